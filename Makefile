@@ -1,0 +1,56 @@
+# Everything runs in .venv, which these targets make themselves. Only Python 3.11+, make and a package index are needed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+WORKERS ?= 2
+
+.PHONY: help setup demo test test-all lint types format bench clean
+
+help:  ## what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.uv: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "sosampler needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@touch $@
+
+# The light core, as a user gets it: no torch. Enough for the demo.
+$(VENV)/.core: $(VENV)/.uv pyproject.toml constraints.txt
+	$(UV) --editable .
+	@touch $@
+
+# All extras that are tested, and the tools.
+$(VENV)/.dev: $(VENV)/.core pyproject.toml constraints.txt
+	$(UV) --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.dev  ## make .venv with the package and all that development needs
+
+demo: $(VENV)/.core  ## make a video, choose frames from it, write demo/contact_sheet.png
+	$(BIN)/sosampler demo --out demo
+
+test: setup lint types  ## lint, types and tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-all: setup lint types  ## the same with the slow tests
+	$(BIN)/python -m pytest -n $(WORKERS) --slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+format: setup  ## put the code into its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## decode benchmark: make bench CLIP=video.mp4
+	@test -n "$(CLIP)" || { echo "name a natural video: make bench CLIP=video.mp4"; exit 2; }
+	$(BIN)/sosampler bench decode "$(CLIP)" --work .bench --out .bench/decode.json
+
+clean:
+	rm -rf $(VENV) demo .bench .mypy_cache .pytest_cache .ruff_cache

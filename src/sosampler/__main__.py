@@ -1,0 +1,3 @@
+from sosampler.cli.main import main
+
+main()

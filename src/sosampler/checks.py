@@ -1,0 +1,34 @@
+"""Checks of single arguments, shared so that every message has one wording."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+from sosampler.errors import InvalidArgument
+
+
+def whole_number(name: str, value: Any, *, at_least: int = 1) -> int:
+    """Return `value` as int, or say why it is not a whole number of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
+        raise InvalidArgument(f"{name}={value!r} is not allowed; give a whole number of at least {at_least}")
+    return int(value)
+
+
+def real_number(name: str, value: Any, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+    """Return `value` as a finite float inside its bounds, or say what the bounds are."""
+    bound = f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value <= above or value < at_least:
+        raise InvalidArgument(f"{name}={value!r} is not allowed; give a number{bound}")
+    return float(value)
+
+
+def one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """Return `value` if it is one of the allowed words."""
+    words = list(allowed)
+    if value not in words:
+        raise InvalidArgument(f"{name}={value!r} is unknown; choose one of: {', '.join(words)}")
+    return str(value)

@@ -1,0 +1,53 @@
+"""Entry point. Nothing heavy is imported here: `sosampler --help` must answer at once."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from sosampler import __version__
+from sosampler.cli import bench, demo, select
+from sosampler.errors import SosamplerError
+
+# Plain help text: importing rich for its boxes takes longer than everything else together.
+app = typer.Typer(
+    name="sosampler",
+    help="Pick the few frames of a video that matter.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"sosampler {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+app.command("select")(select.select_command)
+app.command("demo")(demo.demo_command)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Run the command line; bad input ends with one sentence and exit code 2."""
+    try:
+        app()
+    except SosamplerError as error:
+        typer.echo(f"sosampler: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`sosampler select`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sosampler.options import DEFAULT_NUM_FRAMES, SELECT
+
+
+def select_command(
+    videos: Annotated[
+        list[str],
+        typer.Argument(help="Video files, folders of videos, folders of frame images, or patterns in quotes."),
+    ],
+    num_frames: Annotated[
+        int | None,
+        typer.Option("-n", "--num-frames", help=f"How many frames to choose.  [default: {DEFAULT_NUM_FRAMES}]"),
+    ] = None,
+    num_candidates: Annotated[
+        int | None, typer.Option("-t", "--num-candidates", help="How many to choose from.  [default: by policy]")
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option("--policy", help="uniform, random, all, centre, keyframe, frame-difference or frameexit."),
+    ] = SELECT.policy,
+    candidates: Annotated[
+        str | None,
+        typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.  [default: exact]"),
+    ] = None,
+    grid: Annotated[
+        str, typer.Option("--grid", help="Where candidates lie: uniform, linspace, stratified or jitter.")
+    ] = SELECT.grid,
+    fps: Annotated[float | None, typer.Option("--fps", help="Candidates at this rate instead of a number.")] = None,
+    start: Annotated[float | None, typer.Option("--start", help="First moment, in seconds of the timestamps.")] = None,
+    end: Annotated[float | None, typer.Option("--end", help="End, in seconds of the timestamps.")] = None,
+    on_short: Annotated[
+        str, typer.Option("--on-short", help="Too few frames: repeat, fewer or error.")
+    ] = SELECT.on_short,
+    snap_tolerance: Annotated[
+        float, typer.Option("--snap-tolerance", help="Seconds, for --candidates snap.")
+    ] = SELECT.snap_tolerance,
+    seed: Annotated[int, typer.Option("--seed", help="For random choices.")] = SELECT.seed,
+    size: Annotated[int | None, typer.Option("--size", help="Short side of the frames.  [default: as stored]")] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode/--no-decode", help="Decode the chosen frames, or give numbers and times only.")
+    ] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write a row per video: .parquet, .jsonl or .csv; resumes if killed.")
+    ] = None,
+    frames_folder: Annotated[
+        Path | None, typer.Option("--save-frames", help="Write the frames into this folder.")
+    ] = None,
+    image_format: Annotated[str, typer.Option("--image-format", help="jpg or png, for --save-frames.")] = "jpg",
+    sheet: Annotated[Path | None, typer.Option("--contact-sheet", help="Write a picture of all chosen frames.")] = None,
+    decoder: Annotated[str, typer.Option("--decoder", help="pyav or torchcodec.")] = "pyav",
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Per video.  [default: all for one video, 1 for many]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Videos at a time.  [default: one a core]")] = None,
+    folder_fps: Annotated[float | None, typer.Option("--folder-fps", help="Rate of a folder of frame images.")] = None,
+    max_pixels: Annotated[int | None, typer.Option("--max-pixels", help="Refuse larger frames.")] = None,
+    max_frames: Annotated[int | None, typer.Option("--max-frames", help="Refuse videos with more frames.")] = None,
+    max_duration: Annotated[
+        float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
+    ] = None,
+) -> None:
+    """Choose the frames of one video or of many."""
+    from sosampler.cli.select_many import Job, Outputs, run
+    from sosampler.video.limits import Limits
+
+    given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
+    limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "num_frames": num_frames,
+        "num_candidates": num_candidates,
+        "policy": policy,
+        "candidates": candidates,
+        "grid": grid,
+        "fps": fps,
+        "start": start,
+        "end": end,
+        "on_short": on_short,
+        "snap_tolerance": snap_tolerance,
+        "seed": seed,
+        "size": size,
+        "decode": decode,
+        "decoder": decoder,
+        "folder_fps": folder_fps,
+        "limits": limits,
+    }
+    outputs = Outputs(json=json_output, out=out, frames_folder=frames_folder, image_format=image_format, sheet=sheet)
+    raise typer.Exit(run(videos, Job(options, outputs), threads=threads, workers=workers))

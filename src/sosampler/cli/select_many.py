@@ -1,0 +1,224 @@
+"""The work behind `sosampler select`: one video or thousands, side by side, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sosampler._select import select
+from sosampler.checks import one_of, whole_number
+from sosampler.cli.inputs import expand, labels
+from sosampler.cli.results import Journal, check_out
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.report.contact_sheet import MAX_ROWS, SheetRow, write_rows
+from sosampler.report.frame_files import IMAGE_FORMATS, save_frames
+from sosampler.selection import Selection
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where results go besides the screen."""
+
+    json: bool = False
+    out: Path | None = None
+    frames_folder: Path | None = None
+    image_format: str = "jpg"
+    sheet: Path | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What remains of a video when its pixels are gone."""
+
+    video: str
+    selection: Selection | None = None
+    error: str | None = None
+    row: SheetRow | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do with each video."""
+
+    options: dict[str, Any]
+    outputs: Outputs
+    threads: int | None = field(default=None)
+
+    def check(self) -> None:
+        """Find out before the first video what would fail at every one."""
+        one_of("--image-format", self.outputs.image_format, IMAGE_FORMATS)
+        wants_pixels = self.outputs.frames_folder or self.outputs.sheet
+        if wants_pixels and not self.options["decode"]:
+            raise InvalidArgument(
+                "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"
+            )
+        if self.outputs.out is not None:
+            check_out(self.outputs.out)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be equal for a journal to be continued."""
+        return {**self.options, "limits": self.options["limits"].to_dict()}
+
+    def __call__(self, video: Path, folder: Path | None) -> Selection:
+        selection = select(video, threads=self.threads, **self.options)
+        if folder is not None:
+            save_frames(selection, folder, image_format=self.outputs.image_format)
+        return selection
+
+
+def run(paths: Sequence[str], job: Job, *, threads: int | None, workers: int | None) -> int:
+    """Select from all videos; returns the exit code: 0, 1 if some of many failed. A single failure is raised."""
+    job.check()
+    if threads is not None:
+        whole_number("--threads", threads)
+    if workers is not None:
+        whole_number("--workers", workers)
+    videos = expand(paths)
+    if len(videos) == 1:
+        return _run_one(videos[0], replace(job, threads=threads))
+    # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
+    return _run_many(videos, replace(job, threads=threads or 1), workers or min(os.cpu_count() or 1, 32))
+
+
+def _run_one(video: Path, job: Job) -> int:
+    selection = job(video, job.outputs.frames_folder)
+    outputs = job.outputs
+    if outputs.sheet is not None:
+        write_rows([SheetRow.of(selection)], outputs.sheet)
+    if outputs.out is not None:
+        journal = Journal(outputs.out, {"video": str(video)})
+        journal.add(selection.to_dict())
+        journal.finish([])
+    typer.echo(json.dumps(selection.to_dict()) if outputs.json else _describe(selection))
+    return 0
+
+
+def _run_many(videos: list[Path], job: Job, workers: int) -> int:
+    outputs = job.outputs
+    if outputs.sheet is not None and len(videos) > MAX_ROWS:
+        raise InvalidArgument(
+            f"a contact sheet holds {MAX_ROWS} videos at most, not {len(videos)}; use --save-frames instead"
+        )
+    journal = Journal(outputs.out, job.fingerprint()) if outputs.out is not None else None
+    failures: list[dict[str, str]] = []
+    printed: list[dict[str, Any]] = []
+    rows: list[SheetRow] = []
+    todo = [
+        (video, label)
+        for video, label in zip(videos, labels(videos), strict=True)
+        if not journal or str(video) not in journal.done
+    ]
+    if journal and journal.done:
+        typer.echo(f"continuing: {len(videos) - len(todo)} of {len(videos)} videos are done", err=True)
+    try:
+        for done in _progress(_work(todo, job, workers), len(todo)):
+            if done.selection is None:
+                failures.append({"video": done.video, "error": done.error or ""})
+                continue
+            if done.row is not None:
+                rows.append(done.row)
+            if journal:
+                journal.add(done.selection.to_dict())
+            elif outputs.json:
+                printed.append(done.selection.to_dict())
+            else:
+                typer.echo(_describe(done.selection))
+    finally:
+        if journal:
+            journal.close()
+    if journal:
+        journal.finish(failures)
+    if outputs.sheet is not None and rows:
+        write_rows(rows, outputs.sheet)
+    _report(videos, failures, printed, journal, outputs)
+    return 1 if failures else 0
+
+
+def _report(
+    videos: list[Path],
+    failures: list[dict[str, str]],
+    printed: list[dict[str, Any]],
+    journal: Journal | None,
+    outputs: Outputs,
+) -> None:
+    if outputs.json:
+        summary: dict[str, Any] = {"num_videos": len(videos), "num_failed": len(failures)}
+        # With --out the rows are in the file; printing them again would need memory for all.
+        summary |= {"out": str(outputs.out), "num_written": journal.num_rows} if journal else {"selections": printed}
+        typer.echo(json.dumps({**summary, "failures": failures}))
+    elif journal:
+        typer.echo(f"{journal.num_rows} selections written to {outputs.out}")
+    for failure in failures:
+        typer.echo(f"failed: {failure['error']}", err=True)
+    if failures:
+        typer.echo(f"{len(failures)} of {len(videos)} videos failed; the rest are done", err=True)
+
+
+def _work(todo: list[tuple[Path, str]], job: Job, workers: int) -> Iterator[Done]:
+    """Results in the order of the videos; at most two a worker are under way, so memory does not grow."""
+
+    def one(video: Path, label: str) -> Done:
+        folder = job.outputs.frames_folder
+        try:
+            selection = job(video, folder / label if folder else None)
+        except InvalidArgument as error:
+            # Of an argument at fault for one video only (its length, its range), the others must not suffer.
+            return Done(str(video), error=_named(video, error))
+        except VideoError as error:
+            return Done(str(video), error=_named(video, error))
+        row = SheetRow.of(selection) if job.outputs.sheet is not None else None
+        return Done(str(video), selection=replace(selection, frames=None), row=row)
+
+    pending: deque[Future[Done]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="sosampler-select") as pool:
+        try:
+            for video, label in todo:
+                pending.append(pool.submit(one, video, label))
+                if len(pending) > 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _named(video: Path, error: SosamplerError) -> str:
+    text = str(error)
+    return text if str(video) in text else f"{video}: {text}"
+
+
+def _progress(results: Iterator[Done], total: int) -> Iterator[Done]:
+    """A bar on standard error, if somebody looks at it."""
+    if not sys.stderr.isatty() or not total:
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("selecting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("selecting", total=total)
+        for result in results:
+            yield result
+            bar.advance(task)
+
+
+def _describe(selection: Selection) -> str:
+    lines = [
+        f"{selection.video}: {len(selection)} of {selection.num_candidates} {selection.candidates.mode} candidates "
+        f"({selection.policy}), {selection.metadata.total_num_frames} frames, {selection.metadata.duration:.2f} s"
+    ]
+    scores = selection.scores if selection.scores is not None else [None] * len(selection)
+    for index, seconds, score in zip(selection.frame_indices, selection.pts_seconds, scores, strict=True):
+        lines.append(f"  frame {index:>7}  {seconds:>10.3f} s" + (f"  score {score:.4f}" if score is not None else ""))
+    lines += [f"  note: {note}" for note in selection.notes]
+    return "\n".join(lines)

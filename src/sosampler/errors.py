@@ -1,0 +1,23 @@
+"""The errors a user can meet. Each text says what was given, what is allowed and what to do."""
+
+from __future__ import annotations
+
+
+class SosamplerError(Exception):
+    """Base of all errors that are the input's fault; the command line ends with exit code 2."""
+
+
+class InvalidArgument(SosamplerError, ValueError):
+    """An argument is outside of what is allowed."""
+
+
+class VideoError(SosamplerError, RuntimeError):
+    """A video cannot be opened, or none of its frames can be decoded."""
+
+
+class LimitExceeded(VideoError):
+    """A video is larger than the limits that guard against hostile files."""
+
+
+class MissingDependency(SosamplerError, ImportError):
+    """An optional package is needed for what was asked."""

@@ -1,0 +1,1 @@
+"""Pictures and files for people to look at."""

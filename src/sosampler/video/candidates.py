@@ -1,0 +1,187 @@
+"""Which frames are offered as candidates: pure arithmetic on frame numbers, no video needed.
+
+A grid places T positions on F frames; keyframe and snapped candidates move them to frames that are cheap to decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sosampler.checks import one_of, real_number, whole_number
+from sosampler.errors import InvalidArgument
+from sosampler.video.timeline import Indices, Seconds
+
+Grid = Literal["uniform", "linspace", "stratified", "jitter"]
+Mode = Literal["exact", "keyframe", "snap"]
+OnShort = Literal["repeat", "fewer", "error"]
+
+MODES: tuple[Mode, ...] = ("exact", "keyframe", "snap")
+ON_SHORT: tuple[OnShort, ...] = ("repeat", "fewer", "error")
+
+# The authors' test pipeline re-seeds NumPy's global generator with this number before every video.
+AUTHORS_SEED = 255
+
+
+def segment_centres(total: int, count: int) -> Indices:
+    """The middle frame of each of `count` equal segments; frames repeat evenly where total < count.
+
+    >>> segment_centres(100, 4).tolist()
+    [12, 37, 62, 87]
+    >>> segment_centres(2, 4).tolist()
+    [0, 0, 1, 1]
+    """
+    # Whole numbers throughout: floor((i + 1/2) * total / count) without rounding error.
+    return (2 * np.arange(count, dtype=np.int64) + 1) * total // (2 * count)
+
+
+def linspace_ends(total: int, count: int) -> Indices:
+    """FrameExit's grid, first and last frame included: int(clip(linspace(0, F, T), 0, F - 1)).
+
+    >>> linspace_ends(100, 5).tolist()
+    [0, 25, 50, 75, 99]
+    """
+    return np.clip(np.linspace(0, total, count), 0, total - 1).astype(np.int64)
+
+
+def stratified_random(total: int, count: int, seed: int | None = None) -> Indices:
+    """One uniformly random frame of each segment, the grid for training. Needs total >= count."""
+    edges = np.arange(count + 1, dtype=np.int64) * total // count
+    return np.random.default_rng(seed).integers(edges[:-1], edges[1:], dtype=np.int64)
+
+
+def authors_jitter(total: int, count: int, seed: int | None = None) -> Indices:
+    """The grid on which the paper's code tests: stratified jitter from a generator re-seeded for each video.
+
+    For comparison only: its offsets inside the segments are arbitrary. F >= 2T: one random frame a segment;
+    T <= F < 2T: an increasing subset with gaps of one frame at most; F < T: a random start, wrapped around.
+    """
+    legacy = np.random.RandomState(AUTHORS_SEED if seed is None else seed)
+    if total < count:
+        start = legacy.randint(0, total)
+        return np.sort(np.arange(start, start + count, dtype=np.int64) % total)
+    if total < 2 * count:
+        gaps = np.zeros(count + 1, dtype=np.int64)
+        gaps[legacy.choice(count + 1, total - count, replace=False)] = 1
+        return np.arange(count, dtype=np.int64) + np.cumsum(gaps)[:-1]
+    edges = np.arange(count + 1, dtype=np.int64) * total // count
+    return edges[:-1] + legacy.randint(np.diff(edges))
+
+
+_GRIDS: dict[str, Callable[[int, int, int | None], Indices]] = {
+    "uniform": lambda total, count, seed: segment_centres(total, count),
+    "linspace": lambda total, count, seed: linspace_ends(total, count),
+    "stratified": stratified_random,
+    "jitter": authors_jitter,
+}
+GRIDS: tuple[str, ...] = tuple(_GRIDS)
+
+
+def grid_indices(
+    total: int, count: int, *, grid: Grid = "uniform", on_short: OnShort = "repeat", seed: int | None = None
+) -> Indices:
+    """`count` frame numbers out of `total`, in time order.
+
+    Where the video has fewer frames than `count`: "repeat" repeats frames evenly, so that the number holds;
+    "fewer" gives every frame once; "error" refuses. The same three words serve for keyframes.
+    """
+    count = whole_number("num_candidates", count)
+    one_of("grid", grid, GRIDS)
+    if total >= count:
+        return _GRIDS[grid](total, count, seed)
+    short = short_of(total, count, on_short, what="frames")
+    if grid == "jitter" and on_short == "repeat":
+        return authors_jitter(total, count, seed)  # the authors wrap around
+    return short
+
+
+def short_of(available: int, wanted: int, on_short: OnShort, *, what: str) -> Indices:
+    """Positions to take where only `available` < `wanted` things exist."""
+    one_of("on_short", on_short, ON_SHORT)
+    if on_short == "error" or not available:
+        raise InvalidArgument(
+            f"{wanted} candidates were asked for but only {available} {what} are there; "
+            'ask for fewer, or allow on_short="repeat" or "fewer"'
+        )
+    if on_short == "fewer":
+        return np.arange(available, dtype=np.int64)
+    return segment_centres(available, wanted)
+
+
+def nearest_in_order(targets: ArrayLike, places: ArrayLike) -> Indices:
+    """For each sorted target its own place, in order, with the least total distance.
+
+    Taking simply the nearest place would give one place to several targets. Needs len(places) >= len(targets);
+    both sorted. Returns positions in `places`. Dynamic programming over (target, place), O(T * K):
+    cost[t, k] = |places[k] - targets[t]| + min over k' < k of cost[t - 1, k'].
+    """
+    target, place = np.asarray(targets, dtype=np.int64), np.asarray(places, dtype=np.int64)
+    count, available = len(target), len(place)
+    if count > available:
+        raise ValueError(f"{count} targets need as many places, got {available}")
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    # Target t can use places t .. t + slack only, since t places must lie before it and count - 1 - t after it.
+    slack = available - count + 1
+    best = np.empty((count, slack), dtype=np.int64)  # [t, j]: the best j' <= j for target t at place t + j'
+    cost = np.zeros(slack, dtype=np.int64)
+    offsets = np.arange(slack)
+    for t in range(count):
+        cost = cost + np.abs(place[t : t + slack] - target[t])
+        lowest = np.minimum.accumulate(cost)
+        # Where the running minimum falls, the argmin is here; elsewhere it is the last place where it fell.
+        fell = np.concatenate([[True], lowest[1:] < lowest[:-1]])
+        best[t] = np.maximum.accumulate(np.where(fell, offsets, 0))
+        cost = lowest
+    chosen = np.empty(count, dtype=np.int64)
+    j = slack - 1
+    for t in range(count - 1, -1, -1):
+        j = best[t, j]
+        chosen[t] = t + j
+    return chosen
+
+
+def keyframe_positions(targets: ArrayLike, keyframes: ArrayLike, *, on_short: OnShort = "repeat") -> Indices:
+    """Positions in `keyframes`: for each target its own keyframe, as near as possible, if there are enough of them."""
+    target, keys = np.asarray(targets), np.asarray(keyframes)
+    if len(keys) < len(target):
+        return short_of(len(keys), len(target), on_short, what="keyframes")
+    return nearest_in_order(target, keys)
+
+
+def snap(
+    targets: ArrayLike, target_seconds: Seconds, keyframes: ArrayLike, keyframe_seconds: Seconds, *, tolerance: float
+) -> Indices:
+    """Move each target to its nearest keyframe if that lies within `tolerance` seconds; the rest stay exact.
+
+    A keyframe goes to its nearest target only, so that two candidates never become one frame.
+    """
+    real_number("snap_tolerance", tolerance, at_least=0)
+    keys = np.asarray(keyframes, dtype=np.int64)
+    # A short video repeats frames; twins move together.
+    target, where, twin = np.unique(np.asarray(targets, dtype=np.int64), return_index=True, return_inverse=True)
+    if not len(keys) or not len(target):
+        return target[twin]
+    times = np.asarray(target_seconds)[where]
+    right = np.clip(np.searchsorted(keyframe_seconds, times), 0, len(keys) - 1)
+    left = np.maximum(right - 1, 0)
+    to_left, to_right = np.abs(keyframe_seconds[left] - times), np.abs(keyframe_seconds[right] - times)
+    nearest = np.where(to_left <= to_right, left, right)
+    distance = np.minimum(to_left, to_right)
+    snapped = target.copy()
+    for key in np.unique(nearest):
+        contenders = np.flatnonzero(nearest == key)
+        winner = contenders[np.argmin(distance[contenders])]
+        if distance[winner] <= tolerance:
+            snapped[winner] = keys[key]
+    return snapped[twin]
+
+
+def rate_times(first: float, end: float, fps: float) -> Seconds:
+    """Times first, first + 1/fps, ... before `end`; at least one."""
+    real_number("fps", fps, above=0)
+    count = max(1, int(np.ceil((end - first) * fps - 1e-9)))
+    return first + np.arange(count, dtype=np.float64) / fps

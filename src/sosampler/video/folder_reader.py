@@ -1,0 +1,141 @@
+"""Frame dumps: a folder of numbered images, as the public benchmarks are handed on (img_00001.jpg, ...)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from sosampler.errors import VideoError
+from sosampler.video.limits import Limits
+from sosampler.video.metadata import VideoMetadata
+from sosampler.video.reader import FrameBatch, Frames
+from sosampler.video.sizes import Size, check_size, target_size
+from sosampler.video.source import IMAGE_SUFFIXES, frame_images
+from sosampler.video.timeline import Indices, Seconds, Timeline
+
+# FFmpeg's image2 demuxer plays a folder at this rate when told nothing.
+_DEFAULT_FPS = 25.0
+
+
+class FolderReader:
+    """Every image is a frame and, since it stands alone, a keyframe."""
+
+    decoder = "images"
+
+    def __init__(self, folder: Path, *, fps: float | None, limits: Limits) -> None:
+        self.name = str(folder)
+        self.notes: list[str] = []
+        self._limits = limits
+        self._images = frame_images(folder)
+        if not self._images:
+            kinds = " ".join(sorted(IMAGE_SUFFIXES))
+            raise VideoError(
+                f"{folder}: a folder without numbered frame images ({kinds}); give a folder such as one that holds "
+                "img_00001.jpg, img_00002.jpg, ..., or a video file"
+            )
+        limits.check_frames(self.name, len(self._images))
+        if fps is None:
+            fps = _DEFAULT_FPS
+            self.notes.append(
+                f"a folder of images holds no times; {fps:g} frames a second are assumed, folder_fps sets the true rate"
+            )
+        rate = Fraction(fps).limit_denominator(1_000_000)
+        count = len(self._images)
+        self._timeline = Timeline(np.arange(count, dtype=np.int64), 1 / rate, np.ones(count, dtype=np.bool_), count)
+        limits.check_duration(self.name, self._timeline.duration)
+        self._first_size: tuple[int, int] | None = None  # (width, height): all frames are given in the first one's size
+
+    def close(self) -> None:
+        pass  # images are opened one at a time
+
+    def timeline(self) -> Timeline:
+        return self._timeline
+
+    @property
+    def total_num_frames(self) -> int:
+        return len(self._images)
+
+    def keyframe_indices(self) -> Indices:
+        return self._timeline.keyframe_indices
+
+    def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
+        return np.asarray(positions, dtype=np.int64), self._timeline.seconds(positions)
+
+    def seconds_apart(self, frame_indices: Indices, others: Indices) -> Seconds:
+        return self._timeline.seconds(others) - self._timeline.seconds(frame_indices)
+
+    @property
+    def metadata(self) -> VideoMetadata:
+        width, height = self._stored_size()
+        return VideoMetadata(
+            total_num_frames=len(self._images),
+            fps=len(self._images) / self._timeline.duration,
+            duration=self._timeline.duration,
+            start_seconds=0.0,
+            width=width,
+            height=height,
+            rotation=0,
+            codec=self._images[0].suffix.lower().lstrip("."),
+            num_keyframes=len(self._images),
+            decoder=self.decoder,
+        )
+
+    def _stored_size(self) -> tuple[int, int]:
+        if self._first_size is None:
+            height, width, _ = self._load(0).shape
+            self._first_size = width, height
+        return self._first_size
+
+    def _load(self, frame: int) -> Frames:
+        path = self._images[frame]
+        try:
+            with Image.open(path) as image:
+                self._limits.check_pixels(str(path), *image.size)  # before a pixel is decoded
+                return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+            raise VideoError(
+                f"{path}: not an image that can be read ({error}); take it out or write it again"
+            ) from error
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        asked = np.asarray(frame_indices, dtype=np.int64)
+        if len(asked) and (asked.min() < 0 or asked.max() >= len(self._images)):
+            raise IndexError(f"{self.name}: frames {asked.tolist()} were asked for, it has 0..{len(self._images) - 1}")
+        to_width, to_height = target_size(*self._stored_size(), check_size(size))
+        got: dict[int, tuple[int, Frames]] = {}
+        notes: list[str] = []
+        for frame in np.unique(asked).tolist():
+            used, picture = self._load_or_nearest(frame, notes)
+            if picture.shape[:2] != (to_height, to_width):
+                # PIL's bilinear filter widens with the scale, so it is anti-aliased.
+                resized = Image.fromarray(picture).resize((to_width, to_height), Image.Resampling.BILINEAR)
+                picture = np.asarray(resized)
+            got[frame] = used, picture
+        used_indices = np.array([got[frame][0] for frame in asked.tolist()], dtype=np.int64)
+        return FrameBatch(
+            frames=np.stack([got[frame][1] for frame in asked.tolist()]),
+            frame_indices=used_indices,
+            pts_seconds=self._timeline.seconds(used_indices),
+            notes=tuple(notes),
+        )
+
+    def _load_or_nearest(self, frame: int, notes: list[str]) -> tuple[int, Frames]:
+        """The image, or the nearest readable one where it is damaged, as with damaged packets of a video."""
+        distance = np.abs(np.arange(len(self._images)) - frame)
+        first_error: VideoError | None = None
+        for other in np.argsort(distance, kind="stable")[:64].tolist():
+            try:
+                picture = self._load(other)
+            except VideoError as error:
+                first_error = first_error or error
+                continue
+            if other != frame:
+                notes.append(
+                    f"image {frame} ({self._images[frame].name}) is damaged; image {other} was used in its place"
+                )
+            return other, picture
+        assert first_error is not None
+        raise first_error

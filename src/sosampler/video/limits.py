@@ -1,0 +1,47 @@
+"""Limits against hostile files: a few bytes of header must not cost gigabytes or hours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from sosampler.checks import real_number, whole_number
+from sosampler.errors import LimitExceeded
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a video may cost at most. Every check names the field that raises it."""
+
+    max_pixels: int = 2 * 7680 * 4320
+    """Pixels of one frame; the default is twice an 8K picture."""
+    max_frames: int = 10_000_000
+    """Frames of one video; the default is 46 hours at 60 frames a second."""
+    max_duration: float = 48 * 3600.0
+    """Seconds of one video."""
+
+    def __post_init__(self) -> None:
+        whole_number("max_pixels", self.max_pixels)
+        whole_number("max_frames", self.max_frames)
+        real_number("max_duration", self.max_duration, above=0)
+
+    def check_pixels(self, name: str, width: int, height: int) -> None:
+        if width * height > self.max_pixels:
+            self._refuse(name, f"a frame of {width}x{height} = {width * height} pixels", "max_pixels")
+
+    def check_frames(self, name: str, frames: int) -> None:
+        if frames > self.max_frames:
+            self._refuse(name, f"{frames} frames or more", "max_frames")
+
+    def check_duration(self, name: str, seconds: float) -> None:
+        if seconds > self.max_duration:
+            self._refuse(name, f"a duration of {seconds:g} s", "max_duration")
+
+    def _refuse(self, name: str, found: str, field: str) -> None:
+        option = "--" + field.replace("_", "-")
+        raise LimitExceeded(
+            f"{name}: {found} is over the limit {field}={getattr(self, field):g}; "
+            f"if you trust the file, raise it with {option} or Limits({field}=...)"
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,266 @@
+"""Opening a file with PyAV and learning where its frames are: from the container's index, or by demuxing."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from sosampler.errors import VideoError
+from sosampler.video.limits import Limits
+from sosampler.video.timeline import Indices, Seconds, Timeline
+
+# FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
+NO_TIMESTAMP = -(2**63)
+# A stream without any clock is played at this rate by FFmpeg's own tools.
+NOMINAL_RATE = 25
+
+
+def open_container(source: Path | bytes | Any, *, name: str, limits: Limits) -> Any:
+    """Open for reading, or say in one sentence why the source is not a video."""
+    file = io.BytesIO(source) if isinstance(source, bytes) else str(source) if isinstance(source, Path) else source
+    # max_pixels reaches the decoder that FFmpeg starts to probe the stream. The protocol list keeps a hostile
+    # playlist that is named .mp4 from opening network addresses.
+    options = {"max_pixels": str(limits.max_pixels), "protocol_whitelist": "file,crypto,data"}
+    try:
+        return av.open(file, metadata_errors="ignore", options=options)
+    except av.error.InvalidDataError as error:
+        raise VideoError(f"{name}: {_why_unreadable(source)}") from error
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise VideoError(f"{name}: cannot be opened as a video ({_reason(error)}); give a video file") from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _why_unreadable(source: Any) -> str:
+    boxes = _top_level_boxes(source)
+    if boxes and boxes[0] == b"ftyp" and b"moov" not in boxes:
+        return (
+            "an MP4 file without its index (no 'moov' box), as a recording or download that was cut off; "
+            "record or download it again, or rebuild the index with a repair tool"
+        )
+    return "not a video that FFmpeg can read (no known container format); give a video file such as .mp4, .mkv or .webm"
+
+
+def _top_level_boxes(source: Any) -> list[bytes]:
+    """Names of the outermost MP4 boxes, at most 64; empty for what is not MP4."""
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
+            return _boxes_of(file)
+    return _boxes_of(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def _boxes_of(file: Any) -> list[bytes]:
+    names: list[bytes] = []
+    file.seek(0)
+    while len(names) < 64 and len(header := file.read(16)) >= 8:
+        size, box = int.from_bytes(header[:4], "big"), header[4:8]
+        names.append(box)
+        if size == 1:
+            size = int.from_bytes(header[8:16], "big")
+        if size < 8:
+            break
+        file.seek(size - len(header), 1)
+    return names
+
+
+def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
+    """The first real video stream; cover pictures of music files do not count. Other streams are not demuxed."""
+    streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+    if not streams:
+        kinds = sorted({s.type for s in container.streams}) or ["nothing"]
+        raise VideoError(f"{name}: no video stream (it holds: {', '.join(kinds)}); give a file with a picture track")
+    stream = streams[0]
+    context = stream.codec_context
+    if context is None or not context.is_decoder:
+        raise VideoError(f"{name}: its video codec is unknown to the bundled FFmpeg; convert it, for example to H.264")
+    limits.check_pixels(name, context.width, context.height)
+    if not context.width or not context.height:
+        raise VideoError(f"{name}: the picture size cannot be found, so the file is damaged or no video; copy it again")
+    for other in container.streams:
+        if other.index != stream.index:
+            other.discard = av.stream.Discard.all
+    return stream
+
+
+@dataclass(frozen=True, eq=False)
+class PacketTable:
+    """All packets of a video stream in decoding order, and what follows from them."""
+
+    pts: Indices  # [P] ticks; made from dts or from the packet's number where the stream has no pts
+    dts: Indices  # [P] ticks
+    is_key: NDArray[np.bool_]  # [P]
+    timeline: Timeline  # [F] frames that are shown, in presentation order
+    packet_of_frame: Indices  # [F] -> position in decoding order
+    has_pts: bool  # False: packets get their pts from this table before they are decoded
+    seekable: bool  # False: packets cannot be told apart by time, so only a run from the start is exact
+    notes: tuple[str, ...]
+
+    @cached_property
+    def reorder_depth(self) -> int:
+        """How many frames the decoder must hold back to put them into presentation order."""
+        rank = np.empty_like(self._packets_by_pts)
+        rank[self._packets_by_pts] = np.arange(len(rank))
+        return int(max(0, np.max(np.arange(len(rank)) - rank)))
+
+    def start_of(self, packet: int) -> int:
+        """Decoding must begin at this packet to get that one: the last keyframe sent and shown no later.
+
+        A frame that is sent after a keyframe but shown before it (open group of pictures) needs the group before.
+        """
+        position = int(np.searchsorted(self.key_packets, packet, side="right")) - 1
+        while position >= 0 and self.pts[self.key_packets[position]] > self.pts[packet]:
+            position -= 1
+        return int(self.key_packets[position]) if position >= 0 else 0
+
+    @cached_property
+    def key_packets(self) -> Indices:
+        return np.flatnonzero(self.is_key)
+
+    @cached_property
+    def _packets_by_pts(self) -> Indices:
+        return np.argsort(self.pts, kind="stable")
+
+    def number_of(self, pts: int) -> int | None:
+        """The packet with this pts."""
+        order = self._packets_by_pts
+        position = int(np.searchsorted(self.pts, pts, sorter=order))
+        return int(order[position]) if position < len(order) and self.pts[order[position]] == pts else None
+
+
+def scan_packets(container: Any, stream: Any, *, name: str, limits: Limits) -> PacketTable:
+    """Read every packet's header once. No picture is decoded."""
+    pts, dts = array("q"), array("q")
+    is_key, is_discard = bytearray(), bytearray()
+    notes: list[str] = []
+    last_pts, last_duration = NO_TIMESTAMP, 0
+    container.seek(0, backward=True, any_frame=True) if _rewindable(container) else None
+    try:
+        for packet in container.demux(stream):
+            if not packet.size:
+                continue  # the empty packet that ends the stream
+            pts.append(NO_TIMESTAMP if packet.pts is None else packet.pts)
+            dts.append(NO_TIMESTAMP if packet.dts is None else packet.dts)
+            is_key.append(packet.is_keyframe)
+            is_discard.append(packet.is_discard)
+            if pts[-1] >= last_pts:
+                last_pts, last_duration = pts[-1], packet.duration or 0
+            limits.check_frames(name, len(pts))
+    except av.error.FFmpegError as error:
+        notes.append(f"reading stopped after {len(pts)} frames ({_reason(error)}); what lies behind is not used")
+    shown = ~np.frombuffer(bytes(is_discard), dtype=np.bool_)
+    if not shown.any():
+        raise VideoError(f"{name}: the video stream holds no frame; the file is damaged or was cut off, copy it again")
+    if not notes and 0 < len(pts) < stream.frames:
+        notes.append(
+            f"the file is cut off: {len(pts)} of the {stream.frames} frames that its header announces are there"
+        )
+    table = _to_table(
+        np.frombuffer(pts, dtype=np.int64),
+        np.frombuffer(dts, dtype=np.int64),
+        np.frombuffer(bytes(is_key), dtype=np.bool_),
+        shown,
+        stream,
+        last_duration,
+        notes,
+    )
+    limits.check_duration(name, table.timeline.duration)
+    return table
+
+
+def _rewindable(container: Any) -> bool:
+    """Elementary streams cannot seek by time; a fresh container stands at its start anyway."""
+    return bool(container.format.name not in ("h264", "hevc", "m4v", "mjpeg"))
+
+
+def _to_table(
+    pts: Indices,
+    dts: Indices,
+    is_key: NDArray[np.bool_],
+    shown: NDArray[np.bool_],
+    stream: Any,
+    last_duration: int,
+    notes: list[str],
+) -> PacketTable:
+    time_base = stream.time_base or Fraction(1, NOMINAL_RATE)
+    has_pts, seekable = _usable(pts[shown]), True
+    if not has_pts and _usable(dts[shown]) and not stream.codec_context.has_b_frames:
+        pts = dts  # without reordering the two are the same
+    elif not has_pts:
+        rate = Fraction(stream.average_rate or stream.guessed_rate or NOMINAL_RATE)
+        time_base, last_duration, seekable = 1 / rate, 1, False
+        pts = np.arange(len(pts), dtype=np.int64)
+        notes.append(
+            f"the stream has no usable timestamps; times are frame number / nominal rate ({float(rate):g} fps)"
+        )
+    packets = np.flatnonzero(shown)
+    packet_of_frame = packets[np.argsort(pts[packets], kind="stable")]
+    ordered = pts[packet_of_frame]
+    if not last_duration:
+        # Some containers (webm, raw streams) give packets no duration: the last frame lasts as long as a typical one.
+        last_duration = int(np.median(np.diff(ordered))) if len(ordered) > 1 else _one_frame(stream, time_base)
+    timeline = Timeline(ordered, time_base, is_key[packet_of_frame], int(ordered[-1]) + last_duration)
+    return PacketTable(pts, dts, is_key, timeline, packet_of_frame, has_pts, seekable, tuple(notes))
+
+
+def _usable(times: Indices) -> bool:
+    return bool((times != NO_TIMESTAMP).all()) and len(np.unique(times)) == len(times)
+
+
+def _one_frame(stream: Any, time_base: Fraction) -> int:
+    rate = stream.average_rate or stream.guessed_rate or NOMINAL_RATE
+    return max(1, round(1 / (rate * time_base)))
+
+
+@dataclass(frozen=True, eq=False)
+class ContainerIndex:
+    """Keyframes as an MP4 index lists them, without reading the file's packets.
+
+    Its times are decoding times; a keyframe's pts is known when its packet is read.
+    """
+
+    total_num_frames: int
+    dts: Indices  # [F] ticks of the shown frames, in decoding order
+    keyframes: Indices  # [K] positions among the shown frames, in decoding order
+    time_base: Fraction
+
+    @property
+    def duration(self) -> float:
+        last = int(self.dts[-1] - self.dts[-2]) if len(self.dts) > 1 else 0
+        return float((int(self.dts[-1] - self.dts[0]) + last) * self.time_base)
+
+    def seconds(self, positions: Indices) -> Seconds:
+        return self.dts[positions].astype(np.float64) * self.time_base.numerator / self.time_base.denominator
+
+
+def container_index(container: Any, stream: Any, *, name: str, limits: Limits) -> ContainerIndex | None:
+    """The index of an MP4 or MOV file if it is complete, else None, and a scan is needed."""
+    entries = stream.index_entries
+    count = len(entries)
+    # A fragmented file announces no frames up front and indexes only the fragments seen so far.
+    if "mp4" not in container.format.name.split(",") or count < 2 or stream.frames != count:
+        return None
+    limits.check_frames(name, count)
+    last = entries[count - 1]
+    if last.pos + last.size > container.size:
+        return None  # cut off: the scan finds out how much is there
+    flags = np.fromiter((entry.flags for entry in entries), dtype=np.int64, count=count)
+    dts = np.fromiter((entry.timestamp for entry in entries), dtype=np.int64, count=count)
+    shown = (flags & 2) == 0  # AVINDEX_DISCARD_FRAME: decoded but not shown, because of an edit list
+    keys = (flags & 1) != 0  # AVINDEX_KEYFRAME
+    if not (keys & shown).any() or (np.diff(dts) <= 0).any():
+        return None
+    shown_position = np.cumsum(shown) - 1
+    index = ContainerIndex(int(shown.sum()), dts[shown], shown_position[keys & shown], stream.time_base)
+    limits.check_duration(name, index.duration)
+    return index

@@ -1,0 +1,127 @@
+"""What a video may be given as, and which reader opens it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from sosampler.checks import one_of, real_number, whole_number
+from sosampler.errors import InvalidArgument, MissingDependency, VideoError
+from sosampler.video.limits import Limits
+
+if TYPE_CHECKING:
+    from sosampler.video.reader import VideoReader
+
+Decoder = Literal["pyav", "torchcodec"]
+DECODERS: tuple[Decoder, ...] = ("pyav", "torchcodec")
+
+VIDEO_SUFFIXES = frozenset(
+    {".3gp", ".asf", ".avi", ".flv", ".gif", ".h264", ".h265", ".hevc", ".ivf", ".m2ts", ".m4v", ".mkv", ".mov"}
+    | {".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv", ".ts", ".vob", ".webm", ".wmv"}
+)
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
+
+
+def open_video(
+    source: Any,
+    *,
+    decoder: Decoder | None = None,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    folder_fps: float | None = None,
+) -> VideoReader:
+    """Open a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
+
+    Args:
+        decoder: "pyav" (the default) or "torchcodec"; a given `VideoDecoder` is used as it is.
+        threads: for one video; None takes what the machine has. Give 1 where many videos are read side by side.
+        limits: guards against hostile files.
+        folder_fps: the rate at which the images of a folder were taken; None takes 25 and says so in a note.
+    """
+    limits = limits or Limits()
+    if decoder is not None:
+        one_of("decoder", decoder, DECODERS)
+    threads = min(os.cpu_count() or 1, 8) if threads is None else whole_number("threads", threads)
+    if folder_fps is not None:
+        real_number("folder_fps", folder_fps, above=0)
+
+    if is_torchcodec_decoder(source):
+        from sosampler.video.torchcodec_reader import OpenTorchcodecReader
+
+        return OpenTorchcodecReader(source, limits=limits)
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if path.is_dir():
+            from sosampler.video.folder_reader import FolderReader
+
+            return FolderReader(path, fps=folder_fps, limits=limits)
+        _check_file(path)
+        source = path
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        source = bytes(source)
+        if not source:
+            raise VideoError("<bytes>: zero bytes were given; give the contents of a video file")
+    elif not (hasattr(source, "read") and hasattr(source, "seek")):
+        raise InvalidArgument(
+            f"a {type(source).__name__} is not a video source; give a path, bytes, a binary file-like object that can "
+            "seek, a folder of frame images or a torchcodec VideoDecoder"
+        )
+    elif isinstance(source, io.TextIOBase):
+        raise InvalidArgument(f"{source!r} is opened as text; open it in binary mode, open(path, 'rb')")
+
+    if decoder == "torchcodec":
+        from sosampler.video.torchcodec_reader import TorchcodecReader
+
+        return TorchcodecReader(source, name=source_name(source), threads=threads, limits=limits)
+    from sosampler.video.pyav_reader import PyavReader
+
+    return PyavReader(source, name=source_name(source), threads=threads, limits=limits)
+
+
+def source_name(source: Any) -> str:
+    """How a source is called in messages and results."""
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source) if isinstance(source, str) else str(source)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return "<bytes>"
+    if is_torchcodec_decoder(source):
+        return "<VideoDecoder>"
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) else f"<{type(source).__name__}>"
+
+
+def is_torchcodec_decoder(source: Any) -> bool:
+    # By name: importing torchcodec to ask would cost seconds and need it installed.
+    return any(
+        cls.__name__ == "VideoDecoder" and cls.__module__.startswith("torchcodec") for cls in type(source).__mro__
+    )
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        raise VideoError(f"{path}: no such file or folder; check the path")
+    if not path.is_file():
+        raise VideoError(f"{path}: is neither a file nor a folder; give a video file or a folder of frame images")
+    if not path.stat().st_size:
+        raise VideoError(f"{path}: the file is empty (zero bytes); download or copy it again")
+
+
+def frame_images(folder: Path) -> list[Path]:
+    """The images of a frame dump, in the order of the last number in their names: img_2.jpg before img_10.jpg."""
+    numbered: list[tuple[int, str, Path]] = []
+    for entry in os.scandir(folder):
+        digits = re.findall(r"\d+", os.path.splitext(entry.name)[0])
+        if digits and os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
+            numbered.append((int(digits[-1]), entry.name, Path(entry.path)))
+    return [path for _, _, path in sorted(numbered)]
+
+
+def import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency("torch is not installed; install it with: pip install 'sosampler[train]'") from error
+    return cast(Any, torch)

@@ -1,0 +1,226 @@
+"""The optional second reader: torchcodec, for those who have it and for comparison. Needs a system FFmpeg."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sosampler.errors import MissingDependency, VideoError
+from sosampler.video.limits import Limits
+from sosampler.video.metadata import VideoMetadata
+from sosampler.video.reader import FrameBatch, Frames
+from sosampler.video.sizes import Size, check_size, target_size
+from sosampler.video.timeline import Indices, Seconds, Timeline
+
+
+def _import_decoders() -> Any:
+    try:
+        from torchcodec import decoders
+    except (ImportError, RuntimeError, OSError) as error:  # a missing FFmpeg library shows as RuntimeError
+        raise MissingDependency(
+            f"torchcodec cannot be used ({str(error).splitlines()[0]}); install it with pip install "
+            "'sosampler[torchcodec]' and FFmpeg from your system, or use decoder='pyav', which needs neither"
+        ) from error
+    return decoders
+
+
+class _Reading(ABC):
+    """What a reader on top of `VideoDecoder.get_frames_at` has in common."""
+
+    decoder = "torchcodec"
+    name: str
+    notes: list[str]
+    _limits: Limits
+
+    @abstractmethod
+    def timeline(self) -> Timeline: ...
+
+    @abstractmethod
+    def _decoder_for(self, size: Size) -> Any: ...
+
+    @abstractmethod
+    def _codec(self) -> tuple[int, int, float, str]: ...
+
+    def close(self) -> None:
+        """Nothing to do: torchcodec closes with its objects."""
+
+    @property
+    def total_num_frames(self) -> int:
+        return len(self.timeline())
+
+    def keyframe_indices(self) -> Indices:
+        return self.timeline().keyframe_indices
+
+    def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
+        frame_indices = self.keyframe_indices()[positions]
+        return frame_indices, self.timeline().seconds(frame_indices)
+
+    def seconds_apart(self, frame_indices: Indices, others: Indices) -> Seconds:
+        return self.timeline().seconds(others) - self.timeline().seconds(frame_indices)
+
+    @property
+    def metadata(self) -> VideoMetadata:
+        width, height, rotation, codec = self._codec()
+        timeline = self.timeline()
+        return VideoMetadata(
+            total_num_frames=len(timeline),
+            fps=len(timeline) / timeline.duration if timeline.duration > 0 else 0.0,
+            duration=timeline.duration,
+            start_seconds=float(timeline.seconds(0)),
+            width=width,
+            height=height,
+            rotation=round(rotation) % 360,
+            codec=codec,
+            num_keyframes=int(timeline.is_keyframe.sum()),
+            decoder=self.decoder,
+        )
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        asked = np.asarray(frame_indices, dtype=np.int64)
+        try:
+            batch = self._decoder_for(check_size(size)).get_frames_at(asked.tolist())
+        except RuntimeError as error:
+            raise VideoError(
+                f"{self.name}: torchcodec could not decode frames {asked.tolist()} ({str(error).splitlines()[0]}); "
+                "the file may be damaged: decoder='pyav' replaces damaged frames by their neighbours"
+            ) from error
+        return FrameBatch(_to_frames(batch.data), asked, batch.pts_seconds.numpy().astype(np.float64))
+
+
+def _to_frames(data: Any) -> Frames:
+    # [N, 3, H, W] or [N, H, W, 3], as the user opened it. torchcodec decodes to the latter and gives the former as a
+    # view, so the strides tell them apart even for pictures three pixels wide.
+    channels_first = data.shape[1] == 3 and (data.shape[-1] != 3 or data.stride(1) == 1)
+    frames = data.permute(0, 2, 3, 1) if channels_first else data
+    return np.ascontiguousarray(frames.cpu().numpy())
+
+
+class TorchcodecReader(_Reading):
+    """Frames of a path, bytes or file-like object through torchcodec in exact mode."""
+
+    def __init__(self, source: Path | bytes | Any, *, name: str, threads: int, limits: Limits) -> None:
+        self.name = name
+        self.notes = []
+        self._source, self._threads, self._limits = source, threads, limits
+        self._decoders = _import_decoders()
+        self._by_size: dict[Size, Any] = {}
+        try:
+            self._full = self._new_decoder([])
+        except (RuntimeError, ValueError) as error:
+            raise VideoError(
+                f"{name}: not a video that torchcodec can read ({str(error).splitlines()[0]}); give a video file"
+            ) from error
+        meta = self._full.metadata
+        limits.check_pixels(name, meta.width or 0, meta.height or 0)
+        limits.check_frames(name, meta.num_frames or 0)
+        self._frames = self._scan()
+        limits.check_duration(name, self._frames.duration)
+
+    def _rewound(self) -> Any:
+        if not isinstance(self._source, (Path, bytes)):
+            self._source.seek(0)
+        return self._source
+
+    def _new_decoder(self, transforms: list[Any]) -> Any:
+        return self._decoders.VideoDecoder(
+            self._rewound(),
+            num_ffmpeg_threads=self._threads,
+            seek_mode="exact",
+            dimension_order="NHWC",
+            transforms=transforms or None,
+        )
+
+    def _scan(self) -> Timeline:
+        stream = self._decoders.Demuxer(self._rewound(), streams="video").streams[0]
+        index = stream.scan()
+        pts = index._pts.numpy().astype(np.int64)
+        base = Fraction(index._time_base_num, index._time_base_den)
+        end = int(pts[-1]) + max(1, int(index._duration[-1]))
+        return Timeline(pts, base, index.is_key_frame.numpy().astype(np.bool_), end)
+
+    def timeline(self) -> Timeline:
+        return self._frames
+
+    def _decoder_for(self, size: Size) -> Any:
+        if size is None:
+            return self._full
+        if size not in self._by_size:
+            from torchcodec.transforms import Resize
+
+            width, height, _, _ = self._codec()
+            to_width, to_height = target_size(width, height, size)
+            self._by_size = {size: self._new_decoder([Resize((to_height, to_width))])}
+        return self._by_size[size]
+
+    def _codec(self) -> tuple[int, int, float, str]:
+        return _codec_of(self._full.metadata)
+
+
+def _codec_of(meta: Any) -> tuple[int, int, float, str]:
+    rotation = getattr(meta, "rotation", None) or 0.0
+    return int(meta.width), int(meta.height), float(rotation), str(meta.codec)
+
+
+class OpenTorchcodecReader(_Reading):
+    """Frames of a `VideoDecoder` that the user opened; its own size, device and seek mode are kept."""
+
+    def __init__(self, decoder: Any, *, limits: Limits) -> None:
+        self.name = "<VideoDecoder>"
+        self.notes = []
+        self._given, self._limits = decoder, limits
+        meta = decoder.metadata
+        limits.check_pixels(self.name, meta.width or 0, meta.height or 0)
+        limits.check_frames(self.name, len(decoder))
+        limits.check_duration(self.name, meta.end_stream_seconds - meta.begin_stream_seconds)
+        self._frames: Timeline | None = None
+
+    def timeline(self) -> Timeline:
+        if self._frames is None:
+            # A VideoDecoder keeps its pts table to itself. Evenly spaced times serve for choosing by time;
+            # the timestamps of what is read are the decoder's own.
+            meta, count = self._given.metadata, len(self._given)
+            self.notes.append("choosing by time took the frames of the VideoDecoder as evenly spaced")
+            microseconds = np.round(
+                np.linspace(meta.begin_stream_seconds, meta.end_stream_seconds, count + 1) * 1e6
+            ).astype(np.int64)
+            keys = np.zeros(count, dtype=np.bool_)
+            keys[self.keyframe_indices()] = True
+            self._frames = Timeline(microseconds[:-1], Fraction(1, 1_000_000), keys, int(microseconds[-1]))
+        return self._frames
+
+    @property
+    def total_num_frames(self) -> int:
+        return len(self._given)
+
+    def keyframe_indices(self) -> Indices:
+        try:
+            return np.asarray(self._given._get_key_frame_indices().numpy(), dtype=np.int64)
+        except (AttributeError, RuntimeError) as error:
+            raise VideoError(
+                "<VideoDecoder>: does not tell its keyframes (opened with seek_mode='approximate'?); "
+                "open it with seek_mode='exact', or give the path"
+            ) from error
+
+    def _codec(self) -> tuple[int, int, float, str]:
+        return _codec_of(self._given.metadata)
+
+    def _decoder_for(self, size: Size) -> Any:
+        return self._given
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        batch = super().read(frame_indices)
+        size = check_size(size)
+        height, width = batch.frames.shape[1:3]
+        to_width, to_height = target_size(width, height, size)
+        if (to_width, to_height) == (width, height):
+            return batch
+        import torch
+        from torch.nn.functional import interpolate
+
+        planes = torch.from_numpy(batch.frames).permute(0, 3, 1, 2)
+        resized = interpolate(planes, size=(to_height, to_width), mode="bilinear", antialias=True)
+        return FrameBatch(_to_frames(resized), batch.frame_indices, batch.pts_seconds, batch.notes)
