@@ -82,7 +82,8 @@ class Selection:
         shape = "None" if self.frames is None else f"uint8{list(self.frames.shape)}"
         return (
             f"Selection({self.video!r}, policy={self.policy!r}, frame_indices={self.frame_indices.tolist()}, "
-            f"pts_seconds={np.round(self.pts_seconds, 3).tolist()}, num_candidates={self.num_candidates}, frames={shape})"
+            f"pts_seconds={np.round(self.pts_seconds, 3).tolist()}, num_candidates={self.num_candidates}, "
+            f"frames={shape})"
         )
 
     @property

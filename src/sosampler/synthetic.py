@@ -112,7 +112,7 @@ def numbered_video(
     gop: int = 30,
     **encoding: Any,
 ) -> bytes:
-    """A video whose frames carry their numbers, with a keyframe every `gop` frames and B-frames where x264 puts them."""
+    """A video whose frames carry their numbers, with a keyframe every `gop` frames and what B-frames x264 likes."""
     codec = encoding.get("codec", "libx264")
     options = {"g": str(gop)}
     if codec == "libx264":

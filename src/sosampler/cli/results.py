@@ -39,7 +39,7 @@ def _import_pyarrow() -> Any:
 
 
 class Journal:
-    """One JSON line per finished video, beside the output. Killed and started again with the same options, work goes on."""
+    """One JSON line per finished video, beside the output. A run with the same options goes on where it was killed."""
 
     def __init__(self, out: Path, options: dict[str, Any]) -> None:
         self.out = out
