@@ -226,7 +226,7 @@ def _offer(reader: VideoReader, request: _Request, notes: list[str]) -> Candidat
         frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
         if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of their own
             targets = first + segment_centres(last - first, len(frame_indices))
-        moved_seconds = reader.seconds_apart(targets, keys[inside[positions]])
+        moved_seconds = reader.seconds_apart(targets, frame_indices)
         return Candidates(
             request.mode, request.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds
         )

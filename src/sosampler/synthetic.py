@@ -114,11 +114,13 @@ def numbered_video(
 ) -> bytes:
     """A video whose frames carry their numbers, with a keyframe every `gop` frames and what B-frames x264 likes."""
     codec = encoding.get("codec", "libx264")
+    turns = encoding.get("rotation", 0) // 90  # frames are stored turned, so that a player shows them upright
     options = {"g": str(gop)}
     if codec == "libx264":
         options |= {"x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:log-level=error", "preset": "veryfast"}
     encoding["codec_options"] = options | encoding.pop("codec_options", {})
-    frames = (numbered_frame(number, width, height) for number in range(num_frames))
+    upright = (numbered_frame(number, width, height) for number in range(num_frames))
+    frames = (np.ascontiguousarray(np.rot90(frame, -turns)) for frame in upright)
     return encode_video(frames, out, **encoding)
 
 

@@ -15,7 +15,6 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from sosampler.video.limits import Limits
 from sosampler.video.reader import Frames
-from sosampler.video.sizes import Size, target_size
 
 # A context can be built beside the container's own, with its extradata alone, for these decoders.
 _COPYABLE_CODECS = frozenset(
@@ -47,50 +46,44 @@ class RunResult:
     suspect: set[int] = field(default_factory=set)  # intact themselves, decoded after a damaged packet
     errors: int = 0
     interlaced: bool = False
-    rotation: int = 0
+    rotation: int | None = None  # degrees counter-clockwise; None where the context does not know it
 
 
 class FrameConverter:
-    """An av.VideoFrame becomes an upright RGB array, resized in the same pass that converts its colours."""
+    """An av.VideoFrame becomes an RGB array, resized in the same pass that converts its colours. Not yet upright."""
 
-    def __init__(self, width: int, height: int, size: Size, *, name: str, limits: Limits) -> None:
-        self._stored = width, height
-        self._size = size
+    def __init__(self, width: int, height: int, *, name: str, limits: Limits) -> None:
+        self._to = width, height
         self._name, self._limits = name, limits
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: Any) -> Frames:
         self._limits.check_pixels(self._name, frame.width, frame.height)
-        width, height = self._stored
-        turns = quarter_turns(frame)
-        upright = (width, height) if turns % 2 == 0 else (height, width)
-        to_width, to_height = target_size(*upright, self._size)
-        if turns % 2:
-            to_width, to_height = to_height, to_width
-        resized = (to_width, to_height) != (frame.width, frame.height)
+        resized = self._to != (frame.width, frame.height)
+        if resized and frame.interlaced_frame:
+            # swscale shrinks the two fields apart, which tears the picture; a plain RGB frame is shrunk whole.
+            frame = av.VideoFrame.from_ndarray(self._rgb(frame, (frame.width, frame.height), None), format="rgb24")
+        return self._rgb(frame, self._to, _RESIZING if resized else None)
+
+    def _rgb(self, frame: Any, size: tuple[int, int], interpolation: Interpolation | None) -> Frames:
         picture = self._reformatter.reformat(
             frame,
-            width=to_width,
-            height=to_height,
+            width=size[0],
+            height=size[1],
             format="rgb24",
-            interpolation=_RESIZING if resized else None,
+            interpolation=interpolation,
             threads=1,  # swscale would otherwise start a thread per core for every frame
         )
-        array = np.asarray(picture.to_ndarray(), dtype=np.uint8)
-        return np.ascontiguousarray(np.rot90(array, turns)) if turns else array
-
-
-def quarter_turns(frame: Any) -> int:
-    """Counter-clockwise quarter turns that make the frame upright."""
-    return int(round(frame.rotation / 90) % 4)
+        return np.asarray(picture.to_ndarray(), dtype=np.uint8)
 
 
 class RunDecoder:
     """One codec context with its converter. Not to be shared between threads."""
 
-    def __init__(self, context: Any, converter: FrameConverter, *, reorder_depth: int) -> None:
+    def __init__(self, context: Any, converter: FrameConverter, *, reorder_depth: int, knows_rotation: bool) -> None:
         self._context = context
         self._convert = converter
+        self._knows_rotation = knows_rotation
         self._reorder_depth = max(reorder_depth, context.reorder_depth)
         self._skips = context.codec.name in _SKIPPING_CODECS
 
@@ -132,49 +125,62 @@ class RunDecoder:
             if result.errors:
                 result.suspect.add(frame.pts)
             result.interlaced |= frame.interlaced_frame
-            result.rotation = quarter_turns(frame) * 90
+            if self._knows_rotation:
+                result.rotation = round(frame.rotation / 90) % 4 * 90
+
+
+def own_context(stream: Any, *, threads: int, limits: Limits) -> Any:
+    """The container's own codec context. It alone knows how the picture is rotated."""
+    context = stream.codec_context
+    if not context.is_open:
+        _set_up(context, threads, limits)
+    return context
 
 
 def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
-    """A codec context for the stream: a fresh one where that is safe, else the container's own."""
+    """A second context for the stream, where `is_copyable`."""
     own = stream.codec_context
-    if own.codec.name not in _COPYABLE_CODECS:
-        own.options = {"max_pixels": str(limits.max_pixels)}
-        own.thread_count = 1
-        return own
     context = av.CodecContext.create(own.codec.name, "r")
     context.extradata = own.extradata
-    context.options = {"max_pixels": str(limits.max_pixels)}
     context.width, context.height = own.width, own.height
     context.reorder_depth = own.reorder_depth
+    _set_up(context, threads, limits)
+    return context
+
+
+def _set_up(context: Any, threads: int, limits: Limits) -> None:
+    context.options = {"max_pixels": str(limits.max_pixels)}
     context.thread_count = threads
     if threads > 1:
         context.thread_type = "AUTO"
-    return context
+
+
+def suits_threads(runs: list[Run]) -> bool:
+    """Several runs, none so long that its packets would fill the memory."""
+    return len(runs) > 1 and max(run.packets for run in runs) <= _LONGEST_BUFFERED_RUN
 
 
 def decode_runs(
     runs: list[Run],
     packets_of: Any,  # (Run) -> Iterator[av.Packet]
-    make_decoder: Any,  # (threads) -> RunDecoder
+    make_decoder: Any,  # (threads, pooled=...) -> RunDecoder
     *,
     threads: int,
-    copyable: bool,
+    pooled: bool,
 ) -> Iterator[RunResult]:
     """Results in the order of the runs.
 
     Runs start at keyframes, so they are independent: with several threads each decodes whole runs on a context of
     its own, which loses nothing at seeks as FFmpeg's frame threads do. Those serve a single long run.
     """
-    longest = max((run.packets for run in runs), default=0)
-    if threads == 1 or len(runs) < 2 or longest > _LONGEST_BUFFERED_RUN or not copyable:
-        decoder = make_decoder(threads if longest > 1 else 1)
+    if not pooled:
+        decoder = make_decoder(threads if any(run.packets > 1 for run in runs) else 1, pooled=False)
         for run in runs:
             yield decoder(packets_of(run), run.wanted)
         return
     idle: queue.SimpleQueue[RunDecoder] = queue.SimpleQueue()
     for _ in range(threads):
-        idle.put(make_decoder(1))
+        idle.put(make_decoder(1, pooled=True))
 
     def work(packets: list[Any], wanted: frozenset[int]) -> RunResult:
         decoder = idle.get()

@@ -139,12 +139,11 @@ class PacketTable:
 
 
 def scan_packets(container: Any, stream: Any, *, name: str, limits: Limits) -> PacketTable:
-    """Read every packet's header once. No picture is decoded."""
+    """Read every packet's header once, from a container that stands at its start. No picture is decoded."""
     pts, dts = array("q"), array("q")
     is_key, is_discard = bytearray(), bytearray()
     notes: list[str] = []
     last_pts, last_duration = NO_TIMESTAMP, 0
-    container.seek(0, backward=True, any_frame=True) if _rewindable(container) else None
     try:
         for packet in container.demux(stream):
             if not packet.size:
@@ -176,11 +175,6 @@ def scan_packets(container: Any, stream: Any, *, name: str, limits: Limits) -> P
     )
     limits.check_duration(name, table.timeline.duration)
     return table
-
-
-def _rewindable(container: Any) -> bool:
-    """Elementary streams cannot seek by time; a fresh container stands at its start anyway."""
-    return bool(container.format.name not in ("h264", "hevc", "m4v", "mjpeg"))
 
 
 def _to_table(

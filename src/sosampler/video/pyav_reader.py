@@ -20,6 +20,8 @@ from sosampler.video.pyav_decode import (
     decode_runs,
     is_copyable,
     new_context,
+    own_context,
+    suits_threads,
 )
 from sosampler.video.pyav_index import (
     ContainerIndex,
@@ -30,7 +32,7 @@ from sosampler.video.pyav_index import (
     video_stream,
 )
 from sosampler.video.reader import FrameBatch, Frames
-from sosampler.video.sizes import Size, check_size
+from sosampler.video.sizes import Size, check_size, target_size
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
 # Reading this many packets costs less than a seek.
@@ -54,7 +56,7 @@ class PyavReader:
         self._index: ContainerIndex | None = container_index(self._container, self._stream, name=name, limits=limits)
         self._table: PacketTable | None = None
         self._located: dict[int, tuple[int, int]] = {}  # frame number -> (position in the index, pts)
-        self._rotation: int | None = None
+        self._rotation: int | None = None  # degrees counter-clockwise; known when a frame has been decoded
 
     def _open(self) -> None:
         if not isinstance(self._source, (Path, bytes)):
@@ -68,6 +70,10 @@ class PyavReader:
         self._demuxer: Iterator[Any] = self._container.demux(self._stream)
         self._next_packet: int | None = 0  # number of the packet that the demuxer gives next, where known
 
+    def _reopen(self) -> None:
+        self._container.close()
+        self._open()
+
     def close(self) -> None:
         self._container.close()
 
@@ -75,6 +81,8 @@ class PyavReader:
 
     def _packets(self) -> PacketTable:
         if self._table is None:
+            if self._next_packet != 0:
+                self._reopen()  # seeking to the start is not exact in every format
             self._table = scan_packets(self._container, self._stream, name=self.name, limits=self._limits)
             self.notes.extend(self._table.notes)
             self._next_packet = None
@@ -122,10 +130,7 @@ class PyavReader:
 
     @property
     def metadata(self) -> VideoMetadata:
-        if self._rotation is None:
-            positions = np.zeros(1, dtype=np.int64)
-            first = self.locate_keyframes(positions)[0] if len(self.keyframe_indices()) else positions
-            self.read(first, size=16)
+        rotation = self._known_rotation()
         context, total = self._stream.codec_context, self.total_num_frames
         if self._index and self._table is None:
             duration, first_pts = self._index.duration, (self._stream.start_time or 0) * self._index.time_base
@@ -133,7 +138,7 @@ class PyavReader:
         else:
             duration, start = self.timeline().duration, float(self.timeline().seconds(0))
         width, height = context.width, context.height
-        if self._rotation in (90, 270):
+        if rotation in (90, 270):
             width, height = height, width
         return VideoMetadata(
             total_num_frames=total,
@@ -142,7 +147,7 @@ class PyavReader:
             start_seconds=start,
             width=width,
             height=height,
-            rotation=self._rotation or 0,
+            rotation=rotation,
             codec=context.codec.canonical_name,
             num_keyframes=len(self.keyframe_indices()),
             decoder=self.decoder,
@@ -167,30 +172,64 @@ class PyavReader:
                 self._read_from_start(missing, size, found, notes)
         got = [found[int(frame)] for frame in asked]
         return FrameBatch(
-            frames=np.stack([picture for _, _, picture in got]),
+            frames=self._upright(np.stack([picture for _, _, picture in got])),
             frame_indices=np.array([frame for frame, _, _ in got], dtype=np.int64),
             pts_seconds=np.array([seconds for _, seconds, _ in got], dtype=np.float64),
             notes=tuple(notes),
         )
+
+    def _upright(self, frames: Frames) -> Frames:
+        turns = (self._rotation or 0) // 90
+        return np.ascontiguousarray(np.rot90(frames, turns, axes=(1, 2))) if turns else frames
 
     def _check_range(self, frames: Indices) -> None:
         total = self.total_num_frames
         if frames[0] < 0 or frames[-1] >= total:
             raise IndexError(f"{self.name}: frames {frames[0]}..{frames[-1]} were asked for, it has 0..{total - 1}")
 
-    def _make_decoder(self, size: Size, reorder_depth: int) -> Any:
+    def _decoded_size(self, size: Size) -> tuple[int, int]:
+        """(width, height) in which frames leave the decoder: as they shall be once turned upright."""
         context = self._stream.codec_context
-        width, height = context.width, context.height
+        if not isinstance(size, tuple):
+            return target_size(context.width, context.height, size)  # the short side stays short when turned
+        height, width = size
+        return (height, width) if self._known_rotation() in (90, 270) else (width, height)
 
-        def make(threads: int) -> RunDecoder:
-            converter = FrameConverter(width, height, size, name=self.name, limits=self._limits)
-            own = new_context(self._stream, threads=threads, limits=self._limits)
-            return RunDecoder(own, converter, reorder_depth=reorder_depth)
+    def _make_decoder(self, size: Size, reorder_depth: int) -> Any:
+        """A maker of decoders for one reading."""
+        width, height = self._decoded_size(size)
+
+        def make(threads: int, *, pooled: bool) -> RunDecoder:
+            # Only the container's own context knows the rotation. But a seek flushes that context, and the main thread
+            # seeks while others decode, so it never leaves this thread.
+            is_own = not pooled and (self._rotation is None or not is_copyable(self._stream))
+            new = own_context if is_own else new_context
+            return RunDecoder(
+                new(self._stream, threads=threads, limits=self._limits),
+                FrameConverter(width, height, name=self.name, limits=self._limits),
+                reorder_depth=reorder_depth,
+                knows_rotation=is_own,
+            )
 
         return make
 
+    def _decode(self, runs: list[Run], packets_of: Any, make: Any) -> Iterator[RunResult]:
+        """Results in the order of the runs; in threads where there are several runs and the codec allows it."""
+        pooled = self._threads > 1 and is_copyable(self._stream) and suits_threads(runs)
+        if pooled:
+            self._known_rotation()
+        for result in decode_runs(runs, packets_of, make, threads=self._threads, pooled=pooled):
+            self._note_stream(result)
+            yield result
+
+    def _known_rotation(self) -> int:
+        if self._rotation is None:
+            positions = np.zeros(1, dtype=np.int64)
+            self.read(self.locate_keyframes(positions)[0] if len(self.keyframe_indices()) else positions, size=16)
+        return self._rotation or 0
+
     def _note_stream(self, result: RunResult) -> None:
-        if result.frames or result.damaged:
+        if result.rotation is not None:
             self._rotation = result.rotation
         text = "the video is interlaced; both fields are shown woven into one frame, as stored"
         if result.interlaced and text not in self.notes:
@@ -209,9 +248,7 @@ class PyavReader:
                 yield packet
 
         make = self._make_decoder(size, 0)
-        results = decode_runs(runs, packets_of, make, threads=self._threads, copyable=is_copyable(self._stream))
-        for (frame, (_, pts)), result in zip(places.items(), results, strict=True):
-            self._note_stream(result)
+        for (frame, (_, pts)), result in zip(places.items(), self._decode(runs, packets_of, make), strict=True):
             if pts in result.frames and not result.errors:
                 found[frame] = frame, pts * base.numerator / base.denominator, result.frames[pts]
 
@@ -225,10 +262,8 @@ class PyavReader:
         starts = sorted(groups)
         runs = [self._run(start, groups[start]) for start in starts]
         make = self._make_decoder(size, table.reorder_depth)
-        results = decode_runs(runs, self._packets_of, make, threads=self._threads, copyable=is_copyable(self._stream))
         lost: list[tuple[int, Frames | None]] = []
-        for start, result in zip(starts, results, strict=True):
-            self._note_stream(result)
+        for start, result in zip(starts, self._decode(runs, self._packets_of, make), strict=True):
             for frame in groups[start]:
                 pts = int(timeline.pts[frame])
                 if pts in result.frames:
@@ -238,7 +273,7 @@ class PyavReader:
                 else:
                     lost.append((frame, result.damaged.get(pts)))
         for frame, damaged in lost:
-            found[frame] = self._substitute(frame, damaged, make(1), notes)
+            found[frame] = self._substitute(frame, damaged, make(1, pooled=False), notes)
 
     def _run(self, start: int, frames: list[int]) -> Run:
         table = self._packets()
@@ -288,11 +323,11 @@ class PyavReader:
         self, wanted: Indices, size: Size, found: dict[int, tuple[int, float, Frames]], notes: list[str]
     ) -> None:
         """Streams without usable timestamps: decode from the start and count the frames that come out."""
-        timeline, context = self.timeline(), self._stream.codec_context
-        self._container.close()
-        self._open()
-        convert = FrameConverter(context.width, context.height, size, name=self.name, limits=self._limits)
-        context = new_context(self._stream, threads=self._threads, limits=self._limits)
+        timeline = self.timeline()
+        width, height = self._decoded_size(size)
+        self._reopen()
+        context = own_context(self._stream, threads=self._threads, limits=self._limits)
+        convert = FrameConverter(width, height, name=self.name, limits=self._limits)
         remaining, last, count = set(wanted.tolist()), None, 0
         result = RunResult()
         for packet in self._demuxer:

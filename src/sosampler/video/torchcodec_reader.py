@@ -22,10 +22,15 @@ def _import_decoders() -> Any:
         from torchcodec import decoders
     except (ImportError, RuntimeError, OSError) as error:  # a missing FFmpeg library shows as RuntimeError
         raise MissingDependency(
-            f"torchcodec cannot be used ({str(error).splitlines()[0]}); install it with pip install "
+            f"torchcodec cannot be used ({_reason(error)}); install it with pip install "
             "'sosampler[torchcodec]' and FFmpeg from your system, or use decoder='pyav', which needs neither"
         ) from error
     return decoders
+
+
+def _reason(error: Exception) -> str:
+    """The sentence in a torchcodec error, without the function and source line before it and the trace after it."""
+    return str(error).splitlines()[0].rsplit("cpp:", 1)[-1].split(", ", 1)[-1] if str(error) else type(error).__name__
 
 
 class _Reading(ABC):
@@ -85,7 +90,7 @@ class _Reading(ABC):
             batch = self._decoder_for(check_size(size)).get_frames_at(asked.tolist())
         except RuntimeError as error:
             raise VideoError(
-                f"{self.name}: torchcodec could not decode frames {asked.tolist()} ({str(error).splitlines()[0]}); "
+                f"{self.name}: torchcodec could not decode {len(asked)} frames ({_reason(error)}); "
                 "the file may be damaged: decoder='pyav' replaces damaged frames by their neighbours"
             ) from error
         return FrameBatch(_to_frames(batch.data), asked, batch.pts_seconds.numpy().astype(np.float64))
@@ -112,7 +117,7 @@ class TorchcodecReader(_Reading):
             self._full = self._new_decoder([])
         except (RuntimeError, ValueError) as error:
             raise VideoError(
-                f"{name}: not a video that torchcodec can read ({str(error).splitlines()[0]}); give a video file"
+                f"{name}: not a video that torchcodec can read ({_reason(error)}); give a video file"
             ) from error
         meta = self._full.metadata
         limits.check_pixels(name, meta.width or 0, meta.height or 0)
@@ -140,6 +145,10 @@ class TorchcodecReader(_Reading):
         pts = index._pts.numpy().astype(np.int64)
         base = Fraction(index._time_base_num, index._time_base_den)
         end = int(pts[-1]) + max(1, int(index._duration[-1]))
+        if np.any(np.diff(pts) <= 0):
+            raise VideoError(
+                f"{self.name}: torchcodec finds frames without a time of their own; use decoder='pyav', which can"
+            )
         return Timeline(pts, base, index.is_key_frame.numpy().astype(np.bool_), end)
 
     def timeline(self) -> Timeline:
