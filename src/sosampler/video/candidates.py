@@ -170,7 +170,8 @@ def snap(
     left = np.maximum(right - 1, 0)
     to_left, to_right = np.abs(keyframe_seconds[left] - times), np.abs(keyframe_seconds[right] - times)
     nearest = np.where(to_left <= to_right, left, right)
-    distance = np.minimum(to_left, to_right)
+    # To the nanosecond, so that of two targets at the same distance the earlier wins and not the rounding error.
+    distance = np.round(np.minimum(to_left, to_right), 9)
     snapped = target.copy()
     for key in np.unique(nearest):
         contenders = np.flatnonzero(nearest == key)
