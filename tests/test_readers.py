@@ -9,10 +9,10 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from clips import BY_NAME, CLIPS, Clip
-from conftest import torchcodec_problem, unavailable
 from PIL import Image
 
+from clips import BY_NAME, CLIPS, Clip
+from conftest import torchcodec_problem, unavailable
 from sosampler.errors import VideoError
 from sosampler.synthetic import numbered_frame, read_number
 from sosampler.video import VideoReader, open_video
@@ -212,7 +212,7 @@ def test_frames_that_nothing_refers_to_are_not_decoded(monkeypatch: pytest.Monke
     assert leaving[True] <= 0.7 * leaving[False]
 
 
-# --- what a source may be ----------------------------------------------------------------------------------------------
+# --- what a source may be --------------------------------------------------------------------------------------------
 
 
 def _dump(folder: Path, count: int, name: str = "img_{:05d}.jpg") -> Path:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from clips import BY_NAME
-from conftest import torchcodec_problem, unavailable
 
 import sosampler as so
+from clips import BY_NAME
+from conftest import torchcodec_problem, unavailable
 from sosampler.synthetic import numbered_video, read_number
 
 

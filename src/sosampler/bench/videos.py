@@ -26,7 +26,7 @@ def looped_video(clip: Path, out: Path, *, keyframe_interval: int | None, width:
     chunk, tail = out.with_name(f"{out.stem}.chunk.mp4"), out.with_name(f"{out.stem}.tail.mp4")
     try:
         for part, frames in ((chunk, CHUNK_FRAMES), (tail, TAIL_FRAMES)):
-            _encode(clip, part, frames=frames, keyframe_interval=keyframe_interval, width=width, height=height)
+            encode_chunk(clip, part, frames=frames, keyframe_interval=keyframe_interval, width=width, height=height)
         with replacing(out) as temporary:
             join_packets([chunk] * CHUNK_REPEATS + [tail], temporary)
     finally:
@@ -35,7 +35,7 @@ def looped_video(clip: Path, out: Path, *, keyframe_interval: int | None, width:
     return out
 
 
-def _encode(clip: Path, out: Path, *, frames: int, keyframe_interval: int | None, width: int, height: int) -> None:
+def encode_chunk(clip: Path, out: Path, *, frames: int, keyframe_interval: int | None, width: int, height: int) -> None:
     import av
 
     options = {"preset": "medium", "crf": "23"}

@@ -2,6 +2,69 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
-app = typer.Typer(help="Measure speed as ratios in one run.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Measure speed, as ratios in one run.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    pass  # makes `bench` a group even while it has few commands
+
+
+@app.command("decode")
+def decode_command(
+    clips: Annotated[list[Path], typer.Argument(help="Natural videos; each is looped to five minutes of 720p.")],
+    work: Annotated[Path, typer.Option("--work", help="Folder for the videos; they are used again.")] = Path(".bench"),
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often everything is timed.")] = 3,
+    hour: Annotated[bool, typer.Option("--hour/--no-hour", help="Also measure memory on a one-hour video.")] = True,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the result as JSON.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decode candidates: keyframe and exact, against torchcodec exact. Takes minutes, mostly to encode the videos."""
+    _check_files(clips)
+    from sosampler.bench.decode import bench_decode, table
+
+    result = bench_decode(clips, work=work, rounds=rounds, hour=hour, say=lambda text: typer.echo(text, err=True))
+    _give(result, table(result), out, json_output)
+
+
+@app.command("resize")
+def resize_command(
+    clip: Annotated[Path, typer.Argument(help="A natural video.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="Short side.")] = 256,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the result as JSON.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Shrink frames: swscale in one pass, PIL and torch."""
+    _check_files([clip])
+    from sosampler.bench.resize import bench_resize
+
+    result = bench_resize(clip, size=size)
+    lines = [
+        f"{name:<8}{took:8.3f} ms a frame, mean difference to PIL {result['mean_difference_to_PIL'].get(name, 0.0):.3f}"
+        for name, took in result["milliseconds_a_frame"].items()
+    ]
+    _give(result, "\n".join(lines), out, json_output)
+
+
+def _check_files(clips: list[Path]) -> None:
+    from sosampler.errors import VideoError
+
+    for clip in clips:
+        if not clip.is_file():
+            raise VideoError(f"{clip}: no such file; give a natural video to measure with")
+
+
+def _give(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:
+    from sosampler.files import replacing
+
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as temporary:
+            temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    typer.echo(json.dumps(result) if json_output else text)

@@ -17,7 +17,7 @@ from sosampler.video.sizes import Size, check_size, target_size
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
 
-def _import_decoders() -> Any:
+def import_decoders() -> Any:
     try:
         from torchcodec import decoders
     except (ImportError, RuntimeError, OSError) as error:  # a missing FFmpeg library shows as RuntimeError
@@ -111,7 +111,7 @@ class TorchcodecReader(_Reading):
         self.name = name
         self.notes = []
         self._source, self._threads, self._limits = source, threads, limits
-        self._decoders = _import_decoders()
+        self._decoders = import_decoders()
         self._by_size: dict[Size, Any] = {}
         try:
             self._full = self._new_decoder([])

@@ -1,0 +1,178 @@
+"""How fast candidates are decoded, as ratios to torchcodec's exact frames in the same run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sosampler.bench.measure import circumstances, compare, in_turns
+from sosampler.bench.videos import CHUNK_FRAMES, FPS, KEYFRAME_LAYOUTS, encode_chunk, join_packets, looped_video
+from sosampler.errors import SosamplerError
+from sosampler.files import replacing
+from sosampler.video.candidates import keyframe_positions, segment_centres
+from sosampler.video.reader import FrameBatch
+from sosampler.video.source import open_video
+
+# (way, reference) pairs that are reported, and the ratio that is asked for by keyframe layout; None: reported only.
+_BARS: list[tuple[str, str, dict[str, float] | None]] = [
+    ("keyframe T=32", "torchcodec exact T=32", {"gop250": 20, "default": 15, "gop30": 4}),
+    ("exact T=32", "torchcodec exact T=32", {"gop250": 1, "default": 1, "gop30": 1}),
+    ("keyframe T=10", "torchcodec exact N=6", None),
+    ("keyframe T=10, 2 threads", "torchcodec exact N=6", {"gop30": 1}),
+    ("keyframe T=10, 2 threads", "torchcodec exact N=6, 2 threads", {"gop30": 1}),
+    ("exact T=32, 2 threads", "torchcodec exact T=32, 2 threads", None),
+    ("exact T=32, 2 threads", "exact T=32", None),
+    ("keyframe T=32, 2 threads", "keyframe T=32", None),
+]
+
+
+def read_exact(video: Path, count: int, threads: int) -> FrameBatch:
+    reader = open_video(video, threads=threads)
+    try:
+        return reader.read(segment_centres(reader.total_num_frames, count))
+    finally:
+        reader.close()
+
+
+def read_keyframes(video: Path, count: int, threads: int) -> FrameBatch:
+    reader = open_video(video, threads=threads)
+    try:
+        places = segment_centres(reader.total_num_frames, count)
+        frames, _ = reader.locate_keyframes(keyframe_positions(places, reader.keyframe_indices()))
+        return reader.read(frames)
+    finally:
+        reader.close()
+
+
+def read_torchcodec(video: Path, count: int, threads: int) -> Any:
+    from torchcodec.decoders import VideoDecoder
+
+    decoder = VideoDecoder(video, seek_mode="exact", num_ffmpeg_threads=threads, dimension_order="NHWC")
+    return decoder.get_frames_at(segment_centres(len(decoder), count).tolist())
+
+
+def _ways(video: Path) -> dict[str, Callable[[], Any]]:
+    return {
+        "torchcodec exact T=32": lambda: read_torchcodec(video, 32, 1),
+        "torchcodec exact T=32, 2 threads": lambda: read_torchcodec(video, 32, 2),
+        "exact T=32": lambda: read_exact(video, 32, 1),
+        "exact T=32, 2 threads": lambda: read_exact(video, 32, 2),
+        "keyframe T=32": lambda: read_keyframes(video, 32, 1),
+        "keyframe T=32, 2 threads": lambda: read_keyframes(video, 32, 2),
+        "torchcodec exact N=6": lambda: read_torchcodec(video, 6, 1),
+        "torchcodec exact N=6, 2 threads": lambda: read_torchcodec(video, 6, 2),
+        "keyframe T=10": lambda: read_keyframes(video, 10, 1),
+        "keyframe T=10, 2 threads": lambda: read_keyframes(video, 10, 2),
+    }
+
+
+def bench_decode(
+    clips: list[Path], *, work: Path, rounds: int = 3, hour: bool = True, say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Measure every clip, looped to five minutes of 720p, in three keyframe layouts. Videos in `work` serve again."""
+    from sosampler.video.torchcodec_reader import import_decoders
+
+    import_decoders()
+    result: dict[str, Any] = {
+        "benchmark": "decode",
+        "what": "seconds to open a 720p H.264 file of 8750 frames and have T frames as RGB arrays in full size",
+        **circumstances(("av", "torchcodec", "torch", "numpy")),
+        "rounds": rounds,
+        "videos": [],
+    }
+    for video, clip, layout in _videos(clips, work, say):
+        say(f"measuring {video.name}")
+        ours, theirs = read_exact(video, 32, 1), read_torchcodec(video, 32, 1)
+        difference = int(np.abs(ours.frames.astype(np.int16) - theirs.data.numpy()).max())
+        keyframes = read_keyframes(video, 32, 1)
+        seconds = in_turns(_ways(video), rounds=rounds)
+        result["videos"].append(
+            {
+                "clip": clip.name,
+                "layout": layout,
+                "bytes": video.stat().st_size,
+                "num_keyframes": len(open_video(video).keyframe_indices()),
+                "largest_pixel_difference_of_exact_frames_to_torchcodec": difference,
+                "same_times_as_torchcodec": bool((ours.pts_seconds == theirs.pts_seconds.numpy()).all()),
+                "distinct_keyframes_of_32": len(np.unique(keyframes.frame_indices)),
+                "seconds": seconds,
+                "comparisons": list(_compared(seconds, layout)),
+            }
+        )
+    if hour:
+        result["hour"] = bench_hour(clips[0], work=work, say=say)
+    return result
+
+
+def _compared(seconds: dict[str, list[float]], layout: str) -> Iterator[dict[str, Any]]:
+    for way, reference, bars in _BARS:
+        row = compare(seconds, way=way, reference=reference)
+        bar = (bars or {}).get(layout)
+        yield {**row, "bar": bar, "met": None if bar is None else row["times_faster"] >= bar}
+
+
+def _videos(clips: list[Path], work: Path, say: Callable[[str], None]) -> Iterator[tuple[Path, Path, str]]:
+    for clip in clips:
+        for layout, interval in KEYFRAME_LAYOUTS.items():
+            video = work / f"{clip.stem}.{layout}.mp4"
+            if not video.exists():
+                say(f"encoding {video.name}")
+                looped_video(clip, video, keyframe_interval=interval)
+            yield video, clip, layout
+
+
+# Run in a process of its own, so that the peak is that of one reading and nothing else.
+_PEAK = """
+import json, resource, sys
+from pathlib import Path
+import numpy, av, sosampler.bench.decode as bench
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+batch = getattr(bench, sys.argv[2])(Path(sys.argv[1]), int(sys.argv[3]), 1)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"grown_mb": (after - before) / 1024, "frames_mb": batch.frames.nbytes / 2**20, "frames": len(batch)}))
+"""
+
+
+def bench_hour(clip: Path, *, work: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """By how much the process grows while it reads frames of a one-hour video."""
+    video = work / f"{clip.stem}.hour.mp4"
+    if not video.exists():
+        say(f"encoding {video.name}")
+        chunk = work / f"{clip.stem}.hour.chunk.mp4"
+        encode_chunk(clip, chunk, frames=CHUNK_FRAMES, keyframe_interval=None, width=1280, height=720)
+        with replacing(video) as temporary:
+            join_packets([chunk] * (3600 * FPS // CHUNK_FRAMES), temporary)
+        chunk.unlink()
+    rows = []
+    for function, count in (("read_exact", 32), ("read_keyframes", 32), ("read_keyframes", 100)):
+        say(f"measuring {video.name}: {function} {count}")
+        command = [sys.executable, "-c", _PEAK, str(video), function, str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SosamplerError(f"reading {video} in a process of its own failed: {done.stderr.strip()[-300:]}")
+        rows.append({"what": function, "candidates": count, **json.loads(done.stdout)})
+    return {"seconds": 3600, "bytes": video.stat().st_size, "bar_grown_mb": 500, "rows": rows}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The ratios, for reading."""
+    lines = [f"{'clip':<26}{'keyframes':<11}{'way':<28}{'reference':<34}{'times faster':>12}  bar"]
+    for video in result["videos"]:
+        for row in video["comparisons"]:
+            bar = "" if row["bar"] is None else f"{row['bar']:g} {'met' if row['met'] else 'MISSED'}"
+            lines.append(
+                f"{video['clip']:<26}{video['layout']:<11}{row['way']:<28}{row['reference']:<34}"
+                f"{row['times_faster']:>12.2f}  {bar}"
+            )
+    for row in result.get("hour", {}).get("rows", []):
+        lines.append(
+            f"one hour, {row['what']} {row['candidates']}: memory grew by {row['grown_mb']:.0f} MB, "
+            f"{row['frames_mb']:.0f} MB of it the frames"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""Timing several ways of doing one thing in turns, so that a busy machine troubles all of them alike."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sosampler import __version__
+
+
+def in_turns(ways: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way in each round. Every round runs all of them once; one more before warms the file cache."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            if number:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def compare(seconds: dict[str, list[float]], *, way: str, reference: str) -> dict[str, Any]:
+    """How many times faster `way` is than `reference`: of the medians, and in the worst and the best round."""
+    by_round = sorted(r / w for r, w in zip(seconds[reference], seconds[way], strict=True))
+    return {
+        "way": way,
+        "reference": reference,
+        "times_faster": statistics.median(seconds[reference]) / statistics.median(seconds[way]),
+        "times_faster_by_round": [by_round[0], by_round[-1]],
+    }
+
+
+def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
+    """Versions and machine, for the head of every result file."""
+    versions = {"sosampler": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": versions,
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+    }
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"

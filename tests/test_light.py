@@ -1,0 +1,137 @@
+"""Choosing frames needs no torch: not in a process that has it, and not on a machine that lacks it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import unavailable
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "torchvision", "torchcodec", "transformers", "timm", "pyarrow", "matplotlib", "sklearn")
+
+
+def run(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python, *command], capture_output=True, text=True, check=False, timeout=120)
+
+
+def loaded_by(code: str) -> set[str]:
+    done = run("-c", f"import sys\n{code}\nprint(' '.join(sys.modules))")
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_import_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import sosampler")
+    assert not loaded & {*HEAVY, "numpy", "av", "PIL", "typer", "rich", "onnxruntime", "huggingface_hub"}
+
+
+def test_select_loads_no_torch(clip: Path) -> None:
+    loaded = loaded_by(f"import sosampler\nsosampler.select({str(clip)!r}, 3, policy='frame-difference', size=64)")
+    assert "av" in loaded
+    assert not loaded & {*HEAVY}
+
+
+def test_select_command_loads_no_torch(clip: Path, tmp_path: Path) -> None:
+    outputs = [
+        "--out",
+        str(tmp_path / "o.csv"),
+        "--save-frames",
+        str(tmp_path / "f"),
+        "--contact-sheet",
+        str(tmp_path / "s.png"),
+    ]
+    arguments = ["sosampler", "select", str(clip), *outputs]
+    call = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
+    assert not loaded_by(f"sys.argv = {arguments!r}\nfrom sosampler.cli.main import main\n{call}") & {*HEAVY}
+
+
+def test_help_loads_no_numpy_and_answers_at_once() -> None:
+    assert not loaded_by("sys.argv = ['x', '--help']\nfrom sosampler.cli.main import app") & {
+        *HEAVY,
+        "numpy",
+        "av",
+        "rich",
+    }
+    took = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        assert "Pick the few frames" in run("-m", "sosampler", "--help").stdout
+        took.append(time.perf_counter() - begin)
+    assert min(took) < 0.4, took
+
+
+def test_every_public_name_is_there() -> None:
+    import sosampler
+
+    for name in sosampler.__all__:
+        assert getattr(sosampler, name) is not None
+    assert set(sosampler.__all__) <= set(dir(sosampler))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sosampler.nonsense
+
+
+@pytest.mark.light
+def test_light_install_in_a_venv_of_its_own(tmp_path: Path, clip: Path) -> None:
+    """The wheel with its core dependencies alone: it selects, draws and explains what is missing."""
+    uv, venv = str(Path(sys.executable).parent / "uv"), tmp_path / "venv"
+    if not Path(uv).exists():
+        unavailable("light", "uv is not installed beside this Python")
+    built = subprocess.run(
+        [uv, "build", "--wheel", "--out-dir", str(tmp_path), str(ROOT)], capture_output=True, text=True
+    )
+    if built.returncode:
+        unavailable("light", f"the wheel cannot be built (no package index?): {built.stderr[-300:]}")
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
+    python = str(venv / "bin" / "python")
+    install = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        python,
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+        str(wheel),
+    ]
+    installed = subprocess.run(install, capture_output=True, text=True)
+    if installed.returncode:
+        unavailable("light", f"nothing can be installed (no package index?): {installed.stderr[-300:]}")
+
+    packages = json.loads(
+        subprocess.check_output([uv, "pip", "list", "--python", python, "--format", "json"], text=True)
+    )
+    assert not {package["name"] for package in packages} & {
+        "torch",
+        "torchvision",
+        "torchcodec",
+        "pyarrow",
+        "transformers",
+    }
+    size = sum(file.stat().st_size for file in (venv / "lib").rglob("*") if file.is_file())
+    assert size < 400 * 2**20, f"{size / 2**20:.0f} MB"
+
+    sheet = tmp_path / "sheet.png"
+    done = run(
+        "-m", "sosampler", "select", str(clip), "-n", "3", "--json", "--contact-sheet", str(sheet), python=python
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["frame_indices"] == [15, 45, 75]
+    assert sheet.exists()
+
+    done = run("-m", "sosampler", "select", str(clip), "--decoder", "torchcodec", python=python)
+    assert done.returncode == 2
+    assert "sosampler[torchcodec]" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run("-m", "sosampler", "select", str(clip), "--out", str(tmp_path / "o.parquet"), python=python)
+    assert done.returncode == 2
+    assert "sosampler[parquet]" in done.stderr
+    done = run("-c", f"import sosampler; sosampler.select({str(clip)!r}).to_torch()", python=python)
+    assert "sosampler[train]" in done.stderr
