@@ -594,7 +594,7 @@ WRONG = [
     ("--snap-tolerance -1", "snap_tolerance=-1", "at least 0"),
     ("--seed -1", "seed=-1", "at least 0"),
     ("--size 0", "size=0", "at least 1"),
-    ("--threads 0", "--threads=0", "at least 1"),
+    ("--threads 0", "threads=0", "at least 1"),
     ("--workers 0", "--workers=0", "at least 1"),
     ("--max-pixels 0", "max_pixels=0", "at least 1"),
     ("--max-frames -1", "max_frames=-1", "at least 1"),
@@ -680,3 +680,21 @@ def test_limits_hold_for_frame_dumps(
 ) -> None:
     assert_sentence(cli(frame_dump, option, too_low, "-n", 2), str(frame_dump), option)
     assert cli(frame_dump, option, enough, "-n", 2, "--json").json["frame_indices"] == [3, 9]
+
+
+def test_saved_frames_are_not_taken_for_videos_the_next_time(
+    tmp_path: Path, clip_bytes: bytes, cli: Callable[..., Ran]
+) -> None:
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).write_bytes(clip_bytes)
+    for _ in range(2):
+        out = tmp_path / "rows.jsonl"
+        assert cli(tmp_path, "-n", 2, "--save-frames", tmp_path / "frames", "--out", out).code == 0
+        assert len(out.read_text().splitlines()) == 2
+
+
+def test_a_table_of_failures_alone_has_its_header(tmp_path: Path, cli: Callable[..., Ran]) -> None:
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).write_text("no video")
+    assert cli(tmp_path, "--out", tmp_path / "rows.csv").code == 1
+    assert (tmp_path / "rows.csv").read_text().startswith("video,policy,num_frames")

@@ -100,6 +100,16 @@ def test_each_selection_has_a_row_of_its_own(tmp_path: Path) -> None:
     assert len({tuple(left for left, _ in row) for row in corners}) == 1
 
 
+def test_rows_are_drawn_whole_one_below_the_other(tmp_path: Path) -> None:
+    above, below = numbered_selection([1, 2]), numbered_selection([11, 80])
+    both = sheet_of([above, below], tmp_path / "both.png")
+    first, second = sheet_of([above], tmp_path / "first.png"), sheet_of([below], tmp_path / "second.png")
+    seam = len(both) - len(second)
+    assert np.array_equal(both[seam:], second)
+    assert np.array_equal(both[:seam], first[:seam])
+    assert (first[seam:] == 255).all()  # only the lower margin is left out
+
+
 def test_more_frames_than_fit_go_on_in_the_next_line(tmp_path: Path) -> None:
     chosen = numbered_selection(list(range(10)))
     assert chosen.frames is not None

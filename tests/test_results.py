@@ -56,13 +56,13 @@ def videos(tmp_path: Path, clips: list[bytes]) -> Path:
 def selected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the videos on which work was done, as it happens."""
     names: list[str] = []
-    real = select_many.select
+    real = select_many.select_with
 
-    def watched(source: Path, **options: Any) -> Any:
+    def watched(source: Path, options: Any) -> Any:
         names.append(Path(source).name)
-        return real(source, **options)
+        return real(source, options)
 
-    monkeypatch.setattr(select_many, "select", watched)
+    monkeypatch.setattr(select_many, "select_with", watched)
     return names
 
 
@@ -71,15 +71,15 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., None]:
     """Run the command line until it reaches a video, and leave what a kill at this moment leaves."""
 
     def run(name: str, *args: object) -> None:
-        real = select_many.select
+        real = select_many.select_with
 
-        def until(source: Path, **options: Any) -> Any:
+        def until(source: Path, options: Any) -> Any:
             if Path(source).name == name:
                 raise KeyboardInterrupt
-            return real(source, **options)
+            return real(source, options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(select_many, "select", until)
+            patch.setattr(select_many, "select_with", until)
             assert cli(*args, "--workers", 1) != 0
 
     return run
@@ -291,6 +291,20 @@ def test_a_journal_knows_what_is_done(tmp_path: Path) -> None:
     again.finish([])
     written = (tmp_path / "x.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in written] == [{"video": "a.mp4"}, {"video": "b ü.mp4"}, {"video": "c.mp4"}]
+
+
+def test_a_journal_survives_more_than_one_kill(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    for name in ("a.mp4", "b.mp4", "c.mp4"):
+        journal = Journal(out, {"seed": 0})
+        journal.add({"video": name})
+        journal.close()
+        with open(journal_of(out), "a", encoding="utf-8") as file:
+            file.write('{"video": "torn')
+    last = Journal(out, {"seed": 0})
+    assert last.done == {"a.mp4", "b.mp4", "c.mp4"}
+    assert [row["video"] for row in last.rows()] == ["a.mp4", "b.mp4", "c.mp4"]
+    last.close()
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,123 @@
-"""What `select` can be told. One table of defaults for Python and the command line; light, so that --help is fast."""
+"""What `select` can be told: one table of defaults and checks for Python and the command line.
+
+Light at import, so that --help is fast.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sosampler.checks import one_of, real_number, whole_number
+from sosampler.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from sosampler.policies import Policy
+    from sosampler.video.limits import Limits
+    from sosampler.video.sizes import Size
 
 # Frames chosen where nothing says how many.
 DEFAULT_NUM_FRAMES = 8
 
 
-@dataclass(frozen=True)
-class SelectDefaults:
+@dataclass(frozen=True, kw_only=True)
+class SelectOptions:
+    """The arguments of `select` but for the source; `select` documents each. Wrong ones are refused here."""
+
+    num_frames: int | None = None
+    num_candidates: int | None = None
     policy: str = "uniform"
+    candidates: str | None = None
     grid: str = "uniform"
+    fps: float | None = None
+    start: float | None = None
+    end: float | None = None
     on_short: str = "repeat"
-    snap_tolerance: float = 0.5  # seconds
+    snap_tolerance: float = 0.5
     seed: int = 0
+    size: Size = None
+    decode: bool = True
+    decoder: str | None = None
+    threads: int | None = None
+    limits: Limits | None = None
+    folder_fps: float | None = None
 
+    def __post_init__(self) -> None:
+        from sosampler.video.candidates import GRIDS, MODES, ON_SHORT
+        from sosampler.video.sizes import check_size
+        from sosampler.video.source import DECODERS
 
-SELECT = SelectDefaults()
+        for name in ("num_frames", "num_candidates", "threads"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        for name in ("fps", "folder_fps"):
+            if getattr(self, name) is not None:
+                real_number(name, getattr(self, name), above=0)
+        for name in ("start", "end"):
+            if getattr(self, name) is not None:
+                real_number(name, getattr(self, name))
+        real_number("snap_tolerance", self.snap_tolerance, at_least=0)
+        whole_number("seed", self.seed, at_least=0)
+        one_of("grid", self.grid, GRIDS)
+        one_of("on_short", self.on_short, ON_SHORT)
+        if self.candidates is not None:
+            one_of("candidates", self.candidates, MODES)
+        if self.decoder is not None:
+            one_of("decoder", self.decoder, DECODERS)
+        check_size(self.size)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """What each argument allows but several do not."""
+        rule = self.rule
+        if self.fps is not None and self.num_candidates is not None:
+            raise InvalidArgument(
+                f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
+            )
+        wanted, offered = self.num_wanted, self.num_offered
+        if wanted is not None and offered is not None and wanted > offered:
+            raise InvalidArgument(
+                f"num_frames={wanted} is more than num_candidates={offered}; "
+                "choose at most as many frames as there are candidates, or raise num_candidates"
+            )
+        if rule.name == "all" and wanted != offered:
+            raise InvalidArgument(
+                f"policy 'all' takes every candidate, so num_frames={wanted} and num_candidates={offered} "
+                "contradict each other; give one of them, or another policy"
+            )
+        if self.start is not None and self.end is not None and self.end <= self.start:
+            raise InvalidArgument(f"end={self.end:g} is not after start={self.start:g}; give an end that is later")
+        if rule.candidate_mode and self.candidates not in (None, rule.candidate_mode):
+            raise InvalidArgument(
+                f"policy {rule.name!r} chooses among {rule.candidate_mode} candidates, not "
+                f"candidates={self.candidates!r}; leave candidates out, or take another policy"
+            )
+
+    @property
+    def rule(self) -> Policy:
+        from sosampler.policies import get_policy
+
+        return get_policy(self.policy)
+
+    @property
+    def mode(self) -> str:
+        return self.candidates or self.rule.candidate_mode or "exact"
+
+    @property
+    def num_offered(self) -> int | None:
+        """T; None where the rate and the video decide."""
+        if self.fps is not None or self.num_candidates is not None:
+            return self.num_candidates
+        return self.rule.default_candidates(self.num_frames or DEFAULT_NUM_FRAMES)
+
+    @property
+    def num_wanted(self) -> int | None:
+        """N; None for all candidates that a rate gives."""
+        if self.num_frames is not None or self.fps is not None:
+            return self.num_frames
+        return self.num_offered if self.policy == "all" else DEFAULT_NUM_FRAMES
+
+    def to_dict(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return asdict(self)

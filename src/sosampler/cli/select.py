@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sosampler.options import DEFAULT_NUM_FRAMES, SELECT
+from sosampler.options import DEFAULT_NUM_FRAMES, SelectOptions
 
 
 def select_command(
@@ -25,28 +25,28 @@ def select_command(
     policy: Annotated[
         str,
         typer.Option("--policy", help="uniform, random, all, centre, keyframe, frame-difference or frameexit."),
-    ] = SELECT.policy,
+    ] = SelectOptions.policy,
     candidates: Annotated[
         str | None,
         typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.  [default: exact]"),
     ] = None,
     grid: Annotated[
         str, typer.Option("--grid", help="Where candidates lie: uniform, linspace, stratified or jitter.")
-    ] = SELECT.grid,
+    ] = SelectOptions.grid,
     fps: Annotated[float | None, typer.Option("--fps", help="Candidates at this rate instead of a number.")] = None,
     start: Annotated[float | None, typer.Option("--start", help="First moment, in seconds of the timestamps.")] = None,
     end: Annotated[float | None, typer.Option("--end", help="End, in seconds of the timestamps.")] = None,
     on_short: Annotated[
         str, typer.Option("--on-short", help="Too few frames: repeat, fewer or error.")
-    ] = SELECT.on_short,
+    ] = SelectOptions.on_short,
     snap_tolerance: Annotated[
         float, typer.Option("--snap-tolerance", help="Seconds, for --candidates snap.")
-    ] = SELECT.snap_tolerance,
-    seed: Annotated[int, typer.Option("--seed", help="For random choices.")] = SELECT.seed,
+    ] = SelectOptions.snap_tolerance,
+    seed: Annotated[int, typer.Option("--seed", help="For random choices.")] = SelectOptions.seed,
     size: Annotated[int | None, typer.Option("--size", help="Short side of the frames.  [default: as stored]")] = None,
     decode: Annotated[
         bool, typer.Option("--decode/--no-decode", help="Decode the chosen frames, or give numbers and times only.")
-    ] = True,
+    ] = SelectOptions.decode,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write a row per video: .parquet, .jsonl or .csv; resumes if killed.")
@@ -74,23 +74,24 @@ def select_command(
 
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    options: dict[str, Any] = {
-        "num_frames": num_frames,
-        "num_candidates": num_candidates,
-        "policy": policy,
-        "candidates": candidates,
-        "grid": grid,
-        "fps": fps,
-        "start": start,
-        "end": end,
-        "on_short": on_short,
-        "snap_tolerance": snap_tolerance,
-        "seed": seed,
-        "size": size,
-        "decode": decode,
-        "decoder": decoder,
-        "folder_fps": folder_fps,
-        "limits": limits,
-    }
+    options = SelectOptions(
+        num_frames=num_frames,
+        num_candidates=num_candidates,
+        policy=policy,
+        candidates=candidates,
+        grid=grid,
+        fps=fps,
+        start=start,
+        end=end,
+        on_short=on_short,
+        snap_tolerance=snap_tolerance,
+        seed=seed,
+        size=size,
+        decode=decode,
+        decoder=decoder,
+        threads=threads,
+        limits=limits,
+        folder_fps=folder_fps,
+    )
     outputs = Outputs(json=json_output, out=out, frames_folder=frames_folder, image_format=image_format, sheet=sheet)
-    raise typer.Exit(run(videos, Job(options, outputs), threads=threads, workers=workers))
+    raise typer.Exit(run(videos, Job(options, outputs), workers=workers))

@@ -8,17 +8,18 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from sosampler._select import select
+from sosampler._select import select_with
 from sosampler.checks import one_of, whole_number
 from sosampler.cli.inputs import expand, labels
-from sosampler.cli.results import Journal, check_out
+from sosampler.cli.results import Journal, check_out, write_results
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.options import SelectOptions
 from sosampler.report.contact_sheet import MAX_ROWS, SheetRow, write_rows
 from sosampler.report.frame_files import IMAGE_FORMATS, save_frames
 from sosampler.selection import Selection
@@ -49,15 +50,14 @@ class Done:
 class Job:
     """What to do with each video."""
 
-    options: dict[str, Any]
+    options: SelectOptions
     outputs: Outputs
-    threads: int | None = field(default=None)
 
     def check(self) -> None:
         """Find out before the first video what would fail at every one."""
         one_of("--image-format", self.outputs.image_format, IMAGE_FORMATS)
         wants_pixels = self.outputs.frames_folder or self.outputs.sheet
-        if wants_pixels and not self.options["decode"]:
+        if wants_pixels and not self.options.decode:
             raise InvalidArgument(
                 "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"
             )
@@ -66,27 +66,28 @@ class Job:
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal for a journal to be continued."""
-        return {**self.options, "limits": self.options["limits"].to_dict()}
+        folder = self.outputs.frames_folder
+        pictures = {"frames_folder": folder and str(folder), "image_format": self.outputs.image_format}
+        return {**self.options.to_dict(), **pictures, "threads": None}
 
     def __call__(self, video: Path, folder: Path | None) -> Selection:
-        selection = select(video, threads=self.threads, **self.options)
+        selection = select_with(video, self.options)
         if folder is not None:
             save_frames(selection, folder, image_format=self.outputs.image_format)
         return selection
 
 
-def run(paths: Sequence[str], job: Job, *, threads: int | None, workers: int | None) -> int:
+def run(paths: Sequence[str], job: Job, *, workers: int | None) -> int:
     """Select from all videos; returns the exit code: 0, 1 if some of many failed. A single failure is raised."""
     job.check()
-    if threads is not None:
-        whole_number("--threads", threads)
     if workers is not None:
         whole_number("--workers", workers)
-    videos = expand(paths)
+    videos = expand(paths, leave_out=job.outputs.frames_folder)
     if len(videos) == 1:
-        return _run_one(videos[0], replace(job, threads=threads))
+        return _run_one(videos[0], job)
     # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
-    return _run_many(videos, replace(job, threads=threads or 1), workers or min(os.cpu_count() or 1, 32))
+    job = replace(job, options=replace(job.options, threads=job.options.threads or 1))
+    return _run_many(videos, job, workers or min(os.cpu_count() or 1, 32))
 
 
 def _run_one(video: Path, job: Job) -> int:
@@ -95,9 +96,7 @@ def _run_one(video: Path, job: Job) -> int:
     if outputs.sheet is not None:
         write_rows([SheetRow.of(selection)], outputs.sheet)
     if outputs.out is not None:
-        journal = Journal(outputs.out, {"video": str(video)})
-        journal.add(selection.to_dict())
-        journal.finish([])
+        write_results(outputs.out, [selection.to_dict()], [])
     typer.echo(json.dumps(selection.to_dict()) if outputs.json else _describe(selection))
     return 0
 
@@ -115,9 +114,10 @@ def _run_many(videos: list[Path], job: Job, workers: int) -> int:
     todo = [
         (video, label)
         for video, label in zip(videos, labels(videos), strict=True)
-        if not journal or str(video) not in journal.done
+        # A contact sheet needs the pixels of all, so nothing is left out for it.
+        if not journal or outputs.sheet is not None or str(video) not in journal.done
     ]
-    if journal and journal.done:
+    if len(todo) < len(videos):
         typer.echo(f"continuing: {len(videos) - len(todo)} of {len(videos)} videos are done", err=True)
     try:
         for done in _progress(_work(todo, job, workers), len(todo)):
@@ -136,7 +136,7 @@ def _run_many(videos: list[Path], job: Job, workers: int) -> int:
         if journal:
             journal.close()
     if journal:
-        journal.finish(failures)
+        journal.finish(failures, [str(video) for video in videos])
     if outputs.sheet is not None and rows:
         write_rows(rows, outputs.sheet)
     _report(videos, failures, printed, journal, outputs)
@@ -160,7 +160,8 @@ def _report(
     for failure in failures:
         typer.echo(f"failed: {failure['error']}", err=True)
     if failures:
-        typer.echo(f"{len(failures)} of {len(videos)} videos failed; the rest are done", err=True)
+        rest = "; the rest are done" if len(failures) < len(videos) else ""
+        typer.echo(f"{len(failures)} of {len(videos)} videos failed{rest}", err=True)
 
 
 def _work(todo: list[tuple[Path, str]], job: Job, workers: int) -> Iterator[Done]:

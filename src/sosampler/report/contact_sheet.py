@@ -56,7 +56,7 @@ class SheetRow:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
+    minutes, rest = divmod(round(seconds, 3), 60)
     return f"{int(minutes)}:{rest:06.3f}" if seconds >= 0 else f"{seconds:.3f} s"
 
 
@@ -81,7 +81,6 @@ def write_rows(rows: Sequence[SheetRow], path: Path) -> None:
             f"a contact sheet holds {MAX_ROWS} videos at most, not {len(rows)}; use --save-frames instead"
         )
     columns = min(8, max(len(row.tiles) for row in rows))
-    columns = 4 if 4 < columns < 8 and columns % 4 == 0 else columns
     width = 2 * _MARGIN + columns * _TILE_WIDTH + (columns - 1) * _GAP
     blocks = [_draw_row(row, columns, width) for row in rows]
     sheet = Image.new("RGB", (width, sum(block.height for block in blocks) + _MARGIN), _PAPER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from sosampler.checks import real_number, whole_number
 from sosampler.errors import LimitExceeded
@@ -42,6 +42,3 @@ class Limits:
             f"{name}: {found} is over the limit {field}={getattr(self, field):g}; "
             f"if you trust the file, raise it with {option} or Limits({field}=...)"
         )
-
-    def to_dict(self) -> dict[str, float]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
