@@ -166,6 +166,14 @@ CLIPS: list[Clip] = [
         exact_times=False,
         codec_options={"deadline": "realtime", "cpu-used": "8", "auto-alt-ref": "1", "lag-in-frames": "16"},
     ),
+    _plain(
+        "vp8_webm",
+        codec="libvpx",
+        container_format="webm",
+        suffix=".webm",
+        exact_times=False,
+        codec_options={"deadline": "good", "cpu-used": "5", "auto-alt-ref": "1", "lag-in-frames": "16", "b": "300k"},
+    ),
     _plain("mpeg4_avi", codec="mpeg4", container_format="avi", suffix=".avi"),
     _plain(
         "mpeg4_avi_b_frames",

@@ -77,6 +77,11 @@ class FrameConverter:
         return np.asarray(picture.to_ndarray(), dtype=np.uint8)
 
 
+def rotation_of(frame: Any) -> int:
+    """Degrees, counter-clockwise in quarter turns, that make the frame upright."""
+    return int(round(frame.rotation / 90) % 4 * 90)
+
+
 class RunDecoder:
     """One codec context with its converter. Not to be shared between threads."""
 
@@ -126,7 +131,7 @@ class RunDecoder:
                 result.suspect.add(frame.pts)
             result.interlaced |= frame.interlaced_frame
             if self._knows_rotation:
-                result.rotation = round(frame.rotation / 90) % 4 * 90
+                result.rotation = rotation_of(frame)
 
 
 def own_context(stream: Any, *, threads: int, limits: Limits) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -138,14 +139,14 @@ class PacketTable:
         return int(order[position]) if position < len(order) and self.pts[order[position]] == pts else None
 
 
-def scan_packets(container: Any, stream: Any, *, name: str, limits: Limits) -> PacketTable:
-    """Read every packet's header once, from a container that stands at its start. No picture is decoded."""
+def scan_packets(packets: Iterable[Any], stream: Any, *, name: str, limits: Limits) -> PacketTable:
+    """Read the header of every packet from the start on. No picture is decoded."""
     pts, dts = array("q"), array("q")
     is_key, is_discard = bytearray(), bytearray()
     notes: list[str] = []
     last_pts, last_duration = NO_TIMESTAMP, 0
     try:
-        for packet in container.demux(stream):
+        for packet in packets:
             if not packet.size:
                 continue  # the empty packet that ends the stream
             pts.append(NO_TIMESTAMP if packet.pts is None else packet.pts)

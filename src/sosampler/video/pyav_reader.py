@@ -21,8 +21,10 @@ from sosampler.video.pyav_decode import (
     is_copyable,
     new_context,
     own_context,
+    rotation_of,
     suits_threads,
 )
+from sosampler.video.pyav_feed import PacketFeed
 from sosampler.video.pyav_index import (
     ContainerIndex,
     PacketTable,
@@ -34,9 +36,6 @@ from sosampler.video.pyav_index import (
 from sosampler.video.reader import FrameBatch, Frames
 from sosampler.video.sizes import Size, check_size, target_size
 from sosampler.video.timeline import Indices, Seconds, Timeline
-
-# Reading this many packets costs less than a seek.
-_READ_ON = 16
 
 
 class PyavReader:
@@ -67,8 +66,7 @@ class PyavReader:
         except VideoError:
             self._container.close()
             raise
-        self._demuxer: Iterator[Any] = self._container.demux(self._stream)
-        self._next_packet: int | None = 0  # number of the packet that the demuxer gives next, where known
+        self._feed = PacketFeed(self._container, self._stream, name=self.name)
 
     def _reopen(self) -> None:
         self._container.close()
@@ -81,11 +79,10 @@ class PyavReader:
 
     def _packets(self) -> PacketTable:
         if self._table is None:
-            if self._next_packet != 0:
+            if not self._feed.at_start:
                 self._reopen()  # seeking to the start is not exact in every format
-            self._table = scan_packets(self._container, self._stream, name=self.name, limits=self._limits)
+            self._table = scan_packets(self._feed.rest(), self._stream, name=self.name, limits=self._limits)
             self.notes.extend(self._table.notes)
-            self._next_packet = None
         return self._table
 
     def timeline(self) -> Timeline:
@@ -117,11 +114,11 @@ class PyavReader:
 
     def _locate(self, index: ContainerIndex, position: int) -> tuple[int, int] | None:
         """True frame number and pts of a keyframe, from its packet and those shown before it but sent after it."""
-        packet = self._seek_to_keyframe(index, position)
+        packet = self._feed.keyframe(index, position)
         if packet is None or packet.pts is None:
             return None
         frame, pts = int(index.keyframes[position]), int(packet.pts)
-        for later in self._demuxer:
+        for later in self._feed.rest():
             if later.pts is None or later.pts > pts:
                 break
             frame += not later.is_discard  # a leading frame of an open group of pictures
@@ -158,25 +155,20 @@ class PyavReader:
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
         asked = np.asarray(frame_indices, dtype=np.int64)
         size = check_size(size)
-        wanted = np.unique(asked)
-        notes: list[str] = []
-        found: dict[int, tuple[int, float, Frames]] = {}  # frame asked for -> frame got, its time, its picture
-        if self._table is None and all(int(frame) in self._located for frame in wanted):
-            self._read_located(wanted, size, found)
-        missing = wanted[[int(frame) not in found for frame in wanted]]
-        if len(missing):
-            self._check_range(missing)
+        wanted, row_of_asked = np.unique(asked, return_inverse=True)
+        self._check_range(wanted)
+        got = _Gathered(wanted, *self._decoded_size(size))
+        if self._table is None and all(frame in self._located for frame in got.missing):
+            self._read_located(got, size)
+        if got.missing:
             if self._packets().seekable:
-                self._read_runs(missing, size, found, notes)
+                self._read_runs(got, size)
             else:
-                self._read_from_start(missing, size, found, notes)
-        got = [found[int(frame)] for frame in asked]
-        return FrameBatch(
-            frames=self._upright(np.stack([picture for _, _, picture in got])),
-            frame_indices=np.array([frame for frame, _, _ in got], dtype=np.int64),
-            pts_seconds=np.array([seconds for _, seconds, _ in got], dtype=np.float64),
-            notes=tuple(notes),
-        )
+                self._read_from_start(got, size)
+        frames = self._upright(got.pictures)
+        if not np.array_equal(row_of_asked, np.arange(len(wanted))):
+            frames = frames[row_of_asked]
+        return FrameBatch(frames, got.frames[row_of_asked], got.seconds[row_of_asked], tuple(got.notes))
 
     def _upright(self, frames: Frames) -> Frames:
         turns = (self._rotation or 0) // 90
@@ -235,29 +227,27 @@ class PyavReader:
         if result.interlaced and text not in self.notes:
             self.notes.append(text)
 
-    def _read_located(self, wanted: Indices, size: Size, found: dict[int, tuple[int, float, Frames]]) -> None:
+    def _read_located(self, got: _Gathered, size: Size) -> None:
         """Keyframes known from the container's index: no scan, one packet each."""
         assert self._index is not None
         index, base = self._index, self._index.time_base
-        places = {int(frame): self._located[int(frame)] for frame in wanted}
+        places = {frame: self._located[frame] for frame in got.missing}
         runs = [Run(start=position, packets=1, wanted=frozenset({pts})) for position, pts in places.values()]
 
         def packets_of(run: Run) -> Iterator[Any]:
-            packet = self._seek_to_keyframe(index, run.start)
+            packet = self._feed.keyframe(index, run.start)
             if packet is not None:
                 yield packet
 
         make = self._make_decoder(size, 0)
         for (frame, (_, pts)), result in zip(places.items(), self._decode(runs, packets_of, make), strict=True):
             if pts in result.frames and not result.errors:
-                found[frame] = frame, pts * base.numerator / base.denominator, result.frames[pts]
+                got.put(frame, result.frames[pts], pts * base.numerator / base.denominator)
 
-    def _read_runs(
-        self, wanted: Indices, size: Size, found: dict[int, tuple[int, float, Frames]], notes: list[str]
-    ) -> None:
+    def _read_runs(self, got: _Gathered, size: Size) -> None:
         table, timeline = self._packets(), self.timeline()
         groups: dict[int, list[int]] = {}  # first packet -> frames, both ascending
-        for frame in wanted.tolist():
+        for frame in got.missing:
             groups.setdefault(table.start_of(int(table.packet_of_frame[frame])), []).append(frame)
         starts = sorted(groups)
         runs = [self._run(start, groups[start]) for start in starts]
@@ -267,13 +257,16 @@ class PyavReader:
             for frame in groups[start]:
                 pts = int(timeline.pts[frame])
                 if pts in result.frames:
-                    found[frame] = frame, float(timeline.seconds(frame)), result.frames[pts]
+                    got.put(frame, result.frames[pts], float(timeline.seconds(frame)))
                     if pts in result.suspect:
-                        notes.append(f"frame {frame} follows damaged data and may look impaired")
+                        got.notes.append(f"frame {frame} follows damaged data and may look impaired")
                 else:
                     lost.append((frame, result.damaged.get(pts)))
         for frame, damaged in lost:
-            found[frame] = self._substitute(frame, damaged, make(1, pooled=False), notes)
+            self._substitute(frame, damaged, make(1, pooled=False), got)
+
+    def _packets_of(self, run: Run) -> Iterator[Any]:
+        return self._feed.run(self._packets(), run.start, run.packets)
 
     def _run(self, start: int, frames: list[int]) -> Run:
         table = self._packets()
@@ -281,35 +274,35 @@ class PyavReader:
         wanted = frozenset(int(pts) for pts in table.timeline.pts[frames])
         return Run(start=start, packets=last - start + 1, wanted=wanted)
 
-    def _substitute(
-        self, frame: int, damaged: Frames | None, decode: RunDecoder, notes: list[str]
-    ) -> tuple[int, float, Frames]:
+    def _substitute(self, frame: int, damaged: Frames | None, decode: RunDecoder, got: _Gathered) -> None:
         """A frame that does not decode is replaced by the nearest one that does, and the notes say so."""
         table, timeline = self._packets(), self.timeline()
-        key = int(np.searchsorted(table.key_packets, table.start_of(int(table.packet_of_frame[frame]))))
-        # Some streams need more than one keyframe's run-up before a picture comes out: begin one group earlier.
-        earlier = int(table.key_packets[key - 1]) if 0 < key <= len(table.key_packets) and len(table.key_packets) else 0
-        again = decode(
-            self._packets_of(self._run(earlier, [frame])), self._run(earlier, [frame]).wanted, skip_others=False
-        )
-        self._note_stream(again)
-        pts = int(timeline.pts[frame])
-        if pts in again.frames and damaged is None:
-            return frame, float(timeline.seconds(frame)), again.frames[pts]
-        for other in self._neighbours(frame):
-            run = self._run(table.start_of(int(table.packet_of_frame[other])), [other])
-            result = decode(self._packets_of(run), run.wanted)
+
+        def attempt(start: int, other: int) -> Frames | None:
+            run = self._run(start, [other])
+            result = decode(self._packets_of(run), run.wanted, skip_others=False)
             self._note_stream(result)
-            picture = result.frames.get(int(timeline.pts[other]))
+            return result.frames.get(int(timeline.pts[other]))
+
+        start = table.start_of(int(table.packet_of_frame[frame]))
+        if damaged is None:
+            # Some streams need more than one keyframe's run-up before a picture comes out: begin one group earlier.
+            before = table.key_packets[table.key_packets < start]
+            picture = attempt(int(before[-1]) if len(before) else 0, frame)
             if picture is not None:
-                notes.append(
-                    f"frame {frame} ({timeline.seconds(frame):.3f} s) is damaged; frame {other} was used in its place"
-                )
-                return other, float(timeline.seconds(other)), picture
-        if damaged is not None:
-            notes.append(f"frame {frame} is damaged and nothing near it is better; it is given as it decodes")
-            return frame, float(timeline.seconds(frame)), damaged
-        raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
+                got.put(frame, picture, float(timeline.seconds(frame)))
+                return
+        for other in self._neighbours(frame):
+            picture = attempt(table.start_of(int(table.packet_of_frame[other])), other)
+            if picture is not None:
+                at = f"{timeline.seconds(frame):.3f} s"
+                got.notes.append(f"frame {frame} ({at}) is damaged; frame {other} was used in its place")
+                got.put(frame, picture, float(timeline.seconds(other)), used=other)
+                return
+        if damaged is None:
+            raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
+        got.notes.append(f"frame {frame} is damaged and nothing near it is better; it is given as it decodes")
+        got.put(frame, damaged, float(timeline.seconds(frame)))
 
     def _neighbours(self, frame: int) -> Iterator[int]:
         """Frames to try in the place of a damaged one: the eight next to it, then the keyframes by distance."""
@@ -319,18 +312,15 @@ class PyavReader:
         keys = self.timeline().keyframe_indices
         yield from (int(key) for key in keys[np.argsort(np.abs(keys - frame), kind="stable")] if abs(key - frame) > 4)
 
-    def _read_from_start(
-        self, wanted: Indices, size: Size, found: dict[int, tuple[int, float, Frames]], notes: list[str]
-    ) -> None:
+    def _read_from_start(self, got: _Gathered, size: Size) -> None:
         """Streams without usable timestamps: decode from the start and count the frames that come out."""
         timeline = self.timeline()
         width, height = self._decoded_size(size)
         self._reopen()
         context = own_context(self._stream, threads=self._threads, limits=self._limits)
         convert = FrameConverter(width, height, name=self.name, limits=self._limits)
-        remaining, last, count = set(wanted.tolist()), None, 0
-        result = RunResult()
-        for packet in self._demuxer:
+        remaining, last, count, result = set(got.missing), None, 0, RunResult()
+        for packet in self._feed.rest():
             try:
                 frames = context.decode(packet if packet.size else None)
             except av.error.EOFError:
@@ -342,89 +332,37 @@ class PyavReader:
                 last = frame
                 if count in remaining:
                     remaining.discard(count)
-                    found[count] = count, float(timeline.seconds(count)), convert(frame)
+                    got.put(count, convert(frame), float(timeline.seconds(count)))
                     result.interlaced |= frame.interlaced_frame
-                    self._rotation = round(frame.rotation / 90) % 4 * 90
+                    result.rotation = rotation_of(frame)
                 count += 1
             if not remaining:
                 break
-        self._next_packet = None
         self._note_stream(result)
         if last is None:
             raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
         if result.errors:
-            notes.append(f"{result.errors} packets could not be decoded; frame numbers count the frames that could")
+            got.notes.append(f"{result.errors} packets could not be decoded; frame numbers count the frames that could")
         for frame in sorted(remaining):
-            notes.append(f"frame {frame} could not be decoded; frame {count - 1}, the last one, was used in its place")
-            found[frame] = count - 1, float(timeline.seconds(min(count - 1, len(timeline) - 1))), convert(last)
+            used = min(count, len(timeline)) - 1
+            got.notes.append(f"frame {frame} could not be decoded; frame {used}, the last one, was used in its place")
+            got.put(frame, convert(last), float(timeline.seconds(used)), used=used)
 
-    # --- positioning -----------------------------------------------------------------------------------------------
 
-    def _seek(self, ticks: int) -> bool:
-        try:
-            self._container.seek(ticks, backward=True, any_frame=False, stream=self._stream)
-        except av.error.FFmpegError:
-            return False
-        self._demuxer = self._container.demux(self._stream)
-        self._next_packet = None
-        return True
+class _Gathered:
+    """Frames on their way to the caller, each written once into the array that is returned."""
 
-    def _seek_to_keyframe(self, index: ContainerIndex, position: int) -> Any:
-        """The packet of a keyframe of the container's index, or None if no seek lands on it."""
-        start = int(index.keyframes[position])
-        last = position + 1 == len(index.keyframes)
-        end = index.total_num_frames if last else int(index.keyframes[position + 1])
-        # FFmpeg compares the time asked for with the keyframe's pts, which the index does not hold and which lies a
-        # few frames behind its dts. A time a little later in the same group finds it.
-        for later in (min(start + 8, end - 1), end - 1):
-            if self._seek(int(index.dts[later])):
-                packet = next(self._demuxer, None)
-                if packet is not None and packet.dts == index.dts[start]:
-                    return packet
-        return None
+    def __init__(self, wanted: Indices, width: int, height: int) -> None:
+        self._row = {frame: row for row, frame in enumerate(wanted.tolist())}
+        self.missing: dict[int, None] = dict.fromkeys(self._row)  # ascending, as `wanted`
+        self.pictures: Frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)  # not yet upright
+        self.frames = wanted.copy()
+        self.seconds: Seconds = np.zeros(len(wanted))
+        self.notes: list[str] = []
 
-    def _packets_of(self, run: Run) -> Iterator[Any]:
-        """The packets of a run. Seeks only where reading on would take longer."""
-        table = self._packets()
-        first = self._goto(run.start)
-        remaining = run.packets
-        while first is not None and remaining:
-            if not table.has_pts:
-                first.pts = first.dts
-            yield first
-            remaining -= 1
-            first = self._read_packet() if remaining else None
-
-    def _read_packet(self) -> Any:
-        packet = next(self._demuxer, None)
-        if packet is None or not packet.size:
-            self._next_packet = None
-            return None
-        if self._next_packet is not None:
-            self._next_packet += 1
-        return packet
-
-    def _goto(self, number: int) -> Any:
-        """The packet with this number in decoding order."""
-        if self._next_packet is not None and 0 <= number - self._next_packet <= _READ_ON:
-            return self._read_until(number)
-        table = self._packets()
-        pts, dts = int(table.pts[number]), int(table.dts[number])
-        second = int(1 / self._stream.time_base)
-        # Where a seek lands too late (streams without an index), step back, and at last begin at the beginning.
-        for place in (pts, dts, pts - 2 * second, pts - 10 * second, int(table.dts[0]), int(table.pts[0])):
-            if not self._seek(place):
-                continue
-            packet = next(self._demuxer, None)
-            stamp = None if packet is None else packet.pts if table.has_pts else packet.dts
-            landed = None if stamp is None else table.number_of(stamp)
-            if landed is not None and landed <= number:
-                self._next_packet = landed + 1
-                return packet if landed == number else self._read_until(number)
-        raise VideoError(f"{self.name}: cannot be positioned at {pts * self._stream.time_base} s; convert it to MP4")
-
-    def _read_until(self, number: int) -> Any:
-        packet = None
-        while self._next_packet is not None and self._next_packet <= number:
-            packet = self._read_packet()
-        return packet
+    def put(self, frame: int, picture: Frames, seconds: float, *, used: int | None = None) -> None:
+        """The picture for a wanted frame; `used` is the number of another frame that stands in for it."""
+        row = self._row[frame]
+        self.pictures[row], self.seconds[row] = picture, seconds
+        self.frames[row] = frame if used is None else used
+        del self.missing[frame]
