@@ -154,6 +154,8 @@ CLIPS: list[Clip] = [
     ),
     _plain("ten_bit", pix_fmt="yuv420p10le"),
     _plain("interlaced", codec_options={"flags": "+ildct+ilme"}, notes="interlaced"),
+    # Only the container says which colour matrix the picture has; the codec's own header does not.
+    _plain("container_colours", codec="mpeg4", colorspace=1, container_options={"movflags": "write_colr"}),
     _plain("fragmented", container_options={"movflags": "frag_keyframe+empty_moov"}),
     _plain("hevc", codec="libx265", codec_options=_H265),
     _plain("hevc_ten_bit", codec="libx265", pix_fmt="yuv420p10le", codec_options=_H265),

@@ -69,6 +69,7 @@ def encode_video(
     codec_options: dict[str, str] | None = None,
     container_options: dict[str, str] | None = None,
     rotation: int = 0,
+    colorspace: int | None = None,
 ) -> bytes:
     """Encode RGB frames [H, W, 3] to a file, or to bytes, which are returned in either case.
 
@@ -89,6 +90,8 @@ def encode_video(
                 stream.codec_context.thread_count = 1  # the same bytes on every machine
                 if rotation:
                     stream.set_display_rotation(rotation)
+                if colorspace is not None:
+                    stream.codec_context.colorspace = colorspace
             picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
             picture.pts = number if pts is None else pts[number]
             picture.time_base = 1 / rate

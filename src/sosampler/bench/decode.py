@@ -129,13 +129,14 @@ def _videos(clips: list[Path], work: Path, say: Callable[[str], None]) -> Iterat
 
 # Run in a process of its own, so that the peak is that of one reading and nothing else.
 _PEAK = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
-import numpy, av, sosampler.bench.decode as bench
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+import numpy, av, sosampler.bench.decode as bench, sosampler.video.pyav_reader
+from sosampler.bench.measure import peak_memory_mb
+before = peak_memory_mb()
 batch = getattr(bench, sys.argv[2])(Path(sys.argv[1]), int(sys.argv[3]), 1)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"grown_mb": (after - before) / 1024, "frames_mb": batch.frames.nbytes / 2**20, "frames": len(batch)}))
+grown = peak_memory_mb() - before
+print(json.dumps({"grown_mb": grown, "frames_mb": batch.frames.nbytes / 2**20, "frames": len(batch)}))
 """
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -36,6 +37,17 @@ def compare(seconds: dict[str, list[float]], *, way: str, reference: str) -> dic
         "times_faster": statistics.median(seconds[reference]) / statistics.median(seconds[way]),
         "times_faster_by_round": [by_round[0], by_round[-1]],
     }
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has had so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent had before it started this process
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
 def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:

@@ -148,6 +148,9 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     context = av.CodecContext.create(own.codec.name, "r")
     context.extradata = own.extradata
     context.width, context.height = own.width, own.height
+    # Often only the container says which colours the numbers mean.
+    context.colorspace, context.color_range = own.colorspace, own.color_range
+    context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
     context.reorder_depth = own.reorder_depth
     _set_up(context, threads, limits)
     return context

@@ -19,7 +19,7 @@ class PacketFeed:
 
     def __init__(self, container: Any, stream: Any, *, name: str) -> None:
         self._container, self._stream, self._name = container, stream, name
-        self._packets: Iterator[Any] = container.demux(stream)
+        self._packets: Iterator[Any] = self._demux()
         self._next: int | None = 0  # number, in decoding order, of the packet that comes next; None where unknown
 
     @property
@@ -36,9 +36,19 @@ class PacketFeed:
             self._container.seek(ticks, backward=True, any_frame=False, stream=self._stream)
         except av.error.FFmpegError:
             return False
-        self._packets = self._container.demux(self._stream)
+        self._packets = self._demux()
         self._next = None
         return True
+
+    def _demux(self) -> Iterator[Any]:
+        while True:
+            try:
+                yield from self._container.demux(self._stream)
+                return
+            except IndexError:
+                # PyAV stumbles over packets of a stream that appears after the file was opened, as in broadcasts.
+                # Asked anew, it goes on behind that packet.
+                continue
 
     def keyframe(self, index: ContainerIndex, position: int) -> Any:
         """The packet of a keyframe of the container's index, or None if no seek lands on it."""

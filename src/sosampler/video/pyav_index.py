@@ -249,8 +249,7 @@ def container_index(container: Any, stream: Any, *, name: str, limits: Limits) -
     last = entries[count - 1]
     if last.pos + last.size > container.size:
         return None  # cut off: the scan finds out how much is there
-    flags = np.fromiter((entry.flags for entry in entries), dtype=np.int64, count=count)
-    dts = np.fromiter((entry.timestamp for entry in entries), dtype=np.int64, count=count)
+    flags, dts = np.array([(entry.flags, entry.timestamp) for entry in entries], dtype=np.int64).T
     shown = (flags & 2) == 0  # AVINDEX_DISCARD_FRAME: decoded but not shown, because of an edit list
     keys = (flags & 1) != 0  # AVINDEX_KEYFRAME
     if not (keys & shown).any() or (np.diff(dts) <= 0).any():
