@@ -14,6 +14,7 @@ import pytest
 
 from sosampler.synthetic import numbered_video
 
+os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
 REQUIRED = set(filter(None, os.environ.get("SOSAMPLER_TESTS_REQUIRE", "").split(",")))
 
 

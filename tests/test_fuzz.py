@@ -38,7 +38,7 @@ def mutilated(data: bytes, seed: int) -> bytes:
 def test_mutilated_files(kind: str, mode: str) -> None:
     limits = so.Limits(max_pixels=4_000_000, max_frames=100_000)
     survived = 0
-    for seed in range(20):
+    for seed in range(30):
         data = mutilated(BY_NAME[kind].data, seed)
         try:
             sel = so.select(data, num_frames=4, candidates=mode, limits=limits, threads=1 + seed % 2)

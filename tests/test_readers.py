@@ -212,6 +212,16 @@ def test_frames_that_nothing_refers_to_are_not_decoded(monkeypatch: pytest.Monke
     assert leaving[True] <= 0.7 * leaving[False]
 
 
+@pytest.mark.parametrize("name", ["h264", "deep_b_pyramid", "hevc"])
+def test_timestamps_that_pretend_a_deep_reordering(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg would abort the whole process at more than sixteen frames."""
+    from sosampler.video.pyav_index import PacketTable
+
+    monkeypatch.setattr(PacketTable, "reorder_depth", 1000)
+    batch = open_video(BY_NAME[name].data).read(np.array([5, 44]))
+    assert [read_number(frame) for frame in batch.frames] == [5, 44]
+
+
 # --- what a source may be --------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ _COPYABLE_CODECS = frozenset(
 )
 # These decoders leave out frames that no other frame refers to when told so; pixels of the rest are the same.
 _SKIPPING_CODECS = frozenset({"h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video"})
+# Frames that H.264 and HEVC allow to be held back at most.
+_DEEPEST_REORDERING = 16
 # Runs up to this length are handed to threads whole; a longer one would hold too many packets in memory.
 _LONGEST_BUFFERED_RUN = 600
 # Bilinear with the filter widened to the scale (anti-aliased), chroma at full width: PIL's pixels in one pass.
@@ -89,7 +91,8 @@ class RunDecoder:
         self._context = context
         self._convert = converter
         self._knows_rotation = knows_rotation
-        self._reorder_depth = max(reorder_depth, context.reorder_depth)
+        # Damaged timestamps can pretend any depth, and beyond its own limit FFmpeg aborts the process.
+        self._reorder_depth = min(max(reorder_depth, context.reorder_depth), _DEEPEST_REORDERING)
         self._skips = context.codec.name in _SKIPPING_CODECS
 
     def __call__(self, packets: Iterable[Any], wanted: frozenset[int], *, skip_others: bool = True) -> RunResult:

@@ -69,7 +69,7 @@ def _boxes_of(file: Any) -> list[bytes]:
         names.append(box)
         if size == 1:
             size = int.from_bytes(header[8:16], "big")
-        if size < 8:
+        if not 8 <= size < 1 << 62:
             break
         file.seek(size - len(header), 1)
     return names
