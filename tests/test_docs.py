@@ -1,0 +1,105 @@
+"""What the documents say is what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sosampler as so
+from sosampler.options import SelectOptions
+from sosampler.policies import describe_policies
+from sosampler.synthetic import numbered_frame, numbered_video
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the README's commands find what they name."""
+    from PIL import Image
+
+    video = numbered_video(num_frames=300, gop=6, fps=2)  # two and a half minutes
+    for name in ("match.mp4", "videos/a.mp4", "videos/deeper/b.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(video)
+    (tmp_path / "dump").mkdir()
+    for number in range(20):
+        Image.fromarray(numbered_frame(number)).save(tmp_path / f"dump/img_{number + 1:05d}.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_command_of_the_readme_works(folder: Path) -> None:
+    pytest.importorskip("pyarrow")
+    lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("sosampler select")]
+    assert len(commands) >= 6
+    for command in commands:
+        done = subprocess.run([sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, cwd=folder)
+        assert done.returncode == 0, (command, done.stderr)
+    assert (folder / "frames.parquet").exists()
+    assert (folder / "sheet.png").exists()
+    assert len(list((folder / "frames").rglob("*.jpg"))) == 16
+
+
+def test_the_python_of_the_readme_works(folder: Path) -> None:
+    pytest.importorskip("torch")
+    (code,) = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    sel = names["sel"]
+    assert isinstance(sel, so.Selection)
+    assert len(sel) == 6
+
+
+def test_the_json_of_the_readme_has_the_right_keys(folder: Path) -> None:
+    (block,) = blocks("json")
+    shown, real = json.loads(block), so.select("match.mp4", 2).to_dict()
+    assert list(shown) == list(real)
+    assert list(shown["candidates"]) == list(real["candidates"])
+
+
+def test_every_policy_is_in_the_readme_with_its_words() -> None:
+    for name, says in describe_policies().items():
+        assert f"| `{name}` | {says}" in README
+
+
+def test_select_documents_every_option() -> None:
+    assert so.select.__doc__ is not None
+    for field in SelectOptions.__dataclass_fields__:
+        assert re.search(rf"^\s+(\w+, )?{field}(, \w+)?: ", so.select.__doc__, flags=re.MULTILINE), field
+
+
+def test_speed_table_is_that_of_the_benchmark() -> None:
+    spec = importlib.util.spec_from_file_location("speed_table", ROOT / "benchmarks" / "speed_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.table(json.loads(module.RESULTS.read_text())) in README
+
+
+def test_published_ratios_are_those_of_the_times() -> None:
+    """The ratios in the file follow from the seconds in it."""
+    result = json.loads((ROOT / "benchmarks" / "decode.json").read_text())
+    from statistics import median
+
+    for video in result["videos"]:
+        assert video["same_times_as_torchcodec"]
+        for row in video["comparisons"]:
+            seconds = video["seconds"]
+            expected = median(seconds[row["reference"]]) / median(seconds[row["way"]])
+            assert row["times_faster"] == pytest.approx(expected)
+            assert row["met"] in (None, True)
