@@ -138,6 +138,7 @@ CLIPS: list[Clip] = [
     _plain("h264"),
     _plain("one_group", gop=250),
     _plain("all_intra", gop=1),
+    _plain("tiny_groups", num_frames=35, gop=3),
     _plain("no_b_frames", codec_options={"bf": "0"}),
     _plain("deep_b_pyramid", codec_options={"preset": "slow", "bf": "8", "refs": "5"}),
     _plain("open_gop", codec_options={"x264-params": "keyint=15:min-keyint=15:scenecut=0:open-gop=1:bframes=3"}),

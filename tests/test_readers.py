@@ -151,7 +151,18 @@ def test_both_decoders_give_the_same_times_to_the_last_bit(torchcodec: None) -> 
         np.testing.assert_array_equal(ours.is_keyframe, theirs.is_keyframe, err_msg=clip.name)
 
 
-INDEXED = ["h264", "all_intra", "open_gop", "variable_rate", "late_start", "edit_list", "hevc", "av1", "rotated_90"]
+INDEXED = [
+    "h264",
+    "all_intra",
+    "tiny_groups",
+    "open_gop",
+    "variable_rate",
+    "late_start",
+    "edit_list",
+    "hevc",
+    "av1",
+    "rotated_90",
+]
 
 
 @pytest.mark.parametrize("name", INDEXED)

@@ -53,12 +53,15 @@ class PacketFeed:
     def keyframe(self, index: ContainerIndex, position: int) -> Any:
         """The packet of a keyframe of the container's index, or None if no seek lands on it."""
         start = int(index.keyframes[position])
-        last = position + 1 == len(index.keyframes)
-        end = index.total_num_frames if last else int(index.keyframes[position + 1])
         # FFmpeg compares the time asked for with the keyframe's pts, which the index does not hold and which lies a
-        # few frames behind its dts. A time a little later in the same group finds it.
-        for later in (min(start + 8, end - 1), end - 1):
-            if self._seek(int(index.dts[later])):
+        # few frames behind its dts. A time a little later in the same group finds it; behind the last group, any.
+        if position + 1 == len(index.keyframes):
+            places = [int(index.dts[-1]) + int(1 / index.time_base)]
+        else:
+            end = int(index.keyframes[position + 1])
+            places = [int(index.dts[min(start + 8, end - 1)]), int(index.dts[end]) - 1]
+        for place in places:
+            if self._seek(place):
                 packet = next(self._packets, None)
                 if packet is not None and packet.dts == index.dts[start]:
                     return packet
