@@ -50,6 +50,18 @@ class TestUnreadable:
         assert clip_bytes.find(b"moov") > len(clip_bytes) // 2, "the index should stand at the end"
         refuse(clip_bytes[: len(clip_bytes) // 2], "an MP4 file without its index")
 
+    def test_address(self) -> None:
+        refuse("https://example.org/x.mp4", "addresses are not opened")
+
+    def test_colon_in_a_name(self, tmp_path: Path, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "12:30 match.mp4").write_bytes(clip_bytes)
+        monkeypatch.chdir(tmp_path)
+        assert len(so.select("12:30 match.mp4")) == 8
+
+    def test_more_than_memory_holds(self, clip: Path) -> None:
+        with pytest.raises(so.InvalidArgument, match="does not fit into memory"):
+            so.select(clip, fps=1e14)
+
     def test_audio_only(self) -> None:
         refuse(audio_only(), r"no video stream \(it holds: audio\)")
 

@@ -282,6 +282,11 @@ class TestSources:
         assert reader.keyframe_indices().tolist() == list(range(12))
         assert reader.notes == []
 
+    def test_damaged_first_image(self, tmp_path: Path) -> None:
+        folder = _dump(tmp_path / "dump", 4)
+        (folder / "img_00001.jpg").write_bytes(b"not a picture")
+        assert open_video(folder, folder_fps=1).read(np.array([0])).frame_indices.tolist() == [1]
+
     def test_folder_without_a_rate_says_what_it_assumed(self, tmp_path: Path) -> None:
         reader = open_video(_dump(tmp_path / "dump", 3))
         assert reader.metadata.fps == 25
@@ -313,6 +318,7 @@ class TestSources:
         reader = open_video(VideoDecoder(clip_bytes, seek_mode="approximate"))
         with pytest.raises(VideoError, match="seek_mode='exact'"):
             reader.keyframe_indices()
+        assert len(reader.timeline()) == 90  # all else works
 
     def test_frames_out_of_range(self, clip: Path) -> None:
         with pytest.raises(IndexError, match=r"0\.\.89"):

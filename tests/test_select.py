@@ -127,8 +127,38 @@ class TestRatesAndRanges:
         with pytest.raises(so.InvalidArgument, match="lower fps"):
             so.select(data, fps=60, on_short="error")
 
+    def test_rate_repeats_the_frame_that_stays_on_screen(self) -> None:
+        data = numbered_video(num_frames=3, fps=1, pts=[0, 10, 11])
+        assert so.select(data, fps=1).frame_indices.tolist() == [0] * 10 + [1, 2]
+
+    @pytest.mark.parametrize(("fps", "step"), [(30, 1), (15, 2), (10, 3)])
+    @pytest.mark.parametrize("name", ["mkv", "late_start", "h264"])
+    def test_rounding_loses_no_frame(self, name: str, fps: int, step: int) -> None:
+        """Milliseconds of a container, and 0.1 * 3, mean the tick that they are next to."""
+        assert so.select(BY_NAME[name].data, fps=fps).frame_indices.tolist() == list(range(0, 75, step))
+
+    def test_range_with_a_rounding_error(self, clip: Path) -> None:
+        assert so.select(clip, 1, start=0.1 * 3, end=0.32).frame_indices.tolist() == [9]
+
+    def test_rate_stops_at_the_end(self) -> None:
+        data = numbered_video(num_frames=3, fps=1, pts=[0, 10, 11])
+        assert so.select(data, fps=1, end=5).frame_indices.tolist() == [0] * 5
+
+    def test_keyframes_of_open_groups_do_not_depend_on_a_scan(self) -> None:
+        data = BY_NAME["open_gop"].data
+        for count in (1, 2, 3, 4):
+            by_index = so.select(data, count, candidates="keyframe")
+            by_scan = so.select(data, count, candidates="keyframe", start=0.0)  # a range needs the scan
+            assert by_index.frame_indices.tolist() == by_scan.frame_indices.tolist()
+            assert by_index.candidates.moved_frames.tolist() == by_scan.candidates.moved_frames.tolist()
+
 
 class TestShortVideos:
+    def test_a_policys_own_pool_is_no_demand(self) -> None:
+        sel = so.select(numbered_video(num_frames=20), 4, policy="random", on_short="error")
+        assert sel.num_candidates == 20
+        assert sel.notes == ()
+
     @pytest.mark.parametrize("policy", [p for p in so.list_policies() if p != "all"])
     def test_repeat_keeps_the_number(self, policy: str) -> None:
         sel = so.select(BY_NAME["two_frames"].data, num_frames=6, policy=policy)

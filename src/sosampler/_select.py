@@ -18,7 +18,7 @@ from sosampler.video.limits import Limits
 from sosampler.video.reader import FrameBatch, VideoReader
 from sosampler.video.sizes import Size, target_size
 from sosampler.video.source import open_video, source_name
-from sosampler.video.timeline import Indices, Seconds
+from sosampler.video.timeline import Indices
 
 # Policies that look at pixels decode all T candidates once and keep them up to this size; beyond it they look at small
 # copies, and the N winners are decoded a second time.
@@ -116,12 +116,21 @@ def select_with(source: Any, options: SelectOptions) -> Selection:
         chosen, scores, batch = _choose(reader, options, offered, notes)
         metadata = reader.metadata
         notes[:0] = reader.notes
+    except MemoryError as error:
+        raise InvalidArgument(
+            f"{reader.name}: what was asked for does not fit into memory; "
+            "ask for fewer frames or candidates, a smaller size, or decode=False"
+        ) from error
     finally:
         reader.close()
     done = time.perf_counter()
     if batch is not None:
         notes.extend(batch.notes)
-        frame_indices, pts_seconds, frames = _in_time_order(batch)
+        # A frame that stands in for a damaged one may lie behind its neighbour.
+        order = np.argsort(batch.frame_indices, kind="stable")
+        chosen = chosen[order]
+        frame_indices, pts_seconds = batch.frame_indices[order], batch.pts_seconds[order]
+        frames = batch.frames if (order == np.arange(len(order))).all() else batch.frames[order]
     else:
         frame_indices, pts_seconds, frames = offered.frame_indices[chosen], offered.pts_seconds[chosen], None
     return Selection(
@@ -167,7 +176,8 @@ def _choose(
     choice: Choice = rule.choose(len(distinct), count, None if batch is None else batch.frames, options.seed)
     positions = choice.positions
     if wanted > count and options.on_short == "repeat":
-        positions = positions[segment_centres(count, wanted)]
+        # All candidates were asked for: as they are, repeats and all. Otherwise what was chosen is repeated evenly.
+        positions = candidate_of if wanted == len(offered) else positions[segment_centres(count, wanted)]
     scores = None if choice.scores is None else choice.scores[candidate_of]
     chosen = first_position[positions]
     if not options.decode:
@@ -181,11 +191,3 @@ def _choose(
 def _bytes_at(reader: VideoReader, size: Size) -> int:
     width, height = target_size(reader.metadata.width, reader.metadata.height, size)
     return width * height * 3
-
-
-def _in_time_order(batch: FrameBatch) -> tuple[Indices, Seconds, np.ndarray]:
-    """A frame that stands in for a damaged one may lie behind its neighbour."""
-    order = np.argsort(batch.frame_indices, kind="stable")
-    if np.array_equal(order, np.arange(len(order))):
-        return batch.frame_indices, batch.pts_seconds, batch.frames
-    return batch.frame_indices[order], batch.pts_seconds[order], batch.frames[order]

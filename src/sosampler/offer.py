@@ -51,6 +51,9 @@ def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int,
         return _at_rate(reader, options, options.fps, first, last, notes)
     count, total = options.num_offered, last - first
     assert count is not None, "without a rate there is a number"
+    if options.num_candidates is None:
+        # The policy's own pool: a short video simply offers all it has, as long as that is enough.
+        count = min(count, max(options.num_wanted or 1, total))
     if total < count and options.on_short != "error":
         notes.append(f"{total} frames for {count} candidates; {_told(options.on_short, 'frame')}")
     # The paper's test grid has a seed of its own, the same for every video.
@@ -65,7 +68,9 @@ def _at_rate(
     timeline = reader.timeline()
     begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
     ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
-    times = rate_times(begins, float(timeline.to_seconds(ends)), fps)
+    times = rate_times(
+        begins, min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end), fps
+    )
     targets = np.clip(timeline.index_at(times), first, last - 1)
     distinct = np.unique(targets)
     if len(distinct) == len(targets):
@@ -94,6 +99,13 @@ def _keyframes(
         notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {told}")
     positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
     frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
+    if not np.array_equal(frame_indices, keys[inside[positions]]):
+        # The container's index did not know the true numbers (open groups of pictures): choose again among those.
+        reader.timeline()
+        keys = reader.keyframe_indices()
+        inside = np.flatnonzero((keys >= first) & (keys < last))
+        positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
+        frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of their own
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)

@@ -43,7 +43,7 @@ def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]
             found.update(dict.fromkeys(below))
         else:
             found[path] = None
-    return list(found)
+    return list({os.path.abspath(path): path for path in reversed(found)}.values())[::-1]
 
 
 def _below(folder: Path, leave_out: Path | None) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,8 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     """One selection as columns: its own values, those of the candidates, and those of the video."""
     of_candidates = {f"candidate_{key}": value for key, value in row["candidates"].items()}
     known = {**row["metadata"], **of_candidates, **row}
+    # A file name need not be text; what is not becomes \\xNN.
+    known["video"] = os.fsencode(row["video"]).decode("utf-8", "backslashreplace")
     return {column: known[column] for column in _COLUMNS}
 
 

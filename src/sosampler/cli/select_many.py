@@ -176,6 +176,8 @@ def _work(todo: list[tuple[Path, str]], job: Job, workers: int) -> Iterator[Done
             return Done(str(video), error=_named(video, error))
         except VideoError as error:
             return Done(str(video), error=_named(video, error))
+        except OSError as error:
+            return Done(str(video), error=f"{video}: cannot be read ({error.strerror or error}); check its permissions")
         row = SheetRow.of(selection) if job.outputs.sheet is not None else None
         return Done(str(video), selection=replace(selection, frames=None), row=row)
 

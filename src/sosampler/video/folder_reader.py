@@ -42,7 +42,7 @@ class FolderReader:
             self.notes.append(
                 f"a folder of images holds no times; {fps:g} frames a second are assumed, folder_fps sets the true rate"
             )
-        rate = Fraction(fps).limit_denominator(1_000_000)
+        rate = max(Fraction(fps).limit_denominator(1_000_000), Fraction(1, 1_000_000))
         count = len(self._images)
         self._timeline = Timeline(np.arange(count, dtype=np.int64), 1 / rate, np.ones(count, dtype=np.bool_), count)
         limits.check_duration(self.name, self._timeline.duration)
@@ -85,7 +85,7 @@ class FolderReader:
 
     def _stored_size(self) -> tuple[int, int]:
         if self._first_size is None:
-            height, width, _ = self._load(0).shape
+            height, width, _ = self._load_or_nearest(0, [])[1].shape
             self._first_size = width, height
         return self._first_size
 
@@ -95,7 +95,7 @@ class FolderReader:
             with Image.open(path) as image:
                 self._limits.check_pixels(str(path), *image.size)  # before a pixel is decoded
                 return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise VideoError(
                 f"{path}: not an image that can be read ({error}); take it out or write it again"
             ) from error

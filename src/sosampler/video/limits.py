@@ -39,6 +39,6 @@ class Limits:
     def _refuse(self, name: str, found: str, field: str) -> None:
         option = "--" + field.replace("_", "-")
         raise LimitExceeded(
-            f"{name}: {found} is over the limit {field}={getattr(self, field):g}; "
+            f"{name}: {found} is over the limit {field}={getattr(self, field):.12g}; "
             f"if you trust the file, raise it with {option} or Limits({field}=...)"
         )

@@ -150,6 +150,7 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     own = stream.codec_context
     context = av.CodecContext.create(own.codec.name, "r")
     context.extradata = own.extradata
+    context.codec_tag = own.codec_tag  # tells dialects of MPEG-4 apart
     context.width, context.height = own.width, own.height
     # Often only the container says which colours the numbers mean.
     context.colorspace, context.color_range = own.colorspace, own.color_range

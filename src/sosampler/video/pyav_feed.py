@@ -22,6 +22,10 @@ class PacketFeed:
         self._packets: Iterator[Any] = self._demux()
         self._next: int | None = 0  # number, in decoding order, of the packet that comes next; None where unknown
 
+    def close(self) -> None:
+        """Let go of the generator, which holds this object: a cycle would keep frames in memory until collected."""
+        self._packets = iter(())
+
     @property
     def at_start(self) -> bool:
         return self._next == 0

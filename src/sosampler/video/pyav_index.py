@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,12 +28,18 @@ NOMINAL_RATE = 25
 
 def open_container(source: Path | bytes | Any, *, name: str, limits: Limits) -> Any:
     """Open for reading, or say in one sentence why the source is not a video."""
-    file = io.BytesIO(source) if isinstance(source, bytes) else str(source) if isinstance(source, Path) else source
+    file = (
+        io.BytesIO(source)
+        if isinstance(source, bytes)
+        else os.path.abspath(source)
+        if isinstance(source, Path)
+        else source
+    )
     # max_pixels reaches the decoder that FFmpeg starts to probe the stream. The protocol list keeps a hostile
     # playlist that is named .mp4 from opening network addresses.
     options = {"max_pixels": str(limits.max_pixels), "protocol_whitelist": "file,crypto,data"}
     try:
-        return av.open(file, metadata_errors="ignore", options=options)
+        return av.open(file, mode="r", metadata_errors="ignore", options=options)
     except av.error.InvalidDataError as error:
         raise VideoError(f"{name}: {_why_unreadable(source)}") from error
     except (av.error.FFmpegError, OSError, ValueError) as error:

@@ -52,7 +52,11 @@ class PyavReader:
         self.notes: list[str] = []
         self._source, self._threads, self._limits = source, threads, limits
         self._open()
-        self._index: ContainerIndex | None = container_index(self._container, self._stream, name=name, limits=limits)
+        try:
+            self._index = container_index(self._container, self._stream, name=name, limits=limits)
+        except VideoError:
+            self.close()
+            raise
         self._table: PacketTable | None = None
         self._located: dict[int, tuple[int, int]] = {}  # frame number -> (position in the index, pts)
         self._rotation: int | None = None  # degrees counter-clockwise; known when a frame has been decoded
@@ -73,6 +77,7 @@ class PyavReader:
         self._open()
 
     def close(self) -> None:
+        self._feed.close()
         self._container.close()
 
     # --- what is there ---------------------------------------------------------------------------------------------

@@ -101,6 +101,14 @@ def is_torchcodec_decoder(source: Any) -> bool:
 
 
 def _check_file(path: Path) -> None:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass  # said below
+    except OSError as error:
+        raise VideoError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from error
+    if "://" in os.fspath(path) or ":/" in os.fspath(path)[:8]:
+        raise VideoError(f"{path}: addresses are not opened; download it, or give its bytes or a file-like object")
     if not path.exists():
         raise VideoError(f"{path}: no such file or folder; check the path")
     if not path.is_file():

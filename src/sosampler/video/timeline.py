@@ -52,16 +52,18 @@ class Timeline:
 
     def index_at(self, seconds: ArrayLike) -> Indices:
         """The frame on screen at each time: the last one whose timestamp is not later."""
-        position = np.searchsorted(self.seconds(slice_all(len(self))), np.asarray(seconds), side="right") - 1
+        moments = np.asarray(seconds, dtype=np.float64) + self._half_tick
+        position = np.searchsorted(self.to_seconds(self.pts), moments, side="right") - 1
         return np.clip(position, 0, len(self) - 1).astype(np.int64)
+
+    @property
+    def _half_tick(self) -> float:
+        """What a time may be off and still mean the same tick: 0.1 * 3 is not 0.3, and containers round."""
+        return float(self.time_base) / 2
 
     def range_of(self, start: float | None, end: float | None) -> tuple[int, int]:
         """Half-open range of the frames whose timestamp t satisfies start <= t < end."""
-        times = self.seconds(slice_all(len(self)))
-        first = 0 if start is None else int(np.searchsorted(times, start, side="left"))
-        last = len(self) if end is None else int(np.searchsorted(times, end, side="left"))
+        times = self.to_seconds(self.pts)
+        first = 0 if start is None else int(np.searchsorted(times, start - self._half_tick, side="left"))
+        last = len(self) if end is None else int(np.searchsorted(times, end - self._half_tick, side="left"))
         return first, last
-
-
-def slice_all(length: int) -> Indices:
-    return np.arange(length, dtype=np.int64)

@@ -197,13 +197,21 @@ class OpenTorchcodecReader(_Reading):
                 np.linspace(meta.begin_stream_seconds, meta.end_stream_seconds, count + 1) * 1e6
             ).astype(np.int64)
             keys = np.zeros(count, dtype=np.bool_)
-            keys[self.keyframe_indices()] = True
+            if self._knows_keyframes():
+                keys[self.keyframe_indices()] = True
             self._frames = Timeline(microseconds[:-1], Fraction(1, 1_000_000), keys, int(microseconds[-1]))
         return self._frames
 
     @property
     def total_num_frames(self) -> int:
         return len(self._given)
+
+    def _knows_keyframes(self) -> bool:
+        try:
+            self.keyframe_indices()
+        except VideoError:
+            return False
+        return True
 
     def keyframe_indices(self) -> Indices:
         try:
