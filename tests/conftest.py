@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sosampler.errors import MissingDependency
 from sosampler.synthetic import numbered_video
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
@@ -38,10 +39,12 @@ def unavailable(what: str, reason: str) -> None:
 
 @cache
 def torchcodec_problem() -> str | None:
+    from sosampler.video.torchcodec_reader import import_decoders
+
     try:
-        import torchcodec.decoders  # noqa: F401
-    except (ImportError, RuntimeError, OSError) as error:
-        return f"torchcodec cannot be loaded (no system FFmpeg?): {str(error).splitlines()[0]}"
+        import_decoders()
+    except MissingDependency as error:
+        return str(error)
     return None
 
 

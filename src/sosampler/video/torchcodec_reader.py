@@ -18,14 +18,23 @@ from sosampler.video.timeline import Indices, Seconds, Timeline
 
 
 def import_decoders() -> Any:
+    """torchcodec.decoders, or one sentence about what is missing."""
     try:
+        import torchcodec
         from torchcodec import decoders
-    except (ImportError, RuntimeError, OSError) as error:  # a missing FFmpeg library shows as RuntimeError
-        raise MissingDependency(
-            f"torchcodec cannot be used ({_reason(error)}); install it with pip install "
-            "'sosampler[torchcodec]' and FFmpeg from your system, or use decoder='pyav', which needs neither"
-        ) from error
+    except (ImportError, RuntimeError, OSError) as error:
+        raise MissingDependency(_missing(str(error).splitlines()[0])) from error
+    # Without FFmpeg it imports all the same and fails at its first use.
+    if getattr(torchcodec, "ffmpeg_major_version", "unknown") is None:
+        raise MissingDependency(_missing("no FFmpeg libraries were found"))
     return decoders
+
+
+def _missing(why: str) -> str:
+    return (
+        f"torchcodec cannot be used ({why}); install it with pip install 'sosampler[torchcodec]' and FFmpeg from your "
+        "system, or use decoder='pyav', which needs neither"
+    )
 
 
 def _reason(error: Exception) -> str:
