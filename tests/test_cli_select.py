@@ -698,3 +698,19 @@ def test_a_table_of_failures_alone_has_its_header(tmp_path: Path, cli: Callable[
         (tmp_path / name).write_text("no video")
     assert cli(tmp_path, "--out", tmp_path / "rows.csv").code == 1
     assert (tmp_path / "rows.csv").read_text().startswith("video,policy,num_frames")
+
+
+@pytest.mark.parametrize("command", [["demo", "--out"], ["bench", "resize"], ["bench", "decode"]])
+def test_other_commands_end_with_a_sentence_too(command: list[str], tmp_path: Path) -> None:
+    """A folder that cannot be made, and a text in place of a video."""
+    text = tmp_path / "text.mp4"
+    text.write_text("no video")
+    done = run_process_of(*command, text / "below" if command[0] == "demo" else text)
+    assert done.code == 2
+    assert "text.mp4" in done.err
+    assert "Traceback" not in done.err
+
+
+def run_process_of(*args: object) -> Ran:
+    done = subprocess.run([sys.executable, "-m", "sosampler", *map(str, args)], capture_output=True, text=True)
+    return Ran(done.returncode, done.stdout, done.stderr)

@@ -54,10 +54,12 @@ def resize_command(
 
 def _check_files(clips: list[Path]) -> None:
     from sosampler.errors import VideoError
+    from sosampler.video.source import open_video
 
     for clip in clips:
-        if not clip.is_file():
-            raise VideoError(f"{clip}: no such file; give a natural video to measure with")
+        if clip.is_dir():
+            raise VideoError(f"{clip}: is a folder; give a natural video to measure with")
+        open_video(clip).close()  # says what is wrong with it before anything is encoded
 
 
 def _give(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:

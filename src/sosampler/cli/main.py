@@ -47,6 +47,13 @@ def main() -> None:
     except SosamplerError as error:
         typer.echo(f"sosampler: {error}", err=True)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise  # no file is at fault, so it is ours
+        typer.echo(
+            f"sosampler: {error.filename}: {error.strerror}; give a place that can be read and written", err=True
+        )
+        sys.exit(2)
 
 
 if __name__ == "__main__":
