@@ -1,0 +1,113 @@
+"""`sosampler datasets`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Public data sets, and manifests made of their official files.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def list_command(
+    context: typer.Context,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the public data sets that can be imported: videos, classes, metric, where to ask for them."""
+    if context.invoked_subcommand is not None:
+        return
+    from sosampler.data.catalog import CATALOG, FRAME_LISTS
+
+    if json_output:
+        typer.echo(json.dumps({"datasets": [known.to_dict() for known in CATALOG]}))
+        return
+    typer.echo(f"{'name':<18}{'videos':>10}{'classes':>9}  {'metric':<8}{'import':<13}where")
+    for known in CATALOG:
+        typer.echo(
+            f"{known.name:<18}{known.videos:>10,}{known.classes:>9}  {known.metric:<8}{known.reader:<13}{known.where}"
+        )
+        typer.echo(f"{'':<18}{known.files}")
+    typer.echo(FRAME_LISTS)
+
+
+@app.command("import")
+def import_command(
+    dataset: Annotated[str, typer.Argument(help="activitynet, kinetics, sports1m, coin or frames.")],
+    annotations: Annotated[
+        list[str], typer.Argument(help="Official files; FILE=train, dev or test where the name does not say it.")
+    ],
+    videos: Annotated[Path, typer.Option("--videos", help="Folder with the videos or frame folders, at any depth.")],
+    out: Annotated[Path, typer.Option("--out", help="Manifest to write, .csv or .jsonl.")],
+    classes: Annotated[
+        Path | None, typer.Option("--classes", help="Class names, one a line: what numbers count, or their order.")
+    ] = None,
+    subset: Annotated[
+        list[Path] | None, typer.Option("--subset", help="File that names classes or videos to keep; may be repeated.")
+    ] = None,
+    segments: Annotated[
+        bool, typer.Option("--segments", help="Write start and end: Kinetics in whole videos, COIN's annotated part.")
+    ] = False,
+    split_map: Annotated[
+        list[str] | None, typer.Option("--map", help="SUBSET=SPLIT, as validation=dev; by default validation is test.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", help="Of frame lists: auto, count (dir n label), range, video (file label).")
+    ] = "auto",
+    dev_share: Annotated[float, typer.Option("--dev-share", help="Carve this share of train out as dev.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Which videos become dev.")] = 0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Turn a data set's official files into a manifest. Missing videos are counted and listed in OUT.missing.txt."""
+    from sosampler.data.importers import check_out, import_dataset
+
+    check_out(out, [*map(Path, annotations), *(subset or []), *([classes] if classes else [])])
+    imported = import_dataset(
+        dataset,
+        annotations,
+        videos=videos,
+        classes=classes,
+        subset=subset or (),
+        segments=segments,
+        split_map=_parse_map(split_map or []),
+        layout=layout,
+        dev_share=dev_share,
+        seed=seed,
+    )
+    classes_file, missing_file = imported.write(out)
+    result = {
+        "dataset": dataset,
+        "out": str(out),
+        "classes_file": str(classes_file),
+        "missing_file": str(missing_file),
+        **imported.to_dict(),
+    }
+    typer.echo(json.dumps(result) if json_output else _describe(result))
+
+
+def _parse_map(pairs: list[str]) -> dict[str, str]:
+    from sosampler.errors import InvalidArgument
+
+    mapping = {}
+    for pair in pairs:
+        word, equals, split = pair.partition("=")
+        if not word or not equals:
+            raise InvalidArgument(f"--map {pair!r} is not SUBSET=SPLIT; write for example --map validation=dev")
+        mapping[word] = split
+    return mapping
+
+
+def _describe(result: dict[str, Any]) -> str:
+    splits = ", ".join(f"{count} {name}" for name, count in result["splits"].items())
+    lines = [f"{result['videos']} videos of {result['classes']} classes ({splits}) written to {result['out']}"]
+    lines.append(f"classes in {result['classes_file']}")
+    lines.append(f"{result['missing']} videos are missing, listed in {result['missing_file']}")
+    notes = {
+        "unlabelled": "without a label, left out",
+        "overlapping": "left out of training, since their video is also in a later split",
+        "repeated": "further lines about the same video",
+        "unknown_in_subset": "lines of the subset that name no video of the data set",
+    }
+    return "\n".join(lines + [f"{result[name]} {says}" for name, says in notes.items() if result[name]])

@@ -1,0 +1,98 @@
+"""The data sets that are known: how large they are, how they are judged, and where to ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Known:
+    """A public data set. Counts are what its authors or the papers that use it state; None where they differ."""
+
+    name: str
+    reader: str  # the word after `datasets import`
+    videos: int
+    classes: int
+    metric: str  # "mAP" or "top-1", as published results are given
+    multi_label: bool
+    where: str
+    files: str  # what to hand to the importer
+    train: int | None = None
+    test: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+CATALOG: tuple[Known, ...] = (
+    Known(
+        name="activitynet-v1.3",
+        reader="activitynet",
+        videos=14_950,
+        train=10_024,
+        test=4_926,
+        classes=200,
+        metric="mAP",
+        multi_label=True,
+        where="http://activity-net.org/download.html (a form for the videos that left the web)",
+        files="activity_net.v1-3.min.json; validation is test, the official test set has no labels",
+    ),
+    Known(
+        name="mini-kinetics",
+        reader="kinetics",
+        videos=131_082,
+        train=121_215,
+        test=9_867,
+        classes=200,
+        metric="top-1",
+        multi_label=False,
+        where="https://github.com/s9xie/Mini-Kinetics-200 (lists), https://github.com/cvdfoundation/kinetics-dataset",
+        files="train.csv val.csv of Kinetics-400, with --subset train_ytid_list.txt --subset val_ytid_list.txt",
+    ),
+    Known(
+        name="mini-sports1m",
+        reader="sports1m",
+        videos=19_441,
+        train=14_586,
+        test=4_855,
+        classes=487,
+        metric="mAP",
+        multi_label=False,
+        where="https://github.com/IBM/AdaMML/issues/1 (lists)",
+        files="train_minisports1m.txt test_minisports1m.txt, with --classes labels.txt of Sports-1M",
+    ),
+    Known(
+        name="coin",
+        reader="coin",
+        videos=11_827,
+        classes=180,
+        metric="mAP",
+        multi_label=False,
+        where="https://coin-dataset.github.io",
+        files="COIN.json",
+    ),
+    Known(
+        name="kinetics-400",
+        reader="kinetics",
+        videos=306_245,
+        classes=400,
+        metric="top-1",
+        multi_label=False,
+        where="https://github.com/cvdfoundation/kinetics-dataset",
+        files="train.csv val.csv; val is test",
+    ),
+    Known(
+        name="sports-1m",
+        reader="sports1m",
+        videos=1_133_158,
+        classes=487,
+        metric="mAP",
+        multi_label=True,
+        where="https://github.com/gtoderici/sports-1m-dataset",
+        files="train_partition.txt test_partition.txt (or .gz), with --classes labels.txt",
+    ),
+)
+
+# Not a data set but a form that several are handed on in.
+FRAME_LISTS = "lists of frame folders (dir n_frames label ...), as of OCSampler, AR-Net and AdaMML: import frames"
