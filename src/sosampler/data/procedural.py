@@ -1,0 +1,273 @@
+"""Drawing of procedural pictures: a shape that can be told from others, on varied grounds among clutter.
+
+Coordinates run from -1 to 1 over the picture, y downwards. A shape is a function of coordinates in its own frame,
+where it has about unit radius; it returns the distance to its border, positive inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Plane = NDArray[np.floating[Any]]  # [H, W]
+Shape = Callable[[Plane, Plane], Plane]
+Pixels = NDArray[np.uint8]  # [S, S, 3]
+
+
+def _both(*planes: Plane) -> Plane:
+    return np.asarray(reduce(np.minimum, planes))
+
+
+def _either(*planes: Plane) -> Plane:
+    return np.asarray(reduce(np.maximum, planes))
+
+
+def _bar(x: Plane, y: Plane, half_width: float, half_height: float) -> Plane:
+    return _both(half_width - np.abs(x), half_height - np.abs(y))
+
+
+def _circle(x: Plane, y: Plane, radius: float | Plane) -> Plane:
+    return np.asarray(radius - np.hypot(x, y))
+
+
+def _disc(x: Plane, y: Plane) -> Plane:
+    return _circle(x, y, 0.85)
+
+
+def _square(x: Plane, y: Plane) -> Plane:
+    return _bar(x, y, 0.78, 0.78)
+
+
+def _triangle(x: Plane, y: Plane) -> Plane:
+    angles = (np.pi / 2, np.pi / 2 + 2 * np.pi / 3, np.pi / 2 - 2 * np.pi / 3)  # of the normals of its sides
+    return _both(*(0.5 - np.cos(angle) * x - np.sin(angle) * y for angle in angles))
+
+
+def _plus(x: Plane, y: Plane) -> Plane:
+    return _either(_bar(x, y, 0.28, 0.95), _bar(x, y, 0.95, 0.28))
+
+
+def _ring(x: Plane, y: Plane) -> Plane:
+    return _both(_circle(x, y, 0.92), -_circle(x, y, 0.52))
+
+
+def _star(x: Plane, y: Plane) -> Plane:
+    tip, notch, step = 1.0, 0.42, np.pi / 5
+    folded = np.abs((np.arctan2(x, -y) + step) % (2 * step) - step)  # angle from the nearest tip, 0..step
+    radius = np.hypot(x, y)
+    along, across = radius * np.cos(folded), radius * np.sin(folded)
+    to_side, to_tip = tip - notch * np.cos(step), notch * np.sin(step)  # normal of the edge from tip to notch
+    return np.asarray((to_tip * (tip - along) - to_side * across) / np.hypot(to_tip, to_side))
+
+
+def _crescent(x: Plane, y: Plane) -> Plane:
+    return _both(_circle(x, y, 0.9), -_circle(x - 0.42, y, 0.68))
+
+
+def _bow_tie(x: Plane, y: Plane) -> Plane:
+    return _both(0.85 - np.abs(x), (np.abs(x) + 0.1 - np.abs(y)) / np.sqrt(2))
+
+
+def _heart(x: Plane, y: Plane) -> Plane:
+    lobes = _circle(np.abs(x) - 0.4, y + 0.3, 0.5)
+    # The tip's edges touch the lobes at |x| = 0.754.
+    tip = _both((0.808 - np.abs(x) - y) / np.sqrt(2), 0.754 - np.abs(x), y + 0.3)
+    return _either(lobes, tip)
+
+
+def _bars(x: Plane, y: Plane) -> Plane:
+    return _either(*(_bar(x, y - middle, 0.85, 0.16) for middle in (-0.62, 0.0, 0.62)))
+
+
+def _dumbbell(x: Plane, y: Plane) -> Plane:
+    return _either(_circle(np.abs(x) - 0.6, y, 0.38), _bar(x, y, 0.6, 0.13))
+
+
+def _arrow(x: Plane, y: Plane) -> Plane:
+    head = _both((0.95 - x - np.abs(y) * 0.8) / np.hypot(1, 0.8), x - 0.1)
+    return _either(head, _bar(x + 0.4, y, 0.55, 0.22))
+
+
+_SHAPES: dict[str, Shape] = {
+    "disc": _disc,
+    "square": _square,
+    "triangle": _triangle,
+    "plus": _plus,
+    "ring": _ring,
+    "star": _star,
+    "crescent": _crescent,
+    "bow tie": _bow_tie,
+    "heart": _heart,
+    "bars": _bars,
+    "dumbbell": _dumbbell,
+    "arrow": _arrow,
+}
+_NAMES = tuple(_SHAPES)
+
+
+def _half(x: Plane, y: Plane) -> Plane:
+    return y
+
+
+def _stripes(x: Plane, y: Plane) -> Plane:
+    return np.asarray(np.sin(11 * y) / 11)
+
+
+def _checks(x: Plane, y: Plane) -> Plane:
+    return np.asarray(np.sin(9 * x) * np.sin(9 * y) / 9)
+
+
+def _posts(x: Plane, y: Plane) -> Plane:
+    return np.asarray(np.sin(11 * x) / 11)
+
+
+def _dots(x: Plane, y: Plane) -> Plane:
+    return np.asarray((np.cos(10 * x) + np.cos(10 * y) - 0.6) / 20)
+
+
+def _target(x: Plane, y: Plane) -> Plane:
+    return np.asarray(np.sin(11 * np.hypot(x, y)) / 11)
+
+
+# What fills a shape in a second colour: seen in large sharp pictures, lost in small or blurred ones.
+_FILLS: tuple[tuple[str, Shape], ...] = (
+    ("halved", _half),
+    ("striped", _stripes),
+    ("checked", _checks),
+    ("barred", _posts),
+    ("dotted", _dots),
+    ("ringed", _target),
+)
+MAX_CLASSES = 2 * len(_NAMES)  # each shape with two fills
+
+
+def _fill(label: int) -> tuple[str, Shape]:
+    return _FILLS[(label + 2 * (label // len(_NAMES))) % len(_FILLS)]
+
+
+def class_name(label: int) -> str:
+    """
+    >>> class_name(0), class_name(1), class_name(12)
+    ('halved disc', 'striped square', 'checked disc')
+    """
+    return f"{_fill(label)[0]} {_NAMES[label % len(_NAMES)]}"
+
+
+def draw_picture(label: int | None, size: int, rng: np.random.Generator) -> Pixels:
+    """One picture [size, size, 3]: the shape of a class, or without a label a distractor."""
+    canvas = _Canvas(size, rng)
+    for _ in range(rng.integers(1, 4)):
+        _paint_clutter(canvas, rng)
+    if label is None:
+        for _ in range(rng.integers(1, 3)):
+            place, shape = _placed(rng), _blob(rng)
+            canvas.paint(place, shape, canvas.colour(rng))
+            if rng.random() < 0.5:  # patches in a second colour, as shapes have, but of no pattern
+                canvas.paint(place, _inside(shape, _blob(rng, waves=(3, 4, 7))), canvas.colour(rng))
+    else:
+        place, shape, fill = _placed(rng), _SHAPES[_NAMES[label % len(_NAMES)]], _fill(label)[1]
+        canvas.paint(place, shape, canvas.colour(rng))
+        canvas.paint(place, _inside(shape, fill), canvas.colour(rng))
+    if rng.random() < 0.4:  # something in front
+        _paint_clutter(canvas, rng)
+    light, grain = rng.uniform(0.75, 1.1), rng.uniform(1, 8)
+    noise = rng.standard_normal(canvas.pixels.shape, dtype=np.float32)
+    return np.clip(np.rint(canvas.pixels * np.float32(light) + noise * np.float32(grain)), 0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an object stands, in the picture's coordinates, and how it is turned."""
+
+    x: float
+    y: float
+    radius: float
+    angle: float
+    reach: float  # the object ends within so many radii
+
+
+class _Canvas:
+    """A picture in the making: [S, S, 3] float32, values from 0 to 255."""
+
+    def __init__(self, size: int, rng: np.random.Generator) -> None:
+        self.size = size
+        self._axis = ((np.arange(size) + 0.5) * (2 / size) - 1).astype(np.float32)
+        self.pixels = self._ground(rng)
+        self._mean = self.pixels.mean(axis=(0, 1))
+
+    def _ground(self, rng: np.random.Generator) -> NDArray[np.float32]:
+        """A gradient between two colours with soft waves."""
+        first, second = rng.uniform(30, 225, (2, 3)).astype(np.float32)
+        x, y = self._axis[None, :], self._axis[:, None]
+        angle = rng.uniform(0, 2 * np.pi)
+        mix = 0.5 + 0.35 * (np.cos(angle) * x + np.sin(angle) * y)
+        for _ in range(3):
+            turn, phase = rng.uniform(0, 2 * np.pi, 2)
+            frequency, height = rng.uniform(2, 14), rng.uniform(0, 0.12)
+            mix = mix + height * np.sin(frequency * (np.cos(turn) * x + np.sin(turn) * y) + phase)
+        share = np.clip(mix, 0, 1).astype(np.float32)[..., None]
+        return np.asarray(first * (1 - share) + second * share)
+
+    def colour(self, rng: np.random.Generator) -> NDArray[np.float32]:
+        """A colour that differs from the ground by a contrast drawn between faint and strong."""
+        wanted = rng.uniform(80, 230)  # Euclidean distance in RGB
+        offered = rng.uniform(0, 255, (8, 3)).astype(np.float32)
+        distance = np.linalg.norm(offered - self._mean, axis=1)
+        return np.asarray(offered[np.argmin(np.abs(distance - wanted))])
+
+    def paint(self, place: _Place, shape: Shape, colour: NDArray[np.float32]) -> None:
+        """Lay a colour over the picture inside of the shape, with a soft border of about a pixel."""
+        extent = place.radius * place.reach
+        columns, rows = (
+            slice(*np.searchsorted(self._axis, (middle - extent, middle + extent)).tolist())
+            for middle in (place.x, place.y)
+        )  # only where the object can be: most are small
+        dx = (self._axis[None, columns] - np.float32(place.x)) / np.float32(place.radius)
+        dy = (self._axis[rows, None] - np.float32(place.y)) / np.float32(place.radius)
+        cos, sin = np.float32(np.cos(place.angle)), np.float32(np.sin(place.angle))
+        inside = shape(cos * dx + sin * dy, cos * dy - sin * dx)
+        cover = np.clip(inside * (place.radius * self.size / 2) + 0.5, 0, 1).astype(np.float32)[..., None]
+        window = self.pixels[rows, columns]
+        window += cover * (colour - window)
+
+
+def _placed(rng: np.random.Generator) -> _Place:
+    """The main object: large or small, anywhere where all of it is seen, a little turned."""
+    radius = rng.uniform(0.32, 0.7)
+    x, y = rng.uniform(-1, 1, 2) * (1 - radius) * 0.85
+    return _Place(x, y, radius, rng.uniform(-0.45, 0.45), reach=1.5)
+
+
+def _paint_clutter(canvas: _Canvas, rng: np.random.Generator) -> None:
+    """A small thing: a stick, a crumb or a piece of an arc."""
+    kind = rng.integers(3)
+    x, y = rng.uniform(-1, 1, 2)
+    place = _Place(x, y, rng.uniform(0.06, 0.16), rng.uniform(0, 2 * np.pi), reach=(3.1, 1.5, 1.5)[kind])
+    length, width, cut = rng.uniform(1.0, 3.0), rng.uniform(0.15, 0.35), rng.uniform(-0.3, 0.5)
+    shapes: tuple[Shape, ...] = (
+        lambda u, v: _bar(u, v, length, width),
+        _blob(rng),
+        lambda u, v: _both(_circle(u, v, 1.28), -_circle(u, v, 0.92), u - cut),
+    )
+    canvas.paint(place, shapes[kind], canvas.colour(rng))
+
+
+def _blob(rng: np.random.Generator, waves: tuple[int, int, int] = (2, 3, 5)) -> Shape:
+    """A crooked outline that is none of the shapes."""
+    heights, phases = rng.uniform(0.06, 0.15, 3), rng.uniform(0, 2 * np.pi, 3)
+
+    def shape(u: Plane, v: Plane) -> Plane:
+        angle = np.arctan2(v, u)
+        bumps = zip(waves, heights, phases, strict=True)
+        return _circle(u, v, 0.72 + sum(height * np.cos(count * angle + phase) for count, height, phase in bumps))
+
+    return shape
+
+
+def _inside(shape: Shape, fill: Shape) -> Shape:
+    return lambda u, v: _both(shape(u, v) - 0.06, fill(u, v))

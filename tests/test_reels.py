@@ -1,0 +1,692 @@
+"""Reels: plans, pictures, frames and files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import sosampler as so
+from sosampler.data.manifest import read_manifest
+from sosampler.data.pictures import PictureCache, PictureFolder, Pictures, ProceduralPictures, open_reel_set
+from sosampler.data.procedural import MAX_CLASSES, class_name
+from sosampler.data.reel_frames import (
+    candidate_frames,
+    cut,
+    frames_of,
+    layers,
+    plan_from,
+    render_frame,
+    write_reel,
+    write_reels,
+)
+from sosampler.data.reels import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, ReelSet, plan_reels
+from sosampler.errors import InvalidArgument, LimitExceeded
+
+SMALL = ReelRecipe(num_shots=5, num_candidates=5, size=48, picture_size=48, seconds_per_shot=1.0, fps=8)
+
+
+def plan(recipe: ReelRecipe = SMALL, count: int = 20, seed: int = 0) -> list[Reel]:
+    return plan_reels(recipe, pictures_per_class=[7, 3, 5], num_distractors=11, count=count, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ProceduralPictures:
+    return ProceduralPictures(3, 6, num_distractors=8, size=48, seed=1)
+
+
+def class_flags(reels: list[Reel]) -> list[list[bool]]:
+    return [[shot.shows_class for shot in reel.shots] for reel in reels]
+
+
+class TestPlan:
+    @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 2**32 - 1), st.sampled_from(["numpy", "torch"]))
+    @settings(max_examples=25, deadline=None)
+    def test_a_reel_does_not_depend_on_how_many_are_planned(self, few: int, more: int, seed: int, draws: str) -> None:
+        recipe = replace(SMALL, draws=draws)
+        assert plan(recipe, few, seed) == plan(recipe, few + more, seed)[:few]
+
+    def test_seeds_and_numbers_give_other_reels(self) -> None:
+        assert plan(seed=1)[0].shots != plan(seed=2)[0].shots
+        assert len({reel.shots for reel in plan(count=50)}) == 50
+
+    def test_shots_follow_one_another_and_stay_within_what_is_there(self) -> None:
+        recipe = replace(PRESETS["demo"], num_shots=(3, 9))
+        counts = [7, 3, 5]
+        for reel in plan(recipe, 200):
+            assert 3 <= len(reel.shots) <= 9
+            ends = [0] + [shot.first_frame + shot.num_frames for shot in reel.shots]
+            assert [shot.first_frame for shot in reel.shots] == ends[:-1]
+            assert reel.total_num_frames == ends[-1]
+            for shot in reel.shots:
+                assert shot.label in (reel.label, DISTRACTOR)
+                assert 0 <= shot.picture < (counts[shot.label] if shot.shows_class else 11)
+                assert 6 <= shot.num_frames <= 18  # 0.5 to 1.5 s at 12 fps
+                for left, top, side in (shot.start, shot.end):
+                    assert min(left, top) >= 0
+                    assert max(left, top) + side <= 1 + 1e-12
+        assert {len(reel.shots) for reel in plan(recipe, 200)} == set(range(3, 10))
+
+    @pytest.mark.parametrize("draws", ["numpy", "torch"])
+    def test_labels_and_shares_are_uniform(self, draws: str) -> None:
+        recipe = ReelRecipe(num_shots=30, draws=draws)  # type: ignore[arg-type]
+        reels = plan(recipe, 1500, seed=5)
+        labels = np.bincount([reel.label for reel in reels])
+        assert np.abs(labels - 500).max() < 4 * np.sqrt(1500 * 2 / 9)
+        share = np.mean(class_flags(reels), axis=1)  # of each reel
+        assert share.mean() == pytest.approx(0.45, abs=0.01)
+        # A uniform share in 0.25..0.65 has variance 0.4**2 / 12; the coins of 30 shots add p (1 - p) / 30.
+        coins = (0.45 - (0.45**2 + 0.16 / 12)) / 30
+        assert share.var() == pytest.approx(0.16 / 12 + coins, rel=0.08)
+        # Shots are independent of their place.
+        assert np.abs(np.mean(class_flags(reels), axis=0) - 0.45).max() < 0.055
+
+    def test_crops_have_uniform_area_and_place(self) -> None:
+        shots = [shot for reel in plan(ReelRecipe(), 600) for shot in reel.shots]
+        area = np.array([shot.start[2] ** 2 for shot in shots])
+        assert area.min() >= 0.6
+        assert area.max() <= 1
+        assert np.histogram(area, 4, (0.6, 1.0))[0] / len(shots) == pytest.approx([0.25] * 4, abs=0.03)
+        place = np.array([shot.start[0] / (1 - shot.start[2]) for shot in shots if shot.start[2] < 1])
+        assert np.histogram(place, 4, (0, 1))[0] / len(place) == pytest.approx([0.25] * 4, abs=0.03)
+        assert np.mean([shot.flip for shot in shots]) == pytest.approx(0.5, abs=0.03)
+
+    def test_class_shots_can_be_demanded(self) -> None:
+        rare = replace(SMALL, share=0.02)
+        assert any(sum(flags) == 0 for flags in class_flags(plan(rare, 100)))
+        assert min(sum(flags) for flags in class_flags(plan(replace(rare, min_class_shots=2), 100))) == 2
+        never = class_flags(plan(replace(SMALL, share=0.0), 50))
+        always = class_flags(plan(replace(SMALL, share=1.0), 50))
+        assert not np.any(never)
+        assert np.all(always)
+
+    def test_moves_leave_the_pictures_as_they_are(self) -> None:
+        moving = replace(SMALL, pan=0.3, zoom=0.2, blur=0.05, fade=0.5)
+        for still, moved in zip(plan(SMALL), plan(moving), strict=True):
+            assert [(s.label, s.picture, s.start, s.flip) for s in still.shots] == [
+                (s.label, s.picture, s.start, s.flip) for s in moved.shots
+            ]
+            assert all(shot.is_still and not shot.fade for shot in still.shots)
+            assert not any(shot.is_still for shot in moved.shots)
+
+    def test_frames_know_their_shot(self) -> None:
+        for reel in plan(PRESETS["demo"], 10):
+            by_hand = [number for number, shot in enumerate(reel.shots) for _ in range(shot.num_frames)]
+            assert reel.shot_numbers(np.arange(reel.total_num_frames)).tolist() == by_hand
+            for frame, number in enumerate(by_hand):
+                time = frame / reel.recipe.fps
+                assert reel.frame_at(time) == frame
+                assert reel.shot_at(time) is reel.shots[number]
+                assert reel.shows_class(frame) == (reel.shots[number].label == reel.label)
+            with pytest.raises(InvalidArgument, match="behind the reel"):
+                reel.shot_at(reel.duration)
+            with pytest.raises(InvalidArgument, match=r"has 0\.\."):
+                reel.shot_numbers([0, reel.total_num_frames])
+
+    def test_plans_are_plain_data(self) -> None:
+        reel = plan(PRESETS["demo"], 1)[0]
+        again = json.loads(json.dumps(reel.to_dict()))
+        assert again["label"] == reel.label
+        assert ReelRecipe(**again["recipe"]) == reel.recipe  # lists become tuples again
+        assert reel.digest() == plan(PRESETS["demo"], 2)[0].digest()
+        assert len({reel.digest(), plan(PRESETS["demo"], 2)[1].digest(), reel.digest("x")}) == 3
+
+
+class TestSports22:
+    """The preset is that of the project's first measurement."""
+
+    def test_reels_are_those_of_torchs_generator(self) -> None:
+        torch = pytest.importorskip("torch")
+        for side, distractors in (("train", 400), ("test", 200)):
+            seed = SPORTS22[side].seed
+            g = torch.Generator().manual_seed(seed)
+            reels = plan_reels(
+                PRESETS["sports22"], pictures_per_class=[50] * 22, num_distractors=distractors, count=100, seed=seed
+            )
+            for reel in reels:
+                assert reel.label == int(torch.randint(22, (1,), generator=g))
+                chance = torch.rand(10, generator=g)
+                on = (chance < 0.25 + 0.4 * torch.rand(1, generator=g)).tolist()
+                assert class_flags([reel])[0] == on
+                for shot, is_on in zip(reel.shots, on, strict=True):
+                    assert shot.picture == int(torch.randint(50 if is_on else distractors, (1,), generator=g))
+
+    def test_reels_stay_what_they_are(self) -> None:
+        """Written down from torch, for machines without it."""
+        reels = plan_reels(PRESETS["sports22"], pictures_per_class=[50] * 22, num_distractors=400, count=3000, seed=1)
+        assert [reel.label for reel in reels[:6]] == [11, 16, 19, 17, 8, 15]
+        assert "".join("#" if shown else "." for shown in class_flags(reels)[0]) == "##.#.#..#."
+        assert sum(not any(flags) for flags in class_flags(reels)) == 35
+        assert np.mean(class_flags(reels)) == pytest.approx(0.4456, abs=1e-9)
+
+    def test_its_numbers(self) -> None:
+        recipe = PRESETS["sports22"]
+        assert (recipe.num_shots, recipe.num_candidates, recipe.share) == (10, 10, (0.25, 0.65))
+        assert (recipe.size, recipe.picture_size, recipe.crop_area, recipe.flip) == (176, 192, (0.6, 1.0), 0.5)
+        assert recipe.pan == recipe.zoom == recipe.blur == recipe.fade == recipe.min_class_shots == 0
+        reel = plan(recipe, 1)[0]
+        assert reel.shot_numbers(reel.candidate_indices).tolist() == list(range(10))  # one frame a shot
+        assert (SPORTS22["train"].count, SPORTS22["test"].count) == (3000, 3000)
+
+    @pytest.mark.parametrize("flip", [False, True])
+    def test_crops_are_those_of_grid_sample(self, flip: bool) -> None:
+        torch = pytest.importorskip("torch")
+        rng = np.random.default_rng(0)
+        picture = rng.integers(0, 256, (192, 192, 3), dtype=np.uint8)
+        for area in (0.6, 0.8, 1.0):
+            side = np.sqrt(area)
+            cx, cy = rng.uniform(-1, 1, 2) * (1 - side)
+            if area == 0.6:
+                cx, cy = 1 - side, side - 1  # in a corner, where half a pixel lies beyond the edge
+            theta = torch.tensor([[[-side if flip else side, 0, cx], [0, side, cy]]], dtype=torch.float32)
+            grid = torch.nn.functional.affine_grid(theta, [1, 3, 176, 176], align_corners=False)
+            image = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+            expected = torch.nn.functional.grid_sample(
+                image, grid, mode="bilinear", padding_mode="reflection", align_corners=False
+            )[0]
+            box = ((cx + 1 - side) / 2, (cy + 1 - side) / 2, side)
+            got = cut(picture, box, 176, flip=flip).astype(np.float32)
+            assert np.abs(got - expected.permute(1, 2, 0).numpy()).max() < 0.51  # rounding to 8 bits
+
+    @pytest.mark.slow
+    def test_the_real_pictures_are_split_as_then(self) -> None:
+        root = Path(__file__).parents[2] / "shared" / "data" / "sports22"
+        if not root.is_dir():
+            pytest.skip("the pictures are not here")
+        opened = {name: open_reel_set(root, reel_set, size=192) for name, reel_set in SPORTS22.items()}
+        assert all(source.per_class == (50,) * 22 for source in opened.values())
+        assert [source.num_distractors for source in opened.values()] == [400, 400, 200]
+        shown = [{key for label, key in source.listing() if label != DISTRACTOR} for source in opened.values()]
+        assert sum(map(len, shown)) == len(set.union(*shown)) == 3 * 22 * 50
+        reel = plan_from(opened["test"], PRESETS["sports22"], count=1, seed=2)[0]
+        assert candidate_frames(reel, opened["test"]).shape == (10, 176, 176, 3)
+
+
+class TestBadRecipes:
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"num_shots": 0}, "num_shots=0 is not allowed; give a whole number of at least 1"),
+            ({"num_shots": (3, 2)}, "low <= high"),
+            ({"num_shots": (1, 2, 3)}, "one number, or"),
+            ({"num_shots": 2.5}, "num_shots=2.5"),
+            ({"share": (0.5, 1.2)}, "1 at most"),
+            ({"share": -0.1}, "share=-0.1"),
+            ({"share": "half"}, "share='half'"),
+            ({"min_class_shots": 11}, "more than the 10 shots"),
+            ({"num_candidates": 0}, "num_candidates=0"),
+            ({"crop_area": 0}, "crop_area=0"),
+            ({"seconds_per_shot": float("nan")}, "seconds_per_shot=nan"),
+            ({"fps": 12.5}, "fps=12.5"),
+            ({"flip": 2}, "flip=2 is not allowed; give a number from 0 to 1"),
+            ({"pan": -1}, "pan=-1"),
+            ({"zoom": 1.0}, "from 0 to 0.9"),
+            ({"fade": 1.5}, "fade=1.5"),
+            ({"blur": True}, "blur=True"),
+            ({"picture_size": 400}, "at most 264"),
+            ({"draws": "dice"}, "choose one of: numpy, torch"),
+            ({"draws": "torch", "num_shots": (3, 4)}, "give one number of shots"),
+            ({"draws": "torch", "min_class_shots": 1}, "min_class_shots=0"),
+        ],
+    )
+    def test_recipes(self, wrong: dict, message: str) -> None:
+        with pytest.raises(InvalidArgument, match=message.replace("(", r"\(")):
+            ReelRecipe(**wrong)
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"pictures_per_class": []}, "is empty"),
+            ({"pictures_per_class": [3, 0]}, "pictures_per_class=0"),
+            ({"num_distractors": 0}, "give distractors"),
+            ({"count": -1}, "count=-1"),
+            ({"seed": -1}, "seed=-1"),
+            ({"seed": 2**32}, "below 2"),
+        ],
+    )
+    def test_plans(self, wrong: dict, message: str) -> None:
+        good = {"pictures_per_class": [2, 2], "num_distractors": 2, "count": 1, "seed": 0}
+        with pytest.raises(InvalidArgument, match=message):
+            plan_reels(SMALL, **(good | wrong))
+
+    def test_without_distractors_every_shot_must_show_the_class(self) -> None:
+        reels = plan_reels(replace(SMALL, share=1), pictures_per_class=[2], num_distractors=0, count=5, seed=0)
+        assert np.all(class_flags(reels))
+
+
+def folder_of_pictures(root: Path, classes: dict[str, int], size: tuple[int, int] = (40, 30)) -> Path:
+    for name, count in classes.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            colour = tuple(np.random.default_rng([len(name), number]).integers(0, 256, 3).tolist())
+            Image.new("RGB", size, colour).save(root / name / f"{number:03d}.png")
+    return root
+
+
+class TestPictureFolder:
+    def test_classes_and_pictures_are_sorted_and_other_files_left_out(self, tmp_path: Path) -> None:
+        root = folder_of_pictures(tmp_path / "p", {"zebra": 3, "ant": 2})
+        (root / "ant" / "notes.txt").write_text("no picture")
+        (root / "ant" / ".hidden.png").write_bytes(b"no picture")
+        (root / "readme.md").write_text("no class")
+        (root / ".git").mkdir()
+        source = PictureFolder(root, distractors=root / "zebra", size=16)
+        assert source.class_names == ("ant", "zebra")
+        assert (source.per_class, source.num_distractors, source.size) == ((2, 3), 3, 16)
+        expected = np.asarray(Image.open(root / "zebra" / "002.png"))[0, 0]
+        assert (source.get(1, 2) == expected).all()
+        assert (source.get(DISTRACTOR, 2) == expected).all()
+        assert repr(source) == "PictureFolder(2 classes, 5 pictures, 3 distractors, 16 px)"
+
+    def test_the_short_side_is_scaled_and_the_middle_kept(self, tmp_path: Path) -> None:
+        (tmp_path / "c").mkdir()
+        wide = np.zeros((20, 60, 3), dtype=np.uint8)
+        wide[:, 20:40] = (255, 0, 0)  # the middle square
+        Image.fromarray(wide).save(tmp_path / "c" / "a.png")
+        Image.fromarray(np.ascontiguousarray(wide.transpose(1, 0, 2))).save(tmp_path / "c" / "b.png")
+        source = PictureFolder(tmp_path, size=40)
+        for number in (0, 1):
+            assert source.get(0, number).shape == (40, 40, 3)
+            assert (source.get(0, number)[4:-4, 4:-4] == (255, 0, 0)).all()
+
+    def test_upright_and_rgb_whatever_the_file_holds(self, tmp_path: Path) -> None:
+        (tmp_path / "c").mkdir()
+        halves = np.zeros((32, 32), dtype=np.uint8)
+        halves[:16] = 255  # stored: white above
+        exif = Image.Exif()
+        exif[0x0112] = 3  # to be turned by half a circle
+        Image.fromarray(halves).save(tmp_path / "c" / "a.jpg", exif=exif, quality=95)
+        picture = PictureFolder(tmp_path, size=32).get(0, 0)
+        assert picture.shape == (32, 32, 3)
+        assert picture[:12].max() < 20
+        assert picture[20:].min() > 235
+
+    def test_halves_are_disjoint_and_complete(self, tmp_path: Path) -> None:
+        root = folder_of_pictures(tmp_path / "p", {"a": 7, "b": 6})
+        whole = PictureFolder(root, distractors=root / "a", size=8)
+        first = whole.take(slice(0, 3), slice(0, 2))
+        second = whole.take(slice(3, None), slice(2, None))
+        assert (first.per_class, second.per_class) == ((3, 3), (4, 3))
+        assert (first.num_distractors, second.num_distractors) == (2, 5)
+        assert not set(first.listing()) & set(second.listing())
+        assert set(first.listing()) | set(second.listing()) == set(whole.listing())
+        assert (second.get(0, 0) == whole.get(0, 3)).all()
+        assert len({whole.fingerprint(), first.fingerprint(), second.fingerprint()}) == 3
+        with pytest.raises(InvalidArgument, match="leaves none of the 6 pictures of b"):
+            whole.take(slice(6, None))
+
+    def test_a_benchmark_names_its_folders(self, tmp_path: Path) -> None:
+        folder_of_pictures(tmp_path / "train", {"a": 4, "b": 5})
+        folder_of_pictures(tmp_path, {"other": 3})
+        opened = open_reel_set(tmp_path, ReelSet("train", "train", "other", 1, 3), size=8)
+        assert (opened.per_class, opened.num_distractors) == ((2, 2), 3)
+
+    def test_the_fingerprint_is_about_the_pictures_not_about_where_they_lie(self, tmp_path: Path) -> None:
+        one = PictureFolder(folder_of_pictures(tmp_path / "one", {"a": 2}), size=8)
+        two = PictureFolder(folder_of_pictures(tmp_path / "two", {"a": 2}), size=8)
+        more = PictureFolder(folder_of_pictures(tmp_path / "three", {"a": 3}), size=8)
+        assert one.fingerprint() == two.fingerprint()
+        assert one.fingerprint() != more.fingerprint()
+
+    def test_bad_folders(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgument, match="cannot be listed"):
+            PictureFolder(tmp_path / "nowhere")
+        with pytest.raises(InvalidArgument, match="holds no folders"):
+            PictureFolder(tmp_path)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(InvalidArgument, match="empty: holds no pictures"):
+            PictureFolder(tmp_path)
+
+    def test_bad_pictures(self, tmp_path: Path) -> None:
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c" / "a.png").write_bytes(b"not a picture")
+        Image.new("RGB", (1, 60_000)).save(tmp_path / "c" / "b.png")  # 192 wide it has 2 thousand million pixels
+        source = PictureFolder(tmp_path)
+        with pytest.raises(InvalidArgument, match=r"a\.png: not an image"):
+            source.get(0, 0)
+        with pytest.raises(LimitExceeded, match="max_pixels"):
+            source.get(0, 1)
+        with pytest.raises(InvalidArgument, match="there are 2"):
+            source.get(0, 2)
+        with pytest.raises(InvalidArgument, match="there are 2"):
+            source.get(0, -1)
+        with pytest.raises(InvalidArgument, match="label=1"):
+            source.get(1, 0)
+
+    def test_memory_is_bounded_and_the_least_recent_goes(self, tmp_path: Path) -> None:
+        root = folder_of_pictures(tmp_path / "p", {"a": 5})
+        one = 10 * 10 * 3
+        source = PictureFolder(root, size=10, cache_bytes=2 * one + 5)
+        cache = source.take(slice(0, 5))._cache
+        assert cache is source._cache  # halves share it
+        first, second = source.get(0, 0), source.get(0, 1)
+        assert source.get(0, 0) is first
+        source.get(0, 2)
+        assert (cache.held_bytes, len(cache)) == (2 * one, 2)
+        assert source.get(0, 0) is first
+        assert source.get(0, 1) is not second
+        nothing = PictureFolder(root, size=10, cache_bytes=0)
+        assert nothing.get(0, 0) is not nothing.get(0, 0)
+        assert nothing._cache.held_bytes == 0
+
+    def test_pictures_cannot_be_overwritten_and_travel_to_other_processes(self, tmp_path: Path) -> None:
+        source = PictureFolder(folder_of_pictures(tmp_path / "p", {"a": 1}), size=10)
+        with pytest.raises(ValueError, match="read-only"):
+            source.get(0, 0)[0] = 0
+        again = pickle.loads(pickle.dumps(source))
+        assert (again.get(0, 0) == source.get(0, 0)).all()
+        assert isinstance(again._cache, PictureCache)
+        assert len(again._cache) == 1
+
+
+class TestProceduralPictures:
+    def test_the_same_bits_in_another_process(self) -> None:
+        program = (
+            "import hashlib; from sosampler.data.pictures import ProceduralPictures as P\n"
+            "p = P(4, 3, num_distractors=3, size=40, seed=9)\n"
+            "data = b''.join(p.get(label, n).tobytes() for label in (-1, 3, 0, 2, 1) for n in (2, 0, 1))\n"
+            "import sys; sys.stdout.write(hashlib.sha256(data).hexdigest() + ' ' + str('torch' in sys.modules))"
+        )
+        runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in range(2)]
+        assert runs[0].stdout == runs[1].stdout
+        assert runs[0].stdout.endswith(" False"), runs[0].stderr  # and without torch
+
+    def test_pictures_differ_and_depend_on_nothing_but_seed_class_and_number(self) -> None:
+        few = ProceduralPictures(3, 2, num_distractors=2, size=32, seed=4)
+        many = ProceduralPictures(9, 5, num_distractors=4, size=32, seed=4)
+        other = ProceduralPictures(3, 2, num_distractors=2, size=32, seed=5)
+        everything = [few.get(label, number) for label in (-1, 0, 1, 2) for number in (0, 1)]
+        assert len({picture.tobytes() for picture in everything}) == 8
+        assert (few.get(2, 1) == many.get(2, 1)).all()
+        assert (few.get(-1, 1) == many.get(-1, 1)).all()
+        assert (few.get(2, 1) != other.get(2, 1)).mean() > 0.5
+        assert few.fingerprint() != other.fingerprint()
+
+    def test_all_classes_have_names_and_pictures(self) -> None:
+        source = ProceduralPictures(MAX_CLASSES, 1, size=32)
+        assert len(set(source.class_names)) == MAX_CLASSES
+        stacked, labels = source.arrays()
+        assert stacked.shape == (MAX_CLASSES, 32, 32, 3)
+        assert labels.tolist() == list(range(MAX_CLASSES))
+        assert class_name(1) == source.class_names[1]
+        with pytest.raises(InvalidArgument, match=f"there are {MAX_CLASSES} shapes"):
+            ProceduralPictures(MAX_CLASSES + 1, 1)
+
+    def test_colour_does_not_give_the_class_away(self) -> None:
+        """The nearest class mean of colour statistics is right about as often as chance."""
+        source = ProceduralPictures(5, 120, size=32, seed=3)
+        stacked, labels = source.arrays()
+        flat = stacked.reshape(len(stacked), -1, 3).astype(np.float64)
+        features = np.concatenate([flat.mean(1), flat.std(1), np.quantile(flat, [0.1, 0.9], axis=1).sum(0)], axis=1)
+        features = (features - features.mean(0)) / features.std(0)
+        even = np.arange(len(labels)) % 2 == 0
+        means = np.stack([features[even & (labels == c)].mean(0) for c in range(5)])
+        distance = np.linalg.norm(features[~even, None] - means, axis=2)
+        assert (distance.argmin(1) == labels[~even]).mean() < 0.33  # chance is 0.2
+
+    @pytest.mark.slow
+    def test_a_small_network_learns_the_classes_in_a_minute(self) -> None:
+        torch = pytest.importorskip("torch")
+        nn, functional = torch.nn, torch.nn.functional
+        torch.manual_seed(0)
+        source = ProceduralPictures(5, 200, size=64)
+
+        def tensors(part: Pictures) -> tuple:
+            stacked, labels = part.arrays()
+            return torch.from_numpy(stacked).permute(0, 3, 1, 2).float() / 127.5 - 1, torch.from_numpy(labels)
+
+        pictures, labels = tensors(source.take(slice(0, 150)))
+        widths = [3, 24, 48, 96, 128]
+        blocks = [nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in pairwise(widths)]
+        net = nn.Sequential(*blocks, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(128, 5))
+        optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=25 * (750 // 50))
+        for _ in range(25):
+            for batch in torch.randperm(750).split(50):
+                mixed = pictures[batch][:, torch.randperm(3)]  # colours carry nothing
+                optimizer.zero_grad()
+                functional.cross_entropy(net(mixed), labels[batch]).backward()
+                optimizer.step()
+                schedule.step()
+        pictures, labels = tensors(source.take(slice(150, None)))
+        with torch.no_grad():
+            right = (net.eval()(pictures).argmax(1) == labels).float().mean().item()
+        assert right > 0.7
+
+
+def one_shot(pictures: Pictures, **moves: float) -> Reel:
+    """A reel of long shots in which only the named moves are on."""
+    recipe = replace(SMALL, num_shots=2, share=1.0, crop_area=0.5, **moves)
+    return plan_from(pictures, recipe, count=1, seed=4)[0]
+
+
+def sharpness(frame: np.ndarray) -> float:
+    return float(np.abs(np.diff(frame.astype(np.float64), axis=1)).mean())
+
+
+class TestFrames:
+    def test_the_whole_picture_comes_back_as_it_is(self, pictures: ProceduralPictures) -> None:
+        picture = pictures.get(0, 0)
+        assert (cut(picture, (0.0, 0.0, 1.0), 48) == picture).all()
+        assert (cut(picture, (0.0, 0.0, 1.0), 48, flip=True) == picture[:, ::-1]).all()
+        half = cut(picture, (0.25, 0.5, 0.5), 24)
+        assert (half == picture[24:, 12:36]).all()
+
+    def test_without_moves_a_shot_is_one_picture(self, pictures: ProceduralPictures) -> None:
+        reel = one_shot(pictures)
+        frames = list(frames_of(reel, pictures))
+        assert len(frames) == reel.total_num_frames == 16
+        for number, shot in enumerate(reel.shots):
+            expected = cut(pictures.get(shot.label, shot.picture), shot.start, 48, flip=shot.flip)
+            assert all((frame == expected).all() for frame in frames[number * 8 : number * 8 + 8])
+        assert (frames[7] != frames[8]).any()
+
+    @pytest.mark.parametrize("move", [{"pan": 0.5}, {"zoom": 0.5}, {"blur": 0.1}])
+    def test_each_move_moves(self, pictures: ProceduralPictures, move: dict[str, float]) -> None:
+        reel = one_shot(pictures, **move)
+        frames = list(frames_of(reel, pictures))
+        for first, second in pairwise(frames[:8]):
+            assert (first != second).any()
+        step = np.abs(frames[0].astype(int) - frames[1]).mean()
+        assert step < np.abs(frames[0].astype(int) - frames[7]).mean()  # gently, not by leaps
+        shot = reel.shots[0]
+        if "pan" in move:
+            assert shot.end[2] == shot.start[2]
+            assert shot.end[:2] != shot.start[:2]
+        if "zoom" in move:
+            assert shot.end[2] != shot.start[2]
+            centres = np.array(shot.start[:2]) + shot.start[2] / 2, np.array(shot.end[:2]) + shot.end[2] / 2
+            assert np.abs(centres[0] - centres[1]).max() <= abs(shot.end[2] - shot.start[2])
+        if "blur" in move:
+            first_is_sharper = shot.blur[0] < shot.blur[1]
+            assert (sharpness(frames[0]) > sharpness(frames[7])) == first_is_sharper
+
+    def test_pan_shows_what_lies_at_the_side(self, pictures: ProceduralPictures) -> None:
+        reel = one_shot(pictures, pan=0.5)
+        shot = reel.shots[0]
+        for index in (0, 5):
+            progress = (index + 0.5) / 8
+            left, top, side = (a + (b - a) * progress for a, b in zip(shot.start, shot.end, strict=True))
+            expected = cut(pictures.get(shot.label, shot.picture), (left, top, side), 48, flip=shot.flip)
+            assert (render_frame(reel, pictures, index) == expected).all()
+
+    def test_fades_blend_the_two_shots(self, pictures: ProceduralPictures) -> None:
+        still, faded = one_shot(pictures), one_shot(pictures, fade=1.0)
+        before, after = (render_frame(still, pictures, index).astype(np.float64) for index in (0, 15))
+        length = faded.shots[1].fade
+        assert 1 < length <= 8
+        weights = []
+        for index, frame in enumerate(frames_of(faded, pictures)):
+            weight = np.clip((index + 0.5 - 8) / length + 0.5, 0, 1)
+            weights.append(weight)
+            assert np.abs(frame - (before * (1 - weight) + after * weight)).max() <= 0.501
+        assert any(0 < weight < 1 for weight in weights)
+
+    def test_in_a_fade_the_frames_own_shot_is_seen_better(self) -> None:
+        mixed = 0
+        for reel in plan(replace(PRESETS["demo"], fade=1.0), 20):
+            for index in range(reel.total_num_frames):
+                seen = dict(layers(reel, index))
+                own = int(reel.shot_numbers(index))
+                assert sum(seen.values()) == pytest.approx(1)
+                assert all(weight > 0 for weight in seen.values())
+                assert seen[own] == max(seen.values()) >= 0.5
+                assert set(seen) <= {own - 1, own, own + 1}
+                mixed += len(seen) == 2
+        assert mixed > 500
+
+    def test_candidates_are_the_middles_of_equal_parts(self, pictures: ProceduralPictures) -> None:
+        recipe = replace(SMALL, num_shots=3, num_candidates=6, pan=0.3, zoom=0.2, blur=0.05, fade=0.5)
+        reel = plan_from(pictures, recipe, count=1, seed=0)[0]
+        assert reel.candidate_indices.tolist() == [2, 6, 10, 14, 18, 22]
+        every = list(frames_of(reel, pictures))
+        offered = candidate_frames(reel, pictures)
+        assert offered.shape == (6, 48, 48, 3)
+        assert offered.dtype == np.uint8
+        for frame, index in zip(offered, reel.candidate_indices.tolist(), strict=True):
+            assert (frame == every[index]).all()
+            assert (frame == render_frame(reel, pictures, index)).all()
+
+    def test_more_candidates_than_frames_repeat(self, pictures: ProceduralPictures) -> None:
+        recipe = replace(SMALL, num_shots=2, seconds_per_shot=0.25, num_candidates=8)
+        reel = plan_from(pictures, recipe, count=1, seed=0)[0]
+        assert reel.candidate_indices.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    def test_pictures_must_have_the_recipes_size(self, pictures: ProceduralPictures) -> None:
+        with pytest.raises(InvalidArgument, match="48 px wide, the recipe has picture_size=120"):
+            plan_from(pictures, PRESETS["demo"], count=1, seed=0)
+
+
+MOVIE = replace(SMALL, num_shots=4, size=64, picture_size=48, pan=0.2, zoom=0.2, blur=0.02, fade=0.3)
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    return float(10 * np.log10(255**2 / np.mean((a.astype(np.float64) - b) ** 2)))
+
+
+class TestFiles:
+    def test_a_video_holds_the_frames_of_its_plan(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
+        recipe = replace(MOVIE, seconds_per_shot=(0.5, 1.5))
+        for reel in plan_from(pictures, recipe, count=2, seed=6):
+            path = tmp_path / f"{reel.id}.mp4"
+            write_reel(path, reel, pictures)
+            chosen = so.select(path, policy="all", num_candidates=reel.total_num_frames)
+            assert chosen.metadata.total_num_frames == reel.total_num_frames
+            assert chosen.metadata.duration == pytest.approx(reel.duration, abs=1e-3)
+            assert chosen.metadata.fps == pytest.approx(8)
+            assert chosen.frames is not None
+            rendered = list(frames_of(reel, pictures))
+            for frame, index, time in zip(chosen.frames, chosen.frame_indices, chosen.pts_seconds, strict=True):
+                assert reel.frame_at(float(time)) == index
+                assert psnr(frame, rendered[index]) > 27
+                # The frame is nearer to its own picture than to that of any other shot.
+                others = [rendered[shot.first_frame + shot.num_frames // 2] for shot in reel.shots]
+                nearest = int(np.argmax([psnr(frame, other) for other in others]))
+                if len(layers(reel, int(index))) == 1:
+                    found, planned = reel.shots[nearest], reel.shot_at(float(time))
+                    assert (found.label, found.picture) == (planned.label, planned.picture)
+
+    def test_candidates_of_the_file_are_those_of_the_plan(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
+        reel = plan_from(pictures, MOVIE, count=1, seed=2)[0]
+        write_reel(tmp_path / "reel.mp4", reel, pictures)
+        chosen = so.select(tmp_path / "reel.mp4", num_frames=5, num_candidates=5)
+        assert chosen.frame_indices.tolist() == reel.candidate_indices.tolist()
+        assert chosen.pts_seconds.tolist() == pytest.approx(reel.candidate_seconds.tolist(), abs=1e-6)
+        assert chosen.frames is not None
+        assert psnr(chosen.frames, candidate_frames(reel, pictures)) > 27
+
+    def test_folders_can_be_resumed(
+        self, tmp_path: Path, pictures: ProceduralPictures, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import sosampler.data.reel_frames as module
+
+        written: list[str] = []
+        real = module.write_reel
+
+        def noting(path: Path, *args: object, **named: object) -> None:
+            written.append(path.name)
+            if len(written) == 3:
+                raise KeyboardInterrupt
+            real(path, *args, **named)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "write_reel", noting)
+        reels = plan_from(pictures, MOVIE, count=5, seed=0)
+        with pytest.raises(KeyboardInterrupt):
+            write_reels(tmp_path, reels, pictures)
+        kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "videos").iterdir()}
+        assert len(kept) == 2
+        steps: list[tuple[int, int]] = []
+        manifest = write_reels(tmp_path, reels, pictures, progress=lambda *step: steps.append(step))
+        assert steps == [(done, 5) for done in range(1, 6)]
+        assert len(written) == 6  # two, one interrupted, three
+        for name, time in kept.items():
+            assert (tmp_path / "videos" / name).stat().st_mtime_ns == time
+        assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == sorted(set(written))
+        write_reels(tmp_path, plan_from(pictures, MOVIE, count=6, seed=0), pictures)
+        assert len(written) == 7
+        assert manifest.classes == pictures.class_names
+
+    def test_the_manifest_lists_every_split(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
+        train, test = pictures.take(slice(0, 3), slice(0, 4)), pictures.take(slice(3, 6), slice(4, 8))
+        train_reels = plan_from(train, MOVIE, count=3, seed=0)
+        test_reels = plan_from(test, MOVIE, count=2, seed=1)
+        write_reels(tmp_path, train_reels, train)
+        write_reels(tmp_path, test_reels, test, split="test")
+        write_reels(tmp_path, train_reels[:2], train)  # replaces the rows of train only
+        manifest = read_manifest(tmp_path / "manifest.csv")
+        assert manifest.classes == pictures.class_names
+        assert manifest.counts()["splits"] == {"train": 2, "test": 2}
+        assert manifest.counts()["groups"] == 2  # reels of the same pictures belong together
+        for reel, item in zip(test_reels + train_reels[:2], manifest.items, strict=True):
+            assert item.labels == (reel.label,)
+            assert so.select(manifest.path_of(item), 1).metadata.total_num_frames == reel.total_num_frames
+        with pytest.raises(InvalidArgument, match="a group belongs to one split"):
+            write_reels(tmp_path, test_reels, train, split="test")
+        alone = write_reels(tmp_path / "alone", train_reels, train, group="")
+        assert alone.counts()["groups"] == 3
+
+    def test_another_plan_or_other_pictures_never_reuse_a_file(
+        self, tmp_path: Path, pictures: ProceduralPictures
+    ) -> None:
+        others = ProceduralPictures(3, 6, num_distractors=8, size=48, seed=2)
+        names = set()
+        for recipe, source, seed in (
+            (MOVIE, pictures, 0),
+            (MOVIE, pictures, 1),
+            (replace(MOVIE, blur=0.0), pictures, 0),
+            (MOVIE, others, 0),
+        ):
+            reels = plan_from(source, recipe, count=1, seed=seed)
+            names.add(write_reels(tmp_path, reels, source).items[0].path)
+        assert len(names) == 4
+        assert len(read_manifest(tmp_path / "manifest.csv")) == 1
+
+    def test_what_cannot_be_written(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
+        reels = plan_from(pictures, MOVIE, count=1, seed=0)
+        odd = plan_from(pictures, replace(MOVIE, size=63), count=1, seed=0)
+        with pytest.raises(InvalidArgument, match="even number"):
+            write_reel(tmp_path / "odd.mp4", odd[0], pictures)
+        with pytest.raises(InvalidArgument, match="crf=99"):
+            write_reel(tmp_path / "odd.mp4", reels[0], pictures, crf=99)
+        with pytest.raises(InvalidArgument, match="no reels"):
+            write_reels(tmp_path, [], pictures)
+        with pytest.raises(InvalidArgument, match="choose one of: train, dev, test"):
+            write_reels(tmp_path, reels, pictures, split="validation")
+        assert not list(tmp_path.iterdir())
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(InvalidArgument, match="cannot be made"):
+            write_reels(tmp_path / "file", reels, pictures)
+        write_reels(tmp_path / "out", reels, pictures)
+        two_classes = ProceduralPictures(2, 6, num_distractors=8, size=48, seed=1)
+        with pytest.raises(InvalidArgument, match="other classes"):
+            write_reels(tmp_path / "out", plan_from(two_classes, MOVIE, count=1, seed=0), two_classes)
