@@ -21,9 +21,9 @@ $(VENV)/.core: $(VENV)/.uv pyproject.toml constraints.txt
 	$(UV) --editable .
 	@touch $@
 
-# All extras that are tested, and the tools.
+# All extras that are tested, and the tools. Compiled now, for where Python may not write: torch would be at each start.
 $(VENV)/.dev: $(VENV)/.core pyproject.toml constraints.txt
-	$(UV) --editable '.[dev]'
+	$(UV) --compile-bytecode --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.dev  ## make .venv with the package and all that development needs

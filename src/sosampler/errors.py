@@ -19,5 +19,13 @@ class LimitExceeded(VideoError):
     """A video is larger than the limits that guard against hostile files."""
 
 
+class ClassifierError(SosamplerError, RuntimeError):
+    """A network does not give what a classifier must give."""
+
+
+class WeightsError(SosamplerError, RuntimeError):
+    """A weights file cannot be read, or does not fit the network."""
+
+
 class MissingDependency(SosamplerError, ImportError):
     """An optional package is needed for what was asked."""

@@ -1,0 +1,241 @@
+"""The protocol of a frozen classifier, and the base class that every adapter shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from sosampler.checks import one_of, whole_number
+from sosampler.classifiers.cost import count_gmacs
+from sosampler.classifiers.lengths import ClipLength
+from sosampler.classifiers.outputs import ACTIVATIONS, activate, check_finite, check_shape
+from sosampler.classifiers.preprocessing import Preprocessing, check_frames
+from sosampler.errors import InvalidArgument
+
+log = logging.getLogger("sosampler")
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+# Frames that go through a network at once where the caller's batch is larger, so that memory stays bounded.
+_FRAMES_AT_ONCE = 256
+
+
+@runtime_checkable
+class VideoClassifier(Protocol):
+    """What the package asks of a classifier; anything with these members will do."""
+
+    name: str
+    preprocessing: Preprocessing
+    class_names: tuple[str, ...]
+
+    def clip_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
+        """uint8 [B, N, 3, H, W] -> probabilities [B, C] of each clip of N frames."""
+        ...
+
+    def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
+        """uint8 [B, T, 3, H, W] -> probabilities [B, T, C] of each frame as a clip of one."""
+        ...
+
+    def gmacs(self, num_frames: int) -> float:
+        """Giga multiply-adds of one clip."""
+        ...
+
+
+class Classifier(nn.Module):
+    """A network with its preprocessing, its class names and its activation, frozen.
+
+    Subclasses give `clip_logits`. Inputs are uint8 RGB frames of any size; `positions` [B, N] says where each frame
+    lies in its video, 0 the beginning and 1 the end, for networks that know about time (others ignore it).
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        name: str,
+        preprocessing: Preprocessing,
+        class_names: Sequence[str],
+        length: ClipLength | None = None,
+        multi_label: bool = False,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.name = name
+        self.preprocessing = preprocessing
+        self.class_names = tuple(class_names)
+        self.length = length or ClipLength()
+        self.activation = one_of("activation", "sigmoid" if multi_label else "softmax", ACTIVATIONS)
+        self.options = dict(options or {})  # what create_classifier needs besides to build it again
+        self.precision = "float32"
+        self.fresh_head = True  # whether the last layer is random, not that of the weights
+        self._said_repeated = False
+        self._gmacs: dict[int, float] = {}
+        self.freeze()
+
+    # ---- what subclasses give
+
+    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Normalised float [B, N, 3, h, w] -> scores [B, C]. Gradients flow, so that training can use it."""
+        raise NotImplementedError
+
+    # ---- the protocol
+
+    @torch.no_grad()
+    def clip_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
+        """uint8 [B, N, 3, H, W] -> float32 probabilities [B, C] of each clip."""
+        frames = check_frames(frames)
+        positions = check_positions(positions, frames)
+        at_once = max(1, _FRAMES_AT_ONCE // self.length.fitted(frames.shape[1], self.name))
+        parts = []
+        for begin in range(0, len(frames), at_once):
+            part = slice(begin, begin + at_once)
+            clips = self._prepared(frames[part])
+            where = None if positions is None else positions[part].to(self.device)
+            parts.append(self.probabilities(self.scores(clips, where)))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
+        """uint8 [B, T, 3, H, W] -> float32 probabilities [B, T, C] of each frame as a clip of one."""
+        frames = check_frames(frames)
+        positions = check_positions(positions, frames)
+        clips = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
+        where = None if positions is None else positions.flatten(0, 1)[:, None]
+        return self.clip_probs(clips, where).unflatten(0, frames.shape[:2])
+
+    def gmacs(self, num_frames: int) -> float:
+        """Giga multiply-adds of one clip of `num_frames`, attention included, without decoding and resizing."""
+        num_frames = whole_number("num_frames", num_frames)
+        if num_frames not in self._gmacs:
+            clip = torch.empty(1, num_frames, 3, *self.preprocessing.size, device="meta")
+            self._gmacs[num_frames] = count_gmacs(self, clip)
+        return self._gmacs[num_frames]
+
+    def forward(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Normalised float [B, N, 3, h, w] -> scores [B, C], clips brought to a length that the network takes."""
+        places = self.length.positions(clips.shape[1], self.name)
+        if places is not None:
+            if not self._said_repeated and clips.device.type != "meta":
+                self._said_repeated = True
+                log.warning(
+                    "%s: clips of %d frames are repeated evenly to the %d that the network takes",
+                    *(self.name, clips.shape[1], len(places)),
+                )
+            clips = clips[:, places]
+            positions = None if positions is None else positions[:, places]
+        return self.clip_logits(clips, positions)
+
+    # ---- the way from frames to probabilities, step by step
+
+    def _prepared(self, frames: Tensor) -> Tensor:
+        return self.preprocessing(frames.to(self.device, non_blocking=True))
+
+    def scores(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        """`forward` in the classifier's precision, checked: float32 [B, C]."""
+        with self.autocast():
+            scores = self(clips, positions)
+        return check_shape(scores, len(clips), self.num_classes, self.name).float()
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Scores [..., C] of the network -> probabilities [..., C]."""
+        check_finite(scores.reshape(-1, scores.shape[-1]), self.name)
+        return activate(scores, self.activation)
+
+    def autocast(self) -> Any:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.precision))
+
+    # ---- facts
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def multi_label(self) -> bool:
+        return self.activation == "sigmoid"
+
+    @property
+    def device(self) -> torch.device:
+        for tensor in self._tensors():
+            return tensor.device
+        return torch.device("cpu")
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.parameters()
+        yield from self.buffers()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about this classifier."""
+        note = self.length.note(self.name)
+        return () if note is None else (note,)
+
+    def head_names(self) -> tuple[str, ...]:
+        """Prefixes of the net's state dict that belong to the last, class-wise layer."""
+        return ()
+
+    def freeze(self) -> Classifier:
+        """Evaluation mode and no gradients: how a classifier is used."""
+        self.requires_grad_(False)
+        self.eval()
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Everything but the weights, as plain JSON values."""
+        return {
+            "name": self.name,
+            "class_names": list(self.class_names),
+            "multi_label": self.multi_label,
+            "preprocessing": self.preprocessing.to_dict(),
+            "options": self.options,
+        }
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the weights, the preprocessing and whatever else moves an answer."""
+        # Class names only name the answers.
+        settings = {key: value for key, value in self.settings().items() if key != "class_names"}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+        for key, tensor in sorted(self.net.state_dict().items()):
+            digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def extra_repr(self) -> str:
+        height, width = self.preprocessing.size
+        return (
+            f"{self.name}, {self.num_classes} classes, {height}x{width}, {self.num_parameters / 1e6:.2f} M parameters"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+def check_positions(positions: Any, frames: Tensor) -> Tensor | None:
+    """Where frames [B, N, ...] lie in their videos: float32 [B, N] in 0..1, or None."""
+    if positions is None:
+        return None
+    positions = torch.as_tensor(positions, dtype=torch.float32)
+    if positions.shape != frames.shape[:2]:
+        raise InvalidArgument(
+            f"positions have shape {list(positions.shape)}, the frames {list(frames.shape[:2])}; give one a frame"
+        )
+    if not bool(((positions >= 0) & (positions <= 1)).all()):
+        raise InvalidArgument(
+            f"positions run from {float(positions.min()):.3g} to {float(positions.max()):.3g}; "
+            "they must lie in 0..1, the share of the video that is over: pts_seconds / duration"
+        )
+    return positions

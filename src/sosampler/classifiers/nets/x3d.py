@@ -1,0 +1,128 @@
+"""X3D-S: a small network of channel-wise 3-D convolutions, with the state-dict names of pytorchvideo's `x3d_s`."""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosampler.classifiers.nets.resnet3d import (
+    Residual,
+    check_clips,
+    check_head,
+    conv3d,
+    named,
+    stage,
+    start_weights,
+    window_means,
+)
+
+STEM = 24  # channels
+# Blocks of a stage, channels inside its blocks, channels that leave it, channels of its squeeze-and-excitation.
+STAGES = ((3, 54, 24, 8), (5, 108, 48, 8), (11, 216, 96, 16), (7, 432, 192, 32))
+HEAD_WINDOW = (13, 5, 5)  # what a clip of 13 frames at 160 pixels leaves at the end
+HEAD_FEATURES = 2048
+
+
+class _SqueezeExcite(nn.Module):
+    """Scale each channel by a gate in 0..1 that the mean of all channels over the clip decides."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            nn.Conv3d(channels, squeezed, 1), nn.ReLU(), nn.Conv3d(squeezed, channels, 1), nn.Sigmoid()
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features * self.block(features.mean(dim=(2, 3, 4), keepdim=True))
+
+
+def _block(inputs: int, inner: int, outputs: int, *, stride: int, squeezed: int | None) -> Residual:
+    branch2 = named(
+        conv_a=conv3d(inputs, inner, (1, 1, 1)),
+        norm_a=nn.BatchNorm3d(inner),
+        act_a=nn.ReLU(inplace=True),
+        conv_b=conv3d(inner, inner, (3, 3, 3), spatial_stride=stride, groups=inner),
+        norm_b=nn.Sequential(
+            nn.BatchNorm3d(inner), nn.Identity() if squeezed is None else _SqueezeExcite(inner, squeezed)
+        ),
+        act_b=nn.SiLU(),
+        conv_c=conv3d(inner, outputs, (1, 1, 1)),
+        norm_c=nn.BatchNorm3d(outputs),
+    )
+    if stride == 1:
+        return Residual(branch2, None, None)
+    # The shortcut of the first stage keeps its number of channels, and then the published weights have no norm.
+    norm = None if inputs == outputs else nn.BatchNorm3d(outputs)
+    return Residual(branch2, conv3d(inputs, outputs, (1, 1, 1), spatial_stride=stride), norm)
+
+
+class _Head(nn.Module):
+    def __init__(self, num_classes: int, dropout: float) -> None:
+        super().__init__()
+        _, inner, outputs, _ = STAGES[-1]
+        self.pool = nn.ModuleDict(
+            {
+                "pre_conv": conv3d(outputs, inner, (1, 1, 1)),
+                "pre_norm": nn.BatchNorm3d(inner),
+                "post_conv": conv3d(inner, HEAD_FEATURES, (1, 1, 1)),
+            }
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.proj = nn.Linear(HEAD_FEATURES, num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        features = F.relu(self.pool["pre_norm"](self.pool["pre_conv"](features)))
+        features = F.relu(self.pool["post_conv"](window_means(features, HEAD_WINDOW)))
+        windows = self.proj(self.dropout(features.flatten(2).transpose(1, 2)))  # [B, windows, classes]
+        count = windows.shape[1]
+        if count == 1:
+            return windows.squeeze(1)
+        # Published X3D averages the probabilities of the windows, not their logits; this is the logarithm of that.
+        return windows.log_softmax(dim=2).logsumexp(dim=1) - math.log(count)
+
+
+class X3D(nn.Module):
+    """Float clips [B, 3, T, H, W], normalised, to logits [B, num_classes]; any number of frames.
+
+    A clip larger than 13 frames or 160 pixels gives several windows; its logits are then the logarithm of the
+    windows' mean probability.
+    """
+
+    head_names = ("blocks.5.proj.",)  # what the state-dict keys of the last layer start with
+
+    def __init__(self, num_classes: int, *, dropout: float) -> None:
+        super().__init__()
+        check_head(num_classes, dropout)
+        self.num_classes = num_classes
+        # In the published names the stem's convolution in space is called conv_t, and the one along time conv_xy.
+        stem_conv = named(
+            conv_t=conv3d(3, STEM, (1, 3, 3), spatial_stride=2), conv_xy=conv3d(STEM, STEM, (5, 1, 1), groups=STEM)
+        )
+        blocks: list[nn.Module] = [
+            named(conv=stem_conv, norm=nn.BatchNorm3d(STEM), activation=nn.ReLU(inplace=True)),
+        ]
+        inputs = STEM
+        for depth, inner, outputs, squeezed in STAGES:
+            residuals = []
+            for block in range(depth):
+                stride = 1 if block else 2
+                gate = None if block % 2 else squeezed  # every other block has one
+                residuals.append(_block(inputs, inner, outputs, stride=stride, squeezed=gate))
+                inputs = outputs
+            blocks.append(stage(residuals))
+        self.blocks = nn.Sequential(*blocks, _Head(num_classes, dropout))
+        start_weights(self)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        return self.blocks(check_clips(clips))
+
+
+def x3d_s(num_classes: int = 400, *, dropout: float = 0.5) -> X3D:
+    """X3D-S, made for 13 frames at 160 pixels; 3.79 million parameters with 400 classes.
+
+    Args:
+        dropout: before the last layer, while training.
+    """
+    return X3D(num_classes, dropout=dropout)

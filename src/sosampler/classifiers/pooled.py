@@ -1,0 +1,190 @@
+"""Pooled classifiers: a 2-D network looks at each frame by itself, and a pool joins what it saw.
+
+Every subset of frames is then a pool over features that are computed once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sosampler.checks import one_of, whole_number
+from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier
+from sosampler.classifiers.labels import imagenet_names, names_for
+from sosampler.classifiers.outputs import check_finite, check_shape
+from sosampler.classifiers.preprocessing import Preprocessing, check_frames
+from sosampler.errors import InvalidArgument, MissingDependency
+
+HEADS = ("mean", "frameexit")
+_FRAMEEXIT_WIDTH = 4096
+
+
+class PooledClassifier(Classifier):
+    """Adds per-frame features and their pool: "mean" (of logits, TSN) or "max" (of features, FrameExit)."""
+
+    pooling = "mean"
+
+    def features(self, clips: Tensor) -> Tensor:
+        """Normalised float [B, N, 3, h, w] -> per-frame features [B, N, D]; the logits themselves for mean pooling."""
+        scores = self.net(clips.flatten(0, 1))
+        return check_shape(scores, clips.shape[0] * clips.shape[1], self.num_classes, self.name).unflatten(
+            0, clips.shape[:2]
+        )
+
+    def pool_logits(self, features: Tensor) -> Tensor:
+        """Features [..., N, D] -> logits [..., C]."""
+        return features.mean(-2)
+
+    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self.pool_logits(self.features(clips))
+
+    @torch.no_grad()
+    def frame_features(self, frames: Tensor) -> Tensor:
+        """uint8 [B, T, 3, H, W] -> float32 features [B, T, D]; `pool` of any of them is what clip_probs would give."""
+        frames = check_frames(frames)
+        flat = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
+        parts = []
+        for part in flat.split(_FRAMES_AT_ONCE):
+            with self.autocast():
+                parts.append(check_finite(self.features(self._prepared(part)).float(), self.name))
+        return torch.cat(parts).squeeze(1).unflatten(0, frames.shape[:2])
+
+    @torch.no_grad()
+    def pool(self, features: Tensor) -> Tensor:
+        """Features [..., N, D] of N frames -> probabilities [..., C] of the clip they make."""
+        return self.probabilities(self.pool_logits(features.to(self.device).float()))
+
+
+class TimmClassifier(PooledClassifier):
+    """Any timm network; the mean of its logits over frames (TSN)."""
+
+    def head_names(self) -> tuple[str, ...]:
+        return _classifier_names(self.net)
+
+
+class FrameExitNet(nn.Module):
+    """Backbone, then for each frame Linear + BatchNorm + ReLU; the class layer stands behind the maximum."""
+
+    def __init__(self, backbone: nn.Module, num_classes: int, width: int = _FRAMEEXIT_WIDTH) -> None:
+        super().__init__()
+        self.backbone = backbone
+        inner: int = backbone.num_features
+        with torch.no_grad():  # a few networks (mobilenetv3, ...) widen their features behind the pool
+            inner = getattr(backbone, "head_hidden_size", None) or inner
+        self.neck = nn.Sequential(nn.Linear(inner, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
+        self.fc = nn.Linear(width, num_classes)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """[F, 3, h, w] -> [F, width]"""
+        features: Tensor = self.neck(self.backbone(frames))
+        return features
+
+
+class FrameExitClassifier(PooledClassifier):
+    """FrameExit's head: the element-wise maximum over frames of per-frame features, then one Linear."""
+
+    pooling = "max"
+    net: FrameExitNet
+
+    def features(self, clips: Tensor) -> Tensor:
+        found: Tensor = self.net(clips.flatten(0, 1))
+        return found.unflatten(0, clips.shape[:2])
+
+    def pool_logits(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.net.fc(features.amax(-2))
+        return logits
+
+    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        return self.pool_logits(self.features(clips))
+
+    def head_names(self) -> tuple[str, ...]:
+        return ("neck", "fc", *(f"backbone.{name}" for name in _classifier_names(self.net.backbone)))
+
+
+def build_timm(
+    backbone: str,
+    *,
+    name: str | None = None,
+    num_classes: int | None = None,
+    head: str = "mean",
+    stride_on_1x1: bool = False,
+    drop_rate: float = 0.0,
+    pretrained: bool = False,
+    preprocessing: Preprocessing | None = None,
+) -> PooledClassifier:
+    """A timm network by its name as a pooled classifier; head "mean" (TSN) or "frameexit".
+
+    `stride_on_1x1`: bottleneck ResNets with the stride on the first 1x1 convolution, as in the first paper, in Caffe
+    and in Keras; weights trained that way need it.
+    """
+    timm = import_timm()
+    one_of("head", head, HEADS)
+    classes = whole_number("num_classes", 1000 if num_classes is None else num_classes)
+    if not timm.is_model(backbone.split(".")[0]):
+        near = ", ".join(timm.list_models(f"*{backbone.split('.')[0][:8]}*")[:6]) or "see timm.list_models()"
+        raise InvalidArgument(f"timm has no network {backbone!r}; near by: {near}")
+    try:
+        net = timm.create_model(
+            backbone, pretrained=pretrained, num_classes=0 if head == "frameexit" else classes, drop_rate=drop_rate
+        )
+    except (OSError, RuntimeError) as error:
+        raise InvalidArgument(
+            f"timm cannot make {backbone!r} ({error}); for pretrained weights check the name and the network, "
+            "or give a file with weights="
+        ) from error
+    if stride_on_1x1:
+        move_stride_to_first_conv(net, backbone)
+    if preprocessing is None:
+        preprocessing = _data_config(timm, net)
+    kind: type[PooledClassifier] = TimmClassifier
+    if head == "frameexit":
+        kind, net = FrameExitClassifier, FrameExitNet(net, classes)
+    options: dict[str, Any] = {"head": head, "stride_on_1x1": stride_on_1x1, "drop_rate": drop_rate}
+    return kind(
+        net,
+        name=name or f"timm:{backbone}",
+        preprocessing=preprocessing,
+        class_names=names_for(classes, imagenet_names),
+        options={key: value for key, value in options.items() if value not in (False, 0.0, "mean")},
+    )
+
+
+def import_timm() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingDependency("2-D classifiers need timm; install sosampler[train]") from error
+    return timm
+
+
+def move_stride_to_first_conv(net: nn.Module, name: str) -> None:
+    """Move the stride of every bottleneck from its 3x3 to its first 1x1 convolution."""
+    moved = 0
+    for block in net.modules():
+        first, second = getattr(block, "conv1", None), getattr(block, "conv2", None)
+        if not hasattr(block, "conv3") or not isinstance(first, nn.Conv2d) or not isinstance(second, nn.Conv2d):
+            continue
+        if second.stride != (1, 1):
+            first.stride, second.stride = second.stride, (1, 1)
+            moved += 1
+    if not moved:
+        raise InvalidArgument(f"stride_on_1x1=True does nothing for {name!r}; it is for ResNets with bottlenecks")
+
+
+def _data_config(timm: Any, net: nn.Module) -> Preprocessing:
+    config = timm.data.resolve_model_data_config(net)
+    height, width = config["input_size"][1:]
+    return Preprocessing(
+        size=(height, width),
+        resize=max(round(max(height, width) / config["crop_pct"]), height, width),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic",
+    )
+
+
+def _classifier_names(net: nn.Module) -> tuple[str, ...]:
+    found = getattr(net, "pretrained_cfg", {}).get("classifier") or ()
+    return (found,) if isinstance(found, str) else tuple(found)

@@ -1,0 +1,135 @@
+"""Networks that see a whole clip at once, [B, 3, T, H, W]: SlowOnly, X3D, I3D and torchvision's video models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sosampler.checks import one_of, whole_number
+from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.labels import kinetics400_names, names_for
+from sosampler.classifiers.lengths import ClipLength
+from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.errors import InvalidArgument
+
+# PyTorchVideo's published Slow and X3D checkpoints were trained with these.
+_PYTORCHVIDEO: dict[str, Any] = {"mean": (0.45, 0.45, 0.45), "std": (0.225, 0.225, 0.225)}
+
+# Least number of frames where torchvision's weights do not say it, and exact numbers where positions are learned.
+_TORCHVISION_LENGTHS = {
+    "s3d": ClipLength(at_least=14),
+    "mvit_v1_b": ClipLength(at_least=16, at_most=16),
+    "mvit_v2_s": ClipLength(at_least=16, at_most=16),
+}
+_TORCHVISION_HEADS = {
+    **dict.fromkeys(("r3d_18", "mc3_18", "r2plus1d_18"), "fc"),
+    **dict.fromkeys(("mvit_v1_b", "mvit_v2_s"), "head.1"),
+    **dict.fromkeys(("swin3d_t", "swin3d_s", "swin3d_b"), "head"),
+    "s3d": "classifier.1",
+}
+
+
+class SpacetimeClassifier(Classifier):
+    """A network of clips [B, 3, T, H, W]."""
+
+    def __init__(self, net: nn.Module, *, head: tuple[str, ...] = (), **facts: Any) -> None:
+        super().__init__(net, **facts)
+        self._head = tuple(name.rstrip(".") for name in head)
+
+    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.net(clips.transpose(1, 2))
+        return logits
+
+    def head_names(self) -> tuple[str, ...]:
+        return self._head
+
+
+def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = False) -> SpacetimeClassifier:
+    """SlowOnly-50 8x8; PyTorchVideo's `slow_r50` checkpoint fits. Without pretrained video weights see `inflate`."""
+    from sosampler.classifiers.nets.resnet3d import slowonly_r50
+
+    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
+    net = slowonly_r50(num_classes=classes, stride_on_1x1=stride_on_1x1)
+    return SpacetimeClassifier(
+        net,
+        name="slowonly_r50",
+        preprocessing=Preprocessing(size=(224, 224), resize=256, **_PYTORCHVIDEO),
+        class_names=names_for(classes, kinetics400_names),
+        head=net.head_names,
+        options={"stride_on_1x1": True} if stride_on_1x1 else {},
+    )
+
+
+def build_x3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
+    """X3D-S; PyTorchVideo's `x3d_s` checkpoint fits."""
+    from sosampler.classifiers.nets.x3d import x3d_s
+
+    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
+    net = x3d_s(num_classes=classes)
+    return SpacetimeClassifier(
+        net,
+        name="x3d_s",
+        preprocessing=Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO),
+        class_names=names_for(classes, kinetics400_names),
+        head=net.head_names,
+    )
+
+
+def build_i3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
+    """I3D (Inception-v1 inflated), RGB. Its network wants 32 frames or more; fewer are repeated."""
+    from sosampler.classifiers.nets.i3d import i3d
+
+    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
+    net = i3d(num_classes=classes)
+    return SpacetimeClassifier(
+        net,
+        name="i3d",
+        preprocessing=Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+        class_names=names_for(classes, kinetics400_names),
+        length=ClipLength(at_least=32),
+        head=net.head_names,
+    )
+
+
+def torchvision_names() -> list[str]:
+    """torchvision's video classifiers."""
+    from torchvision import models
+
+    return list(models.list_models(module=models.video))
+
+
+def build_torchvision(model: str, *, num_classes: int | None = None, pretrained: bool = False) -> SpacetimeClassifier:
+    """One of torchvision's video models, with the preprocessing of its published weights."""
+    from torchvision import models
+
+    one_of("torchvision model", model, torchvision_names())
+    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
+    published = models.get_model_weights(model).DEFAULT
+    if pretrained and classes != 400:
+        raise InvalidArgument(
+            f"torchvision's weights of {model} have 400 classes but num_classes={classes}; "
+            "download them and give the file with weights= and new_head=True"
+        )
+    try:
+        net = models.get_model(model, weights=published if pretrained else None, num_classes=classes)
+    except OSError as error:
+        raise InvalidArgument(
+            f"torchvision cannot fetch the weights of {model} ({error}); give a file with weights="
+        ) from error
+    transform = published.transforms()
+    resize = list(transform.resize_size)
+    return SpacetimeClassifier(
+        net,
+        name=f"torchvision:{model}",
+        preprocessing=Preprocessing(
+            size=tuple(transform.crop_size),
+            resize=resize[0] if len(resize) == 1 else (resize[0], resize[1]),
+            mean=tuple(transform.mean),
+            std=tuple(transform.std),
+            interpolation=transform.interpolation.value,
+        ),
+        class_names=names_for(classes, kinetics400_names),
+        length=_TORCHVISION_LENGTHS.get(model),
+        head=(_TORCHVISION_HEADS[model],) if model in _TORCHVISION_HEADS else (),
+    )

@@ -1,0 +1,172 @@
+"""`wrap_classifier`: one's own network as a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sosampler.checks import one_of, whole_number
+from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.labels import numbered_names, read_names
+from sosampler.classifiers.lengths import ClipLength
+from sosampler.classifiers.outputs import (
+    OUTPUTS,
+    check_finite,
+    check_logits,
+    check_probabilities,
+    check_shape,
+    unwrap_output,
+)
+from sosampler.classifiers.pooled import PooledClassifier
+from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from sosampler.errors import ClassifierError, InvalidArgument
+
+LAYOUTS = ("BTCHW", "BCTHW", "BCHW")
+_ASKED = 2  # clips of noise that a new module is asked about
+
+
+class WrappedClassifier(Classifier):
+    """A module of clips; its outputs are logits or probabilities, as its owner said."""
+
+    layout = "BTCHW"
+    outputs = "logits"
+
+    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        return _scores(self.net, clips, self.layout, self.name)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        if self.outputs == "logits":
+            return super().probabilities(scores)
+        check_probabilities(scores.reshape(-1, scores.shape[-1]), self.activation, self.name)
+        return scores
+
+
+class WrappedFrameClassifier(PooledClassifier):
+    """A module of single frames [F, 3, H, W]; the mean of its logits over frames."""
+
+    def features(self, clips: Tensor) -> Tensor:
+        frames = clips.flatten(0, 1)
+        scores = _scores(self.net, frames, "BCHW", self.name)
+        return check_shape(scores, len(frames), self.num_classes, self.name).unflatten(0, clips.shape[:2])
+
+
+def _scores(module: nn.Module, clips: Tensor, layout: str, name: str) -> Tensor:
+    """What a module says about clips [B, T, 3, H, W], put into its layout (single frames [F, 3, H, W] as they are)."""
+    return unwrap_output(module(clips.transpose(1, 2) if layout == "BCTHW" else clips), name)
+
+
+def wrap_classifier(
+    module: nn.Module,
+    *,
+    input_size: int | tuple[int, int],
+    num_classes: int | None = None,
+    class_names: Sequence[str] | str | Path | None = None,
+    layout: str = "BTCHW",
+    outputs: str = "logits",
+    multi_label: bool = False,
+    resize: int | tuple[int, int] | None = None,
+    mean: float | Sequence[float] = IMAGENET_MEAN,
+    std: float | Sequence[float] = IMAGENET_STD,
+    interpolation: str = "bilinear",
+    num_frames: int | None = None,
+    min_frames: int = 1,
+    max_frames: int | None = None,
+    name: str | None = None,
+) -> Classifier:
+    """Make a classifier out of a torch module.
+
+    Args:
+        module: takes normalised float clips, returns scores [B, classes] (or an object with `logits`).
+        input_size: height and width that it takes.
+        num_classes, class_names: one of the two, or the number is found by asking the module once.
+        layout: what it takes: "BTCHW", "BCTHW", or "BCHW" for a network of single frames, whose logits are averaged.
+        outputs: "logits" or "probabilities".
+        multi_label: each class stands by itself (sigmoid) instead of one class a video (softmax).
+        resize: short side, or (height, width), before the centre crop to input_size; default: input_size.
+        mean, std: of RGB in 0..1, taken out of the frames.
+        interpolation: "bilinear" or "bicubic", without aliasing.
+        num_frames: for a module of exactly so many frames: fewer are repeated evenly, more are refused.
+        min_frames, max_frames: the same as bounds.
+        name: how messages call it.
+
+    The module is put into evaluation mode and asked once, so that a wrong layout, logits instead of probabilities or
+    a wrong number of classes are found at once.
+    """
+    if not isinstance(module, nn.Module):
+        raise InvalidArgument(f"module is a {type(module).__name__}; give a torch.nn.Module")
+    one_of("layout", layout, LAYOUTS)
+    one_of("outputs", outputs, OUTPUTS)
+    if layout == "BCHW" and outputs == "probabilities":
+        raise InvalidArgument(
+            "layout='BCHW' averages logits over frames, but outputs='probabilities'; let the module return its logits"
+        )
+    if num_frames is not None:
+        min_frames = max_frames = whole_number("num_frames", num_frames)
+    length = ClipLength(
+        whole_number("min_frames", min_frames), None if max_frames is None else whole_number("max_frames", max_frames)
+    )
+    if length.at_most is not None and length.at_most < length.at_least:
+        raise InvalidArgument(f"max_frames={max_frames} is less than min_frames={min_frames}; give a range")
+    name = name or type(module).__name__
+    size = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
+    if resize is None:
+        resize = size[0] if len(size) == 2 and size[0] == size[1] else (size[0], size[-1])
+    preprocessing = Preprocessing(
+        size=(size[0], size[-1]),
+        resize=resize,
+        mean=mean if isinstance(mean, (int, float)) else tuple(mean),  # type: ignore[arg-type]  # checked inside
+        std=std if isinstance(std, (int, float)) else tuple(std),  # type: ignore[arg-type]
+        interpolation=interpolation,
+    )
+    module = module.eval()
+    scores = _ask_once(module, layout, preprocessing, length, name)
+    names = read_names(class_names) if class_names is not None else None
+    if num_classes is not None and names is not None and len(names) != num_classes:
+        raise InvalidArgument(f"num_classes={num_classes} but {len(names)} class names are given; give one of the two")
+    if names is None:
+        names = numbered_names(scores.shape[1] if num_classes is None else whole_number("num_classes", num_classes))
+    check_shape(scores, _ASKED, len(names), name)
+    if outputs == "probabilities":
+        check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
+    else:
+        check_logits(scores, name)
+    facts: dict[str, Any] = {
+        "name": name,
+        "preprocessing": preprocessing,
+        "class_names": names,
+        "length": length,
+        "multi_label": multi_label,
+        "options": {"layout": layout, "outputs": outputs},
+    }
+    if layout == "BCHW":
+        return WrappedFrameClassifier(module, **facts)
+    wrapped = WrappedClassifier(module, **facts)
+    wrapped.layout, wrapped.outputs = layout, outputs
+    return wrapped
+
+
+@torch.no_grad()
+def _ask_once(module: nn.Module, layout: str, preprocessing: Preprocessing, length: ClipLength, name: str) -> Tensor:
+    """Scores [2, C] of clips of noise, or what the module says against them."""
+    count = max(length.at_least, 1)
+    anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+    noise = torch.randint(256, (_ASKED, count, 3, *preprocessing.size), generator=torch.Generator().manual_seed(0))
+    clips = preprocessing.normalised(noise.to(torch.uint8).to(anchor.device))
+    clips = clips[:, 0] if layout == "BCHW" else clips
+    shape = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)
+    try:
+        output = _scores(module, clips, layout, name)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ClassifierError(
+            f"{name} cannot take a batch {shape} (layout={layout!r}): {_first_line(error)}; "
+            "check layout, input_size and num_frames"
+        ) from error
+    return check_finite(output.float(), name) if output.ndim == 2 else output
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
