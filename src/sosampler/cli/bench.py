@@ -52,6 +52,31 @@ def resize_command(
     _give(result, "\n".join(lines), out, json_output)
 
 
+@app.command("prepare")
+def prepare_command(
+    clips: Annotated[list[Path], typer.Argument(help="Natural videos, used in turns.")],
+    classifier: Annotated[str, typer.Option("--classifier", "-c", help="Its weights are random.")] = "resnet50",
+    videos: Annotated[int, typer.Option("--videos", min=1, help="How many go into the bank.")] = 12,
+    work: Annotated[Path, typer.Option("--work", help="Folder for the bank while it is timed.")] = Path(".bench"),
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often everything is timed.")] = 3,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the result as JSON.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Prepare a bank with 1 and 2 workers, against a plain loop: decode, then classify, video by video."""
+    _check_files(clips)
+    from sosampler.bench.prepare import bench_prepare, table
+
+    result = bench_prepare(
+        clips,
+        classifier=classifier,
+        work=work,
+        videos=videos,
+        rounds=rounds,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    _give(result, table(result), out, json_output)
+
+
 def _check_files(clips: list[Path]) -> None:
     from sosampler.errors import VideoError
     from sosampler.video.source import open_video

@@ -1,0 +1,94 @@
+"""`sosampler bank`: what a bank holds, whether it is sound, and a smaller one out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Look into a bank that `prepare` wrote.", no_args_is_help=True, rich_markup_mode=None)
+
+BankArgument = Annotated[Path, typer.Argument(help="The bank's folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("info")
+def info_command(bank: BankArgument, json_output: JsonOption = False) -> None:
+    """Videos, classes, splits, settings, teachers and bytes."""
+    from sosampler.data.inspect_bank import bank_info
+
+    info = bank_info(bank)
+    typer.echo(json.dumps(info) if json_output else _described(info))
+
+
+@app.command("verify")
+def verify_command(
+    bank: BankArgument,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also decode every picture.")] = True,
+    json_output: JsonOption = False,
+) -> None:
+    """Read everything and name what is damaged or missing; exit code 1 if something is."""
+    from sosampler.data.inspect_bank import verify_bank
+
+    problems = verify_bank(bank, pictures=pictures)
+    if json_output:
+        typer.echo(json.dumps({"path": str(bank), "sound": not problems, "problems": problems}))
+    else:
+        typer.echo("\n".join(problems) if problems else f"{bank}: sound")
+    raise typer.Exit(1 if problems else 0)
+
+
+@app.command("subset")
+def subset_command(
+    bank: BankArgument,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the smaller bank.")],
+    limit: Annotated[int | None, typer.Option("--limit", help="Videos at most, spread over classes.")] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--classes", help="Only videos of this class; give it again for more.")
+    ] = None,
+    splits: Annotated[list[str] | None, typer.Option("--split", help="Only train, dev or test.")] = None,
+    max_mb: Annotated[float | None, typer.Option("--max-mb", help="Megabytes on disk at most.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Copy some of the videos into a smaller bank, for carrying elsewhere."""
+    from sosampler.cli.telling import telling
+    from sosampler.data.inspect_bank import bank_info
+    from sosampler.data.subset import subset
+
+    with telling("copying") as on_progress:
+        subset(
+            bank,
+            out,
+            limit=limit,
+            classes=classes or None,
+            splits=splits or None,
+            max_mb=max_mb,
+            on_progress=on_progress,
+        )
+    info = bank_info(out)
+    typer.echo(json.dumps(info) if json_output else _described(info))
+
+
+def _described(info: dict[str, Any]) -> str:
+    splits = ", ".join(f"{count} {name}" for name, count in info["splits"].items())
+    state = (
+        "" if info["complete"] else f"  NOT FINISHED: {info['shards']['finished']} of {info['shards']['total']} shards"
+    )
+    lines = [
+        f"{info['path']}: {info['num_videos']} videos ({splits or 'none'}), {info['num_failed']} failed{state}",
+        f"  {info['num_classes']} classes{', several a video' if info['multi_label'] else ''}: "
+        + ", ".join(info["classes"][:8])
+        + (", ..." if info["num_classes"] > 8 else ""),
+        f"  {info['num_frames'] or 'unknown'} frames, {info['bytes'] / 1e6:.1f} MB, from {info['source']}",
+        "  " + ", ".join(f"{key}={value}" for key, value in info["settings"].items() if value is not None),
+    ]
+    for teacher in info["teachers"]:
+        kept = teacher["features"]
+        features = f", {kept['width']} features in {kept['precision']}" if kept else ""
+        lines.append(
+            f"  teacher {teacher['folder']}: {teacher['name']}, views={teacher['views']}{features}, "
+            f"{teacher['bytes'] / 1e6:.1f} MB{'' if teacher['complete'] else ', NOT FINISHED'}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""`sosampler prepare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def prepare_command(
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A CSV or JSONL with path and label, or a folder of class folders. "
+            "Left out: ask a classifier about the bank that is there."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The bank's folder; goes on where it was killed.")] = Path("bank"),
+    classifier: Annotated[
+        str | None, typer.Option("--classifier", "-c", help="Name, or folder of a saved one; without it frames only.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option("--weights", help="A file with the classifier's weights.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="KEY=VALUE of the classifier, e.g. head=frameexit.")
+    ] = None,
+    input_size: Annotated[int | None, typer.Option("--input-size", help="Height and width of its input.")] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Where it runs: cpu, cuda, ...")] = None,
+    num_candidates: Annotated[
+        int | None, typer.Option("-t", "--num-candidates", help="Frames kept of each video.  [default: 64]")
+    ] = None,
+    fps: Annotated[float | None, typer.Option("--fps", help="Keep frames at this rate instead.")] = None,
+    size: Annotated[int, typer.Option("--size", help="Short side of the stored frames; never enlarged.")] = 256,
+    quality: Annotated[int, typer.Option("--quality", help="Of the JPEGs, 1 to 100.")] = 90,
+    candidates: Annotated[
+        str, typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.")
+    ] = "exact",
+    grid: Annotated[
+        str, typer.Option("--grid", help="Where frames lie: uniform, linspace, stratified or jitter.")
+    ] = "uniform",
+    seed: Annotated[int, typer.Option("--seed", help="For --grid stratified.")] = 0,
+    folder_fps: Annotated[float | None, typer.Option("--folder-fps", help="Rate of folders of frame images.")] = None,
+    classes: Annotated[
+        Path | None, typer.Option("--classes", help="The class list, one name a line.  [default: beside the manifest]")
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Where relative paths of the manifest start.")] = None,
+    views: Annotated[int, typer.Option("--views", help="1 to 4 fixed views of each frame, averaged.")] = 1,
+    features: Annotated[
+        bool, typer.Option("--features/--no-features", help="Also keep what a pooled classifier joins.")
+    ] = True,
+    batch: Annotated[int | None, typer.Option("--batch", help="Frames through the network at once.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Decoding processes.  [default: one a core]")] = None,
+    videos_per_shard: Annotated[
+        int, typer.Option("--videos-per-shard", help="Videos in a file of the bank, lost at most when killed.")
+    ] = 32,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try videos again that failed.")] = False,
+    max_pixels: Annotated[int | None, typer.Option("--max-pixels", help="Refuse larger frames.")] = None,
+    max_frames: Annotated[int | None, typer.Option("--max-frames", help="Refuse videos with more frames.")] = None,
+    max_duration: Annotated[
+        float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Decode the videos of a data set once and ask a classifier about each frame once. Exit code 1 if some failed."""
+    from sosampler.cli.telling import telling
+    from sosampler.data.inspect_bank import bank_info
+    from sosampler.data.prepare import prepare
+    from sosampler.video.limits import Limits
+
+    given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
+    limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    asked = _classifier(
+        classifier, option or [], weights=weights, input_size=input_size, precision=precision, device=device
+    )
+    with telling("preparing") as on_progress:
+        bank = prepare(
+            manifest,
+            asked,
+            out,
+            num_candidates=num_candidates,
+            fps=fps,
+            size=size,
+            quality=quality,
+            candidates=candidates,
+            grid=grid,
+            seed=seed,
+            folder_fps=folder_fps,
+            classes=classes,
+            root=root,
+            views=views,
+            features=features,
+            batch=batch,
+            workers=workers,
+            videos_per_shard=videos_per_shard,
+            retry_failed=retry_failed,
+            limits=limits,
+            on_progress=on_progress,
+        )
+    failures = bank.failures
+    if json_output:
+        typer.echo(json.dumps({**bank_info(out), "failures": failures}))
+    else:
+        typer.echo(f"{bank!r}")
+        for failure in failures[:10]:
+            typer.echo(f"failed: {failure['error']}", err=True)
+        if failures:
+            num_items = bank.head.num_items
+            typer.echo(f"{len(failures)} of {num_items} videos failed, see {bank.folder.failed_jsonl}", err=True)
+    raise typer.Exit(1 if failures else 0)
+
+
+def _classifier(name: str | None, options: list[str], **given: Any) -> Any:
+    from sosampler.errors import InvalidArgument
+
+    stray = [f"--{key.replace('_', '-')}" for key, value in given.items() if value is not None]
+    if name is None:
+        if options or stray:
+            raise InvalidArgument(
+                f"{', '.join(stray or ['--option'])} is of a classifier, but none is given; add --classifier"
+            )
+        return None
+    from sosampler import create_classifier
+    from sosampler.cli.key_values import key_values
+
+    return create_classifier(name, **given, **key_values(options))

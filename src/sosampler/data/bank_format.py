@@ -1,0 +1,338 @@
+"""How a bank lies on disk: names of files, columns, and one video as a row.
+
+bank.json             settings that decide the bytes, classes, counts; no dates
+items.jsonl           the videos as the manifest had them; shard k holds items k * S up to (k + 1) * S
+failed.jsonl          videos that could not be read, with the reason
+frames/00000.arrow    Arrow IPC file: one record batch of one row for each video that could be read
+teachers/NAME/        teacher.json, and 00000.arrow with a row for each row of frames/00000.arrow
+
+A record batch for each video lets a shard be written while its videos arrive, and one video be read by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sosampler.data.manifest import Item
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+from sosampler.files import replacing
+from sosampler.video.timeline import Indices, Seconds
+
+KIND, VERSION = "sosampler bank", 1
+TEACHER_KIND = "sosampler teacher"
+VIDEOS_PER_SHARD = 32
+
+
+@dataclass(frozen=True, eq=False)
+class StoredVideo:
+    """The frames of one video as a bank keeps them."""
+
+    jpegs: list[bytes]  # T pictures, all of one size
+    frame_indices: Indices  # [T] true frame numbers, ascending
+    pts_seconds: Seconds  # [T]
+    width: int  # pixels of the stored frames
+    height: int
+    start_seconds: float  # where the video, or the part of it that the manifest names, begins
+    duration: float  # seconds of the video or of that part
+    fps: float
+    total_num_frames: int  # of the whole video
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.jpegs)
+
+    @property
+    def positions(self) -> NDArray[np.float32]:
+        """[T] in 0..1: the share of the video that is over when each frame is shown."""
+        return positions_of(self.pts_seconds, self.start_seconds, self.duration)
+
+
+def positions_of(pts_seconds: Seconds, start_seconds: float, duration: float) -> NDArray[np.float32]:
+    if duration <= 0:
+        return np.zeros(len(pts_seconds), dtype=np.float32)
+    return np.clip((pts_seconds - start_seconds) / duration, 0, 1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a video is missing from the bank."""
+
+    reason: str
+
+
+# ---- Arrow
+
+
+def import_pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise MissingDependency("a bank needs pyarrow; install it with: pip install 'sosampler[train]'") from error
+    return pyarrow
+
+
+@cache
+def frames_schema() -> Any:
+    pa = import_pyarrow()
+    text, whole, real = pa.string(), pa.int32(), pa.float64()
+    return pa.schema(
+        {
+            "id": text,
+            "labels": pa.list_(whole),
+            "split": text,
+            "group": text,
+            "pts_seconds": pa.list_(real),
+            "frame_indices": pa.list_(pa.int64()),
+            "jpegs": pa.list_(pa.binary()),
+            "width": whole,
+            "height": whole,
+            "start_seconds": real,
+            "duration": real,
+            "fps": real,
+            "total_num_frames": pa.int64(),
+            "notes": pa.list_(text),
+        }
+    )
+
+
+def frames_batch(item: Item, video: StoredVideo) -> Any:
+    """The row of one video."""
+    pa = import_pyarrow()
+    row = {
+        "id": item.id,
+        "labels": list(item.labels),
+        "split": item.split,
+        "group": item.group,
+        "pts_seconds": np.asarray(video.pts_seconds, dtype=np.float64),
+        "frame_indices": np.asarray(video.frame_indices, dtype=np.int64),
+        "jpegs": video.jpegs,
+        "width": video.width,
+        "height": video.height,
+        "start_seconds": video.start_seconds,
+        "duration": video.duration,
+        "fps": video.fps,
+        "total_num_frames": video.total_num_frames,
+        "notes": list(video.notes),
+    }
+    schema = frames_schema()
+    return pa.record_batch([pa.array([row[field.name]], type=field.type) for field in schema], schema=schema)
+
+
+def stored_video(batch: Any) -> StoredVideo:
+    """The video of a row, its JPEGs copied out of the file."""
+    return StoredVideo(
+        jpegs=batch.column("jpegs")[0].as_py(),
+        frame_indices=batch.column("frame_indices").values.to_numpy(),
+        pts_seconds=batch.column("pts_seconds").values.to_numpy(),
+        notes=tuple(batch.column("notes")[0].as_py()),
+        **{
+            name: batch.column(name)[0].as_py()
+            for name in ("width", "height", "start_seconds", "duration", "fps", "total_num_frames")
+        },
+    )
+
+
+def teacher_schema(num_classes: int, features: str | None, feature_width: int | None) -> Any:
+    """Columns of a teacher: probabilities in half precision, features in `features` precision if it has them."""
+    pa = import_pyarrow()
+    columns = {"id": pa.string(), "frame_probs": pa.list_(pa.list_(pa.float16(), num_classes))}
+    if features is not None:
+        kind = pa.float32() if features == "float32" else pa.float16()
+        columns["features"] = pa.list_(pa.list_(kind, feature_width))
+    return pa.schema(columns)
+
+
+def teacher_batch(schema: Any, item_id: str, frame_probs: np.ndarray, features: np.ndarray | None) -> Any:
+    """The row of one video: frame_probs [T, C] and features [T, D] or None."""
+    pa = import_pyarrow()
+    columns = [pa.array([item_id])]
+    for table in (frame_probs, features):
+        if table is not None:
+            rows = pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), table.shape[1])
+            columns.append(pa.ListArray.from_arrays(pa.array([0, len(table)], type=pa.int32()), rows))
+    return pa.record_batch(columns, schema=schema)
+
+
+def matrix_of(batch: Any, column: str) -> np.ndarray:
+    """[T, C] of a teacher's row, without a copy."""
+    rows = batch.column(column).values
+    return rows.values.to_numpy().reshape(-1, rows.type.list_size)  # type: ignore[no-any-return]
+
+
+def open_shard(path: Path) -> Any:
+    """A reader of a memory-mapped shard; `num_record_batches` videos, `get_batch(row)` for each."""
+    pa = import_pyarrow()
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path)))
+    except FileNotFoundError as error:
+        raise SosamplerError(
+            f"{path}: this part of the bank is missing; run `sosampler prepare` again with the same arguments"
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise SosamplerError(
+            f"{path}: is damaged ({error}); delete it and run `sosampler prepare` again with the same arguments"
+        ) from error
+
+
+def read_shard(path: Path) -> Iterator[tuple[str, StoredVideo]]:
+    reader = open_shard(path)
+    for row in range(reader.num_record_batches):
+        batch = reader.get_batch(row)
+        yield batch.column("id")[0].as_py(), stored_video(batch)
+
+
+# ---- names
+
+
+@dataclass(frozen=True)
+class BankFolder:
+    """Where everything lies."""
+
+    path: Path
+
+    @property
+    def bank_json(self) -> Path:
+        return self.path / "bank.json"
+
+    @property
+    def items_jsonl(self) -> Path:
+        return self.path / "items.jsonl"
+
+    @property
+    def failed_jsonl(self) -> Path:
+        return self.path / "failed.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
+    def frames_folder(self) -> Path:
+        return self.path / "frames"
+
+    @property
+    def teachers_folder(self) -> Path:
+        return self.path / "teachers"
+
+    def frames(self, shard: int) -> Path:
+        return self.frames_folder / f"{shard:05d}.arrow"
+
+    def failed(self, shard: int) -> Path:
+        return self.frames_folder / f"{shard:05d}.failed.jsonl"
+
+    def teacher(self, name: str) -> Path:
+        return self.teachers_folder / name
+
+    def teacher_json(self, name: str) -> Path:
+        return self.teacher(name) / "teacher.json"
+
+    def teacher_shard(self, name: str, shard: int) -> Path:
+        return self.teacher(name) / f"{shard:05d}.arrow"
+
+    def teacher_names(self) -> list[str]:
+        return sorted(found.parent.name for found in self.teachers_folder.glob("*/teacher.json"))
+
+
+# ---- bank.json
+
+
+@dataclass(frozen=True)
+class BankHead:
+    """What bank.json says."""
+
+    source: str  # "videos" or "arrays"
+    settings: dict[str, Any]  # all that decides the bytes besides the videos
+    classes: tuple[str, ...]
+    multi_label: bool
+    num_items: int
+    videos_per_shard: int
+    complete: bool = False
+    counts: dict[str, int] | None = None  # videos, failed, frames; once complete
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_items // self.videos_per_shard)
+
+    def shard_range(self, shard: int) -> range:
+        """Positions of a shard's items."""
+        first = shard * self.videos_per_shard
+        return range(first, min(first + self.videos_per_shard, self.num_items))
+
+    def write(self, folder: BankFolder) -> None:
+        head = {"kind": KIND, "version": VERSION, **asdict(self), "num_shards": self.num_shards}
+        write_text(folder.bank_json, json.dumps(head, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_head(folder: BankFolder) -> BankHead:
+    """bank.json, or say why this is no bank."""
+    if not folder.bank_json.is_file():
+        raise InvalidArgument(f"{folder.path}: holds no bank (no bank.json); give a folder that `prepare` wrote")
+    told = read_json(folder.bank_json, KIND, "prepare the bank again")
+    try:
+        return BankHead(
+            source=told["source"],
+            settings=dict(told["settings"]),
+            classes=tuple(told["classes"]),
+            multi_label=bool(told["multi_label"]),
+            num_items=int(told["num_items"]),
+            videos_per_shard=int(told["videos_per_shard"]),
+            complete=bool(told["complete"]),
+            counts=told["counts"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SosamplerError(f"{folder.bank_json}: lacks or misspells {error}; prepare the bank again") from error
+
+
+def read_json(path: Path, kind: str, remedy: str) -> dict[str, Any]:
+    """A head of the right kind and version."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SosamplerError(f"{path}: is not JSON ({error}); {remedy}") from error
+    if not isinstance(told, dict) or told.get("kind") != kind:
+        raise SosamplerError(f"{path}: is not the head of a {kind}; {remedy}")
+    if told.get("version") != VERSION:
+        raise SosamplerError(
+            f"{path}: has version {told.get('version')}, this sosampler reads version {VERSION}; "
+            f"{remedy}, or install the sosampler that wrote it"
+        )
+    return told
+
+
+# ---- items.jsonl and failures
+
+
+def items_text(items: Iterable[Item]) -> Iterator[str]:
+    return (json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items)
+
+
+def read_items(folder: BankFolder) -> list[Item]:
+    with open(folder.items_jsonl, encoding="utf-8") as lines:
+        return [Item(**{**told, "labels": tuple(told["labels"])}) for told in map(json.loads, lines)]
+
+
+def failures_text(failures: Iterable[tuple[Item, Failure]]) -> str:
+    rows = ({"id": item.id, "path": item.path, "error": failure.reason} for item, failure in failures)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def read_failures(path: Path) -> list[dict[str, str]]:
+    """The lines of a failed.jsonl; none if there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines([text] if isinstance(text, str) else text)

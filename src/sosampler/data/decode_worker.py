@@ -1,0 +1,210 @@
+"""One video becomes JPEG frames; and the process that does nothing else, so that a broken file can kill only itself."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import numpy as np
+from PIL import Image
+
+from sosampler.checks import real_number, whole_number
+from sosampler.data.bank_format import Failure, StoredVideo
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.offer import offer
+from sosampler.options import SelectOptions
+from sosampler.video.limits import Limits
+from sosampler.video.metadata import VideoMetadata
+from sosampler.video.reader import Frames, VideoReader
+from sosampler.video.sizes import Size, check_size
+from sosampler.video.source import open_video
+
+# A bank keeps memory bounded, so one video of it is: frames, and bytes of JPEG.
+MAX_FRAMES_A_VIDEO = 4096
+_MAX_JPEG_BYTES = 128 << 20
+# Decoded pictures held at a time.
+_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameSettings:
+    """Which frames of a video a bank keeps, and how. Decides the bytes of the bank together with the videos."""
+
+    num_candidates: int | None = 64  # None with fps
+    fps: float | None = None
+    size: Size = 256  # short side; smaller videos are not enlarged
+    quality: int = 90
+    candidates: str = "exact"
+    grid: str = "uniform"
+    snap_tolerance: float = SelectOptions.snap_tolerance
+    seed: int = 0  # for grid="stratified", together with the video's id
+    folder_fps: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size(self.size))
+        if whole_number("quality", self.quality) > 100:
+            raise InvalidArgument(f"quality={self.quality} is not allowed; give a whole number from 1 to 100")
+        if self.fps is not None:
+            real_number("fps", self.fps, above=0)
+        if self.num_candidates is not None and whole_number("num_candidates", self.num_candidates) > MAX_FRAMES_A_VIDEO:
+            raise InvalidArgument(
+                f"num_candidates={self.num_candidates} is not allowed; a bank keeps {MAX_FRAMES_A_VIDEO} frames of a "
+                "video at most, give fewer"
+            )
+        self.options()  # says what is wrong with the rest
+
+    def options(
+        self, *, start: float | None = None, end: float | None = None, video_id: str | None = None
+    ) -> SelectOptions:
+        """What `select` would be told to offer the same frames."""
+        return SelectOptions(
+            policy="all",
+            num_candidates=self.num_candidates,
+            fps=self.fps,
+            candidates=self.candidates,
+            grid=self.grid,
+            snap_tolerance=self.snap_tolerance,
+            seed=self.seed if video_id is None else _seed_of(self.seed, video_id),
+            on_short="fewer",
+            start=start,
+            end=end,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        told = asdict(self)
+        return {**told, "size": list(self.size) if isinstance(self.size, tuple) else self.size}
+
+
+def _seed_of(seed: int, video_id: str) -> int:
+    """Each video its own, whatever the order of the manifest."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {video_id}".encode()).digest()[:6], "big")
+
+
+@dataclass(frozen=True)
+class DecodeTask:
+    """One video to decode."""
+
+    path: str
+    video_id: str
+    start: float | None
+    end: float | None
+    settings: FrameSettings
+    limits: Limits
+
+
+def decode_video(task: DecodeTask) -> StoredVideo:
+    """Decode the frames that the settings offer."""
+    settings = task.settings
+    reader = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
+    try:
+        notes: list[str] = []
+        options = settings.options(start=task.start, end=task.end, video_id=task.video_id)
+        wanted = np.unique(offer(reader, options, notes).frame_indices)
+        if len(wanted) > MAX_FRAMES_A_VIDEO:
+            raise VideoError(
+                f"{task.path}: fps={settings.fps:g} gives {len(wanted)} frames, over the {MAX_FRAMES_A_VIDEO} that a "
+                "bank keeps of one video; lower fps, or cut the video with start and end"
+            )
+        jpegs, frame_indices, pts_seconds = _encoded(reader, wanted, settings, notes)
+        metadata = reader.metadata
+        notes[:0] = reader.notes
+        # A damaged frame is replaced by a neighbour, which may be there already.
+        frame_indices, first = np.unique(frame_indices, return_index=True)
+        start_seconds, duration = _part(metadata, task.start, task.end)
+        width, height = Image.open(io.BytesIO(jpegs[0])).size
+        return StoredVideo(
+            jpegs=[jpegs[place] for place in first],
+            frame_indices=frame_indices,
+            pts_seconds=pts_seconds[first],
+            width=width,
+            height=height,
+            start_seconds=start_seconds,
+            duration=duration,
+            fps=metadata.fps,
+            total_num_frames=metadata.total_num_frames,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+    finally:
+        reader.close()
+
+
+def _encoded(
+    reader: VideoReader, wanted: np.ndarray, settings: FrameSettings, notes: list[str]
+) -> tuple[list[bytes], np.ndarray, np.ndarray]:
+    """JPEGs, true frame numbers and times, a few pictures at a time."""
+    size = _no_larger(settings.size, reader.metadata)
+    jpegs: list[bytes] = []
+    frame_indices: list[np.ndarray] = []
+    pts_seconds: list[np.ndarray] = []
+    begin, at_once, total = 0, 1, 0  # the first picture tells how large they are
+    while begin < len(wanted):
+        batch = reader.read(wanted[begin : begin + at_once], size=size)
+        begin += len(batch)
+        at_once = max(1, _CHUNK_BYTES // batch.frames[0].nbytes)
+        notes.extend(batch.notes)
+        jpegs.extend(encode_jpeg(frame, settings.quality) for frame in batch.frames)
+        frame_indices.append(batch.frame_indices)
+        pts_seconds.append(batch.pts_seconds)
+        total = sum(map(len, jpegs))
+        if total > _MAX_JPEG_BYTES:
+            raise VideoError(
+                f"{reader.name}: its frames take more than {_MAX_JPEG_BYTES >> 20} MB; "
+                "keep fewer or smaller ones with num_candidates, fps or size"
+            )
+    return jpegs, np.concatenate(frame_indices), np.concatenate(pts_seconds)
+
+
+def _no_larger(size: Size, metadata: VideoMetadata) -> Size:
+    """A short side that the video does not have would only cost room."""
+    return min(size, metadata.width, metadata.height) if isinstance(size, int) else size
+
+
+def _part(metadata: VideoMetadata, start: float | None, end: float | None) -> tuple[float, float]:
+    """Where the part that is asked for begins, and how long it is."""
+    begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
+    last = metadata.start_seconds + metadata.duration
+    return begins, (last if end is None else min(end, last)) - begins
+
+
+def encode_jpeg(frame: Frames, quality: int) -> bytes:
+    """uint8 [H, W, 3] -> JPEG with halved colour."""
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, "JPEG", quality=quality, subsampling="4:2:0")
+    return buffer.getvalue()
+
+
+def attempt(task: DecodeTask) -> StoredVideo | Failure:
+    """`decode_video`, with the reason where the video is at fault."""
+    try:
+        return decode_video(task)
+    except MemoryError:
+        return Failure(f"{task.path}: does not fit into memory; keep fewer or smaller frames, or cut it")
+    except SosamplerError as error:
+        text = str(error)
+    except OSError as error:  # also what PyAV raises for damaged files
+        text = f"cannot be read ({error.strerror or error}); check the file and its permissions"
+    return Failure(text if task.path in text else f"{task.path}: {text}")
+
+
+def serve() -> None:
+    """Answer tasks on standard input until it ends: when the parent closes it, or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then closes the pipe
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not run into the answers
+    while True:
+        try:
+            task = cast(DecodeTask, pickle.load(sys.stdin.buffer))
+        except EOFError:
+            return
+        answer = attempt(task)
+        try:
+            pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(1)  # the parent is gone; nobody wants the rest, nor a traceback

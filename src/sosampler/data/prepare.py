@@ -1,0 +1,229 @@
+"""`prepare`: a manifest becomes a bank. Workers decode while the classifier is asked in batches."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sosampler.checks import whole_number
+from sosampler.data.bank import Bank
+from sosampler.data.bank_format import (
+    VIDEOS_PER_SHARD,
+    BankFolder,
+    BankHead,
+    import_pyarrow,
+    read_head,
+    read_items,
+)
+from sosampler.data.bank_writer import begin, forget_failures, writing_bank
+from sosampler.data.decode_pool import DecodePool
+from sosampler.data.decode_worker import DecodeTask, FrameSettings
+from sosampler.data.manifest import Item, Manifest, read_manifest
+from sosampler.data.shards import OnProgress, Results, make_shards
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+from sosampler.video.limits import Limits
+from sosampler.video.sizes import Size
+
+if TYPE_CHECKING:
+    from sosampler.data.teachers import Asker
+    from sosampler.data.teaching import Teaching
+
+
+def prepare(
+    manifest: str | os.PathLike[str] | Manifest | None,
+    classifier: Any = None,
+    out: str | os.PathLike[str] = "bank",
+    *,
+    num_candidates: int | None = None,
+    fps: float | None = None,
+    size: Size = FrameSettings.size,
+    quality: int = FrameSettings.quality,
+    candidates: str = FrameSettings.candidates,
+    grid: str = FrameSettings.grid,
+    snap_tolerance: float = FrameSettings.snap_tolerance,
+    folder_fps: float | None = None,
+    seed: int = 0,
+    classes: Sequence[str] | Path | None = None,
+    root: Path | None = None,
+    multi_label: bool | None = None,
+    views: int = 1,
+    features: bool | str = True,
+    batch: int | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    limits: Limits | None = None,
+    videos_per_shard: int = VIDEOS_PER_SHARD,
+    retry_failed: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """Decode the candidate frames of all videos once, ask a classifier about each once, and keep both in a bank.
+
+    Killed at any moment and called again with the same arguments it goes on, and ends with the same bytes. Called with
+    another classifier it asks that one about the stored frames; no video is opened. Videos that cannot be read are
+    listed in `failed.jsonl` with the reason.
+
+    Args:
+        manifest: a CSV, a JSONL, a folder of class folders or a `Manifest`; None for a bank that is there already.
+        classifier: a classifier, or the name of one; None keeps frames only.
+        out: the bank's folder.
+        num_candidates: frames kept of each video; 64 if not given. Shorter videos give all they have.
+        fps: keep frames at this rate instead of a number of them.
+        size: short side of the stored frames, (height, width), or None for the video's own; never enlarged.
+        quality: of the JPEGs, 1 to 100.
+        candidates, grid, snap_tolerance, folder_fps: as in `select`.
+        seed: for grid="stratified".
+        classes, root, multi_label: as in `read_manifest`.
+        views: 1 to 4 fixed views of each frame, averaged: as it is, mirrored, and the squares at either end.
+        features: also keep what a pooled classifier joins: True, False, "float32" or "float16". True takes "float32"
+            where these are logits, else "float16".
+        batch: frames that go through the network at once.
+        device: where the classifier runs.
+        workers: decoding processes; None takes one for each core, 0 decodes in this process.
+        limits: guards against hostile files.
+        videos_per_shard: how many videos a file of the bank holds, and are lost at most when killed.
+        retry_failed: try the videos again that failed before.
+        on_progress: called after each video.
+    """
+    import_pyarrow()
+    folder = BankFolder(Path(out))
+    workers = _default_workers() if workers is None else whole_number("workers", workers, at_least=0)
+    if manifest is None:
+        return _add_to_existing(folder, classifier, device, views, features, batch, on_progress)
+    if fps is None and num_candidates is None:
+        num_candidates = FrameSettings.num_candidates
+    settings = FrameSettings(
+        num_candidates=num_candidates,
+        fps=fps,
+        size=size,
+        quality=quality,
+        candidates=candidates,
+        grid=grid,
+        snap_tolerance=snap_tolerance,
+        seed=whole_number("seed", seed, at_least=0),
+        folder_fps=folder_fps,
+    )
+    if not isinstance(manifest, Manifest):
+        manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
+    if not manifest.items:
+        raise InvalidArgument("the manifest is empty; give at least one video")
+    head = BankHead(
+        source="videos",
+        settings=settings.to_dict(),
+        classes=manifest.classes,
+        multi_label=manifest.multi_label,
+        num_items=len(manifest.items),
+        videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
+    )
+    asker = _asker(classifier, head.classes, str(folder.path), device, views, features, batch)
+    with writing_bank(folder, head.num_items):
+        head = begin(folder, head, manifest.items)
+        if retry_failed:
+            head = forget_failures(folder, head)
+        source, chosen_limits = manifest, limits or Limits()
+
+        def decoded(items: list[Item]) -> Results:
+            _check_decoder()
+            tasks = (
+                DecodeTask(str(source.path_of(item)), item.id, item.start, item.end, settings, chosen_limits)
+                for item in items
+            )
+            return stack.enter_context(DecodePool(workers)).results(tasks)
+
+        with ExitStack() as stack:
+            make_shards(folder, head, manifest.items, decoded, _teaching(folder, head, asker), on_progress)
+    return Bank(folder.path)
+
+
+def add_teacher(
+    bank: Bank | str | os.PathLike[str],
+    classifier: Any,
+    *,
+    views: int = 1,
+    features: bool | str = True,
+    batch: int | None = None,
+    device: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """Ask a classifier about the frames of a finished bank; `prepare` documents the arguments."""
+    folder = BankFolder(bank.path if isinstance(bank, Bank) else Path(bank))
+    return _add_to_existing(folder, classifier, device, views, features, batch, on_progress)
+
+
+def _add_to_existing(
+    folder: BankFolder,
+    classifier: Any,
+    device: str | None,
+    views: int,
+    features: bool | str,
+    batch: int | None,
+    on_progress: OnProgress | None,
+) -> Bank:
+    Bank(folder.path)  # says what is wrong with it
+    if classifier is None:
+        raise InvalidArgument(
+            f"{folder.path}: without a manifest there is nothing to do but to ask a classifier; give one"
+        )
+    head = read_head(folder)
+    asker = _asker(classifier, head.classes, str(folder.path), device, views, features, batch)
+    with writing_bank(folder, head.num_items):
+        teaching = _teaching(folder, head, asker)
+        make_shards(folder, head, read_items(folder), partial(_missing, folder), teaching, on_progress)
+    return Bank(folder.path)
+
+
+def _missing(folder: BankFolder, items: list[Item]) -> Results:
+    raise SosamplerError(
+        f"{folder.path}: the frames of {len(items)} videos are missing, {items[0].id!r} is the first; "
+        "copy the bank again, or give the manifest to decode them"
+    )
+
+
+def _default_workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)  # each takes about 90 MB
+
+
+def _check_decoder() -> None:
+    if importlib.util.find_spec("av") is None:
+        raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
+
+
+def _asker(
+    classifier: Any,
+    classes: tuple[str, ...],
+    where: str,
+    device: str | None,
+    views: int,
+    features: bool | str,
+    batch: int | None,
+) -> Asker | None:
+    if classifier is None:
+        return None
+    from sosampler.video.source import import_torch
+
+    import_torch()
+    from sosampler.data.teachers import Asker
+    from sosampler.data.teaching import check_classes_fit
+
+    if isinstance(classifier, (str, os.PathLike)):
+        from sosampler.classifiers.registry import create_classifier
+
+        classifier = create_classifier(str(classifier), device=device)
+    elif device is not None and hasattr(classifier, "to"):
+        classifier = classifier.to(device)
+    asker = Asker(classifier, views=views, features=features, batch=batch)
+    check_classes_fit(classifier, classes, where)
+    return asker
+
+
+def _teaching(folder: BankFolder, head: BankHead, asker: Asker | None) -> Teaching | None:
+    if asker is None:
+        return None
+    from sosampler.data.teaching import Teaching
+
+    return Teaching(folder, head, asker)

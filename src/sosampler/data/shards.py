@@ -1,0 +1,91 @@
+"""The run behind every way of making a bank: shards that are missing are filled, and classifiers asked meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sosampler.data.bank_format import BankFolder, BankHead, Failure, StoredVideo, read_failures, read_shard
+from sosampler.data.bank_writer import Tally, explaining_full_disk, fill_shard, finish, tally_of
+from sosampler.data.manifest import Item
+
+if TYPE_CHECKING:
+    from sosampler.data.teaching import Teaching
+
+Results = Iterator[StoredVideo | Failure]
+Row = tuple[str, StoredVideo]
+
+
+@dataclass
+class Progress:
+    """How far a run is; given to `on_progress` after each video."""
+
+    total: int
+    done: int = 0  # videos, failed ones and those of earlier runs included
+    failed: int = 0  # seen in this run
+    before: int = 0  # videos that an earlier run had done already
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass
+class _Ticker:
+    """Counts videos and tells."""
+
+    progress: Progress
+    tell: OnProgress | None
+
+    def done(self) -> None:
+        self.progress.done += 1
+        if self.tell is not None:
+            self.tell(self.progress)
+
+    def failed(self) -> None:
+        self.progress.failed += 1
+        self.done()
+
+
+def make_shards(
+    folder: BankFolder,
+    head: BankHead,
+    items: Sequence[Item],
+    produce: Callable[[list[Item]], Results],
+    teaching: Teaching | None = None,
+    on_progress: OnProgress | None = None,
+) -> BankHead:
+    """Make the shards that are missing, frames and answers side by side, and finish the bank. Call it locked.
+
+    `produce` gives the frames of these items, in their order. A shard is asked about while it is being filled, or from
+    the disk where it was filled before; it is the same either way.
+    """
+    to_fill = [shard for shard in range(head.num_shards) if not folder.frames(shard).exists()]
+    to_teach = teaching.missing if teaching is not None else set()
+    to_do = sorted({*to_fill, *to_teach})
+    tally = tally_of(head, folder.frames)
+    done_before = head.num_items - sum(len(head.shard_range(shard)) for shard in to_do)
+    ticker = _Ticker(Progress(head.num_items, done=done_before, before=done_before), on_progress)
+    new_items = [items[place] for shard in to_fill for place in head.shard_range(shard)]
+    results: Results = produce(new_items) if to_fill else iter(())
+    tallies: list[Tally] = [tally] if teaching is None else [tally, teaching.tally]
+    with explaining_full_disk(folder, head.num_items, *tallies), teaching if to_teach and teaching else nullcontext():
+        for shard in to_do:
+            if folder.frames(shard).exists():
+                rows = _stored_rows(folder, shard, ticker)
+            else:
+                of_shard = [items[place] for place in head.shard_range(shard)]
+                rows = fill_shard(folder, shard, of_shard, results, tally, ticker.failed)
+            with closing(rows):
+                if teaching is not None and shard in to_teach:
+                    teaching.teach(shard, rows, ticker.done)
+                for _ in rows:  # exhausted, a new shard takes its place; videos are left only where nobody is asked
+                    ticker.done()
+        return finish(folder, head) if to_fill or not head.complete else head
+
+
+def _stored_rows(folder: BankFolder, shard: int, ticker: _Ticker) -> Generator[Row]:
+    for _ in read_failures(folder.failed(shard)):
+        ticker.failed()
+    yield from read_shard(folder.frames(shard))

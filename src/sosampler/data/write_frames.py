@@ -1,0 +1,170 @@
+"""`write_frames`: a bank straight from arrays or JPEGs, no video files in between."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
+
+from sosampler.checks import whole_number
+from sosampler.data.bank import Bank
+from sosampler.data.bank_format import VIDEOS_PER_SHARD, BankFolder, BankHead, StoredVideo, import_pyarrow
+from sosampler.data.bank_writer import begin, writing_bank
+from sosampler.data.decode_worker import encode_jpeg
+from sosampler.data.manifest import Item, Manifest
+from sosampler.data.shards import OnProgress, Results, make_shards
+from sosampler.errors import InvalidArgument
+from sosampler.video.reader import Frames
+
+Pictures = Frames | Sequence[bytes]
+"""uint8 [T, H, W, 3], or T JPEGs of one size."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrameEntry:
+    """One video for `write_frames`. Give `frames` as a function where all videos together do not fit into memory."""
+
+    id: str
+    labels: tuple[int, ...]
+    frames: Pictures | Callable[[], Pictures]
+    pts_seconds: ArrayLike | None = None  # [T], ascending; None: one frame a second
+    split: str = ""
+    group: str = ""
+    frame_indices: ArrayLike | None = None  # [T]; None: 0 .. T - 1
+    duration: float | None = None  # seconds; None: as long again after the last frame as between the last two
+    total_num_frames: int | None = None  # None: up to the last frame
+
+
+def write_frames(
+    out: str | os.PathLike[str],
+    entries: Iterable[FrameEntry],
+    *,
+    classes: Sequence[str],
+    multi_label: bool = False,
+    quality: int = 90,
+    made_by: dict[str, Any] | None = None,
+    workers: int = 1,
+    videos_per_shard: int = VIDEOS_PER_SHARD,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """Write a bank from frames. Killed and called again with the same entries it goes on where it was.
+
+    Args:
+        out: the bank's folder.
+        entries: the videos; listed first, so a function as their `frames` is called only when its turn comes, and not
+            at all for what is written already.
+        classes: names to which the labels are positions.
+        quality: of the JPEGs that are made from arrays.
+        made_by: plain values that decide the pixels (a recipe, a seed): a later call with others is refused.
+        workers: threads that call the functions.
+        videos_per_shard: how many videos a file of the bank holds.
+        on_progress: called after each video.
+    """
+    import_pyarrow()
+    if whole_number("quality", quality) > 100:
+        raise InvalidArgument(f"quality={quality} is not allowed; give a whole number from 1 to 100")
+    listed = list(entries)
+    if not listed:
+        raise InvalidArgument("no entry was given; a bank needs at least one video")
+    items = tuple(
+        Item(id=entry.id, path=entry.id, labels=tuple(entry.labels), split=entry.split, group=entry.group)
+        for entry in listed
+    )
+    manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
+    head = BankHead(
+        source="arrays",
+        settings={"quality": quality, "made_by": made_by},
+        classes=manifest.classes,
+        multi_label=multi_label,
+        num_items=len(items),
+        videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
+    )
+    by_id = {entry.id: entry for entry in listed}
+    folder, num_threads = BankFolder(Path(out)), whole_number("workers", workers)
+    with writing_bank(folder, len(items)), ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames"))
+
+        def produce(missing: list[Item]) -> Results:
+            return _in_order((by_id[item.id] for item in missing), quality, threads, num_threads)
+
+        make_shards(folder, begin(folder, head, items), items, produce, on_progress=on_progress)
+    return Bank(folder.path)
+
+
+def _in_order(
+    entries: Iterable[FrameEntry], quality: int, threads: ThreadPoolExecutor, num_threads: int
+) -> Iterator[StoredVideo]:
+    pending: deque[Future[StoredVideo]] = deque()
+    for entry in entries:
+        pending.append(threads.submit(stored_entry, entry, quality))
+        if len(pending) > 2 * num_threads:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
+    """The entry's frames as the bank keeps them, or say what does not fit."""
+    pictures = entry.frames() if callable(entry.frames) else entry.frames
+    jpegs, width, height = _as_jpegs(entry.id, pictures, quality)
+    count = len(jpegs)
+    pts = np.arange(count, dtype=np.float64) if entry.pts_seconds is None else np.asarray(entry.pts_seconds, np.float64)
+    indices = np.arange(count) if entry.frame_indices is None else np.asarray(entry.frame_indices, np.int64)
+    for name, values, step in (("pts_seconds", pts, 0.0), ("frame_indices", indices, 1)):
+        if values.shape != (count,) or not np.isfinite(values).all() or (np.diff(values) < step).any():
+            raise InvalidArgument(
+                f"{entry.id!r}: {name} of shape {list(values.shape)} do not fit its {count} frames; "
+                "give one a frame, in time order"
+            )
+    between = float(pts[-1] - pts[-2]) if count > 1 else 1.0
+    duration = float(pts[-1]) + between if entry.duration is None else float(entry.duration)
+    total = int(indices[-1]) + 1 if entry.total_num_frames is None else entry.total_num_frames
+    return StoredVideo(
+        jpegs=jpegs,
+        frame_indices=indices,
+        pts_seconds=pts,
+        width=width,
+        height=height,
+        start_seconds=0.0,
+        duration=duration,
+        fps=total / duration if duration > 0 else 0.0,
+        total_num_frames=total,
+    )
+
+
+def _as_jpegs(name: str, pictures: Pictures, quality: int) -> tuple[list[bytes], int, int]:
+    """JPEGs, width and height."""
+    if isinstance(pictures, np.ndarray):
+        if pictures.ndim != 4 or pictures.shape[-1] != 3 or pictures.dtype != np.uint8 or 0 in pictures.shape:
+            raise InvalidArgument(
+                f"{name!r}: frames are {pictures.dtype} {list(pictures.shape)}; give uint8 [T, H, W, 3] with a frame "
+                "at least"
+            )
+        return [encode_jpeg(frame, quality) for frame in pictures], pictures.shape[2], pictures.shape[1]
+    jpegs = list(pictures)
+    sizes = {_jpeg_size(name, data) for data in jpegs}
+    if len(sizes) != 1:
+        raise InvalidArgument(
+            f"{name!r}: {len(jpegs)} JPEGs of {len(sizes)} sizes; give at least one, all of the same size"
+        )
+    return jpegs, *sizes.pop()
+
+
+def _jpeg_size(name: str, data: bytes) -> tuple[int, int]:
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+            return image.size
+    except (OSError, TypeError) as error:
+        raise InvalidArgument(
+            f"{name!r}: one of its frames is not a JPEG ({error}); give JPEG bytes or an array"
+        ) from error
