@@ -8,14 +8,59 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sosampler._select import select
-    from sosampler.errors import InvalidArgument, LimitExceeded, MissingDependency, SosamplerError, VideoError
+    from sosampler.classifiers import (
+        Classifier,
+        PooledClassifier,
+        Preprocessing,
+        VideoClassifier,
+        create_classifier,
+        list_classifiers,
+        save_classifier,
+        wrap_classifier,
+    )
+    from sosampler.data.bank import Bank
+    from sosampler.data.manifest import Manifest, read_manifest
+    from sosampler.data.prepare import add_teacher, prepare
+    from sosampler.data.splits import make_splits
+    from sosampler.data.subset import subset
+    from sosampler.data.write_frames import FrameEntry, write_frames
+    from sosampler.errors import (
+        ClassifierError,
+        InvalidArgument,
+        LimitExceeded,
+        MissingDependency,
+        SosamplerError,
+        VideoError,
+        WeightsError,
+    )
     from sosampler.policies import list_policies
     from sosampler.selection import Candidates, Selection
+    from sosampler.training import ClassifierRecipe, TrainedClassifier, train_classifier
     from sosampler.video import Limits, VideoMetadata, open_video
 
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
 _HOMES = {
     "select": "sosampler._select",
+    "create_classifier": "sosampler.classifiers",
+    "list_classifiers": "sosampler.classifiers",
+    "save_classifier": "sosampler.classifiers",
+    "wrap_classifier": "sosampler.classifiers",
+    "Classifier": "sosampler.classifiers",
+    "PooledClassifier": "sosampler.classifiers",
+    "Preprocessing": "sosampler.classifiers",
+    "VideoClassifier": "sosampler.classifiers",
+    "read_manifest": "sosampler.data.manifest",
+    "make_splits": "sosampler.data.splits",
+    "Manifest": "sosampler.data.manifest",
+    "prepare": "sosampler.data.prepare",
+    "add_teacher": "sosampler.data.prepare",
+    "Bank": "sosampler.data.bank",
+    "write_frames": "sosampler.data.write_frames",
+    "FrameEntry": "sosampler.data.write_frames",
+    "subset": "sosampler.data.subset",
+    "train_classifier": "sosampler.training",
+    "TrainedClassifier": "sosampler.training",
+    "ClassifierRecipe": "sosampler.training",
     "Selection": "sosampler.selection",
     "Candidates": "sosampler.selection",
     "open_video": "sosampler.video",
@@ -27,22 +72,46 @@ _HOMES = {
     "VideoError": "sosampler.errors",
     "LimitExceeded": "sosampler.errors",
     "MissingDependency": "sosampler.errors",
+    "ClassifierError": "sosampler.errors",
+    "WeightsError": "sosampler.errors",
 }
 
 __all__ = [
+    "Bank",
     "Candidates",
+    "Classifier",
+    "ClassifierError",
+    "ClassifierRecipe",
+    "FrameEntry",
     "InvalidArgument",
     "LimitExceeded",
     "Limits",
+    "Manifest",
     "MissingDependency",
+    "PooledClassifier",
+    "Preprocessing",
     "Selection",
     "SosamplerError",
+    "TrainedClassifier",
+    "VideoClassifier",
     "VideoError",
     "VideoMetadata",
+    "WeightsError",
     "__version__",
+    "add_teacher",
+    "create_classifier",
+    "list_classifiers",
     "list_policies",
+    "make_splits",
     "open_video",
+    "prepare",
+    "read_manifest",
+    "save_classifier",
     "select",
+    "subset",
+    "train_classifier",
+    "wrap_classifier",
+    "write_frames",
 ]
 
 
@@ -51,7 +120,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'sosampler' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing in ("", "sosampler"):
+            raise
+        from sosampler.errors import MissingDependency
+
+        raise MissingDependency(f"sosampler.{name} needs {missing}; install sosampler[train]") from error
     globals()[name] = value
     return value
 

@@ -1,0 +1,46 @@
+"""A progress bar on standard error, if somebody looks at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Bar(Protocol):
+    """What long work tells about itself."""
+
+    def advance(self, by: int = 1, text: str = "") -> None: ...
+
+
+class _Quiet:
+    def advance(self, by: int = 1, text: str = "") -> None:
+        pass
+
+
+class _Rich:
+    def __init__(self, progress: Any, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def advance(self, by: int = 1, text: str = "") -> None:
+        self._progress.update(self._task, advance=by, **({"text": text} if text else {}))
+
+
+@contextmanager
+def progress_bar(what: str, total: int, *, done: int = 0, shown: bool | None = None) -> Iterator[Bar]:
+    """A bar for `total` steps of which `done` are behind; silent where standard error is no terminal."""
+    if not (sys.stderr.isatty() if shown is None else shown) or total <= done:
+        yield _Quiet()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True)) as progress:
+        yield _Rich(progress, progress.add_task(what, total=total, completed=done, text=""))

@@ -1,0 +1,232 @@
+"""The loop that fine-tunes a classifier: steps, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.registry import save_classifier
+from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.evaluation.metrics import mean_average_precision, top1
+from sosampler.progress import progress_bar
+from sosampler.training.checkpoints import RunFolder
+from sosampler.training.examples import Example, TrainingBatches
+from sosampler.training.recipe import ClassifierRecipe, rate_at
+
+# Seconds between checkpoints; a killed run repeats at most as much. They hold the network and its momenta, so that one
+# for each of many short epochs would take longer than the epochs.
+_SAVE_EVERY = 60.0
+
+
+class ClassifierLoop:
+    """Trains a classifier in place and keeps the weights that are best on dev in the run's folder."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        recipe: ClassifierRecipe,
+        batches: TrainingBatches,
+        dev: DataLoader[Example],
+        run: RunFolder,
+        *,
+        precision: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.classifier, self.recipe, self.batches, self.dev, self.run = classifier, recipe, batches, dev, run
+        self.precision, self.say = precision, say
+        self.device = classifier.device
+        classifier.requires_grad_(recipe.trainable == "all")
+        if recipe.trainable == "head":
+            _unfreeze_head(classifier)
+        self.optimizer = make_optimizer(classifier, recipe)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "float16")
+        self.step = 0  # of all epochs together
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {"score": -1.0, "epoch": -1}
+        self._loss_sum = 0.0  # of the running epoch
+        self._best_state: dict[str, Tensor] | None = None  # on the CPU, until it is written
+        self._saved_at = time.perf_counter()
+        self._resume()
+
+    @property
+    def total_steps(self) -> int:
+        return len(self.batches) * self.recipe.epochs
+
+    def train(self) -> None:
+        per_epoch = len(self.batches)
+        with progress_bar("training", self.total_steps, done=self.step) as bar:
+            for epoch in range(self.step // per_epoch, self.recipe.epochs):
+                begin = time.perf_counter()
+                self._training_mode()
+                for batch in self.batches.epoch(epoch, self.step - epoch * per_epoch):
+                    loss = self._train_step(batch)
+                    bar.advance(text=f"epoch {epoch + 1}/{self.recipe.epochs} loss {loss:.3f} {self._best_text()}")
+                    self._save_now_and_then()
+                self._end_epoch(epoch, time.perf_counter() - begin)
+        self._write_best()
+
+    def _training_mode(self) -> None:
+        if self.recipe.trainable == "head":
+            self.classifier.eval()  # running statistics of the frozen part stay as they are
+        else:
+            self.classifier.train()
+
+    def _train_step(self, batch: Example) -> float:
+        # Dropout draws from here; the same numbers in a run that was killed and goes on.
+        torch.manual_seed(self.recipe.seed * 1_000_003 + self.step)
+        frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
+        rate = rate_at(self.step, self.total_steps, peak=self.recipe.lr or 0.0, warmup=self.recipe.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        clips = self.classifier.preprocessing.normalised(frames)
+        with autocast(self.device, self.precision):
+            scores = self.classifier(clips, positions)
+        loss = classification_loss(scores.float(), targets, self.classifier, self.recipe.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.step += 1
+        value = float(loss.detach())
+        if not np.isfinite(value) and self.precision != "float16":
+            raise InvalidArgument(
+                f"the loss is {value} at step {self.step}; lower the learning rate (now {rate:.3g}) "
+                "or train with precision='float32'"
+            )
+        self._loss_sum += value
+        return value
+
+    def _end_epoch(self, epoch: int, seconds: float) -> None:
+        probabilities, targets = predict(self.classifier, self.dev, self.precision)
+        scores = measure(probabilities, targets, multi_label=self.classifier.multi_label)
+        score = scores[main_metric(self.classifier)]
+        line = {
+            "epoch": epoch,
+            "loss": self._loss_sum / len(self.batches),
+            **{f"dev_{name}": value for name, value in scores.items()},
+        }
+        self._loss_sum = 0.0
+        better = score > self.best["score"]
+        if better:
+            self.best = {"score": score, "epoch": epoch}
+            self._best_state = {key: tensor.to("cpu", copy=True) for key, tensor in self._net_state().items()}
+        self.history.append(line)
+        self._save_now_and_then()
+        self.run.log(self.history)
+        self.say(
+            f"epoch {epoch + 1}/{self.recipe.epochs}: loss {line['loss']:.4f}, "
+            f"dev {main_metric(self.classifier)} {100 * score:.2f} %{' (best)' if better else ''}, {seconds:.1f} s"
+        )
+
+    def _best_text(self) -> str:
+        return f"best dev {100 * self.best['score']:.1f} %" if self.best["epoch"] >= 0 else ""
+
+    # ---- where the run stands
+
+    def _net_state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.classifier.net.state_dict()
+        return state
+
+    def _write_best(self) -> None:
+        """The best weights go to disk when a checkpoint does; one that says where they were found comes after them."""
+        if self._best_state is not None:
+            save_classifier(self.classifier, self.run.folder, state=self._best_state)
+            self._best_state = None
+
+    def _save_now_and_then(self) -> None:
+        if time.perf_counter() - self._saved_at > _SAVE_EVERY:
+            self.save()
+            self._saved_at = time.perf_counter()
+
+    def save(self) -> None:
+        self._write_best()
+        self.run.save(
+            {
+                "net": self._net_state(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "step": self.step,
+                "loss_sum": self._loss_sum,
+                "best": self.best,
+                "history": self.history,
+            }
+        )
+
+    def _resume(self) -> None:
+        state = self.run.load(self.device)
+        if state is None:
+            return
+        self.classifier.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self._loss_sum = state["step"], state["loss_sum"]
+        self.best, self.history = state["best"], state["history"]
+        self.say(f"going on at step {self.step} of {self.total_steps}")
+
+
+def main_metric(classifier: Classifier) -> str:
+    return "mAP" if classifier.multi_label else "top1"
+
+
+def measure(probabilities: np.ndarray, targets: np.ndarray, *, multi_label: bool) -> dict[str, float]:
+    found = {"top1": top1(probabilities, targets)}
+    if multi_label:
+        found["mAP"] = mean_average_precision(probabilities, targets)
+    return found
+
+
+@torch.no_grad()
+def predict(classifier: Classifier, batches: DataLoader[Example], precision: str) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities [B, C] and multi-hot targets [B, C] of all examples in their fixed view."""
+    classifier.eval()
+    found, truth = [], []
+    for frames, targets, positions in batches:
+        clips = classifier.preprocessing.normalised(frames.to(classifier.device, non_blocking=True))
+        with autocast(classifier.device, precision):
+            scores = classifier(clips, positions.to(classifier.device))
+        found.append(classifier.probabilities(scores.float()).cpu())
+        truth.append(targets)
+    return torch.cat(found).numpy(), torch.cat(truth).numpy()
+
+
+def classification_loss(scores: Tensor, targets: Tensor, classifier: Classifier, smoothing: float) -> Tensor:
+    """Cross-entropy for one label a clip, binary cross-entropy for several."""
+    if classifier.multi_label:
+        return functional.binary_cross_entropy_with_logits(scores, targets)
+    return functional.cross_entropy(scores, targets.argmax(1), label_smoothing=smoothing)
+
+
+def make_optimizer(classifier: Classifier, recipe: ClassifierRecipe) -> torch.optim.Optimizer:
+    """Weight decay for weights alone, not for biases and norms."""
+    trained = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
+
+
+def _unfreeze_head(classifier: Classifier) -> None:
+    prefixes = classifier.head_names()
+    found: list[nn.Parameter] = []
+    for name, parameter in classifier.net.named_parameters():
+        if name.startswith(tuple(f"{prefix}." for prefix in prefixes)):
+            parameter.requires_grad_(True)
+            found.append(parameter)
+    if not found:
+        raise SosamplerError(f"the head of {classifier.name} is not known; train all of it: trainable='all'")

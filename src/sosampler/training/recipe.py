@@ -1,0 +1,91 @@
+"""How a classifier is fine-tuned: every setting once, with its default and its check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sosampler.checks import one_of, real_number, whole_number
+from sosampler.errors import InvalidArgument
+
+OPTIMIZERS = ("sgd", "adamw")
+TRAINABLE = ("all", "head")
+
+# Learning rate for a batch of 64, and weight decay.
+_RATES = {"sgd": (0.01, 1e-4), "adamw": (1e-4, 0.05)}
+
+
+@dataclass(frozen=True)
+class ClassifierRecipe:
+    """Settings of `train_classifier`."""
+
+    epochs: int = 30
+    batch_size: int = 64
+    optimizer: str | None = None  # None: AdamW for transformers, SGD with Nesterov momentum for convolutions
+    lr: float | None = None  # None: 0.01 (SGD) or 1e-4 (AdamW) for a batch of 64, in proportion to the batch
+    weight_decay: float | None = None  # None: 1e-4 (SGD) or 0.05 (AdamW); not for biases and norms
+    warmup: float = 0.05  # share of all steps in which the rate rises from 0
+    label_smoothing: float = 0.1  # one label a video only
+    crop_scale: tuple[float, float] = (0.3, 1.0)  # area of the random crop, one for all frames of a clip
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its width over its height
+    flip: bool = True
+    trainable: str = "all"  # or "head": everything else stays as it is
+    num_frames: int = 8  # of a clip from videos; pictures are clips of one frame
+    dev_share: float = 0.1  # carved out of train where there is no dev split
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number("epochs", self.epochs)
+        whole_number("batch_size", self.batch_size)
+        if self.optimizer is not None:
+            one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.lr is not None:
+            real_number("lr", self.lr, above=0.0)
+        if self.weight_decay is not None:
+            real_number("weight_decay", self.weight_decay, at_least=0.0)
+        for name in ("warmup", "label_smoothing", "dev_share"):
+            if not 0 <= real_number(name, getattr(self, name)) < 1:
+                raise InvalidArgument(f"{name}={getattr(self, name)!r} is not allowed; give a share of 0 to below 1")
+        for name in ("crop_scale", "crop_ratio"):
+            object.__setattr__(self, name, _range(name, getattr(self, name)))
+        if self.crop_scale[1] > 1:
+            raise InvalidArgument(f"crop_scale={self.crop_scale} is not allowed; a crop has at most the whole area, 1")
+        one_of("trainable", self.trainable, TRAINABLE)
+        whole_number("num_frames", self.num_frames)
+        whole_number("seed", self.seed, at_least=0)
+
+    def filled(self, *, transformer: bool) -> ClassifierRecipe:
+        """The same with optimiser, rate and decay settled for a kind of network."""
+        optimizer = self.optimizer or ("adamw" if transformer else "sgd")
+        lr, decay = _RATES[optimizer]
+        values = self.to_dict() | {
+            "optimizer": optimizer,
+            "lr": lr * self.batch_size / 64 if self.lr is None else self.lr,
+            "weight_decay": decay if self.weight_decay is None else self.weight_decay,
+        }
+        return ClassifierRecipe(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def rate_at(step: int, steps: int, *, peak: float, warmup: float) -> float:
+    """Learning rate of one step: a linear rise over the first share `warmup`, then half a cosine down to 0.
+
+    >>> [round(rate_at(step, 10, peak=1.0, warmup=0.2), 3) for step in range(10)]
+    [0.5, 1.0, 1.0, 0.962, 0.854, 0.691, 0.5, 0.309, 0.146, 0.038]
+    """
+    rising = round(warmup * steps)
+    if step < rising:
+        return peak * (step + 1) / rising
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+def _range(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InvalidArgument(f"{name}={value!r} is not allowed; give two numbers, the least and the most")
+    low, high = (real_number(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
+    if low > high:
+        raise InvalidArgument(f"{name}={value!r} is not allowed; the least comes first")
+    return low, high
