@@ -339,7 +339,7 @@ def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(so.WeightsError, match="is not the JSON"):
         so.create_classifier(folder)
     (folder / "config.json").write_text('{"kind": "sosampler classifier", "name": "x3d_s"}')
-    with pytest.raises(so.WeightsError, match="class_names"):
+    with pytest.raises(so.WeightsError, match="lacks or misspells 'options'"):
         so.create_classifier(folder)
 
 

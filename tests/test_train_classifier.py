@@ -134,6 +134,29 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
     assert whole.result["dev"] > 0
 
 
+def test_stopped_between_the_last_step_and_the_evaluation(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    so.train_classifier(pictures, TINY, out=tmp_path / "whole", **QUICK)
+    monkeypatch.setattr(classifier_loop, "_SAVE_EVERY", -1.0)
+
+    def stop(*rest):
+        raise KeyboardInterrupt
+
+    for epoch in range(3):
+        # Stopped in the evaluation of an epoch; then that is made up for, and the next epoch is stopped at once.
+        for home, name in ((classifier_loop, "predict"), (classifier_loop.ClassifierLoop, "_train_step")):
+            if (epoch, name) == (2, "_train_step"):
+                break
+            with monkeypatch.context() as patch:
+                patch.setattr(home, name, stop)
+                with pytest.raises(KeyboardInterrupt):
+                    so.train_classifier(pictures, TINY, out=tmp_path / "broken", **QUICK)
+    so.train_classifier(pictures, TINY, out=tmp_path / "broken", **QUICK)
+    for name in ("model.safetensors", "log.jsonl", "result.json"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
 @pytest.mark.slow
 def test_killed_for_good_and_started_again(pictures: Path, tmp_path: Path) -> None:
     code = (
@@ -227,8 +250,8 @@ def test_weights_give_the_start_and_the_head_if_it_fits(pictures: Path, tmp_path
     said: list[str] = []
     once = {**QUICK, "epochs": 1, "lr": 1e-9}
     kept = so.train_classifier(pictures, TINY, out=tmp_path / "kept", weights=weights, say=said.append, **once)
-    assert "the old head" in said[0]
-    assert kept.result["head"] == "the old"
+    assert "the head of the weights" in said[0]
+    assert not kept.result["fresh_head"]
     assert kept.result["test"] == first.result["test"]
     (tmp_path / "two/red").mkdir(parents=True)
     (tmp_path / "two/blue").mkdir()
@@ -236,7 +259,7 @@ def test_weights_give_the_start_and_the_head_if_it_fits(pictures: Path, tmp_path
         for path in (pictures / "train" / name).glob("*.png"):
             (tmp_path / "two" / name / path.name).write_bytes(path.read_bytes())
     fresh = so.train_classifier(tmp_path / "two", TINY, out=tmp_path / "fresh", weights=weights, **once)
-    assert fresh.result["head"] == "a fresh"
+    assert fresh.result["fresh_head"]
 
 
 def test_only_the_head_learns_where_asked(pictures: Path, tmp_path: Path) -> None:
@@ -262,6 +285,64 @@ def test_ones_own_network_learns(pictures: Path, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in wrapped.parameters())
 
 
+def test_a_saved_classifier_is_trained_on(pictures: Path, tmp_path: Path) -> None:
+    first = so.train_classifier(pictures, TINY, out=tmp_path / "first", options={"head": "frameexit"}, **QUICK)
+    more = {key: value for key, value in QUICK.items() if key != "input_size"} | {"epochs": 1, "lr": 1e-9}
+    second = so.train_classifier(pictures, tmp_path / "first", out=tmp_path / "second", **more)
+    assert second.result["test"] == first.result["test"]
+    assert second.classifier.preprocessing.size == (32, 32)
+    assert not second.result["fresh_head"]
+    other = small_copy(pictures, tmp_path / "two")
+    third = so.train_classifier(other, tmp_path / "first", out=tmp_path / "third", **more)
+    assert third.result["fresh_head"]
+    assert third.classifier.class_names == ("blue", "red")
+    assert third.classifier.pooling == "max"
+
+
+def test_overwriting_forgets_all_of_the_old_run(videos: Path, tmp_path: Path) -> None:
+    """Other videos under the same names: neither the old frames nor the old weights may be used."""
+    options = QUICK | {"epochs": 1, "num_frames": 2}
+    first = so.train_classifier(videos, TINY, out=tmp_path / "run", **options)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in videos.parent.iterdir():
+        target = path.name.replace("red", "tmp").replace("blue", "red").replace("tmp", "blue")
+        (moved / target).write_bytes(path.read_bytes())
+    (moved / "videos.csv").write_bytes(videos.read_bytes())
+    with pytest.raises(so.InvalidArgument, match="holds a run with data="):
+        so.train_classifier(moved / "videos.csv", TINY, out=tmp_path / "run", **options)
+    second = so.train_classifier(moved / "videos.csv", TINY, out=tmp_path / "run", overwrite=True, **options)
+    assert second.result["fingerprint"] != first.result["fingerprint"]
+
+
+def test_unreadable_videos_are_counted_and_never_replaced(videos: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in videos.parent.iterdir():
+        (broken / path.name).write_bytes(path.read_bytes())
+    for name in ("red0.mp4", "green7.mp4"):
+        (broken / name).write_bytes(b"no video")
+    said: list[str] = []
+    options = QUICK | {"epochs": 1, "num_frames": 2}
+    trained = so.train_classifier(broken / "videos.csv", TINY, out=tmp_path / "run", say=said.append, **options)
+    assert trained.result["unreadable"] == 2
+    assert trained.result["sizes"] == {"train": 14, "dev": 6, "test": 2}
+    assert "2 videos are unreadable" in said[0]
+    for path in broken.glob("*[56].mp4"):  # the whole of dev
+        path.write_bytes(b"no video")
+    with pytest.raises(so.InvalidArgument, match=r"0 examples in the dev split \(8 videos are unreadable"):
+        so.train_classifier(broken / "videos.csv", TINY, out=tmp_path / "other", **options)
+
+
+def test_several_labels_with_windows_that_overlap(tmp_path: Path) -> None:
+    """X3D at more than 160 px joins windows; classes that stand by themselves may all be likely."""
+    torch.manual_seed(0)
+    classifier = so.create_classifier("x3d_s", num_classes=3, multi_label=True)
+    classifier.net.blocks[-1].proj.bias.data += 9
+    clip = torch.full((1, 1, 3, 182, 182), 128, dtype=torch.uint8)
+    assert (classifier.clip_probs(clip) > 0.9).all()
+
+
 # ---- what cannot be
 
 
@@ -283,6 +364,29 @@ def test_an_unreadable_picture_is_named(pictures: Path, tmp_path: Path, workers:
     assert "\n" not in str(caught.value)
 
 
+def test_damaged_run_folders_are_told(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK)
+    (tmp_path / "run/result.json").write_text("{")
+    with pytest.raises(so.WeightsError, match=r"result.json: is damaged"):
+        so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK)
+    (tmp_path / "run/result.json").unlink()
+    (tmp_path / "run/checkpoint.pt").write_bytes(b"damaged")
+    with pytest.raises(so.WeightsError, match=r"checkpoint.pt: cannot be read"):
+        so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK)
+
+
+def test_a_network_with_other_names_is_refused(pictures: Path, tmp_path: Path) -> None:
+    named = so.create_classifier(TINY, class_names=["red", "green", "blue"], input_size=32)
+    with pytest.raises(so.InvalidArgument, match="calls class 0 'red', the data 'blue'"):
+        so.train_classifier(pictures, named, out=tmp_path / "run", epochs=1)
+
+
+def test_a_clip_longer_than_the_network_takes_is_told_before_decoding(videos: Path, tmp_path: Path) -> None:
+    with pytest.raises(so.InvalidArgument, match="at most 16 frames"):
+        so.train_classifier(videos, "torchvision:mvit_v2_s", out=tmp_path / "run", num_frames=20, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
     five = so.create_classifier(TINY, num_classes=5, input_size=32)
     with pytest.raises(so.InvalidArgument, match="has 5 classes, the data 3"):
@@ -302,7 +406,13 @@ def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
         ({"trainable": "neck"}, "all, head"),
         ({"no_such": 1}, "no setting 'no_such'"),
         ({"precision": "int8"}, "float32"),
-        ({"dev_share": 0.0}, "no examples in the dev split"),
+        ({"dev_share": 0.0}, "0 examples in the dev split"),
+        ({"batch_size": 1}, "at least 2"),
+        ({"workers": -1}, "workers=-1"),
+        ({"device": "tpu"}, "device='tpu' cannot be used here"),
+        ({"input_size": 1}, "input_size|cannot take frames"),
+        ({"options": {"weights": "x"}}, "options cannot hold 'weights'"),
+        ({"options": {"drop_rate": 5}}, "drop_rate=5"),
     ],
 )
 def test_settings_are_checked_before_anything_is_written(

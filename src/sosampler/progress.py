@@ -13,9 +13,14 @@ class Bar(Protocol):
 
     def advance(self, by: int = 1, text: str = "") -> None: ...
 
+    def reach(self, done: int) -> None: ...
+
 
 class _Quiet:
     def advance(self, by: int = 1, text: str = "") -> None:
+        pass
+
+    def reach(self, done: int) -> None:
         pass
 
 
@@ -25,6 +30,9 @@ class _Rich:
 
     def advance(self, by: int = 1, text: str = "") -> None:
         self._progress.update(self._task, advance=by, **({"text": text} if text else {}))
+
+    def reach(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
 
 
 @contextmanager

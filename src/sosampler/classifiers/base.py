@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -77,7 +78,7 @@ class Classifier(nn.Module):
         self.precision = "float32"
         self.fresh_head = True  # whether the last layer is random, not that of the weights
         self._said_repeated = False
-        self._gmacs: dict[int, float] = {}
+        self._gmacs: dict[tuple[int, ...], float] = {}
         self.freeze()
 
     # ---- what subclasses give
@@ -91,6 +92,7 @@ class Classifier(nn.Module):
     @torch.no_grad()
     def clip_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
         """uint8 [B, N, 3, H, W] -> float32 probabilities [B, C] of each clip."""
+        self.eval()  # whoever trained it before: running statistics must not move
         frames = check_frames(frames)
         positions = check_positions(positions, frames)
         at_once = max(1, _FRAMES_AT_ONCE // self.length.fitted(frames.shape[1], self.name))
@@ -114,10 +116,10 @@ class Classifier(nn.Module):
     def gmacs(self, num_frames: int) -> float:
         """Giga multiply-adds of one clip of `num_frames`, attention included, without decoding and resizing."""
         num_frames = whole_number("num_frames", num_frames)
-        if num_frames not in self._gmacs:
-            clip = torch.empty(1, num_frames, 3, *self.preprocessing.size, device="meta")
-            self._gmacs[num_frames] = count_gmacs(self, clip)
-        return self._gmacs[num_frames]
+        shape = (1, num_frames, 3, *self.preprocessing.size)
+        if shape not in self._gmacs:
+            self._gmacs[shape] = count_gmacs(self, torch.empty(shape, device="meta"))
+        return self._gmacs[shape]
 
     def forward(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
         """Normalised float [B, N, 3, h, w] -> scores [B, C], clips brought to a length that the network takes."""
@@ -185,7 +187,7 @@ class Classifier(nn.Module):
         return () if note is None else (note,)
 
     def head_names(self) -> tuple[str, ...]:
-        """Prefixes of the net's state dict that belong to the last, class-wise layer."""
+        """Prefixes in the net's state dict of the layers that a fresh head replaces, the class-wise one first."""
         return ()
 
     def freeze(self) -> Classifier:
@@ -205,9 +207,12 @@ class Classifier(nn.Module):
         }
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the weights, the preprocessing and whatever else moves an answer."""
-        # Class names only name the answers.
+        """16 hexadecimal digits that change with the weights, the preprocessing and whatever else decides an answer.
+
+        Class names only name the answers; device and precision round them.
+        """
         settings = {key: value for key, value in self.settings().items() if key != "class_names"}
+        settings["length"] = asdict(self.length)
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
         for key, tensor in sorted(self.net.state_dict().items()):
             digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())

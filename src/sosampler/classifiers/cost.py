@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -13,17 +16,33 @@ from torch.utils.flop_counter import FlopCounterMode
 def count_gmacs(module: nn.Module, *inputs: Tensor) -> float:
     """Giga multiply-adds of `module(*inputs)`: convolutions, matrix products and attention.
 
-    Runs on the meta device: shapes only, no memory and no arithmetic. One multiply-add counts once (papers on video
-    write it "GFLOPs"); additions, normalisations and activations are not counted.
+    Runs on the meta device: shapes only, no memory and no arithmetic; a module that looks at values is run for real.
+    One multiply-add counts once (papers on video write it "GFLOPs"); additions, normalisations and activations are not
+    counted.
     """
-    meta = {name: tensor.to("meta") for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
-    shapes = tuple(tensor.to("meta") for tensor in inputs)
     training = module.training
     module.eval()
     try:
-        # The plain form of attention is two batched products, which every version of the counter knows.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            functional_call(module, meta, shapes)
+        return _count_on_meta(module, inputs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
+        return _count(lambda: module(*(_zeros_beside(module, tensor) for tensor in inputs)))  # it looks at values
     finally:
         module.train(training)
+
+
+def _count_on_meta(module: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+    meta = {name: tensor.to("meta") for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+    shapes = tuple(tensor.to("meta") for tensor in inputs)
+    return _count(lambda: functional_call(module, meta, shapes))
+
+
+def _count(run: Callable[[], Any]) -> float:
+    # The plain form of attention is two batched products, which every version of the counter knows.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
     return float(counter.get_total_flops()) / 2e9
+
+
+def _zeros_beside(module: nn.Module, like: Tensor) -> Tensor:
+    anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+    return torch.zeros(like.shape, dtype=like.dtype, device=anchor.device)

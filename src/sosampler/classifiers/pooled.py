@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, whole_number
+from sosampler.checks import one_of, real_number, whole_number
 from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier
 from sosampler.classifiers.labels import imagenet_names, names_for
 from sosampler.classifiers.outputs import check_finite, check_shape
@@ -43,6 +43,7 @@ class PooledClassifier(Classifier):
     @torch.no_grad()
     def frame_features(self, frames: Tensor) -> Tensor:
         """uint8 [B, T, 3, H, W] -> float32 features [B, T, D]; `pool` of any of them is what clip_probs would give."""
+        self.eval()
         frames = check_frames(frames)
         flat = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
         parts = []
@@ -100,7 +101,7 @@ class FrameExitClassifier(PooledClassifier):
         return self.pool_logits(self.features(clips))
 
     def head_names(self) -> tuple[str, ...]:
-        return ("neck", "fc", *(f"backbone.{name}" for name in _classifier_names(self.net.backbone)))
+        return ("fc", "neck", *(f"backbone.{name}" for name in _classifier_names(self.net.backbone)))
 
 
 def build_timm(
@@ -121,6 +122,8 @@ def build_timm(
     """
     timm = import_timm()
     one_of("head", head, HEADS)
+    if real_number("drop_rate", drop_rate, at_least=0.0) >= 1:
+        raise InvalidArgument(f"drop_rate={drop_rate!r} is not allowed; give a share from 0 to below 1")
     classes = whole_number("num_classes", 1000 if num_classes is None else num_classes)
     if not timm.is_model(backbone.split(".")[0]):
         near = ", ".join(timm.list_models(f"*{backbone.split('.')[0][:8]}*")[:6]) or "see timm.list_models()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from sosampler.errors import InvalidArgument
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("bilinear", "bicubic")
+
+_LEAST_SIDE = 4  # torch cannot resize uint8 to a single pixel, and no network sees anything there
 
 Triple = tuple[float, float, float]
 
@@ -35,10 +38,14 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _pair("size", self.size))
+        object.__setattr__(self, "size", height_and_width("size", self.size))
         resize = self.resize
         object.__setattr__(
-            self, "resize", whole_number("resize", resize) if isinstance(resize, int) else _pair("resize", resize)
+            self,
+            "resize",
+            whole_number("resize", resize)
+            if isinstance(resize, numbers.Integral)
+            else height_and_width("resize", resize),
         )
         object.__setattr__(self, "mean", _triple("mean", self.mean))
         object.__setattr__(self, "std", _triple("std", self.std, above=0.0))
@@ -54,7 +61,7 @@ class Preprocessing:
 
     def with_size(self, size: int | tuple[int, int]) -> Preprocessing:
         """The same for another input size; the border that the crop takes off keeps its share."""
-        new = _pair("input_size", size)
+        new = height_and_width("input_size", size)
         if isinstance(self.resize, int):
             resize: int | tuple[int, int] = max(round(self.resize * max(new) / max(self.size)), *new)
         else:
@@ -114,12 +121,14 @@ def check_frames(frames: Any) -> Tensor:
     return frames
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
-    if isinstance(value, int):
+def height_and_width(name: str, value: Any) -> tuple[int, int]:
+    """One whole number for both, or two."""
+    if isinstance(value, numbers.Integral):
         value = (value, value)
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidArgument(f"{name}={value!r} is not allowed; give one whole number or (height, width)")
-    return whole_number(f"{name}[0]", value[0]), whole_number(f"{name}[1]", value[1])
+    height, width = (whole_number(f"{name}[{place}]", side, at_least=_LEAST_SIDE) for place, side in enumerate(value))
+    return height, width
 
 
 def _triple(name: str, value: Any, *, above: float = float("-inf")) -> Triple:
@@ -127,5 +136,5 @@ def _triple(name: str, value: Any, *, above: float = float("-inf")) -> Triple:
         value = (value, value, value)
     if not isinstance(value, (tuple, list)) or len(value) != 3:
         raise InvalidArgument(f"{name}={value!r} is not allowed; give one number or one for each of R, G, B")
-    numbers = [real_number(f"{name}[{channel}]", number, above=above) for channel, number in enumerate(value)]
-    return numbers[0], numbers[1], numbers[2]
+    red, green, blue = (real_number(f"{name}[{place}]", number, above=above) for place, number in enumerate(value))
+    return red, green, blue

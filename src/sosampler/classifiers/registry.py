@@ -12,6 +12,7 @@ from typing import Any
 
 from sosampler.checks import one_of, whole_number
 from sosampler.classifiers.base import PRECISIONS, Classifier
+from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.labels import read_names
 from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -40,6 +41,7 @@ class _Builder:
 
     build: Callable[..., Classifier]
     options: tuple[str, ...] = ()
+    downloads: bool = False  # whether weights="pretrained" has a meaning
 
     def __call__(self, name: Any, num_classes: int | None, options: dict[str, Any]) -> Classifier:
         for option in options:
@@ -49,11 +51,11 @@ class _Builder:
         return self.build(num_classes=num_classes, **options)
 
     def bound(self, *arguments: Any, **keywords: Any) -> _Builder:
-        return _Builder(partial(self.build, *arguments, **keywords), self.options)
+        return replace(self, build=partial(self.build, *arguments, **keywords))
 
 
-_TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate"))
-_HUGGING_FACE = _Builder(_huggingface, ("temporal", "num_frames", "revision"))
+_TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate"), downloads=True)
+_HUGGING_FACE = _Builder(_huggingface, ("temporal", "num_frames", "revision"), downloads=True)
 
 _NAMED = {
     "resnet50": _TIMM.bound("resnet50", name="resnet50", preprocessing=_RESNET_INPUT),
@@ -63,7 +65,7 @@ _NAMED = {
     "x3d_s": _Builder(build_x3d),
     "i3d": _Builder(build_i3d),
 }
-_FAMILIES = {"timm": _TIMM, "torchvision": _Builder(build_torchvision), "hf": _HUGGING_FACE}
+_FAMILIES = {"timm": _TIMM, "torchvision": _Builder(build_torchvision, downloads=True), "hf": _HUGGING_FACE}
 
 
 def list_classifiers(pattern: str = "*") -> list[str]:
@@ -112,7 +114,8 @@ def create_classifier(
         options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks;
             temporal="linear"|"nearest", num_frames for TimeSformer.
     """
-    saved = _saved_folder(name)
+    where = None if device is None else check_device(device)
+    saved = saved_folder(name)
     if saved is not None:
         _refuse_beside_folder(name, num_classes=num_classes, weights=weights, class_names=class_names, **options)
         classifier = _from_folder(saved)
@@ -123,11 +126,12 @@ def create_classifier(
     if preprocessing is not None:
         classifier.preprocessing = preprocessing
     if input_size is not None:
-        classifier.preprocessing = classifier.preprocessing.with_size(input_size)
-    _fit_input(classifier)
+        set_input_size(classifier, input_size)
+    elif preprocessing is not None:
+        _fit_input(classifier)
     if precision is not None:
         classifier.precision = one_of("precision", precision, PRECISIONS)
-    return classifier.to(device) if device is not None else classifier
+    return classifier if where is None else classifier.to(where)
 
 
 def _from_name(
@@ -149,6 +153,8 @@ def _from_name(
         num_classes = len(names)
     build = _builder(name, new_head)
     if weights == PRETRAINED:
+        if not build.downloads:
+            raise InvalidArgument(f"{name} has no weights that could be downloaded; give a file with weights=")
         build = build.bound(pretrained=True)
     state = None if weights is None or weights == PRETRAINED else read_state(weights)
     classifier = build(name, num_classes, options)
@@ -192,11 +198,26 @@ def _translated(classifier: Classifier, state: State) -> State:
     return state
 
 
+def set_input_size(classifier: Classifier, size: int | tuple[int, int]) -> None:
+    """Another height and width; a network that cannot take them says so at once."""
+    classifier.preprocessing = classifier.preprocessing.with_size(size)
+    _fit_input(classifier)
+
+
 def _fit_input(classifier: Classifier) -> None:
-    """timm's transformers have position embeddings of one size; they know how to change it."""
+    """Bring a network to the size of its preprocessing, and try it on shapes alone."""
     backbone = getattr(classifier.net, "backbone", classifier.net)
-    if isinstance(classifier, PooledClassifier) and hasattr(backbone, "set_input_size"):
-        backbone.set_input_size(img_size=classifier.preprocessing.size)
+    height, width = classifier.preprocessing.size
+    try:
+        # timm's transformers have position embeddings of one size; they know how to change it.
+        if isinstance(classifier, PooledClassifier) and hasattr(backbone, "set_input_size"):
+            backbone.set_input_size(img_size=(height, width))
+        classifier.gmacs(classifier.length.at_least)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{classifier.name} cannot take frames of {height}x{width} ({str(error).strip().splitlines()[0]}); "
+            "give another input_size"
+        ) from error
 
 
 def _builder(name: Any, new_head: bool | None = False) -> _Builder:
@@ -239,7 +260,8 @@ def save_classifier(classifier: Classifier, folder: str | Path, *, state: State 
     return folder
 
 
-def _saved_folder(name: Any) -> Path | None:
+def saved_folder(name: Any) -> Path | None:
+    """The folder, where a name is that of a saved classifier."""
     if not isinstance(name, (str, Path)) or name in _NAMED:
         return None
     folder = Path(name)
@@ -254,10 +276,23 @@ def _refuse_beside_folder(name: Any, **given: Any) -> None:
             )
 
 
-def _from_folder(folder: Path) -> Classifier:
+@dataclass(frozen=True)
+class SavedSettings:
+    """What the config.json of a saved classifier says."""
+
+    name: str
+    source: Any  # what create_classifier takes to build it: its name, or a transformers config
+    class_names: tuple[str, ...]
+    multi_label: bool
+    preprocessing: Preprocessing
+    options: dict[str, Any]
+
+
+def read_settings(folder: Path) -> SavedSettings:
+    """The settings of a saved classifier, or what is wrong with the folder."""
     try:
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = settings.get("kind")
+        told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = told.get("kind")
     except (ValueError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: is not the JSON of a classifier ({error}); save it again") from error
     if kind != _KIND:
@@ -265,9 +300,9 @@ def _from_folder(folder: Path) -> Classifier:
             f"{folder}: is not a classifier that sosampler saved; for a Hugging Face folder give hf:{folder}"
         )
     try:
-        names, name, options = settings["class_names"], settings["name"], dict(settings["options"])
-        told = Preprocessing(**settings["preprocessing"])
-        multi_label = bool(settings["multi_label"])
+        name, options = told["name"], dict(told["options"])
+        preprocessing, multi_label = Preprocessing(**told["preprocessing"]), bool(told["multi_label"])
+        class_names = read_names(list(told["class_names"]))
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{folder / CONFIG}: lacks or misspells {error}; save the classifier again") from error
     if "layout" in options:
@@ -280,9 +315,15 @@ def _from_folder(folder: Path) -> Classifier:
         from sosampler.classifiers.huggingface import config_from_dict
 
         source = config_from_dict(options.pop("hf_config"))
-    classifier = _builder(source)(name, len(names), options)
-    classifier.name, classifier.class_names, classifier.preprocessing = name, tuple(names), told
+    return SavedSettings(name, source, class_names, multi_label, preprocessing, options)
+
+
+def _from_folder(folder: Path) -> Classifier:
+    saved = read_settings(folder)
+    classifier = _builder(saved.source)(saved.name, len(saved.class_names), saved.options)
+    classifier.name, classifier.class_names = saved.name, saved.class_names
+    classifier.preprocessing = saved.preprocessing
     _fit_input(classifier)
     fit_weights(classifier, read_state(folder / WEIGHTS), where=str(folder / WEIGHTS))
-    classifier.activation = "sigmoid" if multi_label else "softmax"
+    classifier.activation = "sigmoid" if saved.multi_label else "softmax"
     return classifier.freeze()

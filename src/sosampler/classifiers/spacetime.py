@@ -11,6 +11,7 @@ from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.labels import kinetics400_names, names_for
 from sosampler.classifiers.lengths import ClipLength
 from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.classifiers.weights import load_weights
 from sosampler.errors import InvalidArgument
 
 # PyTorchVideo's published Slow and X3D checkpoints were trained with these.
@@ -45,6 +46,14 @@ class SpacetimeClassifier(Classifier):
         return self._head
 
 
+class X3DClassifier(SpacetimeClassifier):
+    """X3D joins the windows of a large clip as its activation asks for."""
+
+    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.net(clips.transpose(1, 2), mean_logits=self.multi_label)
+        return logits
+
+
 def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = False) -> SpacetimeClassifier:
     """SlowOnly-50 8x8; PyTorchVideo's `slow_r50` checkpoint fits. Without pretrained video weights see `inflate`."""
     from sosampler.classifiers.nets.resnet3d import slowonly_r50
@@ -67,7 +76,7 @@ def build_x3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
 
     classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
     net = x3d_s(num_classes=classes)
-    return SpacetimeClassifier(
+    return X3DClassifier(
         net,
         name="x3d_s",
         preprocessing=Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO),
@@ -106,17 +115,16 @@ def build_torchvision(model: str, *, num_classes: int | None = None, pretrained:
     one_of("torchvision model", model, torchvision_names())
     classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
     published = models.get_model_weights(model).DEFAULT
-    if pretrained and classes != 400:
-        raise InvalidArgument(
-            f"torchvision's weights of {model} have 400 classes but num_classes={classes}; "
-            "download them and give the file with weights= and new_head=True"
-        )
-    try:
-        net = models.get_model(model, weights=published if pretrained else None, num_classes=classes)
-    except OSError as error:
-        raise InvalidArgument(
-            f"torchvision cannot fetch the weights of {model} ({error}); give a file with weights="
-        ) from error
+    head = _TORCHVISION_HEADS.get(model, "")
+    net = models.get_model(model, num_classes=classes)
+    if pretrained:
+        try:
+            state = models.get_model(model, weights=published).state_dict()
+        except OSError as error:
+            raise InvalidArgument(
+                f"weights of {model} cannot be fetched ({error}); give a file with weights="
+            ) from error
+        load_weights(net, state, where=f"torchvision's {model}", head=(head,), new_head=classes != 400)
     transform = published.transforms()
     resize = list(transform.resize_size)
     return SpacetimeClassifier(
@@ -131,5 +139,5 @@ def build_torchvision(model: str, *, num_classes: int | None = None, pretrained:
         ),
         class_names=names_for(classes, kinetics400_names),
         length=_TORCHVISION_LENGTHS.get(model),
-        head=(_TORCHVISION_HEADS[model],) if model in _TORCHVISION_HEADS else (),
+        head=(head,) if head else (),
     )

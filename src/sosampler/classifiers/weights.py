@@ -66,11 +66,10 @@ def without_head(state: State, head: Sequence[str]) -> State:
 
 
 def classes_of(state: State, head: Sequence[str]) -> int | None:
-    """How many classes the head in a state has; None where it has no such head."""
-    for name in head:
-        for leaf in ("weight", "conv.weight", "bias"):
-            if f"{name}.{leaf}" in state:
-                return int(state[f"{name}.{leaf}"].shape[0])
+    """How many classes the first layer of `head` has in a state; None where it is not there."""
+    for key in (f"{name}.{leaf}" for name in head[:1] for leaf in ("weight", "bias")):
+        if key in state:
+            return int(state[key].shape[0])
     return None
 
 

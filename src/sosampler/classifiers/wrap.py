@@ -22,7 +22,7 @@ from sosampler.classifiers.outputs import (
     unwrap_output,
 )
 from sosampler.classifiers.pooled import PooledClassifier
-from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, height_and_width
 from sosampler.errors import ClassifierError, InvalidArgument
 
 LAYOUTS = ("BTCHW", "BCTHW", "BCHW")
@@ -112,12 +112,10 @@ def wrap_classifier(
     if length.at_most is not None and length.at_most < length.at_least:
         raise InvalidArgument(f"max_frames={max_frames} is less than min_frames={min_frames}; give a range")
     name = name or type(module).__name__
-    size = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
-    if resize is None:
-        resize = size[0] if len(size) == 2 and size[0] == size[1] else (size[0], size[-1])
+    size = height_and_width("input_size", input_size)
     preprocessing = Preprocessing(
-        size=(size[0], size[-1]),
-        resize=resize,
+        size=size,
+        resize=resize if resize is not None else size[0] if size[0] == size[1] else size,
         mean=mean if isinstance(mean, (int, float)) else tuple(mean),  # type: ignore[arg-type]  # checked inside
         std=std if isinstance(std, (int, float)) else tuple(std),  # type: ignore[arg-type]
         interpolation=interpolation,
@@ -160,7 +158,7 @@ def _ask_once(module: nn.Module, layout: str, preprocessing: Preprocessing, leng
     shape = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)
     try:
         output = _scores(module, clips, layout, name)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
         raise ClassifierError(
             f"{name} cannot take a batch {shape} (layout={layout!r}): {_first_line(error)}; "
             "check layout, input_size and num_frames"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sosampler.classifiers.registry import CONFIG, WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.files import replacing
 
@@ -25,7 +28,7 @@ class RunFolder:
         settings = json.loads(json.dumps(settings))  # as they come back from the file
         path = self.folder / SETTINGS
         if path.exists():
-            old = json.loads(path.read_text(encoding="utf-8"))
+            old = self._read_json(SETTINGS)
             for key in sorted({*old, *settings}):
                 if old.get(key) != settings.get(key):
                     raise InvalidArgument(
@@ -37,8 +40,20 @@ class RunFolder:
         write_json(path, settings)
 
     def clear(self) -> None:
-        for name in (SETTINGS, CHECKPOINT, LOG, RESULT):
+        """Forget the run, its weights and the frames that were decoded for it."""
+        for name in (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS):
             (self.folder / name).unlink(missing_ok=True)
+        if (self.frames / "bank.json").exists():
+            shutil.rmtree(self.frames)
+
+    @property
+    def frames(self) -> Path:
+        """Where decoded frames go."""
+        return self.folder / "frames"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return (self.folder / CHECKPOINT).exists()
 
     def save(self, state: dict[str, Any]) -> None:
         with replacing(self.folder / CHECKPOINT) as temporary:
@@ -50,7 +65,7 @@ class RunFolder:
             return None
         try:
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        except (RuntimeError, OSError, ValueError, KeyError) as error:
+        except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
             raise WeightsError(f"{path}: cannot be read ({error}); remove it to start this run again") from error
         return state
 
@@ -64,8 +79,16 @@ class RunFolder:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def result(self) -> dict[str, Any] | None:
-        path = self.folder / RESULT
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return self._read_json(RESULT) if (self.folder / RESULT).exists() else None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            told = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except ValueError as error:
+            told = error
+        if not isinstance(told, dict):
+            raise WeightsError(f"{self.folder / name}: is damaged; start the run again: overwrite it") from None
+        return told
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,54 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.data.bank import Bank
-from sosampler.data.manifest import Manifest, read_manifest
+from sosampler.data.manifest import Item, Manifest, read_manifest
 from sosampler.data.splits import SPLITS, make_splits
 from sosampler.errors import InvalidArgument
-from sosampler.training.examples import BankExamples, ClipExamples, PictureExamples
+from sosampler.progress import progress_bar
+from sosampler.training.examples import BankExamples, ClipExamples, PictureExamples, read_picture
 from sosampler.training.recipe import ClassifierRecipe
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 # Frames stored for each video that is trained on: enough for fresh ones in every epoch.
 _STORED_FRAMES = 32
 
+MakeExamples = Callable[[str, Preprocessing, ClassifierRecipe], ClipExamples]
+
 
 @dataclass(frozen=True)
 class ClassifierData:
     """Labelled examples by split."""
 
-    classes: tuple[str, ...]
-    multi_label: bool
     sizes: dict[str, int]
-    kind: str  # "pictures" or "videos"
-    examples: Callable[[str, Preprocessing, ClassifierRecipe], ClipExamples]
+    unreadable: int  # videos that could not be decoded; they are in no split
+    examples: MakeExamples
 
 
-def open_data(
-    source: str | Path | Manifest | Bank, *, recipe: ClassifierRecipe, frames_folder: Path, workers: int
-) -> ClassifierData:
-    """Open what a user gave. Videos are decoded once, into a bank in `frames_folder`, which is used again."""
-    if isinstance(source, Bank):
-        return _from_bank(source, recipe)
+@dataclass(frozen=True)
+class DataSource:
+    """Data as it was named: its classes and splits are known, nothing is decoded yet."""
+
+    name: str
+    kind: str  # "pictures", "videos" or "bank"
+    manifest: Manifest  # with its splits
+    bank: Bank | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.manifest.classes
+
+    @property
+    def multi_label(self) -> bool:
+        return self.manifest.multi_label
+
+    def check(self) -> None:
+        """Enough to train on, as far as can be told before anything is decoded."""
+        _check_sizes(self.name, self.manifest.items, "")
+        if len(self.classes) < 2 and not self.multi_label:
+            raise InvalidArgument(f"{self.name}: has one class, {self.classes[0]!r}; give at least 2 to tell apart")
+
+    def opened(self, *, frames_folder: Path, recipe: ClassifierRecipe, workers: int, check: bool) -> ClassifierData:
+        """Ready to be read. Videos are decoded once, into a bank in `frames_folder`, which is used again.
+
+        `check`: whether to look at every picture first, so that an unreadable one is told before hours of training.
+        """
+        if self.kind == "pictures":
+            if check:
+                _check_pictures([self.manifest.path_of(item) for item in self.manifest.items], workers)
+            return _from_pictures(self.manifest)
+        if self.bank is not None:
+            return _from_bank(self.bank, self.manifest.items)
+        from sosampler.data.prepare import prepare
+
+        stored = max(_STORED_FRAMES, recipe.num_frames)
+        with progress_bar("decoding", len(self.manifest)) as bar:
+            bank = prepare(
+                self.manifest,
+                out=frames_folder,
+                num_candidates=stored,
+                workers=max(1, workers),
+                on_progress=lambda progress: bar.reach(progress.done),
+            )
+        data = _from_bank(bank, bank.items)
+        _check_sizes(self.name, bank.items, f" ({data.unreadable} videos are unreadable, see {bank.path}/failed.jsonl)")
+        return data
+
+
+def open_source(source: str | Path | Manifest | Bank, recipe: ClassifierRecipe) -> DataSource:
+    """See what a user gave: classes, splits and whether it is pictures, videos or a bank."""
     if isinstance(source, (str, Path)) and (Path(source) / "bank.json").is_file():
-        return _from_bank(Bank(source), recipe)
+        source = Bank(source)
+    if isinstance(source, Bank):
+        listed = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
+        return DataSource(str(source.path), "bank", _with_dev(listed, recipe), source)
     manifest = source if isinstance(source, Manifest) else read_any(Path(source))
-    manifest = make_splits(manifest, dev_share=recipe.dev_share, seed=recipe.seed)
+    name = "the manifest" if isinstance(source, Manifest) else str(source)
     kinds = {Path(item.path).suffix.lower() in IMAGE_SUFFIXES for item in manifest.items}
     if len(kinds) > 1:
-        raise InvalidArgument(f"{source}: holds pictures and videos; train on one of them at a time")
-    if kinds == {True}:
-        return _from_pictures(manifest)
-    from sosampler.data.prepare import prepare
-
-    bank = prepare(manifest, out=frames_folder, num_candidates=max(_STORED_FRAMES, recipe.num_frames), workers=workers)
-    return _from_bank(bank, recipe)
+        raise InvalidArgument(f"{name}: holds pictures and videos; train on one of them at a time")
+    return DataSource(name, "pictures" if kinds == {True} else "videos", _with_dev(manifest, recipe))
 
 
 def read_any(path: Path) -> Manifest:
@@ -61,27 +106,45 @@ def read_any(path: Path) -> Manifest:
     return read_manifest(path, suffixes=(*VIDEO_SUFFIXES, *IMAGE_SUFFIXES))
 
 
+def _with_dev(manifest: Manifest, recipe: ClassifierRecipe) -> Manifest:
+    return make_splits(manifest, dev_share=recipe.dev_share, seed=recipe.seed)
+
+
+def _check_sizes(name: str, items: Sequence[Item], remark: str) -> None:
+    splits = {split: [item for item in items if item.split == split] for split in ("train", "dev")}
+    for split, least in (("train", 2), ("dev", 1)):
+        if len(splits[split]) < least:
+            raise InvalidArgument(
+                f"{name}: {len(splits[split])} examples in the {split} split{remark}; give at least {least}"
+                + (", or a dev_share above 0" if split == "dev" else "")
+            )
+    if not any(item.labels for item in splits["dev"]):
+        raise InvalidArgument(f"{name}: no label in the dev split{remark}, nothing can be measured there; enlarge it")
+
+
+def _check_pictures(paths: Sequence[Path], workers: int) -> None:
+    with ThreadPoolExecutor(max(1, workers)) as pool, progress_bar("looking at pictures", len(paths)) as bar:
+        for _ in pool.map(lambda path: read_picture(path, at_least=1).shape, paths):
+            bar.advance()
+
+
 def _from_pictures(manifest: Manifest) -> ClassifierData:
     parts = {name: manifest.split(name) for name in SPLITS}
 
     def examples(split: str, preprocessing: Preprocessing, recipe: ClassifierRecipe) -> ClipExamples:
         part = parts[split]
         paths = [part.path_of(item) for item in part.items]
-        facts: tuple[Any, ...] = ([item.labels for item in part.items], len(part.classes), preprocessing, recipe)
-        return PictureExamples(paths, *facts)
+        labels = [item.labels for item in part.items]
+        return PictureExamples(paths, labels, len(part.classes), preprocessing, recipe)
 
-    sizes = {name: len(part) for name, part in parts.items()}
-    return ClassifierData(manifest.classes, manifest.multi_label, sizes, "pictures", examples)
+    return ClassifierData({name: len(part) for name, part in parts.items()}, 0, examples)
 
 
-def _from_bank(bank: Bank, recipe: ClassifierRecipe) -> ClassifierData:
-    listed = Manifest(tuple(bank.items), bank.classes, bank.multi_label, bank.path)
-    manifest = make_splits(listed, dev_share=recipe.dev_share, seed=recipe.seed)
-    rows = {name: [row for row, item in enumerate(manifest.items) if item.split == name] for name in SPLITS}
+def _from_bank(bank: Bank, items: Sequence[Item]) -> ClassifierData:
+    rows = {name: [row for row, item in enumerate(items) if item.split == name] for name in SPLITS}
 
     def examples(split: str, preprocessing: Preprocessing, recipe: ClassifierRecipe) -> ClipExamples:
-        labels = [manifest.items[row].labels for row in rows[split]]
+        labels = [items[row].labels for row in rows[split]]
         return BankExamples(bank, rows[split], labels, len(bank.classes), preprocessing, recipe)
 
-    sizes = {name: len(found) for name, found in rows.items()}
-    return ClassifierData(bank.classes, bank.multi_label, sizes, "videos", examples)
+    return ClassifierData({name: len(found) for name, found in rows.items()}, len(bank.failures), examples)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.registry import save_classifier
-from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.progress import progress_bar
 from sosampler.training.checkpoints import RunFolder
@@ -46,7 +46,8 @@ class ClassifierLoop:
         self.device = classifier.device
         classifier.requires_grad_(recipe.trainable == "all")
         if recipe.trainable == "head":
-            _unfreeze_head(classifier)
+            for layer in head_layers(classifier):
+                layer.requires_grad_(True)
         self.optimizer = make_optimizer(classifier, recipe)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "float16")
         self.step = 0  # of all epochs together
@@ -64,7 +65,8 @@ class ClassifierLoop:
     def train(self) -> None:
         per_epoch = len(self.batches)
         with progress_bar("training", self.total_steps, done=self.step) as bar:
-            for epoch in range(self.step // per_epoch, self.recipe.epochs):
+            # By what was evaluated, not by steps: a run may be killed between the last step of an epoch and its end.
+            for epoch in range(len(self.history), self.recipe.epochs):
                 begin = time.perf_counter()
                 self._training_mode()
                 for batch in self.batches.epoch(epoch, self.step - epoch * per_epoch):
@@ -75,14 +77,14 @@ class ClassifierLoop:
         self._write_best()
 
     def _training_mode(self) -> None:
-        if self.recipe.trainable == "head":
-            self.classifier.eval()  # running statistics of the frozen part stay as they are
-        else:
-            self.classifier.train()
+        self.classifier.train(self.recipe.trainable == "all")
+        if self.recipe.trainable == "head":  # running statistics of the frozen part stay as they are
+            for layer in head_layers(self.classifier):
+                layer.train()
 
     def _train_step(self, batch: Example) -> float:
         # Dropout draws from here; the same numbers in a run that was killed and goes on.
-        torch.manual_seed(self.recipe.seed * 1_000_003 + self.step)
+        torch.manual_seed((self.recipe.seed * 1_000_003 + self.step) % 2**63)
         frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
         rate = rate_at(self.step, self.total_steps, peak=self.recipe.lr or 0.0, warmup=self.recipe.warmup)
         for group in self.optimizer.param_groups:
@@ -115,7 +117,7 @@ class ClassifierLoop:
             **{f"dev_{name}": value for name, value in scores.items()},
         }
         self._loss_sum = 0.0
-        better = score > self.best["score"]
+        better = self.best["epoch"] < 0 or score > self.best["score"]
         if better:
             self.best = {"score": score, "epoch": epoch}
             self._best_state = {key: tensor.to("cpu", copy=True) for key, tensor in self._net_state().items()}
@@ -221,12 +223,7 @@ def autocast(device: torch.device, precision: str) -> Any:
     return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 
 
-def _unfreeze_head(classifier: Classifier) -> None:
-    prefixes = classifier.head_names()
-    found: list[nn.Parameter] = []
-    for name, parameter in classifier.net.named_parameters():
-        if name.startswith(tuple(f"{prefix}." for prefix in prefixes)):
-            parameter.requires_grad_(True)
-            found.append(parameter)
-    if not found:
-        raise SosamplerError(f"the head of {classifier.name} is not known; train all of it: trainable='all'")
+def head_layers(classifier: Classifier) -> list[nn.Module]:
+    """The layers that a fresh head consists of."""
+    there = dict(classifier.net.named_modules())
+    return [there[name] for name in classifier.head_names() if name in there]

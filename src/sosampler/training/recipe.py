@@ -37,7 +37,7 @@ class ClassifierRecipe:
 
     def __post_init__(self) -> None:
         whole_number("epochs", self.epochs)
-        whole_number("batch_size", self.batch_size)
+        whole_number("batch_size", self.batch_size, at_least=2)  # batch normalisation needs two
         if self.optimizer is not None:
             one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.lr is not None:

@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
-from sosampler.checks import one_of
+from sosampler.checks import one_of, whole_number
 from sosampler.classifiers.base import PRECISIONS, Classifier
-from sosampler.classifiers.registry import WEIGHTS, create_classifier, fit_weights
+from sosampler.classifiers.devices import check_device
+from sosampler.classifiers.registry import WEIGHTS, fit_weights
 from sosampler.classifiers.weights import read_state
-from sosampler.classifiers.wrap import WrappedClassifier
 from sosampler.data.bank import Bank
 from sosampler.data.manifest import Manifest
 from sosampler.errors import InvalidArgument
 from sosampler.training.checkpoints import RunFolder
-from sosampler.training.classifier_data import ClassifierData, open_data
+from sosampler.training.classifier_data import ClassifierData, open_source
 from sosampler.training.classifier_loop import ClassifierLoop, main_metric, measure, predict
 from sosampler.training.examples import TrainingBatches, evaluation_batches
 from sosampler.training.recipe import ClassifierRecipe
+from sosampler.training.starting_network import check_trainable, is_transformer, starting_network
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class TrainedClassifier:
 
 def train_classifier(
     data: str | Path | Manifest | Bank,
-    classifier: str | Classifier = "resnet50",
+    classifier: str | Path | Classifier = "resnet50",
     *,
     out: str | Path,
     weights: str | Path | None = None,
@@ -58,7 +59,7 @@ def train_classifier(
     Args:
         data: a folder with one folder a class (of pictures or videos; `train`, `dev`, `test` folders may stand above
             them), a CSV or JSONL manifest, or a bank. Where there is no dev split it is carved out of train.
-        classifier: a name for `create_classifier`, or a classifier whose classes are those of the data.
+        classifier: a name for `create_classifier`, a saved folder, or a classifier whose classes are those of the data.
         out: folder for the best weights (`create_classifier(out)` loads them), the log and the result. Run again with
             the same settings, a killed run goes on.
         weights: to start from; the head is fresh unless the file's head has as many classes as the data. SlowOnly
@@ -68,28 +69,36 @@ def train_classifier(
         device: default: the GPU if there is one.
         precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it.
         workers: processes that read examples; default: up to 8.
-        overwrite: start again in a folder that holds another run.
+        overwrite: start again in a folder that holds another run; its weights and decoded frames are removed.
         options: of the classifier's family, as for `create_classifier`.
         say: is given a line of text for each epoch.
     """
     recipe = _recipe(recipe, settings)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    precision = _precision(device, precision)
-    run = RunFolder(Path(out))
-    workers = min(8, os.cpu_count() or 1) if workers is None else workers
-    opened = open_data(data, recipe=recipe, frames_folder=run.folder / "frames", workers=workers)
-    _check_data(opened, data)
-    if opened.kind == "pictures":
+    place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    precision = _precision(place, precision)
+    workers = min(8, os.cpu_count() or 1) if workers is None else whole_number("workers", workers, at_least=0)
+    source = open_source(data, recipe)
+    source.check()
+    if source.kind == "pictures":
         recipe = replace(recipe, num_frames=1)
-    torch.manual_seed(recipe.seed)  # the fresh head
-    network, head = _network(classifier, opened, weights, input_size, options or {})
-    recipe = recipe.filled(transformer=_is_transformer(network))
+    torch.manual_seed(recipe.seed % 2**63)  # the fresh head
+    network = starting_network(
+        classifier,
+        source.classes,
+        multi_label=source.multi_label,
+        weights=weights,
+        input_size=input_size,
+        options=options or {},
+    )
+    check_trainable(network, recipe)
+    recipe = recipe.filled(transformer=is_transformer(network))
+    run = RunFolder(Path(out))
     if overwrite:
         run.clear()
     run.begin(
         {
-            "data": str(data) if isinstance(data, (str, Path)) else repr(data),
-            "sizes": opened.sizes,
+            "data": os.path.abspath(data) if isinstance(data, (str, Path)) else repr(data),
+            "examples": source.manifest.counts()["splits"],
             "classifier": network.settings(),
             "weights": None if weights is None else str(weights),
             "recipe": recipe.to_dict(),
@@ -100,14 +109,17 @@ def train_classifier(
     if finished is not None:
         say(f"{run.folder}: this run is finished")
         return TrainedClassifier(_best_of(network, run), run.folder, finished)
+    opened = source.opened(frames_folder=run.frames, recipe=recipe, workers=workers, check=not run.has_checkpoint)
+    head = "a fresh head" if network.fresh_head else "the head of the weights"
+    left_out = f" ({opened.unreadable} videos are unreadable)" if opened.unreadable else ""
     say(
-        f"{network!r} with {head} head, on {device} in {precision}: "
-        f"{opened.sizes['train']} {opened.kind} to train on, {opened.sizes['dev']} dev, {opened.sizes['test']} test"
+        f"{network!r} with {head}, on {place} in {precision}: {opened.sizes['train']} {source.kind} to train on, "
+        f"{opened.sizes['dev']} dev, {opened.sizes['test']} test{left_out}"
     )
-    network.to(device)
-    if device != "cpu":
+    network.to(place)
+    if place.type != "cpu":
         network.to(memory_format=torch.channels_last)
-    return _train(network, opened, recipe, run, precision=precision, workers=workers, head=head, say=say)
+    return _train(network, opened, recipe, run, precision=precision, workers=workers, say=say)
 
 
 def _train(
@@ -118,9 +130,9 @@ def _train(
     *,
     precision: str,
     workers: int,
-    head: str,
     say: Callable[[str], None],
 ) -> TrainedClassifier:
+    fresh_head = network.fresh_head
     train, dev = (data.examples(split, network.preprocessing, recipe) for split in ("train", "dev"))
     batches = TrainingBatches(train, workers=workers, pin_memory=network.device.type == "cuda")
     dev_batches = evaluation_batches(dev, batch_size=recipe.batch_size, workers=min(workers, 4))
@@ -141,8 +153,9 @@ def _train(
         **scores,
         "best_epoch": loop.best["epoch"],
         "epochs": recipe.epochs,
-        "head": head,
+        "fresh_head": fresh_head,
         "sizes": data.sizes,
+        "unreadable": data.unreadable,
         "num_classes": best.num_classes,
         "fingerprint": best.fingerprint(),
     }
@@ -161,57 +174,12 @@ def _recipe(recipe: ClassifierRecipe | None, settings: dict[str, Any]) -> Classi
     return replace(recipe, **settings)
 
 
-def _precision(device: str, precision: str | None) -> str:
+def _precision(device: torch.device, precision: str | None) -> str:
     if precision is not None:
         return one_of("precision", precision, PRECISIONS)
-    if not device.startswith("cuda"):
+    if device.type != "cuda":
         return "float32"
     return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
-
-
-def _check_data(data: ClassifierData, source: Any) -> None:
-    for split in ("train", "dev"):
-        if not data.sizes[split]:
-            raise InvalidArgument(f"{source}: no examples in the {split} split; give some, or a dev_share above 0")
-    if len(data.classes) < 2 and not data.multi_label:
-        raise InvalidArgument(f"{source}: has {len(data.classes)} class; a classifier needs at least 2 to tell apart")
-
-
-def _network(
-    classifier: str | Classifier,
-    data: ClassifierData,
-    weights: str | Path | None,
-    input_size: int | tuple[int, int] | None,
-    options: dict[str, Any],
-) -> tuple[Classifier, str]:
-    """The network to train, and whether its head is fresh or that of the weights."""
-    if isinstance(classifier, Classifier):
-        if classifier.num_classes != len(data.classes):
-            raise InvalidArgument(
-                f"{classifier.name} has {classifier.num_classes} classes, the data {len(data.classes)} "
-                f"({', '.join(data.classes[:5])}, ...); give a network with as many outputs"
-            )
-        if isinstance(classifier, WrappedClassifier) and classifier.outputs == "probabilities":
-            raise InvalidArgument(f"{classifier.name} returns probabilities; training needs its logits")
-        classifier.class_names = data.classes
-        classifier.activation = "sigmoid" if data.multi_label else "softmax"
-        if weights is not None:
-            fit_weights(classifier, read_state(weights), where=str(weights))
-        return classifier, "its own"
-    network = create_classifier(
-        classifier,
-        class_names=data.classes,
-        multi_label=data.multi_label,
-        input_size=input_size,
-        weights=weights,
-        new_head=None,
-        **options,
-    )
-    return network, "a fresh" if network.fresh_head else "the old"
-
-
-def _is_transformer(network: Classifier) -> bool:
-    return any(isinstance(module, torch.nn.LayerNorm) for module in network.modules())
 
 
 def _best_of(network: Classifier, run: RunFolder) -> Classifier:

@@ -72,13 +72,13 @@ class _Head(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.proj = nn.Linear(HEAD_FEATURES, num_classes)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, *, mean_logits: bool = False) -> Tensor:
         features = F.relu(self.pool["pre_norm"](self.pool["pre_conv"](features)))
         features = F.relu(self.pool["post_conv"](window_means(features, HEAD_WINDOW)))
         windows = self.proj(self.dropout(features.flatten(2).transpose(1, 2)))  # [B, windows, classes]
         count = windows.shape[1]
-        if count == 1:
-            return windows.squeeze(1)
+        if count == 1 or mean_logits:
+            return windows.mean(1)
         # Published X3D averages the probabilities of the windows, not their logits; this is the logarithm of that.
         return windows.log_softmax(dim=2).logsumexp(dim=1) - math.log(count)
 
@@ -87,7 +87,7 @@ class X3D(nn.Module):
     """Float clips [B, 3, T, H, W], normalised, to logits [B, num_classes]; any number of frames.
 
     A clip larger than 13 frames or 160 pixels gives several windows; its logits are then the logarithm of the
-    windows' mean probability.
+    windows' mean probability, or with `mean_logits` their mean, for classes that do not exclude each other.
     """
 
     head_names = ("blocks.5.proj.",)  # what the state-dict keys of the last layer start with
@@ -115,8 +115,9 @@ class X3D(nn.Module):
         self.blocks = nn.Sequential(*blocks, _Head(num_classes, dropout))
         start_weights(self)
 
-    def forward(self, clips: Tensor) -> Tensor:
-        return self.blocks(check_clips(clips))
+    def forward(self, clips: Tensor, *, mean_logits: bool = False) -> Tensor:
+        logits: Tensor = self.blocks[-1](self.blocks[:-1](check_clips(clips)), mean_logits=mean_logits)
+        return logits
 
 
 def x3d_s(num_classes: int = 400, *, dropout: float = 0.5) -> X3D:
