@@ -364,6 +364,24 @@ def test_an_unreadable_picture_is_named(pictures: Path, tmp_path: Path, workers:
     assert "\n" not in str(caught.value)
 
 
+def test_data_inside_the_folder_is_never_overwritten(videos: Path, tmp_path: Path) -> None:
+    options = QUICK | {"epochs": 1, "num_frames": 2}
+    so.train_classifier(videos, TINY, out=tmp_path / "run", **options)
+    with pytest.raises(so.InvalidArgument, match="which would be overwritten"):
+        so.train_classifier(tmp_path / "run/frames", TINY, out=tmp_path / "run", overwrite=True, **options)
+    assert len(so.Bank(tmp_path / "run/frames")) == 24
+
+
+def test_a_run_that_has_not_begun_may_change(pictures: Path, tmp_path: Path) -> None:
+    """An unreadable picture is told before training; with it removed, the same folder will do."""
+    data = small_copy(pictures, tmp_path / "data")
+    (data / "red/3.png").write_bytes(b"no picture")
+    with pytest.raises(so.InvalidArgument, match=r"red/3.png"):
+        so.train_classifier(data, TINY, out=tmp_path / "run", **QUICK)
+    (data / "red/3.png").unlink()
+    assert so.train_classifier(data, TINY, out=tmp_path / "run", **QUICK).result["dev"] >= 0
+
+
 def test_damaged_run_folders_are_told(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK)
     (tmp_path / "run/result.json").write_text("{")
@@ -413,6 +431,7 @@ def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
         ({"input_size": 1}, "input_size|cannot take frames"),
         ({"options": {"weights": "x"}}, "options cannot hold 'weights'"),
         ({"options": {"drop_rate": 5}}, "drop_rate=5"),
+        ({"options": {"stride_on_1x1": "no"}}, "give True or False"),
     ],
 )
 def test_settings_are_checked_before_anything_is_written(

@@ -26,6 +26,13 @@ def real_number(name: str, value: Any, *, above: float = -math.inf, at_least: fl
     return float(value)
 
 
+def true_or_false(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False; texts such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name}={value!r} is not allowed; give True or False")
+    return value
+
+
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
     """Return `value` if it is one of the allowed words."""
     words = list(allowed)

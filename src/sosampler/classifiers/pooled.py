@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, real_number, whole_number
+from sosampler.checks import one_of, real_number, true_or_false, whole_number
 from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier
 from sosampler.classifiers.labels import imagenet_names, names_for
 from sosampler.classifiers.outputs import check_finite, check_shape
@@ -122,6 +122,7 @@ def build_timm(
     """
     timm = import_timm()
     one_of("head", head, HEADS)
+    true_or_false("stride_on_1x1", stride_on_1x1)
     if real_number("drop_rate", drop_rate, at_least=0.0) >= 1:
         raise InvalidArgument(f"drop_rate={drop_rate!r} is not allowed; give a share from 0 to below 1")
     classes = whole_number("num_classes", 1000 if num_classes is None else num_classes)
@@ -141,17 +142,20 @@ def build_timm(
         move_stride_to_first_conv(net, backbone)
     if preprocessing is None:
         preprocessing = _data_config(timm, net)
+    fresh = head == "frameexit" or not pretrained or net.pretrained_cfg.get("num_classes") != classes
     kind: type[PooledClassifier] = TimmClassifier
     if head == "frameexit":
         kind, net = FrameExitClassifier, FrameExitNet(net, classes)
     options: dict[str, Any] = {"head": head, "stride_on_1x1": stride_on_1x1, "drop_rate": drop_rate}
-    return kind(
+    classifier = kind(
         net,
         name=name or f"timm:{backbone}",
         preprocessing=preprocessing,
         class_names=names_for(classes, imagenet_names),
         options={key: value for key, value in options.items() if value not in (False, 0.0, "mean")},
     )
+    classifier.fresh_head = fresh
+    return classifier
 
 
 def import_timm() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, whole_number
+from sosampler.checks import one_of, true_or_false, whole_number
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.labels import kinetics400_names, names_for
 from sosampler.classifiers.lengths import ClipLength
@@ -59,7 +59,7 @@ def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = Fals
     from sosampler.classifiers.nets.resnet3d import slowonly_r50
 
     classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
-    net = slowonly_r50(num_classes=classes, stride_on_1x1=stride_on_1x1)
+    net = slowonly_r50(num_classes=classes, stride_on_1x1=true_or_false("stride_on_1x1", stride_on_1x1))
     return SpacetimeClassifier(
         net,
         name="slowonly_r50",
@@ -127,7 +127,7 @@ def build_torchvision(model: str, *, num_classes: int | None = None, pretrained:
         load_weights(net, state, where=f"torchvision's {model}", head=(head,), new_head=classes != 400)
     transform = published.transforms()
     resize = list(transform.resize_size)
-    return SpacetimeClassifier(
+    classifier = SpacetimeClassifier(
         net,
         name=f"torchvision:{model}",
         preprocessing=Preprocessing(
@@ -141,3 +141,5 @@ def build_torchvision(model: str, *, num_classes: int | None = None, pretrained:
         length=_TORCHVISION_LENGTHS.get(model),
         head=(head,) if head else (),
     )
+    classifier.fresh_head = not pretrained or classes != 400
+    return classifier

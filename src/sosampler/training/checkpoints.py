@@ -24,10 +24,10 @@ class RunFolder:
         self.folder = folder
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Start, or go on with a run of the same settings; one of other settings is refused."""
+        """Start, or go on with a run of the same settings; one of other settings is refused, once it has begun."""
         settings = json.loads(json.dumps(settings))  # as they come back from the file
         path = self.folder / SETTINGS
-        if path.exists():
+        if path.exists() and self._has_begun():
             old = self._read_json(SETTINGS)
             for key in sorted({*old, *settings}):
                 if old.get(key) != settings.get(key):
@@ -38,6 +38,10 @@ class RunFolder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
+
+    def _has_begun(self) -> bool:
+        """Whether anything would be lost or mixed up if other settings were taken now."""
+        return self.frames.exists() or any((self.folder / name).exists() for name in (CHECKPOINT, LOG, RESULT, WEIGHTS))
 
     def clear(self) -> None:
         """Forget the run, its weights and the frames that were decoded for it."""

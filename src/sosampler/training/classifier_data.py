@@ -39,6 +39,7 @@ class DataSource:
     name: str
     kind: str  # "pictures", "videos" or "bank"
     manifest: Manifest  # with its splits
+    path: Path | None = None  # where it was read from
     bank: Bank | None = None
 
     @property
@@ -88,13 +89,14 @@ def open_source(source: str | Path | Manifest | Bank, recipe: ClassifierRecipe) 
         source = Bank(source)
     if isinstance(source, Bank):
         listed = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
-        return DataSource(str(source.path), "bank", _with_dev(listed, recipe), source)
+        return DataSource(str(source.path), "bank", _with_dev(listed, recipe), source.path, source)
     manifest = source if isinstance(source, Manifest) else read_any(Path(source))
     name = "the manifest" if isinstance(source, Manifest) else str(source)
     kinds = {Path(item.path).suffix.lower() in IMAGE_SUFFIXES for item in manifest.items}
     if len(kinds) > 1:
         raise InvalidArgument(f"{name}: holds pictures and videos; train on one of them at a time")
-    return DataSource(name, "pictures" if kinds == {True} else "videos", _with_dev(manifest, recipe))
+    path = manifest.root if isinstance(source, Manifest) else Path(source)
+    return DataSource(name, "pictures" if kinds == {True} else "videos", _with_dev(manifest, recipe), path)
 
 
 def read_any(path: Path) -> Manifest:

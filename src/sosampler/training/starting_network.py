@@ -78,7 +78,7 @@ def _own_network(
         )
     if isinstance(classifier, WrappedClassifier) and classifier.outputs == "probabilities":
         raise InvalidArgument(f"{classifier.name} returns probabilities; training needs its logits")
-    classifier.class_names = classes
+    classifier.class_names, classifier.fresh_head = classes, False
     classifier.activation = "sigmoid" if multi_label else "softmax"
     if weights is not None:
         fit_weights(classifier, read_state(weights), where=str(weights))

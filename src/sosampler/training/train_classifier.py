@@ -94,6 +94,10 @@ def train_classifier(
     recipe = recipe.filled(transformer=is_transformer(network))
     run = RunFolder(Path(out))
     if overwrite:
+        if source.path is not None and run.folder.resolve() in (source.path.resolve(), *source.path.resolve().parents):
+            raise InvalidArgument(
+                f"{source.name}: lies inside {run.folder}, which would be overwritten; give another out"
+            )
         run.clear()
     run.begin(
         {
