@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import sosampler as so
 from sosampler.classifiers.base import Classifier, VideoClassifier
 from sosampler.classifiers.spacetime import torchvision_names
+from sosampler.classifiers.weights import read_state
 
 # Small networks of each family; the large ones are built where a test is about them.
 TINY = "timm:test_resnet.r160_in1k"
@@ -319,6 +320,27 @@ def test_bad_torch_files(make, says: str, tmp_path: Path) -> None:
     make(tmp_path / "w.pth")
     with pytest.raises(so.WeightsError, match=says):
         so.create_classifier(TINY, weights=tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_damaged_files_end_in_a_sentence(suffix: str, tmp_path: Path) -> None:
+    import random
+
+    whole = write({"a": torch.arange(50.0), "b": torch.ones(3, 3)}, tmp_path / f"whole{suffix}").read_bytes()
+    rng = random.Random(0)
+    path = tmp_path / f"damaged{suffix}"
+    told = 0
+    for _ in range(150):
+        data = bytearray(whole[: rng.randrange(len(whole))] if rng.random() < 0.3 else whole)
+        for _ in range(rng.randrange(1, 30)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(bytes(data) if rng.random() < 0.8 else rng.randbytes(rng.randrange(1, 300)))
+        try:
+            read_state(path)  # numbers may have changed without anybody noticing
+        except so.WeightsError as error:
+            told += str(path) in str(error)
+    assert told > 50
 
 
 def test_cut_off_safetensors(tmp_path: Path) -> None:

@@ -103,3 +103,17 @@ def test_published_ratios_are_those_of_the_times() -> None:
             expected = median(seconds[row["reference"]]) / median(seconds[row["way"]])
             assert row["times_faster"] == pytest.approx(expected)
             assert row["met"] in (None, True)
+
+
+def test_classifier_table_is_what_is_counted() -> None:
+    pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("classifier_table", ROOT / "benchmarks" / "classifier_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    document = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")
+    for given in module.ROWS[:7]:  # the rest are torchvision's, whose cost has a test of its own
+        assert module.row(*given) in document
+    for given in module.ROWS[7:]:
+        assert f"| `{given[0]}` |" in document

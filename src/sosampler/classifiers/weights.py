@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def _read_torch(path: Path) -> State:
             f"{path}: cannot be read with weights_only=True: it is damaged, or holds Python objects besides tensors, "
             "which could run code; save its state dict as safetensors"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, ValueError, LookupError, OSError, AttributeError, struct.error) as error:
         raise WeightsError(f"{path}: is not a file that torch.save wrote ({error}); fetch or save it again") from error
     for key in _INNER:
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
