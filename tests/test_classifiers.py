@@ -171,6 +171,8 @@ def test_lists_by_pattern() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
+        (None, {}, "no folder of a saved classifier"),
+        (Path("nowhere"), {}, "no folder of a saved classifier"),
         ("resnet51", {}, "classifier 'resnet51' is unknown; choose one of resnet50"),
         ("timm:no_such_net", {}, "timm has no network 'no_such_net'"),
         ("torchvision:resnet50", {}, "choose one of: mc3_18"),
@@ -380,6 +382,8 @@ def test_another_input_size_for_a_transformer(tmp_path: Path) -> None:
     classifier = so.create_classifier(TINY_VIT, weights=path, input_size=96)
     assert classifier.clip_probs(frames()).shape == (2, 4)
     again = so.create_classifier(so.save_classifier(classifier, tmp_path / "saved"))
+    trained_at_96 = so.create_classifier(TINY_VIT, weights=tmp_path / "saved/model.safetensors", input_size=96)
+    assert trained_at_96.fingerprint() == classifier.fingerprint()
     assert torch.equal(again.clip_probs(frames()), classifier.clip_probs(frames()))
 
 

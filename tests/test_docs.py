@@ -18,6 +18,7 @@ from sosampler.policies import describe_policies
 from sosampler.synthetic import numbered_frame, numbered_video
 
 ROOT = Path(__file__).parent.parent
+TINY = "timm:test_resnet.r160_in1k"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -37,6 +38,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dump").mkdir()
     for number in range(20):
         Image.fromarray(numbered_frame(number)).save(tmp_path / f"dump/img_{number + 1:05d}.jpg")
+    for name in ("ant", "bee"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(8):
+            Image.fromarray(numbered_frame(number)).save(tmp_path / f"pictures/{name}/{number}.png")
+    (tmp_path / "videos.csv").write_text("path,label\nvideos/a.mp4,ant\nvideos/deeper/b.mp4,bee\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -44,9 +50,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_of_the_readme_works(folder: Path) -> None:
     pytest.importorskip("pyarrow")
     lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
-    commands = [line for line in lines if line.startswith("sosampler select")]
-    assert len(commands) >= 6
+    commands = [line for line in lines if line.startswith("sosampler ")]
+    assert len(commands) >= 9
     for command in commands:
+        # The same with a network that a test has time for.
+        command = command.replace("-c resnet50 --epochs 30", f"-c {TINY} --epochs 1 --workers 0 --input-size 32")
+        assert "resnet50" not in command
         done = subprocess.run([sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, cwd=folder)
         assert done.returncode == 0, (command, done.stderr)
     assert (folder / "frames.parquet").exists()
@@ -56,12 +65,13 @@ def test_every_command_of_the_readme_works(folder: Path) -> None:
 
 def test_the_python_of_the_readme_works(folder: Path) -> None:
     pytest.importorskip("torch")
-    (code,) = blocks("python")
     names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    for code in blocks("python"):
+        exec(compile(code, "README.md", "exec"), names)
     sel = names["sel"]
     assert isinstance(sel, so.Selection)
     assert len(sel) == 6
+    assert isinstance(names["clf"], so.Classifier)
 
 
 def test_the_json_of_the_readme_has_the_right_keys(folder: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -189,7 +190,7 @@ def test_a_finished_run_is_not_run_again_and_another_is_refused(pictures: Path, 
     assert said == [f"{tmp_path / 'run'}: this run is finished"]
     assert second.result == first.result
     assert second.classifier.fingerprint() == first.classifier.fingerprint()
-    with pytest.raises(so.InvalidArgument, match="holds a run with recipe"):
+    with pytest.raises(so.InvalidArgument, match=r"recipe.lr was 0.05, is 0.01"):
         so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK | {"lr": 0.01})
     third = so.train_classifier(pictures, TINY, out=tmp_path / "run", overwrite=True, **QUICK | {"epochs": 1})
     assert third.result["epochs"] == 1
@@ -217,7 +218,7 @@ def test_videos_are_decoded_once_and_learnt(videos: Path, tmp_path: Path, classi
         videos, classifier, out=tmp_path / "run", num_frames=3, **QUICK | {"epochs": epochs, "workers": 1}
     )
     assert trained.result["sizes"] == {"train": 15, "dev": 6, "test": 3}
-    bank = so.Bank(tmp_path / "run/frames")
+    bank = so.Bank(tmp_path / "run/decoded_frames")
     assert len(bank) == 24
     if classifier == TINY:
         assert trained.result["test"] == 1.0
@@ -309,7 +310,7 @@ def test_overwriting_forgets_all_of_the_old_run(videos: Path, tmp_path: Path) ->
         target = path.name.replace("red", "tmp").replace("blue", "red").replace("tmp", "blue")
         (moved / target).write_bytes(path.read_bytes())
     (moved / "videos.csv").write_bytes(videos.read_bytes())
-    with pytest.raises(so.InvalidArgument, match="holds a run with data="):
+    with pytest.raises(so.InvalidArgument, match=r"data\.path was"):
         so.train_classifier(moved / "videos.csv", TINY, out=tmp_path / "run", **options)
     second = so.train_classifier(moved / "videos.csv", TINY, out=tmp_path / "run", overwrite=True, **options)
     assert second.result["fingerprint"] != first.result["fingerprint"]
@@ -367,9 +368,9 @@ def test_an_unreadable_picture_is_named(pictures: Path, tmp_path: Path, workers:
 def test_data_inside_the_folder_is_never_overwritten(videos: Path, tmp_path: Path) -> None:
     options = QUICK | {"epochs": 1, "num_frames": 2}
     so.train_classifier(videos, TINY, out=tmp_path / "run", **options)
-    with pytest.raises(so.InvalidArgument, match="which would be overwritten"):
-        so.train_classifier(tmp_path / "run/frames", TINY, out=tmp_path / "run", overwrite=True, **options)
-    assert len(so.Bank(tmp_path / "run/frames")) == 24
+    with pytest.raises(so.InvalidArgument, match="lie inside each other"):
+        so.train_classifier(tmp_path / "run/decoded_frames", TINY, out=tmp_path / "run", overwrite=True, **options)
+    assert len(so.Bank(tmp_path / "run/decoded_frames")) == 24
 
 
 def test_a_run_that_has_not_begun_may_change(pictures: Path, tmp_path: Path) -> None:
@@ -380,6 +381,67 @@ def test_a_run_that_has_not_begun_may_change(pictures: Path, tmp_path: Path) -> 
         so.train_classifier(data, TINY, out=tmp_path / "run", **QUICK)
     (data / "red/3.png").unlink()
     assert so.train_classifier(data, TINY, out=tmp_path / "run", **QUICK).result["dev"] >= 0
+
+
+def test_files_that_no_run_wrote_are_left_alone(pictures: Path, tmp_path: Path) -> None:
+    classifier = so.create_classifier(TINY, num_classes=4)
+    so.save_classifier(classifier, tmp_path / "mine")
+    for overwrite in (False, True):
+        with pytest.raises(so.InvalidArgument, match="not of a training run and would be replaced"):
+            so.train_classifier(pictures, TINY, out=tmp_path / "mine", overwrite=overwrite, **QUICK)
+    assert so.create_classifier(tmp_path / "mine").fingerprint() == classifier.fingerprint()
+
+
+def test_other_labels_or_other_weights_are_another_run(pictures: Path, tmp_path: Path) -> None:
+    manifest = so.read_manifest(pictures, suffixes={".png"})
+    quick = QUICK | {"epochs": 1}
+    so.train_classifier(manifest, TINY, out=tmp_path / "run", **quick)
+    shifted = replace(
+        manifest, items=tuple(replace(item, labels=((item.labels[0] + 1) % 3,)) for item in manifest.items)
+    )
+    with pytest.raises(so.InvalidArgument, match=r"data\.digest was"):
+        so.train_classifier(shifted, TINY, out=tmp_path / "run", **quick)
+    so.save_classifier(so.create_classifier(TINY, num_classes=9), tmp_path / "start")
+    weights = tmp_path / "start/model.safetensors"
+    with pytest.raises(so.InvalidArgument, match="start was"):
+        so.train_classifier(manifest, TINY, out=tmp_path / "run", weights=weights, **quick)
+
+
+def test_a_head_of_other_classes_is_not_kept(pictures: Path, tmp_path: Path) -> None:
+    so.save_classifier(so.create_classifier(TINY, class_names=["red", "green", "blue"]), tmp_path / "start")
+    weights = tmp_path / "start/model.safetensors"
+    trained = so.train_classifier(pictures, TINY, out=tmp_path / "run", weights=weights, **QUICK | {"epochs": 1})
+    assert trained.result["fresh_head"]  # three classes as well, but in another order
+
+
+def test_a_network_with_a_single_child_called_module(pictures: Path, tmp_path: Path) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+
+        def forward(self, frames: torch.Tensor) -> torch.Tensor:
+            return self.module(frames)
+
+    settings = {key: value for key, value in QUICK.items() if key != "input_size"}
+    wrapped = so.wrap_classifier(Outer(), input_size=32, layout="BCHW")
+    assert so.train_classifier(pictures, wrapped, out=tmp_path / "run", **settings).result["dev"] >= 0
+
+
+def test_the_callers_random_numbers_stay(pictures: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK | {"epochs": 1})
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_pictures_of_16_bits(tmp_path: Path) -> None:
+    grey = (np.arange(64 * 64, dtype=np.uint16) * 16).reshape(64, 64)
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+    found = read_picture(tmp_path / "deep.png", at_least=1)
+    assert found.shape == (64, 64, 3)
+    assert np.abs(found[..., 1].astype(int) - grey // 257).max() == 0
 
 
 def test_damaged_run_folders_are_told(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

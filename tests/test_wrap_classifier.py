@@ -166,11 +166,14 @@ def test_nan_is_found_later_too() -> None:
         ({"class_names": ["a", "a"]}, "more than once"),
         ({"min_frames": 5, "max_frames": 3}, "give a range"),
         ({"num_frames": 0}, "num_frames=0"),
+        ({"layout": "BCHW", "num_frames": 3}, "single frames"),
+        ({"input_size": (8, 8, 8)}, "input_size"),
+        ({"input_size": None}, "input_size"),
     ],
 )
 def test_contradictions_are_refused(options: dict, says: str) -> None:
     with pytest.raises(so.InvalidArgument, match=says):
-        so.wrap_classifier(constant(1.0, 3.0), input_size=8, **options)
+        so.wrap_classifier(constant(1.0, 3.0), **{"input_size": 8} | options)
 
 
 def test_only_modules_are_wrapped() -> None:

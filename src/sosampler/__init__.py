@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         wrap_classifier,
     )
     from sosampler.data.bank import Bank
+    from sosampler.data.make_reels import make_reels
     from sosampler.data.manifest import Manifest, read_manifest
     from sosampler.data.prepare import add_teacher, prepare
+    from sosampler.data.reels import ReelRecipe
     from sosampler.data.splits import make_splits
     from sosampler.data.subset import subset
     from sosampler.data.write_frames import FrameEntry, write_frames
@@ -58,6 +60,8 @@ _HOMES = {
     "write_frames": "sosampler.data.write_frames",
     "FrameEntry": "sosampler.data.write_frames",
     "subset": "sosampler.data.subset",
+    "make_reels": "sosampler.data.make_reels",
+    "ReelRecipe": "sosampler.data.reels",
     "train_classifier": "sosampler.training",
     "TrainedClassifier": "sosampler.training",
     "ClassifierRecipe": "sosampler.training",
@@ -90,6 +94,7 @@ __all__ = [
     "MissingDependency",
     "PooledClassifier",
     "Preprocessing",
+    "ReelRecipe",
     "Selection",
     "SosamplerError",
     "TrainedClassifier",
@@ -102,6 +107,7 @@ __all__ = [
     "create_classifier",
     "list_classifiers",
     "list_policies",
+    "make_reels",
     "make_splits",
     "open_video",
     "prepare",

@@ -17,7 +17,7 @@ from sosampler.classifiers.labels import read_names
 from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
-from sosampler.classifiers.weights import State, classes_of, load_weights, read_state
+from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head
 from sosampler.errors import InvalidArgument, WeightsError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -120,7 +120,7 @@ def create_classifier(
         _refuse_beside_folder(name, num_classes=num_classes, weights=weights, class_names=class_names, **options)
         classifier = _from_folder(saved)
     else:
-        classifier = _from_name(name, num_classes, class_names, weights, new_head, options)
+        classifier = _from_name(name, num_classes, class_names, weights, new_head, input_size, options)
     if multi_label is not None:
         classifier.activation = "sigmoid" if multi_label else "softmax"
     if preprocessing is not None:
@@ -140,6 +140,7 @@ def _from_name(
     class_names: Sequence[str] | str | Path | None,
     weights: str | Path | None,
     new_head: bool | None,
+    input_size: int | tuple[int, int] | None,
     options: dict[str, Any],
 ) -> Classifier:
     names = None if class_names is None else read_names(class_names)
@@ -164,6 +165,11 @@ def _from_name(
             classifier = build(name, found, options)
         if new_head is None:
             new_head = found != classifier.num_classes
+        if input_size is not None and not _same_shapes(classifier, state):
+            # Tables of positions may have been trained at that very size; otherwise they are resized when loaded.
+            other = build(name, classifier.num_classes, options)
+            set_input_size(other, input_size)
+            classifier = other if _same_shapes(other, state) else classifier
         fit_weights(classifier, state, where=str(weights), new_head=new_head)
     if names is not None:
         classifier.class_names = names
@@ -181,6 +187,12 @@ def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: b
     state = _translated(classifier, state)
     load_weights(classifier.net, state, where=where, head=classifier.head_names(), new_head=new_head)
     classifier.fresh_head = new_head
+
+
+def _same_shapes(classifier: Classifier, state: State) -> bool:
+    """Whether all of a state but its head has the shapes of the network."""
+    own, told = (without_head(each, classifier.head_names()) for each in (classifier.net.state_dict(), state))
+    return all(tensor.shape == own[key].shape for key, tensor in told.items() if key in own)
 
 
 def _is_flat_for_slowonly(classifier: Classifier, state: State) -> bool:
@@ -221,6 +233,8 @@ def _fit_input(classifier: Classifier) -> None:
 
 
 def _builder(name: Any, new_head: bool | None = False) -> _Builder:
+    if name is None or isinstance(name, Path):
+        raise InvalidArgument(f"classifier {str(name)!r} is no folder of a saved classifier; give one, or a name")
     if not isinstance(name, str):
         return _HUGGING_FACE.bound(name)  # a transformers config; it says so if it is something else
     if name in _NAMED:
@@ -288,8 +302,11 @@ class SavedSettings:
     options: dict[str, Any]
 
 
-def read_settings(folder: Path) -> SavedSettings:
-    """The settings of a saved classifier, or what is wrong with the folder."""
+def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
+    """The settings of a saved classifier, or what is wrong with the folder.
+
+    `for_weights`: only the weights are wanted, so that a wrapped network will do.
+    """
     try:
         told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = told.get("kind")
@@ -305,7 +322,7 @@ def read_settings(folder: Path) -> SavedSettings:
         class_names = read_names(list(told["class_names"]))
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{folder / CONFIG}: lacks or misspells {error}; save the classifier again") from error
-    if "layout" in options:
+    if "layout" in options and not for_weights:
         raise InvalidArgument(
             f"{folder}: holds the weights of a wrapped network {name!r}, which only your own code can build; "
             f"build it, load {WEIGHTS} and wrap it again"
@@ -324,6 +341,6 @@ def _from_folder(folder: Path) -> Classifier:
     classifier.name, classifier.class_names = saved.name, saved.class_names
     classifier.preprocessing = saved.preprocessing
     _fit_input(classifier)
-    fit_weights(classifier, read_state(folder / WEIGHTS), where=str(folder / WEIGHTS))
+    fit_weights(classifier, read_state(folder / WEIGHTS, names_as_they_are=True), where=str(folder / WEIGHTS))
     classifier.activation = "sigmoid" if saved.multi_label else "softmax"
     return classifier.freeze()

@@ -19,15 +19,18 @@ _INNER = ("state_dict", "model_state", "model_state_dict", "model")
 _SHOWN = 4
 
 
-def read_state(path: str | Path) -> State:
-    """All tensors of a weights file, on the CPU, floating-point ones in float32."""
+def read_state(path: str | Path, *, names_as_they_are: bool = False) -> State:
+    """All tensors of a weights file, on the CPU, floating-point ones in float32.
+
+    A prefix `module.` on every name (DataParallel's) is taken off unless names are to stay as they are.
+    """
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; give a .safetensors file or a torch file of weights")
     found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not found:
         raise WeightsError(f"{path}: holds no tensors; give a file with a network's weights")
-    if all(key.startswith("module.") for key in found):  # saved from DataParallel
+    if not names_as_they_are and all(key.startswith("module.") for key in found):
         found = {key.removeprefix("module."): tensor for key, tensor in found.items()}
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in found.items()}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler.checks import one_of, whole_number
-from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.base import Classifier, log
 from sosampler.classifiers.labels import numbered_names, read_names
 from sosampler.classifiers.lengths import ClipLength
 from sosampler.classifiers.outputs import (
@@ -104,6 +104,8 @@ def wrap_classifier(
         raise InvalidArgument(
             "layout='BCHW' averages logits over frames, but outputs='probabilities'; let the module return its logits"
         )
+    if layout == "BCHW" and (num_frames, min_frames, max_frames) != (None, 1, None):
+        raise InvalidArgument("layout='BCHW' is for single frames, which have no length; leave num_frames out")
     if num_frames is not None:
         min_frames = max_frames = whole_number("num_frames", num_frames)
     length = ClipLength(
@@ -132,6 +134,10 @@ def wrap_classifier(
         check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
     else:
         check_logits(scores, name)
+        if multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
+            log.warning(
+                "%s returned nothing outside of 0..1; if sigmoid was taken already, say outputs='probabilities'", name
+            )
     facts: dict[str, Any] = {
         "name": name,
         "preprocessing": preprocessing,

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from sosampler import __version__
-from sosampler.cli import bank, bench, datasets, demo, prepare, select, train_classifier
+from sosampler.cli import bank, bench, datasets, demo, prepare, reels, select, train_classifier
 from sosampler.errors import SosamplerError
 
 # Plain help text: importing rich for its boxes takes longer than everything else together.
@@ -40,6 +40,7 @@ app.command("train-classifier")(train_classifier.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)
 app.add_typer(bank.app, name="bank")
+app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(bench.app, name="bench")
 

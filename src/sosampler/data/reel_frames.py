@@ -26,7 +26,7 @@ MANIFEST = "manifest.csv"
 _VIDEOS = "videos"
 _LEAST_BLUR = 0.1  # pixels; less is not seen
 # Goes up when the same plan gives other pixels, so that files written before are not taken for current ones.
-_RENDER_VERSION = 1
+RENDER_VERSION = 2
 
 
 def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) -> list[Reel]:
@@ -65,7 +65,8 @@ def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> 
     if whole_number("crf", crf, at_least=0) > 51:
         raise InvalidArgument(f"crf={crf} is not allowed; give a whole number from 0 to 51")
     # Keyframes every four seconds and at cuts, as videos from the web have them.
-    parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:log-level=error"
+    # mbtree=0: with it x264 does not give the same bytes every time, even in one thread.
+    parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
     options = {"preset": "veryfast", "crf": str(crf), "x264-params": parameters}
     encode_video(frames_of(reel, pictures), path, fps=reel.recipe.fps, codec_options=options)
 
@@ -104,7 +105,7 @@ def write_reels(
     source = pictures.fingerprint()
     items = []
     for done, reel in enumerate(reels, start=1):
-        name = f"{split}-{reel.id}-{reel.digest(source, _RENDER_VERSION, crf)}"
+        name = f"{split}-{reel.id}-{reel.digest(source, RENDER_VERSION, crf)}"
         path = out / _VIDEOS / f"{name}.mp4"
         if not path.exists():  # written under another name first, so one that is there is complete
             write_reel(path, reel, pictures, crf=crf)

@@ -28,16 +28,26 @@ class RunFolder:
         settings = json.loads(json.dumps(settings))  # as they come back from the file
         path = self.folder / SETTINGS
         if path.exists() and self._has_begun():
-            old = self._read_json(SETTINGS)
-            for key in sorted({*old, *settings}):
-                if old.get(key) != settings.get(key):
-                    raise InvalidArgument(
-                        f"{self.folder}: holds a run with {key}={old.get(key)!r}, now {key}={settings.get(key)!r}; "
-                        "give another folder, the same settings to go on with it, or overwrite it"
-                    )
+            changed = differences(self._read_json(SETTINGS), settings)
+            if changed:
+                raise InvalidArgument(
+                    f"{self.folder}: holds a run with other settings: {'; '.join(changed[:4])}; "
+                    "give another folder, the same settings to go on with it, or overwrite it"
+                )
             return
+        self._refuse_others()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
+
+    def _refuse_others(self) -> None:
+        """Weights and settings that no run wrote are somebody's own."""
+        if not (self.folder / SETTINGS).exists():
+            for name in (WEIGHTS, CONFIG):
+                if (self.folder / name).exists():
+                    raise InvalidArgument(
+                        f"{self.folder}: holds a {name} that is not of a training run and would be replaced; "
+                        "give another folder"
+                    )
 
     def _has_begun(self) -> bool:
         """Whether anything would be lost or mixed up if other settings were taken now."""
@@ -45,6 +55,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Forget the run, its weights and the frames that were decoded for it."""
+        self._refuse_others()
         for name in (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS):
             (self.folder / name).unlink(missing_ok=True)
         if (self.frames / "bank.json").exists():
@@ -53,7 +64,7 @@ class RunFolder:
     @property
     def frames(self) -> Path:
         """Where decoded frames go."""
-        return self.folder / "frames"
+        return self.folder / "decoded_frames"
 
     @property
     def has_checkpoint(self) -> bool:
@@ -70,7 +81,8 @@ class RunFolder:
         try:
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            raise WeightsError(f"{path}: cannot be read ({error}); remove it to start this run again") from error
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise WeightsError(f"{path}: cannot be read ({reason}); remove it to start this run again") from error
         return state
 
     def log(self, history: list[dict[str, Any]]) -> None:
@@ -93,6 +105,18 @@ class RunFolder:
         if not isinstance(told, dict):
             raise WeightsError(f"{self.folder / name}: is damaged; start the run again: overwrite it") from None
         return told
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Which fields differ between two settings, with both values.
+
+    >>> differences({"lr": 0.1, "recipe": {"epochs": 3}}, {"lr": 0.1, "recipe": {"epochs": 5}})
+    ['recipe.epochs was 3, is 5']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [found for key in keys for found in differences(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
+    return [] if old == new else [f"{name} was {old!r}, is {new!r}"]
 
 
 def write_json(path: Path, value: Any) -> None:

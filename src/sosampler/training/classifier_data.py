@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sosampler.classifiers.preprocessing import Preprocessing
@@ -19,6 +21,7 @@ from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 # Frames stored for each video that is trained on: enough for fresh ones in every epoch.
 _STORED_FRAMES = 32
+_STORED_SIZE = 256  # short side, or the classifier's own input where that is larger
 
 MakeExamples = Callable[[str, Preprocessing, ClassifierRecipe], ClipExamples]
 
@@ -39,7 +42,7 @@ class DataSource:
     name: str
     kind: str  # "pictures", "videos" or "bank"
     manifest: Manifest  # with its splits
-    path: Path | None = None  # where it was read from
+    path: Path  # where it was read from
     bank: Bank | None = None
 
     @property
@@ -50,13 +53,30 @@ class DataSource:
     def multi_label(self) -> bool:
         return self.manifest.multi_label
 
+    @property
+    def num_train(self) -> int:
+        return sum(item.split == "train" for item in self.manifest.items)
+
+    def digest(self) -> str:
+        """16 hexadecimal digits that change with every id, path, label, split and class."""
+        told = [[asdict(item) for item in self.manifest.items], self.classes, self.multi_label]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
     def check(self) -> None:
         """Enough to train on, as far as can be told before anything is decoded."""
         _check_sizes(self.name, self.manifest.items, "")
         if len(self.classes) < 2 and not self.multi_label:
             raise InvalidArgument(f"{self.name}: has one class, {self.classes[0]!r}; give at least 2 to tell apart")
 
-    def opened(self, *, frames_folder: Path, recipe: ClassifierRecipe, workers: int, check: bool) -> ClassifierData:
+    def opened(
+        self,
+        preprocessing: Preprocessing,
+        recipe: ClassifierRecipe,
+        *,
+        frames_folder: Path,
+        workers: int,
+        check: bool,
+    ) -> ClassifierData:
         """Ready to be read. Videos are decoded once, into a bank in `frames_folder`, which is used again.
 
         `check`: whether to look at every picture first, so that an unreadable one is told before hours of training.
@@ -75,6 +95,7 @@ class DataSource:
                 self.manifest,
                 out=frames_folder,
                 num_candidates=stored,
+                size=max(_STORED_SIZE, *preprocessing.size),
                 workers=max(1, workers),
                 on_progress=lambda progress: bar.reach(progress.done),
             )

@@ -103,7 +103,11 @@ def read_picture(path: Path, *, at_least: int) -> np.ndarray:
     try:
         with Image.open(path) as picture:
             picture.draft("RGB", (at_least, at_least))
-            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+            upright = ImageOps.exif_transpose(picture)
+            if upright.mode.startswith("I"):  # 16-bit grey, which PIL would cut off at 255
+                grey = (np.asarray(upright, dtype=np.int64) // 257).clip(0, 255).astype(np.uint8)
+                return np.repeat(grey[..., None], 3, axis=2)
+            return np.asarray(upright.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidArgument(f"{path}: cannot be read as a picture ({error}); mend or remove it") from error
 

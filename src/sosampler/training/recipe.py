@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sosampler.checks import one_of, real_number, whole_number
+from sosampler.checks import one_of, real_number, true_or_false, whole_number
 from sosampler.errors import InvalidArgument
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -51,6 +51,7 @@ class ClassifierRecipe:
             object.__setattr__(self, name, _range(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
             raise InvalidArgument(f"crop_scale={self.crop_scale} is not allowed; a crop has at most the whole area, 1")
+        true_or_false("flip", self.flip)
         one_of("trainable", self.trainable, TRAINABLE)
         whole_number("num_frames", self.num_frames)
         whole_number("seed", self.seed, at_least=0)

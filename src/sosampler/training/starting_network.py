@@ -46,12 +46,17 @@ def starting_network(
             raise InvalidArgument(f"options cannot hold {option!r}; it is an argument of its own, or follows the data")
     folder = saved_folder(classifier)
     if folder is None:
+        if weights is not None and Path(weights).name == WEIGHTS and saved_folder(Path(weights).parent) is not None:
+            known = read_settings(Path(weights).parent, for_weights=True).class_names
+            new_head: bool | None = known != classes
+        else:
+            new_head = None  # by the number of classes, all that a plain file tells
         return create_classifier(
             classifier,
             class_names=classes,
             multi_label=multi_label,
             weights=weights,
-            new_head=None,
+            new_head=new_head,
             input_size=input_size,
             **options,
         )

@@ -81,30 +81,31 @@ def train_classifier(
     source.check()
     if source.kind == "pictures":
         recipe = replace(recipe, num_frames=1)
-    torch.manual_seed(recipe.seed % 2**63)  # the fresh head
-    network = starting_network(
-        classifier,
-        source.classes,
-        multi_label=source.multi_label,
-        weights=weights,
-        input_size=input_size,
-        options=options or {},
-    )
+    recipe = replace(recipe, batch_size=min(recipe.batch_size, source.num_train))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed % 2**63)  # the fresh head
+        network = starting_network(
+            classifier,
+            source.classes,
+            multi_label=source.multi_label,
+            weights=weights,
+            input_size=input_size,
+            options=options or {},
+        )
     check_trainable(network, recipe)
     recipe = recipe.filled(transformer=is_transformer(network))
     run = RunFolder(Path(out))
+    here, there = run.folder.resolve(), source.path.resolve()
+    if here == there or here in there.parents or (there in here.parents and source.kind != "bank" and there.is_dir()):
+        raise InvalidArgument(f"out={run.folder} and the data {source.name} lie inside each other; keep them apart")
     if overwrite:
-        if source.path is not None and run.folder.resolve() in (source.path.resolve(), *source.path.resolve().parents):
-            raise InvalidArgument(
-                f"{source.name}: lies inside {run.folder}, which would be overwritten; give another out"
-            )
         run.clear()
     run.begin(
         {
-            "data": os.path.abspath(data) if isinstance(data, (str, Path)) else repr(data),
-            "examples": source.manifest.counts()["splits"],
+            "data": {"kind": source.kind, "path": str(source.path.resolve()), "digest": source.digest()},
             "classifier": network.settings(),
-            "weights": None if weights is None else str(weights),
+            # A network of the user's own is the user's to build again.
+            "start": None if isinstance(classifier, Classifier) else network.fingerprint(),
             "recipe": recipe.to_dict(),
             "precision": precision,
         }
@@ -113,7 +114,9 @@ def train_classifier(
     if finished is not None:
         say(f"{run.folder}: this run is finished")
         return TrainedClassifier(_best_of(network, run), run.folder, finished)
-    opened = source.opened(frames_folder=run.frames, recipe=recipe, workers=workers, check=not run.has_checkpoint)
+    opened = source.opened(
+        network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not run.has_checkpoint
+    )
     head = "a fresh head" if network.fresh_head else "the head of the weights"
     left_out = f" ({opened.unreadable} videos are unreadable)" if opened.unreadable else ""
     say(
@@ -123,7 +126,11 @@ def train_classifier(
     network.to(place)
     if place.type != "cpu":
         network.to(memory_format=torch.channels_last)
-    return _train(network, opened, recipe, run, precision=precision, workers=workers, say=say)
+    try:
+        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+            return _train(network, opened, recipe, run, precision=precision, workers=workers, say=say)
+    finally:
+        network.freeze()
 
 
 def _train(
@@ -188,5 +195,5 @@ def _precision(device: torch.device, precision: str | None) -> str:
 
 def _best_of(network: Classifier, run: RunFolder) -> Classifier:
     """The network with its best weights."""
-    fit_weights(network, read_state(run.folder / WEIGHTS), where=str(run.folder / WEIGHTS))
+    fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
     return network.freeze()
