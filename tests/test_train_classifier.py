@@ -395,6 +395,9 @@ def test_files_that_no_run_wrote_are_left_alone(pictures: Path, tmp_path: Path) 
 def test_other_labels_or_other_weights_are_another_run(pictures: Path, tmp_path: Path) -> None:
     manifest = so.read_manifest(pictures, suffixes={".png"})
     quick = QUICK | {"epochs": 1}
+    so.train_classifier(manifest, TINY, out=pictures.parent / "beside", **quick)
+    with pytest.raises(so.InvalidArgument, match="lie inside each other"):
+        so.train_classifier(pictures, TINY, out=pictures / "run", **quick)
     so.train_classifier(manifest, TINY, out=tmp_path / "run", **quick)
     shifted = replace(
         manifest, items=tuple(replace(item, labels=((item.labels[0] + 1) % 3,)) for item in manifest.items)

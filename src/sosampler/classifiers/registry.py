@@ -191,7 +191,8 @@ def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: b
 
 def _same_shapes(classifier: Classifier, state: State) -> bool:
     """Whether all of a state but its head has the shapes of the network."""
-    own, told = (without_head(each, classifier.head_names()) for each in (classifier.net.state_dict(), state))
+    states = classifier.net.state_dict(), _translated(classifier, state)
+    own, told = (without_head(each, classifier.head_names()) for each in states)
     return all(tensor.shape == own[key].shape for key, tensor in told.items() if key in own)
 
 

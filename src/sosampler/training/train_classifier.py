@@ -96,7 +96,9 @@ def train_classifier(
     recipe = recipe.filled(transformer=is_transformer(network))
     run = RunFolder(Path(out))
     here, there = run.folder.resolve(), source.path.resolve()
-    if here == there or here in there.parents or (there in here.parents and source.kind != "bank" and there.is_dir()):
+    # A folder of classes would take the run for a class; a bank in the run's folder would go with the run.
+    is_folder = isinstance(data, (str, Path)) and source.kind != "bank" and there.is_dir()
+    if here == there or here in there.parents or (is_folder and there in here.parents):
         raise InvalidArgument(f"out={run.folder} and the data {source.name} lie inside each other; keep them apart")
     if overwrite:
         run.clear()

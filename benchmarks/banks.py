@@ -1,0 +1,62 @@
+"""Banks of real clips: one for each set of a folder of clips with a common list.
+
+    python benchmarks/banks.py CLIPS --work BANKS --out benchmarks/banks.json
+
+CLIPS holds `manifest.csv` with the columns set, path, label (several separated by |) and group. For each set a manifest
+with splits by group is written to BANKS, a bank prepared from it, verified, and described.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import sosampler as so
+from sosampler.bench.measure import circumstances
+from sosampler.data.inspect_bank import bank_info, verify_bank
+from sosampler.data.manifest import Item
+
+
+def manifests(clips: Path) -> dict[str, so.Manifest]:
+    with (clips / "manifest.csv").open(newline="", encoding="utf-8") as rows:
+        listed = list(csv.DictReader(rows))
+    found = {}
+    for name in sorted({row["set"] for row in listed}):
+        rows_of_set = [row for row in listed if row["set"] == name]
+        labels = [row["label"].split("|") for row in rows_of_set]
+        classes = tuple(sorted({label for several in labels for label in several}))
+        items = tuple(
+            Item(row["path"], row["path"], tuple(sorted({classes.index(label) for label in several})), "", row["group"])
+            for row, several in zip(rows_of_set, labels, strict=True)
+        )
+        several = any(len(item.labels) != 1 for item in items)
+        manifest = so.Manifest(items, classes, several, clips)
+        found[name] = so.make_splits(manifest, dev_share=0.1, test_share=0.3)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clips", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    banks: dict[str, Any] = {}
+    for name, manifest in manifests(arguments.clips).items():
+        begin = time.perf_counter()
+        bank = so.prepare(manifest, out=arguments.work / name)
+        seconds = time.perf_counter() - begin
+        info = bank_info(bank.path)
+        info.pop("path", None)
+        banks[name] = {"info": info, "failures": bank.failures, "problems": verify_bank(bank.path)}
+        print(f"{name}: {len(bank)} videos in {seconds:.1f} s, {len(banks[name]['problems'])} problems")
+    result = {"what": "banks of real clips", **circumstances(("av", "pyarrow", "pillow", "numpy")), "banks": banks}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
