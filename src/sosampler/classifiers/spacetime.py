@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,17 +57,16 @@ class X3DClassifier(SpacetimeClassifier):
 
 
 def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = False) -> SpacetimeClassifier:
-    """SlowOnly-50 8x8; PyTorchVideo's `slow_r50` checkpoint fits. Without pretrained video weights see `inflate`."""
+    """SlowOnly-50 8x8; PyTorchVideo's `slow_r50` checkpoint fits, and a 2-D ResNet-50 by inflation."""
     from sosampler.classifiers.nets.resnet3d import slowonly_r50
 
-    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
-    net = slowonly_r50(num_classes=classes, stride_on_1x1=true_or_false("stride_on_1x1", stride_on_1x1))
-    return SpacetimeClassifier(
-        net,
+    stride_on_1x1 = true_or_false("stride_on_1x1", stride_on_1x1)
+    return _of_kinetics(
+        SpacetimeClassifier,
+        partial(slowonly_r50, stride_on_1x1=stride_on_1x1),
+        num_classes,
         name="slowonly_r50",
         preprocessing=Preprocessing(size=(224, 224), resize=256, **_PYTORCHVIDEO),
-        class_names=names_for(classes, kinetics400_names),
-        head=net.head_names,
         options={"stride_on_1x1": True} if stride_on_1x1 else {},
     )
 
@@ -74,31 +75,27 @@ def build_x3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
     """X3D-S; PyTorchVideo's `x3d_s` checkpoint fits."""
     from sosampler.classifiers.nets.x3d import x3d_s
 
-    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
-    net = x3d_s(num_classes=classes)
-    return X3DClassifier(
-        net,
-        name="x3d_s",
-        preprocessing=Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO),
-        class_names=names_for(classes, kinetics400_names),
-        head=net.head_names,
-    )
+    input_of_zoo = Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO)
+    return _of_kinetics(X3DClassifier, x3d_s, num_classes, name="x3d_s", preprocessing=input_of_zoo)
 
 
 def build_i3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
-    """I3D (Inception-v1 inflated), RGB. Its network wants 32 frames or more; fewer are repeated."""
+    """I3D (Inception-v1 inflated), RGB in -1..1. Its network wants 32 frames or more; fewer are repeated."""
     from sosampler.classifiers.nets.i3d import i3d
 
+    half = (0.5, 0.5, 0.5)
+    preprocessing = Preprocessing(size=(224, 224), resize=256, mean=half, std=half)
+    length = ClipLength(at_least=32)
+    return _of_kinetics(SpacetimeClassifier, i3d, num_classes, name="i3d", preprocessing=preprocessing, length=length)
+
+
+def _of_kinetics(
+    kind: type[SpacetimeClassifier], make: Callable[..., Any], num_classes: int | None, **facts: Any
+) -> SpacetimeClassifier:
+    """A classifier of the 400 classes of Kinetics, or of another number."""
     classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
-    net = i3d(num_classes=classes)
-    return SpacetimeClassifier(
-        net,
-        name="i3d",
-        preprocessing=Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-        class_names=names_for(classes, kinetics400_names),
-        length=ClipLength(at_least=32),
-        head=net.head_names,
-    )
+    net = make(num_classes=classes)
+    return kind(net, class_names=names_for(classes, kinetics400_names), head=net.head_names, **facts)
 
 
 def torchvision_names() -> list[str]:
