@@ -127,3 +127,41 @@ def test_classifier_table_is_what_is_counted() -> None:
         assert module.row(*given) in document
     for given in module.ROWS[7:]:
         assert f"| `{given[0]}` |" in document
+
+
+@pytest.mark.parametrize("document", ["classifiers.md", "data.md"])
+def test_commands_of_the_guides_have_the_right_options(document: str) -> None:
+    """Parsed, not run: they take their time."""
+    from typer.main import get_command
+
+    from sosampler.cli.main import app
+
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line.split("#")[0].strip() for block in blocks for line in block.splitlines() if line]
+    assert len(commands) >= 2
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "sosampler"
+        known = get_command(app)
+        while hasattr(known, "commands") and words and words[0] in known.commands:
+            known = known.commands[words.pop(0)]
+        known.make_context(command, words)  # says what is unknown or missing
+
+
+def test_the_python_of_the_classifier_guide_works(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    text = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")
+    codes = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    so.save_classifier(so.create_classifier("resnet50", num_classes=22), folder / "saved")
+    (folder / "saved/model.safetensors").rename(folder / "my.safetensors")
+    (folder / "classes.txt").write_text("ant\nbee\n", encoding="utf-8")
+
+    class Net(torch.nn.Module):
+        def forward(self, clips):
+            return clips.mean((2, 3, 4))[:, :2] * 9
+
+    names: dict[str, object] = {"module": Net()}
+    for code in codes:
+        exec(compile(code, "classifiers.md", "exec"), names)
+    assert names["clf"].class_names == ("ant", "bee")

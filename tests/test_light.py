@@ -135,3 +135,9 @@ def test_light_install_in_a_venv_of_its_own(tmp_path: Path, clip: Path) -> None:
     assert "sosampler[parquet]" in done.stderr
     done = run("-c", f"import sosampler; sosampler.select({str(clip)!r}).to_torch()", python=python)
     assert "sosampler[train]" in done.stderr
+    done = run("-c", "import sosampler; sosampler.create_classifier('resnet50')", python=python)
+    assert "sosampler.create_classifier needs" in done.stderr
+    assert "sosampler[train]" in done.stderr
+    done = run("-m", "sosampler", "train-classifier", str(tmp_path), "--out", str(tmp_path / "run"), python=python)
+    assert done.returncode == 2
+    assert "sosampler[train]" in done.stderr
