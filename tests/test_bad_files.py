@@ -212,3 +212,17 @@ class TestLimits:
     def test_limits_must_make_sense(self, field: str, value: object) -> None:
         with pytest.raises(so.InvalidArgument, match=field):
             so.Limits(**{field: value})  # type: ignore[arg-type]
+
+
+def test_an_index_that_names_more_keyframes_than_there_are(clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest ones that are there, instead of a place behind the end of their table."""
+    from dataclasses import replace
+
+    reader = so.open_video(clip_bytes)
+    index = reader._index
+    assert index.keyframes.tolist() == [0, 30, 60]
+    monkeypatch.setattr(reader, "_index", replace(index, keyframes=np.array([0, 30, 60, 85])))
+    monkeypatch.setattr(reader, "_locate", lambda *rest: None)
+    frame_indices, seconds = reader.locate_keyframes(np.array([0, 1, 3]))
+    assert frame_indices.tolist() == [0, 30, 60]
+    assert seconds.tolist() == [0.0, 1.0, 2.0]

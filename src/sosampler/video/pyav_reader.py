@@ -114,7 +114,14 @@ class PyavReader:
                 pts = np.array([item[1] for item in located if item], dtype=np.float64)
                 base = self._index.time_base
                 return frame_indices, pts * base.numerator / base.denominator
-        frame_indices = self.timeline().keyframe_indices[positions]
+            # The index does not fit the packets: the keyframes nearest to those it names.
+            there = self.timeline().keyframe_indices
+            if not len(there):
+                raise VideoError(f"{self.name}: none of the keyframes in its index can be read; make the file again")
+            named = self._index.keyframes[positions]
+            frame_indices = there[np.abs(there[None, :] - named[:, None]).argmin(1)]
+        else:
+            frame_indices = self.timeline().keyframe_indices[positions]
         return frame_indices, self.timeline().seconds(frame_indices)
 
     def _locate(self, index: ContainerIndex, position: int) -> tuple[int, int] | None:
