@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sosampler import wrap_classifier
 from sosampler.classifiers.base import Classifier
 from sosampler.data.bank import Bank
+from sosampler.data.bank_format import teacher_batch, teacher_schema, write_text
+from sosampler.data.bank_writer import writing_shard
 from sosampler.data.prepare import prepare
+from sosampler.data.write_frames import FrameEntry
 from sosampler.synthetic import numbered_video
 
 # Frames of each video; the third is broken, the fourth has another shape, the fifth is short.
@@ -39,6 +44,19 @@ def pooled(seed: int = 0, **options: Any) -> Classifier:
     return wrap_classifier(small_net(seed), input_size=64, resize=72, layout="BCHW", **options)
 
 
+class Told:
+    """Not of this package: gives back where each frame lies as its first probability."""
+
+    name, class_names, preprocessing = "told", ("x", "y"), None
+
+    def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
+        assert positions is not None
+        return torch.stack([positions, 1 - positions], -1)
+
+    def fingerprint(self) -> str:
+        return "feedfeedfeedfeed"
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -46,3 +64,58 @@ def contents(folder: Path) -> dict[str, bytes]:
 def made(videos: Path, out: Path, classifier: Any = None, **options: Any) -> Bank:
     options = {"num_candidates": 12, "videos_per_shard": 2, "workers": 0} | options
     return prepare(videos / "m.csv", classifier, out, **options)
+
+
+# ---- banks from arrays
+
+CLASSES = ("run", "jump", "swim")
+
+
+def picture(number: int, height: int = 32, width: int = 48) -> np.ndarray:
+    """Smooth, so that JPEG keeps it."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([127 + 100 * np.sin((x + number * 7 * (c + 1)) / 17 + y / 23) for c in range(3)], -1).astype(
+        np.uint8
+    )
+
+
+def frames(number: int, count: int, **size: int) -> np.ndarray:
+    return np.stack([picture(100 * number + frame, **size) for frame in range(count)])
+
+
+def entries(count: int = 10) -> list[FrameEntry]:
+    return [
+        FrameEntry(
+            id=f"v{number}",
+            labels=(number % 3,),
+            frames=frames(number, 3 + number),
+            pts_seconds=np.arange(3 + number) / 2,
+            split=("train", "train", "dev", "test")[number % 4],
+            group=f"g{number}",
+        )
+        for number in range(count)
+    ]
+
+
+def teacher_by_hand(bank: Bank, name: str = "f" * 16, views: int = 1, seed: int = 0) -> list[np.ndarray]:
+    """A teacher made by hand, without torch: probabilities [T, 3] of each video; features are ten times them."""
+    rng = np.random.default_rng(seed)
+    folder, answers = bank.folder, []
+    about = {"kind": "sosampler teacher", "version": 1, "fingerprint": name[:16], "name": "by hand", "num_classes": 3}
+    about |= {
+        "pooling": "mean",
+        "views": views,
+        "precision": "float32",
+        "features": {"precision": "float32", "width": 3},
+    }
+    folder.teacher(name).mkdir(parents=True)
+    write_text(folder.teacher_json(name), json.dumps(about))
+    schema = teacher_schema(3, "float32", 3)
+    for shard in range(bank.head.num_shards):
+        with writing_shard(folder.teacher_shard(name, shard), schema) as write:
+            for row in bank.rows:
+                if row.shard == shard:
+                    probs = rng.dirichlet(np.ones(3), size=len(bank[len(answers)])).astype(np.float16)
+                    answers.append(probs)
+                    write(teacher_batch(schema, row.item.id, probs, 10 * probs.astype(np.float32)))
+    return answers

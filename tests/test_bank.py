@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,71 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from banks import CLASSES, contents, entries, frames, teacher_by_hand
 from sosampler.data.bank import Bank, decode_jpeg
-from sosampler.data.bank_format import BankFolder, teacher_batch, teacher_schema, write_text
-from sosampler.data.bank_writer import locked, writing_shard
 from sosampler.data.inspect_bank import bank_info, verify_bank
 from sosampler.data.positions import stratified_positions, uniform_positions
+from sosampler.data.shards import Progress
 from sosampler.data.subset import subset
 from sosampler.data.write_frames import FrameEntry, write_frames
 from sosampler.errors import InvalidArgument, SosamplerError
-
-CLASSES = ("run", "jump", "swim")
-
-
-def picture(number: int, height: int = 32, width: int = 48) -> np.ndarray:
-    """Smooth, so that JPEG keeps it."""
-    y, x = np.mgrid[0:height, 0:width]
-    return np.stack([127 + 100 * np.sin((x + number * 7 * (c + 1)) / 17 + y / 23) for c in range(3)], -1).astype(
-        np.uint8
-    )
-
-
-def frames(number: int, count: int, **size: int) -> np.ndarray:
-    return np.stack([picture(100 * number + frame, **size) for frame in range(count)])
-
-
-def entries(count: int = 10) -> list[FrameEntry]:
-    return [
-        FrameEntry(
-            id=f"v{number}",
-            labels=(number % 3,),
-            frames=frames(number, 3 + number),
-            pts_seconds=np.arange(3 + number) / 2,
-            split=("train", "train", "dev", "test")[number % 4],
-            group=f"g{number}",
-        )
-        for number in range(count)
-    ]
 
 
 @pytest.fixture
 def bank(tmp_path: Path) -> Bank:
     return write_frames(tmp_path / "bank", entries(), classes=CLASSES, videos_per_shard=4)
-
-
-def add_teacher(bank: Bank, name: str = "f" * 16, views: int = 1, seed: int = 0) -> list[np.ndarray]:
-    """A teacher made by hand, without torch: probabilities [T, 3] of each video; features are ten times them."""
-    rng = np.random.default_rng(seed)
-    folder, answers = bank.folder, []
-    about = {"kind": "sosampler teacher", "version": 1, "fingerprint": name[:16], "name": "by hand", "num_classes": 3}
-    about |= {
-        "pooling": "mean",
-        "views": views,
-        "precision": "float32",
-        "features": {"precision": "float32", "width": 3},
-    }
-    folder.teacher(name).mkdir(parents=True)
-    write_text(folder.teacher_json(name), json.dumps(about))
-    schema = teacher_schema(3, "float32", 3)
-    for shard in range(bank.head.num_shards):
-        with writing_shard(folder.teacher_shard(name, shard), schema) as write:
-            for row in bank._rows:
-                if row.shard == shard:
-                    probs = rng.dirichlet(np.ones(3), size=len(bank[len(answers)])).astype(np.float16)
-                    answers.append(probs)
-                    write(teacher_batch(schema, row.item.id, probs, 10 * probs.astype(np.float32)))
-    return answers
 
 
 # ---- positions
@@ -142,6 +88,13 @@ def test_random_access_and_negative_numbers(bank: Bank) -> None:
         bank[10]
 
 
+def test_slices_are_lists(bank: Bank) -> None:
+    answers = teacher_by_hand(bank)
+    assert [item.id for item in bank[2:9:3]] == ["v2", "v5", "v8"]
+    assert [item.id for item in bank[-2:]] == ["v8", "v9"]
+    assert [item.frame_probs.tolist() for item in bank.teacher()[:2]] == [answers[0].tolist(), answers[1].tolist()]
+
+
 def test_frames_by_position_and_size(bank: Bank) -> None:
     item = bank[6]
     everything = item.frames()
@@ -168,7 +121,7 @@ def test_splits_and_pickles(bank: Bank) -> None:
 
 
 def test_teachers_stand_beside_their_videos(bank: Bank) -> None:
-    answers = add_teacher(bank)
+    answers = teacher_by_hand(bank)
     teacher = bank.teacher()
     for row in (9, 0, 5):
         assert (teacher[row].frame_probs == answers[row]).all()
@@ -187,12 +140,13 @@ def test_the_right_teacher_is_found_and_others_are_named(bank: Bank) -> None:
 
     with pytest.raises(InvalidArgument, match=r"it has: none.*sosampler prepare"):
         bank.teacher()
-    add_teacher(bank)
-    add_teacher(bank, "f" * 16 + "-3views", views=3)
+    teacher_by_hand(bank)
+    teacher_by_hand(bank, "f" * 16 + "-3views", views=3)
     with pytest.raises(InvalidArgument, match=r"'other' with fingerprint 0123456789abcdef is not in.*by hand"):
         bank.teacher(Other())
     with pytest.raises(InvalidArgument, match="several fit"):
-        bank.teacher("f" * 16)
+        bank.teacher()
+    assert bank.teacher("f" * 16).about["views"] == 1  # its name
     assert bank.teacher("f" * 16, views=3).about["views"] == 3
     bank.folder.teacher_shard("f" * 16, 1).unlink()
     with pytest.raises(SosamplerError, match="1 of 3 parts of this teacher are missing"):
@@ -228,7 +182,9 @@ def test_entries_are_called_once_each_and_not_again(tmp_path: Path) -> None:
     listed = [entry(number, fails=number == 5) for number in range(8)]
     with pytest.raises(KeyError, match="power"):
         write_frames(tmp_path / "bank", listed, classes=CLASSES, videos_per_shard=2, made_by={"seed": 1})
-    assert sorted(path.name for path in (tmp_path / "bank" / "frames").iterdir()) == ["00000.arrow", "00001.arrow"]
+    assert sorted(path.name for path in (tmp_path / "bank" / "frames").iterdir()) == [
+        f"0000{shard}.{suffix}" for shard in range(2) for suffix in ("arrow", "sha256")
+    ]
     with pytest.raises(SosamplerError, match="not finished"):
         Bank(tmp_path / "bank")
     assert [item.id for item in Bank(tmp_path / "bank", partial=True)] == ["v0", "v1", "v2", "v3"]
@@ -240,10 +196,6 @@ def test_entries_are_called_once_each_and_not_again(tmp_path: Path) -> None:
     assert called == [4, 5, 6, 7]
     unbroken = write_frames(tmp_path / "other", mended, classes=CLASSES, videos_per_shard=2, made_by={"seed": 1})
     assert contents(resumed.path) == contents(unbroken.path)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_threads_change_nothing(tmp_path: Path, bank: Bank) -> None:
@@ -263,12 +215,30 @@ def test_threads_change_nothing(tmp_path: Path, bank: Bank) -> None:
         ({"frame_indices": [3, 3]}, "frame_indices"),
         ({"labels": (3,)}, "between 0 and 2"),
         ({"labels": ()}, "exactly one"),
+        ({"labels": (0.5,)}, "whole numbers"),
+        ({"duration": float("nan")}, "duration of 'a'=nan"),
+        ({"duration": -3.0}, "duration of 'a'=-3.0"),
+        ({"total_num_frames": 0}, "total_num_frames of 'a'=0"),
     ],
 )
 def test_bad_entries(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     given_entry = {"id": "a", "labels": (0,), "frames": frames(0, 2)} | change
     with pytest.raises(InvalidArgument, match=said):
         write_frames(tmp_path / "bank", [FrameEntry(**given_entry)], classes=CLASSES)
+
+
+def test_numbers_of_numpy_and_tuples_are_taken(tmp_path: Path) -> None:
+    listed = [
+        FrameEntry("a", (np.int64(1),), frames(0, 2), duration=np.float32(2), total_num_frames=np.int64(9)),
+        FrameEntry("b", np.array([2]), frames(1, 2)),  # type: ignore[arg-type]
+    ]
+    made_by = {"sizes": (1, 2)}
+    bank = write_frames(tmp_path / "bank", listed, classes=CLASSES, made_by=made_by)
+    assert [item.labels for item in bank] == [(1,), (2,)]
+    assert (bank[0].duration, bank[0].total_num_frames) == (2.0, 9)
+    assert len(write_frames(tmp_path / "bank", listed, classes=CLASSES, made_by=made_by)) == 2
+    with pytest.raises(InvalidArgument, match="made_by="):
+        write_frames(tmp_path / "other", listed, classes=CLASSES, made_by={"rng": object()})
 
 
 def test_no_entries_and_doubled_ids(tmp_path: Path) -> None:
@@ -282,7 +252,7 @@ def test_no_entries_and_doubled_ids(tmp_path: Path) -> None:
 
 
 def test_a_subset_holds_the_same_videos_and_answers(tmp_path: Path, bank: Bank) -> None:
-    answers = add_teacher(bank)
+    answers = teacher_by_hand(bank)
     small = subset(bank, tmp_path / "small", classes=["jump"])
     assert small.ids == ["v1", "v4", "v7"]
     assert small.classes == CLASSES  # so that teachers still fit
@@ -292,6 +262,28 @@ def test_a_subset_holds_the_same_videos_and_answers(tmp_path: Path, bank: Bank) 
         assert (small.teacher()[place].frame_probs == answers[row]).all()
     assert verify_bank(small.path) == []
     assert subset(small, tmp_path / "smaller", splits=["test"]).ids == ["v7"]
+
+
+def test_a_subset_of_teachers_that_differ_in_views_only(tmp_path: Path, bank: Bank) -> None:
+    answers = teacher_by_hand(bank), teacher_by_hand(bank, "f" * 16 + "-3views", views=3, seed=1)
+    small = subset(bank, tmp_path / "small", splits=["test"])
+    for views, told in zip((1, 3), answers, strict=True):
+        assert (small.teacher("f" * 16, views=views)[1].frame_probs == told[7]).all()
+    assert verify_bank(small.path) == []
+
+
+def test_a_subset_that_was_broken_off_goes_on(tmp_path: Path, bank: Bank) -> None:
+    teacher_by_hand(bank)
+    whole = subset(bank, tmp_path / "whole", limit=9)
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        subset(bank, tmp_path / "broken", limit=9, on_progress=stop)
+    assert sorted(path.name for path in (tmp_path / "broken" / "frames").glob("*.arrow")) == ["00000.arrow"]
+    assert contents(subset(bank, tmp_path / "broken", limit=9).path) == contents(whole.path)
 
 
 def test_a_limit_is_spread_over_splits_and_classes(tmp_path: Path) -> None:
@@ -307,7 +299,7 @@ def test_a_limit_is_spread_over_splits_and_classes(tmp_path: Path) -> None:
 def test_a_subset_keeps_below_its_megabytes(tmp_path: Path, max_mb: float) -> None:
     listed = [FrameEntry(f"v{number}", (0,), frames(number, 4, height=240, width=320)) for number in range(12)]
     bank = write_frames(tmp_path / "bank", listed, classes=CLASSES, videos_per_shard=4)
-    add_teacher(bank)
+    teacher_by_hand(bank)
     small = subset(bank, tmp_path / "small", max_mb=max_mb)
     size = sum(len(data) for data in contents(small.path).values())
     one_video = sum(len(data) for data in contents(bank.path).values()) / 12
@@ -332,94 +324,11 @@ def test_bad_subsets(tmp_path: Path, bank: Bank, arguments: dict[str, Any], said
         subset(bank, bank.path, limit=1)
 
 
-# ---- broken banks
-
-
-def test_another_version_is_refused(bank: Bank) -> None:
-    told = json.loads(bank.folder.bank_json.read_text())
-    bank.folder.bank_json.write_text(json.dumps({**told, "version": 2}))
-    with pytest.raises(SosamplerError, match="has version 2, this sosampler reads version 1"):
-        Bank(bank.path)
-
-
-def test_what_is_no_bank_is_refused(tmp_path: Path, bank: Bank) -> None:
-    with pytest.raises(InvalidArgument, match="holds no bank"):
-        Bank(tmp_path)
-    (tmp_path / "bank.json").write_text('{"kind": "recipe"}')
-    with pytest.raises(SosamplerError, match="not the head of a sosampler bank"):
-        Bank(tmp_path)
-    (tmp_path / "bank.json").write_text("{")
-    with pytest.raises(SosamplerError, match="not JSON"):
-        Bank(tmp_path)
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "bank.json").unlink()
-    shutil.rmtree(bank.path)
-    with pytest.raises(InvalidArgument, match="holds other files"):
-        write_frames(tmp_path, entries(1), classes=CLASSES)
-    with pytest.raises(InvalidArgument, match="is a file"):
-        write_frames(tmp_path / "notes.txt", entries(1), classes=CLASSES)
-
-
-def test_one_writer_at_a_time(bank: Bank) -> None:
-    with locked(BankFolder(bank.path)), pytest.raises(SosamplerError, match="another process is writing"):
-        write_frames(bank.path, entries(), classes=CLASSES, videos_per_shard=4)
-    write_frames(bank.path, entries(), classes=CLASSES, videos_per_shard=4)
-
-
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def _scribble(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    place = data.rindex(b"\xff\xd8\xff")  # the last JPEG's head
-    data[place : place + 40] = bytes(40)
-    path.write_bytes(data)
-
-
-def _rename_rows(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"v5", b"vX"))
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (_cut, r"00001.arrow: is damaged"),
-        (Path.unlink, r"00001.arrow: this part of the bank is missing"),
-        (_scribble, r"00001.arrow: row 3, 'v7', picture 9 is damaged"),
-        (_rename_rows, r"00001.arrow: row 1, 'v5', is of 'vX'"),
-    ],
-)
-def test_verify_names_the_damaged_shard(bank: Bank, damage: Any, said: str) -> None:
-    assert verify_bank(bank.path) == []
-    damage(bank.folder.frames(1))
-    (problem,) = verify_bank(bank.path)
-    assert said in problem
-    assert "sosampler prepare" in problem
-
-
-def test_verify_knows_teachers(bank: Bank) -> None:
-    add_teacher(bank)
-    assert verify_bank(bank.path) == []
-    shards = [bank.folder.teacher_shard("f" * 16, shard) for shard in range(3)]
-    shutil.copy(shards[0], shards[1])
-    shards[2].unlink()
-    problems = verify_bank(bank.path)
-    assert any("'v4', is of 'v0'" in problem for problem in problems)
-    assert any("00002.arrow: is missing" in problem for problem in problems)
-    teacher = Bank(bank.path, partial=True).teacher()
-    with pytest.raises(SosamplerError, match="row 0 is of 'v0' where the bank has 'v4'"):
-        teacher[4]
-
-
-def test_rows_that_moved_are_noticed(bank: Bank) -> None:
-    shutil.copy(bank.folder.frames(0), bank.folder.frames(1))
-    with pytest.raises(SosamplerError, match="row 1 is of 'v1' where the bank has 'v5'"):
-        bank[5]
+# ---- a look inside
 
 
 def test_info_counts(bank: Bank) -> None:
-    add_teacher(bank)
+    teacher_by_hand(bank)
     info = bank_info(bank.path)
     assert info["num_videos"] == 10
     assert info["num_frames"] == sum(3 + number for number in range(10))

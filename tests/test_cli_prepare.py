@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,48 @@ def test_people_see_a_bar_and_log_files_a_line(monkeypatch: pytest.MonkeyPatch) 
     assert "1 failed" in sys.stderr.getvalue()
 
 
+def test_the_first_video_counts_in_the_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with telling("preparing") as tell:
+        for done in (1, 2):
+            now[0] += 4
+            tell(Progress(total=2, done=done))
+    assert capsys.readouterr().err == "preparing: 2 of 2 videos, 0.25 a second\n"
+
+
+def test_failures_say_how_to_try_again(videos: Path, tmp_path: Path, prepare_app: typer.Typer) -> None:
+    arguments = (videos / "m.csv", "--out", tmp_path / "bank", "-t", 2, "--workers", 0)
+    assert "--retry-failed tries them again" in run(prepare_app, *arguments).stderr
+    again = run(prepare_app, "--out", tmp_path / "bank", "--size", 32, "-c", "timm:test_resnet")
+    assert "size says how videos are decoded" in str(again.exception)
+
+
+def test_damaged_banks_end_with_exit_code_2(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sosampler.cli.main import main
+
+    def code_of(*arguments: Any) -> Any:
+        monkeypatch.setattr(sys, "argv", ["sosampler", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code
+
+    assert code_of("prepare", videos / "m.csv", "--out", tmp_path / "bank", "-t", 2, "--workers", 0) == 1
+    assert code_of("bank", "verify", tmp_path / "bank") == 0
+    (tmp_path / "bank" / "items.jsonl").write_text("x")
+    assert code_of("bank", "info", tmp_path / "bank") == 2
+    assert "items.jsonl, line 1: is damaged" in capsys.readouterr().err
+    assert code_of("bank", "verify", tmp_path / "bank") == 1
+
+
 def test_the_benchmark_runs(videos: Path, tmp_path: Path) -> None:
     from sosampler.bench.prepare import bench_prepare, table
 
+    (tmp_path / "prepare.bank").mkdir()  # of somebody else
     clips = [videos / "a.mp4", videos / "b.mp4"]
     result = bench_prepare(
         clips, classifier="timm:test_resnet", work=tmp_path, videos=3, num_candidates=4, workers=(1,), rounds=1
@@ -106,4 +146,4 @@ def test_the_benchmark_runs(videos: Path, tmp_path: Path) -> None:
     assert set(result["videos_a_second"]) == {"plain loop", "prepare, 1 worker"}
     assert "times the plain loop" in table(result)
     json.dumps(result)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "prepare.bank"]

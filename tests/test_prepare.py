@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,20 +14,23 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from banks import LENGTHS, contents, made, make_videos, pooled, small_net
+from banks import LENGTHS, Told, contents, made, make_videos, pooled, small_net
 from sosampler import select, wrap_classifier
-from sosampler.data import decode_pool
+from sosampler.data import decode_pool, decode_worker
 from sosampler.data.bank import Bank
-from sosampler.data.bank_format import BankFolder
-from sosampler.data.bank_writer import locked
+from sosampler.data.bank_disk import Tally, full_disk_text
+from sosampler.data.bank_format import BankFolder, BankHead
+from sosampler.data.bank_lock import locked
 from sosampler.data.inspect_bank import verify_bank
-from sosampler.data.manifest import Manifest
+from sosampler.data.manifest import Item, Manifest
 from sosampler.data.prepare import add_teacher, prepare
 from sosampler.data.shards import Progress
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.synthetic import read_number
+from sosampler.video.limits import Limits
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"num_candidates": None, "fps": 4.0},
         {"candidates": "keyframe", "num_candidates": 2},
         {"grid": "linspace"},
+        {"candidates": "snap", "num_candidates": 5, "snap_tolerance": 0.5},
     ],
 )
 def test_stored_frames_are_those_that_select_offers(videos: Path, tmp_path: Path, options: dict[str, Any]) -> None:
@@ -84,6 +90,25 @@ def test_parts_of_a_video(videos: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(bank[0].positions, [0.1, 0.3, 0.5, 0.7, 0.9], atol=1e-6)
     assert bank[1].frame_indices[0] >= 60
     assert bank[1].duration == pytest.approx(100 / 30 - 2)
+
+
+def test_parts_of_a_video_at_a_rate(videos: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "m.csv"
+    manifest.write_text(f"path,label,start,end\n{videos}/c.mp4,x,1,2\n")
+    bank = prepare(manifest, out=tmp_path / "bank", fps=5, workers=0)
+    assert [read_number(frame) for frame in bank[0].frames()] == [30, 36, 42, 48, 54]
+
+
+def test_folders_of_frames(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "x" / "clip"
+    folder.mkdir(parents=True)
+    for number in range(6):
+        Image.fromarray(np.full((32, 48, 3), 40 * number, np.uint8)).save(folder / f"{number:03d}.png")
+    bank = prepare(tmp_path / "data", out=tmp_path / "bank", num_candidates=3, folder_fps=2.0, workers=0)
+    assert bank.ids == ["x/clip"]
+    assert bank[0].frame_indices.tolist() == [1, 3, 5]
+    np.testing.assert_allclose(bank[0].pts_seconds, [0.5, 1.5, 2.5])
+    np.testing.assert_allclose(bank[0].frames().mean((1, 2, 3)), [40, 120, 200], atol=2)
 
 
 def test_the_way_does_not_change_the_bytes(videos: Path, tmp_path: Path) -> None:
@@ -136,6 +161,43 @@ def test_a_bank_of_failures_only_and_another_try(videos: Path, tmp_path: Path) -
     assert verify_bank(bank.path) == []
 
 
+def test_whatever_a_file_leads_to_is_its_failure(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = decode_worker.decode_video
+
+    def odd(task: Any) -> Any:
+        if "wide" in task.path:
+            raise IndexError("index 7 is out of bounds")
+        return good(task)
+
+    monkeypatch.setattr(decode_worker, "decode_video", odd)
+    bank = made(videos, tmp_path / "bank")
+    assert [failure["id"] for failure in bank.failures] == ["broken.mp4", "wide.mp4"]
+    assert "wide.mp4: cannot be decoded (IndexError: index 7 is out of bounds)" in bank.failures[1]["error"]
+
+
+def test_failures_do_not_depend_on_the_working_folder(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = made(videos, tmp_path / "here")
+    monkeypatch.chdir(videos)
+    there = made(Path(), tmp_path / "there")
+    assert contents(here.path) == contents(there.path)
+
+
+def test_names_with_odd_ends_of_lines_are_one_failure(tmp_path: Path) -> None:
+    items = (Item("gone\u2028x\x85\x0c.mp4", str(tmp_path / "gone\u2028x\x85.mp4"), (0,)),)
+    bank = prepare(Manifest(items, ("x",)), out=tmp_path / "bank", workers=0)
+    assert bank.head.counts == {"videos": 0, "failed": 1, "frames": 0}
+    assert verify_bank(bank.path) == []
+
+
+def test_a_rate_that_asks_for_too_many_moments(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_worker, "_MAX_MOMENTS", 100)
+    bank = made(videos, tmp_path / "bank", num_candidates=None, fps=40.0)
+    assert bank.ids == ["b.mp4", "wide.mp4", "short.mp4"]  # up to 100 / 40 s
+    assert "fps=40 asks for 120 moments" in bank.failures[0]["error"]
+
+
 def test_a_video_that_kills_its_decoder_is_a_failure(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,12 +234,44 @@ def test_a_full_disk_says_how_much_is_needed(videos: Path, tmp_path: Path) -> No
     first_large = sizes.index(max(sizes))
     command = [sys.executable, "-c", _LIMITED, str(videos / "m.csv"), str(tmp_path / "bank"), str(limit)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "MB more are needed" in said
-    assert f"of {len(LENGTHS)} videos done" in said
+    assert f"with {2 * first_large} of {len(LENGTHS)} videos finished" in said
+    needed = float(re.search(r"about ([0-9.]+) MB are needed for the rest", said)[1])  # type: ignore[index]
+    assert needed == pytest.approx(sum(sizes[first_large:]) / 1e6, rel=0.5, abs=0.06)
     partial = Bank(tmp_path / "bank", partial=True)
     assert len(partial) == sum(name != "broken.mp4" for name in list(LENGTHS)[: 2 * first_large])
     assert not list((tmp_path / "bank" / "frames").glob(".*"))
     assert contents(made(videos, tmp_path / "bank").path) == contents(whole.path)
+
+
+def test_needed_bytes_count_finished_shards_only(tmp_path: Path) -> None:
+    head = BankHead("videos", {}, ("x",), False, num_items=10, videos_per_shard=4)
+    tally = Tally(head, lambda shard: tmp_path / f"{shard}.arrow", guess=7)
+    assert (tally.finished(), tally.needed()) == ((0, 0), 70)
+    tally.open_videos, tally.open_bytes = 3, 3 * 1000  # of a shard that will be thrown away
+    assert (tally.finished(), tally.needed()) == ((0, 0), 10_000)
+    (tmp_path / "2.arrow").write_bytes(bytes(2 * 500))
+    assert (tally.finished(), tally.needed()) == ((2, 1000), 8 * 4000 // 5)
+    other = Tally(head, lambda shard: tmp_path / f"none{shard}", guess=3)
+    said = full_disk_text(tmp_path, errno.ENOSPC, [tally, other], free=2_000_000)
+    assert "No space left" in said
+    assert "0 of 10 videos finished; about 0.0 MB are needed for the rest, 2.0 MB are free" in said
+
+
+class Full(Told):
+    """A classifier whose answers meet a full disk."""
+
+    def frame_probs(self, frames: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        if frames.shape[-1] > 64:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().frame_probs(frames, positions)
+
+
+def test_a_full_disk_while_a_classifier_is_added(videos: Path, tmp_path: Path) -> None:
+    bank = made(videos, tmp_path / "bank")
+    with pytest.raises(SosamplerError, match=r"0 of 6 videos finished; about 0.0 MB are needed"):
+        add_teacher(bank, Full())
+    with pytest.raises(SosamplerError, match=r"0 of 6 videos finished; about 0\.[0-9] MB are needed"):
+        made(videos, tmp_path / "other", Full())
 
 
 # ---- bad input
@@ -186,6 +280,43 @@ def test_a_full_disk_says_how_much_is_needed(videos: Path, tmp_path: Path) -> No
 def test_two_at_once_are_refused(videos: Path, tmp_path: Path) -> None:
     with locked(BankFolder(tmp_path / "bank")), pytest.raises(SosamplerError, match="another process is writing"):
         made(videos, tmp_path / "bank")
+
+
+def test_other_videos_under_the_same_names_are_refused(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(videos, tmp_path / "bank")
+    before = contents(tmp_path / "bank")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "m.csv").write_text((videos / "m.csv").read_text())
+    with pytest.raises(InvalidArgument, match=rf"of the videos in {videos}, now {tmp_path}/other; .*videos_root.txt"):
+        made(tmp_path / "other", tmp_path / "bank")
+    with pytest.raises(InvalidArgument, match=r"give that folder \(root\)"):
+        made(videos, tmp_path / "bank", root=tmp_path)
+    (tmp_path / "linked").symlink_to(videos)
+    made(tmp_path / "linked", tmp_path / "bank")
+    monkeypatch.chdir(videos)
+    made(Path(), tmp_path / "bank")
+    assert contents(tmp_path / "bank") == before
+    (tmp_path / "bank" / "videos_root.txt").unlink()  # the videos were moved
+    assert len(made(tmp_path / "other", tmp_path / "bank")) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_candidates": 3, "size": 32}, "num_candidates, size say how videos are decoded"),
+        ({"fps": 2.0}, "fps says how"),
+        ({"retry_failed": True}, "retry_failed says"),
+        ({"limits": Limits(max_frames=3)}, "limits says"),
+    ],
+)
+def test_without_a_manifest_nothing_is_said_about_decoding(
+    videos: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    made(videos, tmp_path / "bank", num_candidates=2)
+    with pytest.raises(InvalidArgument, match=said):
+        prepare(None, pooled(), tmp_path / "bank", **options)
 
 
 def test_other_settings_or_videos_are_refused(videos: Path, tmp_path: Path) -> None:
@@ -220,6 +351,9 @@ def test_other_settings_or_videos_are_refused(videos: Path, tmp_path: Path) -> N
         ({"workers": -1}, "workers=-1"),
         ({"videos_per_shard": 0}, "videos_per_shard=0"),
         ({"seed": -1}, "seed=-1"),
+        ({"folder_fps": float("nan")}, "folder_fps=nan"),
+        ({"folder_fps": -5.0}, "folder_fps=-5.0"),
+        ({"num_candidates": None, "fps": 1e9}, "at most 10000 frames a second"),
     ],
 )
 def test_bad_arguments_leave_nothing_behind(videos: Path, tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -152,7 +152,8 @@ def test_killed_ten_times_it_ends_as_unbroken(victims: Victims, tmp_path: Path) 
     assert victims.ended() == 0
     takes = time.monotonic() - began
     expected = contents(tmp_path / "unbroken")
-    assert len(expected) == 4 + 12 + 4 + 13  # heads, lock and failures; frames; failures by shard; answers
+    # Heads, lock, failures and root; frames; failures by shard; answers; checksums.
+    assert len(expected) == 5 + 12 + 4 + 13 + 24
 
     rng = random.Random(11)
     out, kills, at_kill = tmp_path / "killed", 0, set()

@@ -151,7 +151,7 @@ class TestBank:
         so.write_frames(tmp_path / "bank", [so.FrameEntry("a", (0,), np.zeros((1, 8, 8, 3), np.uint8))], classes=["a"])
         with pytest.raises(InvalidArgument, match="holds something else than reels"):
             small_reels(tmp_path / "bank")
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "bank", "notes.txt"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["bank", "notes.txt"]
 
 
 FILES = {"train": 3, "dev": 1, "test": 2}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
 
-from banks import contents, made, make_videos, pooled, small_net
+from banks import Told, contents, made, make_videos, pooled, small_net
 from sosampler import wrap_classifier
 from sosampler.data import decode_pool
 from sosampler.data.prepare import add_teacher, prepare
-from sosampler.data.teachers import halved, views_of
+from sosampler.data.teachers import Room, halved, views_of
+from sosampler.errors import InvalidArgument
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +93,6 @@ def test_views_of_upright_frames_are_its_ends() -> None:
     assert mirrored[0].tolist() == [3, 2, 1, 0]
     assert (top == frames[:4]).all()
     assert (bottom == frames[2:]).all()
-
-
-class Told:
-    """Not of this package: gives back where each frame lies as its first probability."""
-
-    name, class_names, preprocessing = "told", ("x", "y"), None
-
-    def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
-        assert positions is not None
-        return torch.stack([positions, 1 - positions], -1)
-
-    def fingerprint(self) -> str:
-        return "feedfeedfeedfeed"
 
 
 def test_classifiers_are_told_where_frames_lie(videos: Path, tmp_path: Path) -> None:
@@ -188,6 +178,87 @@ def test_the_layout_of_the_network_is_left_as_it_was(videos: Path, tmp_path: Pat
     classifier = pooled()
     made(videos, tmp_path / "bank", classifier)
     assert all(weight.is_contiguous() for weight in classifier.parameters())
+
+
+class Volumes(nn.Module):
+    """A network of clips with convolutions in two and in three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.flat = nn.Conv2d(3, 4, 3, 2)
+        self.deep = nn.Conv3d(4, 4, (1, 3, 3), (1, 2, 2))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        maps = torch.stack([self.flat(frame) for frame in clips.unbind(1)], 2)  # [B, C, T, H, W]
+        return self.last(self.deep(maps).mean((2, 3, 4)))
+
+
+def test_networks_with_3d_convolutions_are_asked_and_left_as_they_were(videos: Path, tmp_path: Path) -> None:
+    net = Volumes()
+    net.flat.to(memory_format=torch.channels_last)
+    before = [weight.stride() for weight in net.parameters()]
+    classifier = wrap_classifier(net, input_size=64)
+    bank = made(videos, tmp_path / "bank", classifier)
+    assert [weight.stride() for weight in net.parameters()] == before
+    for item, answers in zip(bank, bank.teacher(classifier), strict=True):
+        np.testing.assert_allclose(answers.frame_probs, classifier.frame_probs(tensor(item))[0], atol=5e-4)
+
+
+def test_x3d_teaches(videos: Path, tmp_path: Path) -> None:
+    from sosampler import create_classifier
+
+    classifier = create_classifier("x3d_s", num_classes=2, input_size=64)
+    bank = made(videos, tmp_path / "bank", classifier, num_candidates=1)
+    told = bank.teacher(classifier)[0].frame_probs
+    np.testing.assert_allclose(told, classifier.frame_probs(tensor(bank[0]))[0], atol=1e-3)
+
+
+def test_a_teacher_goes_on_with_the_batches_it_began_with(videos: Path, tmp_path: Path) -> None:
+    bank = made(videos, tmp_path / "bank", pooled(), batch=5)
+    whole = contents(bank.path)
+    (name,) = bank.teachers
+    bank.folder.teacher_shard(name, 0).unlink()
+    with pytest.raises(InvalidArgument, match="this teacher was prepared with batch=5, now 7"):
+        add_teacher(bank, pooled(), batch=7)
+    add_teacher(bank, pooled())
+    assert contents(bank.path) == whole
+
+
+def test_classes_in_another_order_are_another_teacher(videos: Path, tmp_path: Path) -> None:
+    bank = made(videos, tmp_path / "bank", pooled(class_names=["x", "y"]))
+    assert bank.teacher(pooled(class_names=["x", "y"])).num_classes == 2
+    assert bank.teacher(pooled()).num_classes == 2  # without names
+    with pytest.raises(InvalidArgument, match="class 0 called 'x', now 'y'"):
+        bank.teacher(pooled(class_names=["y", "x"]))
+
+
+def test_devices_that_are_not_there(videos: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="device='abacus' cannot be used here"):
+        made(videos, tmp_path / "bank", pooled(), device="abacus")
+    assert not (tmp_path / "bank").exists()
+
+
+def test_decoded_frames_of_all_threads_are_bounded() -> None:
+    room, inside, most, alone = Room(100), [0], [0], []
+    guard = threading.Lock()
+
+    def take(size: int) -> None:
+        with room.taking(size):
+            with guard:
+                inside[0] += size
+                most[0] = max(most[0], min(inside[0], 100 if size < 100 else 0))
+                alone.append(size >= 100 and inside[0] != size)
+                assert inside[0] <= 100 or inside[0] == size
+            time.sleep(0.002)
+            with guard:
+                inside[0] -= size
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(take, [30, 40, 250, 20, 50, 60] * 5))
+    assert not any(alone)
+    assert 60 < most[0] <= 100  # more than one at a time
 
 
 class Broken(Told):

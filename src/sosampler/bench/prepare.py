@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,11 +37,27 @@ def bench_prepare(
     The plain loop is what one writes first: decode a video, ask the classifier about its frames, go on to the next.
     It keeps nothing; `prepare` also writes a bank, starts its processes, and begins from nothing each time.
     """
+    with tempfile.TemporaryDirectory(prefix="prepare-", dir=work) as folder:
+        return _timed(
+            clips, classifier, Path(folder) / "bank", videos, num_candidates, candidates, workers, rounds, say
+        )
+
+
+def _timed(
+    clips: list[Path],
+    classifier: str,
+    out: Path,
+    videos: int,
+    num_candidates: int,
+    candidates: str,
+    workers: tuple[int, ...],
+    rounds: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
     net: Any = create_classifier(classifier)
     paths = [clips[number % len(clips)].resolve() for number in range(videos)]
     items = tuple(Item(id=str(number), path=str(path), labels=(0,)) for number, path in enumerate(paths))
     manifest = Manifest(items, net.class_names)
-    out = work / "prepare.bank"
 
     def plain() -> None:
         for path in paths:
@@ -68,7 +85,6 @@ def bench_prepare(
     say(f"timing {', '.join(ways)} over {videos} videos, {rounds} rounds and one to warm up")
     seconds = in_turns(ways, rounds=rounds)
     num_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    shutil.rmtree(out)
     return {
         "benchmark": "prepare",
         "what": f"videos a second: {num_candidates} {candidates} frames each in 256, and the classifier's word on each",

@@ -51,7 +51,9 @@ def prepare_command(
         bool, typer.Option("--features/--no-features", help="Also keep what a pooled classifier joins.")
     ] = True,
     batch: Annotated[int | None, typer.Option("--batch", help="Frames through the network at once.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", help="Decoding processes.  [default: one a core]")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Decoding processes.  [default: one a core, fewer for large frames]")
+    ] = None,
     videos_per_shard: Annotated[
         int, typer.Option("--videos-per-shard", help="Videos in a file of the bank, lost at most when killed.")
     ] = 32,
@@ -107,7 +109,11 @@ def prepare_command(
             typer.echo(f"failed: {failure['error']}", err=True)
         if failures:
             num_items = bank.head.num_items
-            typer.echo(f"{len(failures)} of {num_items} videos failed, see {bank.folder.failed_jsonl}", err=True)
+            typer.echo(
+                f"{len(failures)} of {num_items} videos failed, see {bank.folder.failed_jsonl}; "
+                "--retry-failed tries them again",
+                err=True,
+            )
     raise typer.Exit(1 if failures else 0)
 
 

@@ -19,13 +19,14 @@ _SECONDS_BETWEEN_LINES = 30.0
 @contextmanager
 def telling(what: str) -> Iterator[Callable[[Progress], None]]:
     """A function that is told after each video; rate and time left go to standard error."""
+    begin = time.monotonic()  # the first video takes its time too
     with ExitStack() as stack:
         tell: Callable[[Progress], None] | None = None
 
         def on_progress(progress: Progress) -> None:
             nonlocal tell
             if tell is None:
-                tell = _bar(what, progress, stack) if sys.stderr.isatty() else _lines(what, progress)
+                tell = _bar(what, progress, stack) if sys.stderr.isatty() else _lines(what, progress, begin)
             tell(progress)
 
         yield on_progress
@@ -42,8 +43,8 @@ def _bar(what: str, first: Progress, stack: ExitStack) -> Callable[[Progress], N
     return tell
 
 
-def _lines(what: str, first: Progress) -> Callable[[Progress], None]:
-    begin = last = time.monotonic()
+def _lines(what: str, first: Progress, begin: float) -> Callable[[Progress], None]:
+    last = begin
     if first.before:
         typer.echo(f"{what}: going on, {first.before} of {first.total} videos are done", err=True)
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,19 +20,16 @@ from PIL import Image
 
 from sosampler.checks import one_of
 from sosampler.data.bank_format import (
-    TEACHER_KIND,
     BankFolder,
     BankHead,
     StoredVideo,
-    matrix_of,
-    open_shard,
     positions_of,
     read_failures,
     read_head,
-    read_items,
-    read_json,
     stored_video,
 )
+from sosampler.data.bank_rows import OpenShards, checked_index, rows_of
+from sosampler.data.bank_teachers import Teacher, find_teacher, read_teacher
 from sosampler.data.manifest import Item
 from sosampler.data.positions import stratified_positions, uniform_positions
 from sosampler.data.splits import SPLITS
@@ -42,42 +37,6 @@ from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.reader import Frames
 from sosampler.video.sizes import Size, check_size, target_size
 from sosampler.video.timeline import Indices, Seconds
-
-# Shards kept open at a time; each takes a file descriptor.
-_OPEN_SHARDS = 64
-
-
-class _Shards:
-    """Memory-mapped shards, the ones used last kept open. Shared between threads, opened anew in other processes."""
-
-    def __init__(self, path_of: Callable[[int], Path]) -> None:
-        self._path_of = path_of
-        self._open: OrderedDict[int, Any] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def row(self, shard: int, row: int) -> Any:
-        with self._lock:
-            reader = self._open.pop(shard, None)
-            if reader is None:
-                reader = open_shard(self._path_of(shard))
-            self._open[shard] = reader
-            if len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-            if row >= reader.num_record_batches:
-                raise SosamplerError(
-                    f"{self._path_of(shard)}: has {reader.num_record_batches} videos, number {row} is missing; "
-                    "`sosampler bank verify` tells what is wrong"
-                )
-            return reader.get_batch(row)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Where a video is to be found."""
-
-    item: Item
-    shard: int
-    row: int
 
 
 class BankItem:
@@ -180,13 +139,24 @@ class BankItem:
         stored = self._batch.column("jpegs").values
         frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
         for row, position in enumerate(wanted.tolist()):
-            frames[row] = _picture(stored[position].as_py(), width, height, fast)
+            with _explaining_damage(f"{self.id!r}, stored frame {position}"):
+                frames[row] = _picture(stored[position].as_py(), width, height, fast)
         return frames
 
 
-def decode_jpeg(data: bytes) -> Frames:
-    """uint8 [H, W, 3]"""
-    with Image.open(io.BytesIO(data)) as image:
+@contextmanager
+def _explaining_damage(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise SosamplerError(
+            f"{where}: a JPEG is damaged ({error}); `sosampler bank verify` tells which file of the bank it is in"
+        ) from error
+
+
+def decode_jpeg(data: bytes, where: str = "a stored frame") -> Frames:
+    """uint8 [H, W, 3]; `where` is for messages."""
+    with _explaining_damage(where), Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
 
 
@@ -220,9 +190,9 @@ class Bank(Sequence[BankItem]):
                 f"{self.path}: this bank is not finished; run `sosampler prepare` again with the same arguments, "
                 "or open it with partial=True"
             )
-        rows = list(_rows(self.folder, self.head))
-        self._rows = rows if split is None else [row for row in rows if (row.item.split or "train") == split]
-        self._shards = _Shards(self.folder.frames)
+        rows = list(rows_of(self.folder, self.head))
+        self.rows = rows if split is None else [row for row in rows if (row.item.split or "train") == split]
+        self._shards = OpenShards(self.folder.frames)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, partial: bool = False) -> Bank:
@@ -236,13 +206,14 @@ class Bank(Sequence[BankItem]):
         return _reopen_bank, (self.path, self._split, self._partial)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        row = self._rows[_checked_index(index, len(self), self.path)]
-        batch = self._shards.row(row.shard, row.row)
-        _check_id(batch, row, self.folder.frames(row.shard))
-        return BankItem(row.item, batch)
+        """A `BankItem`; a list of them for a slice."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        row = self.rows[checked_index(index, len(self), self.path)]
+        return BankItem(row.item, self._shards.batch(row))
 
     def __repr__(self) -> str:
         teachers = len(self.folder.teacher_names())
@@ -264,11 +235,11 @@ class Bank(Sequence[BankItem]):
     @property
     def items(self) -> list[Item]:
         """The videos as the manifest had them, in the bank's order; reads no frames."""
-        return [row.item for row in self._rows]
+        return [row.item for row in self.rows]
 
     @property
     def ids(self) -> list[str]:
-        return [row.item.id for row in self._rows]
+        return [row.item.id for row in self.rows]
 
     @property
     def failures(self) -> list[dict[str, str]]:
@@ -284,11 +255,11 @@ class Bank(Sequence[BankItem]):
         """What a classifier said about each frame.
 
         Args:
-            classifier: the classifier, its fingerprint, or the name of a teacher; None where the bank has only one.
+            classifier: the classifier, its fingerprint, or the name of a teacher as in `teachers`, which is taken
+                before a fingerprint; None where the bank has only one.
             views: tells teachers of one classifier with different numbers of views apart.
         """
-        known = self.teachers
-        name = _teacher_name(classifier, views, known, self.path)
+        name = find_teacher(classifier, views, self.teachers, self.path)
         missing = [
             shard
             for shard in range(self.head.num_shards)
@@ -304,121 +275,3 @@ class Bank(Sequence[BankItem]):
 
 def _reopen_bank(path: Path, split: str | None, partial: bool) -> Bank:
     return Bank(path, split=split, partial=partial)
-
-
-def _rows(folder: BankFolder, head: BankHead) -> Iterator[_Row]:
-    items = read_items(folder)
-    if len(items) != head.num_items:
-        raise SosamplerError(
-            f"{folder.items_jsonl}: lists {len(items)} videos where {folder.bank_json.name} counts {head.num_items}; "
-            "copy the bank again"
-        )
-    failed = {failure["id"] for failure in read_failures(folder.failed_jsonl)} if head.complete else set()
-    for shard in range(head.num_shards):
-        if not head.complete:
-            if not folder.frames(shard).exists():
-                continue
-            failed = {failure["id"] for failure in read_failures(folder.failed(shard))}
-        readable = (items[place] for place in head.shard_range(shard) if items[place].id not in failed)
-        for row, item in enumerate(readable):
-            yield _Row(item, shard, row)
-
-
-def _checked_index(index: Any, length: int, path: Path) -> int:
-    place = int(index)
-    if not -length <= place < length:
-        raise IndexError(f"{path}: number {place} was asked for, the bank holds 0..{length - 1}")
-    return place
-
-
-def _check_id(batch: Any, row: _Row, path: Path) -> None:
-    told = batch.column("id")[0].as_py()
-    if told != row.item.id:
-        raise SosamplerError(
-            f"{path}: row {row.row} is of {told!r} where the bank has {row.item.id!r}; "
-            "delete this file and run `sosampler prepare` again"
-        )
-
-
-# ---- teachers
-
-
-@dataclass(frozen=True, eq=False)
-class TeacherItem:
-    """What a classifier said about the frames of one video."""
-
-    frame_probs: np.ndarray  # [T, C] float16, each frame as a clip of one
-    features: np.ndarray | None  # [T, D]; pooled classifiers only: `classifier.pool` of any of them is their clip
-
-
-class Teacher(Sequence[TeacherItem]):
-    """One classifier's answers, in the order of the bank's videos."""
-
-    def __init__(self, bank: Bank, name: str) -> None:
-        self.bank, self.name = bank, name
-        folder = bank.folder
-        self.about = read_teacher(folder, name)
-        self._shards = _Shards(lambda shard: folder.teacher_shard(name, shard))
-
-    def __reduce__(self) -> Any:
-        return Teacher, (self.bank, self.name)
-
-    def __len__(self) -> int:
-        return len(self.bank)
-
-    def __getitem__(self, index: Any) -> Any:
-        row = self.bank._rows[_checked_index(index, len(self), self.bank.path)]
-        batch = self._shards.row(row.shard, row.row)
-        _check_id(batch, row, self.bank.folder.teacher_shard(self.name, row.shard))
-        features = matrix_of(batch, "features") if self.about["features"] else None
-        return TeacherItem(matrix_of(batch, "frame_probs"), features)
-
-    def __repr__(self) -> str:
-        return f"Teacher({self.about['name']!r}, fingerprint={self.fingerprint!r}, {len(self)} videos)"
-
-    @property
-    def fingerprint(self) -> str:
-        return str(self.about["fingerprint"])
-
-    @property
-    def pooling(self) -> str | None:
-        """How the classifier joins frames: "mean" of logits, "max" of features, or None where it is no pooled one."""
-        pooling: str | None = self.about["pooling"]
-        return pooling
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.about["num_classes"])
-
-
-def teacher_folder_name(fingerprint: str, views: int) -> str:
-    return fingerprint if views == 1 else f"{fingerprint}-{views}views"
-
-
-def read_teacher(folder: BankFolder, name: str) -> dict[str, Any]:
-    return read_json(folder.teacher_json(name), TEACHER_KIND, "delete its folder and prepare it again")
-
-
-def _teacher_name(classifier: Any, views: int | None, known: dict[str, dict[str, Any]], path: Path) -> str:
-    """The one teacher that is meant, or say which there are."""
-    there = "; ".join(f"{name} ({about['name']}, views={about['views']})" for name, about in known.items()) or "none"
-    if classifier is None:
-        matching, wanted = list(known), "a teacher"
-    else:
-        fingerprint = classifier if isinstance(classifier, str) else classifier.fingerprint()
-        called = "" if isinstance(classifier, str) else f" of {classifier.name!r}"
-        wanted = f"the teacher{called} with fingerprint {fingerprint}"
-        matching = [name for name, about in known.items() if fingerprint in (name, about["fingerprint"])]
-    if views is not None:
-        wanted += f" and views={views}"
-        matching = [name for name in matching if known[name]["views"] == views]
-    if not matching:
-        raise InvalidArgument(
-            f"{path}: {wanted} is not in this bank; it has: {there}. "
-            "Run `sosampler prepare` with this classifier to add it"
-        )
-    if len(matching) > 1:
-        raise InvalidArgument(
-            f"{path}: {wanted} was asked for, but several fit: {there}. Name one of them, or its views"
-        )
-    return matching[0]

@@ -2,25 +2,30 @@
 
 bank.json             settings that decide the bytes, classes, counts; no dates
 items.jsonl           the videos as the manifest had them; shard k holds items k * S up to (k + 1) * S
-failed.jsonl          videos that could not be read, with the reason
+failed.jsonl          videos that could not be read, with the reason: the frames/00000.failed.jsonl joined
 frames/00000.arrow    Arrow IPC file: one record batch of one row for each video that could be read
 teachers/NAME/        teacher.json, and 00000.arrow with a row for each row of frames/00000.arrow
+*/00000.sha256        checksum of the shard beside it, as `sha256sum --check` reads it
+videos_root.txt       where relative paths of the manifest start on the machine that decoded; local, need not travel
 
 A record batch for each video lets a shard be written while its videos arrive, and one video be read by itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler.checks import whole_number
 from sosampler.data.manifest import Item
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.files import replacing
@@ -29,6 +34,10 @@ from sosampler.video.timeline import Indices, Seconds
 KIND, VERSION = "sosampler bank", 1
 TEACHER_KIND = "sosampler teacher"
 VIDEOS_PER_SHARD = 32
+AGAIN = "delete it and run `sosampler prepare` again with the same arguments"
+"""What mends a damaged shard."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +178,7 @@ def matrix_of(batch: Any, column: str) -> np.ndarray:
 
 
 def open_shard(path: Path) -> Any:
-    """A reader of a memory-mapped shard; `num_record_batches` videos, `get_batch(row)` for each."""
+    """A reader of a memory-mapped shard; `num_record_batches` videos, `read_row` for each."""
     pa = import_pyarrow()
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
@@ -177,17 +186,41 @@ def open_shard(path: Path) -> Any:
         raise SosamplerError(
             f"{path}: this part of the bank is missing; run `sosampler prepare` again with the same arguments"
         ) from error
-    except pa.ArrowInvalid as error:
-        raise SosamplerError(
-            f"{path}: is damaged ({error}); delete it and run `sosampler prepare` again with the same arguments"
-        ) from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SosamplerError(f"{path}: is damaged ({error}); {AGAIN}") from error
+
+
+def read_row(reader: Any, row: int, path: Path) -> Any:
+    """The record batch of one video. Its offsets are checked, so that damaged bytes cannot lead out of the file."""
+    pa = import_pyarrow()
+    try:
+        batch = reader.get_batch(row)
+        batch.validate(full=True)
+    except (OSError, pa.ArrowException) as error:
+        raise SosamplerError(f"{path}: is damaged in row {row} ({error}); {AGAIN}") from error
+    if batch.num_rows != 1:
+        raise SosamplerError(f"{path}: is damaged in row {row} (it holds {batch.num_rows} videos); {AGAIN}")
+    return batch
 
 
 def read_shard(path: Path) -> Iterator[tuple[str, StoredVideo]]:
     reader = open_shard(path)
     for row in range(reader.num_record_batches):
-        batch = reader.get_batch(row)
+        batch = read_row(reader, row, path)
         yield batch.column("id")[0].as_py(), stored_video(batch)
+
+
+# ---- checksums
+
+
+def checksum_path(shard: Path) -> Path:
+    return shard.with_suffix(".sha256")
+
+
+def checksum_text(shard: Path, called: str) -> str:
+    """The line of `sha256sum`, under the name that the shard has or will have."""
+    with open(shard, "rb") as file:
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {called}\n"
 
 
 # ---- names
@@ -212,6 +245,10 @@ class BankFolder:
         return self.path / "failed.jsonl"
 
     @property
+    def videos_root(self) -> Path:
+        return self.path / "videos_root.txt"
+
+    @property
     def lock(self) -> Path:
         return self.path / ".lock"
 
@@ -229,6 +266,10 @@ class BankFolder:
     def failed(self, shard: int) -> Path:
         return self.frames_folder / f"{shard:05d}.failed.jsonl"
 
+    def retried(self, shard: int) -> Path:
+        """The shard with videos that failed at first, whole, before it takes the place of the other."""
+        return self.frames_folder / f"{shard:05d}.retried.arrow"
+
     def teacher(self, name: str) -> Path:
         return self.teachers_folder / name
 
@@ -245,6 +286,9 @@ class BankFolder:
 # ---- bank.json
 
 
+COUNTS = ("videos", "failed", "frames")
+
+
 @dataclass(frozen=True)
 class BankHead:
     """What bank.json says."""
@@ -256,7 +300,7 @@ class BankHead:
     num_items: int
     videos_per_shard: int
     complete: bool = False
-    counts: dict[str, int] | None = None  # videos, failed, frames; once complete
+    counts: dict[str, int] | None = None  # of `COUNTS`, once complete
 
     @property
     def num_shards(self) -> int:
@@ -278,15 +322,16 @@ def read_head(folder: BankFolder) -> BankHead:
         raise InvalidArgument(f"{folder.path}: holds no bank (no bank.json); give a folder that `prepare` wrote")
     told = read_json(folder.bank_json, KIND, "prepare the bank again")
     try:
+        complete, counts = bool(told["complete"]), told["counts"]
         return BankHead(
-            source=told["source"],
+            source=str(told["source"]),
             settings=dict(told["settings"]),
             classes=tuple(told["classes"]),
             multi_label=bool(told["multi_label"]),
-            num_items=int(told["num_items"]),
-            videos_per_shard=int(told["videos_per_shard"]),
-            complete=bool(told["complete"]),
-            counts=told["counts"],
+            num_items=whole_number("num_items", told["num_items"]),
+            videos_per_shard=whole_number("videos_per_shard", told["videos_per_shard"]),
+            complete=complete,
+            counts={name: whole_number(name, counts[name], at_least=0) for name in COUNTS} if complete else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SosamplerError(f"{folder.bank_json}: lacks or misspells {error}; prepare the bank again") from error
@@ -296,6 +341,8 @@ def read_json(path: Path, kind: str, remedy: str) -> dict[str, Any]:
     """A head of the right kind and version."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SosamplerError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
         raise SosamplerError(f"{path}: is not JSON ({error}); {remedy}") from error
     if not isinstance(told, dict) or told.get("kind") != kind:
@@ -316,8 +363,31 @@ def items_text(items: Iterable[Item]) -> Iterator[str]:
 
 
 def read_items(folder: BankFolder) -> list[Item]:
-    with open(folder.items_jsonl, encoding="utf-8") as lines:
-        return [Item(**{**told, "labels": tuple(told["labels"])}) for told in map(json.loads, lines)]
+    return _read_lines(folder.items_jsonl, _item_of)
+
+
+def _item_of(told: dict[str, Any]) -> Item:
+    return Item(**{**told, "labels": tuple(map(int, told["labels"])), "id": str(told["id"])})
+
+
+def _failure_of(told: dict[str, Any]) -> dict[str, str]:
+    return {name: str(told[name]) for name in ("id", "path", "error")}
+
+
+def _read_lines(path: Path, read: Callable[[dict[str, Any]], _T]) -> list[_T]:
+    """What `read` makes of every line, or say which one is damaged."""
+    found, line = [], 0
+    try:
+        with open(path, encoding="utf-8", newline="\n") as lines:
+            for line, text in enumerate(lines, start=1):  # noqa: B007
+                found.append(read(json.loads(text)))
+    except OSError as error:
+        raise SosamplerError(f"{path}: cannot be read ({error.strerror}); copy or prepare the bank again") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise SosamplerError(
+            f"{path}, line {max(line, 1)}: is damaged ({error}); copy or prepare the bank again"
+        ) from error
+    return found
 
 
 def failures_text(failures: Iterable[tuple[Item, Failure]]) -> str:
@@ -327,12 +397,11 @@ def failures_text(failures: Iterable[tuple[Item, Failure]]) -> str:
 
 def read_failures(path: Path) -> list[dict[str, str]]:
     """The lines of a failed.jsonl; none if there is no such file."""
-    if not path.exists():
-        return []
-    with open(path, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return _read_lines(path, _failure_of) if path.exists() else []
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         file.writelines([text] if isinstance(text, str) else text)
+        file.flush()
+        os.fsync(file.fileno())  # a name must not outlive its contents when the power fails

@@ -1,22 +1,24 @@
-"""Writing a bank: shards under a temporary name until they are whole, one writer at a time, full disks explained."""
+"""Writing a bank: its head, and shards under a temporary name until they are whole."""
 
 from __future__ import annotations
 
-import errno
+import json
 import os
-import shutil
-import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sosampler.data.bank_disk import Tally, explaining_full_disk
 from sosampler.data.bank_format import (
+    AGAIN,
     BankFolder,
     BankHead,
     Failure,
     StoredVideo,
+    checksum_path,
+    checksum_text,
     failures_text,
     frames_batch,
     frames_schema,
@@ -25,79 +27,24 @@ from sosampler.data.bank_format import (
     open_shard,
     read_failures,
     read_head,
+    read_row,
+    read_shard,
     write_text,
 )
+from sosampler.data.bank_lock import locked
 from sosampler.data.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.files import replacing
 
-# What the system says when nothing more can be written: no space, quota, largest file.
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-# For the estimate before the first video is written: 64 frames with a short side of 256 at quality 90.
-_GUESSED_BYTES_A_VIDEO = 2 << 20
-
-
-@dataclass
-class Tally:
-    """Videos of one kind of shard so far and their bytes, for telling how much a full disk lacks."""
-
-    videos: int = 0
-    num_bytes: int = 0
-    guess: int = _GUESSED_BYTES_A_VIDEO  # bytes a video, while none is there
-
-    def bytes_for(self, videos: int) -> int:
-        each = self.num_bytes / self.videos if self.num_bytes else self.guess
-        return round(each * videos)
-
-
-# ---- one writer at a time
+Results = Iterator[StoredVideo | Failure]
+"""Of items that were asked for, in their order."""
 
 
 @contextmanager
-def locked(folder: BankFolder) -> Iterator[None]:
-    """Hold the bank for writing; the system lets go of the lock even where the process is killed."""
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InvalidArgument(f"{folder.path}: is a file; give a folder for the bank") from error
-    with open(folder.lock, "ab") as file:
-        if not _try_lock(file.fileno(), folder.path):
-            raise SosamplerError(
-                f"{folder.path}: another process is writing this bank; wait until it ends, or give another folder"
-            )
-        for leftover in _temporary_files(folder):  # of a run that was killed
-            leftover.unlink(missing_ok=True)
-        yield
-
-
-def _try_lock(descriptor: int, path: Path) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        raise SosamplerError(
-            f"{path}: cannot be locked against other writers ({error.strerror}); put the bank on another disk"
-        ) from error
-    return True
-
-
-def _temporary_files(folder: BankFolder) -> Iterator[Path]:
-    for pattern in (".*.part.*", "frames/.*.part.*", "teachers/*/.*.part.*"):
-        yield from folder.path.glob(pattern)
-
-
-@contextmanager
-def writing_bank(folder: BankFolder, num_items: int) -> Iterator[None]:
+def writing_bank(folder: BankFolder, *tallies: Tally) -> Iterator[None]:
     """Locked, and with a word about full disks."""
-    with locked(folder), explaining_full_disk(folder, num_items, Tally()):
+    with locked(folder), explaining_full_disk(folder, *tallies):
+        apply_retried(folder)
         yield
 
 
@@ -110,12 +57,6 @@ def begin(folder: BankFolder, head: BankHead, items: Sequence[Item]) -> BankHead
         found = read_head(folder)
         _check_same(folder, found, head, items)
         return found
-    known = {folder.lock, folder.items_jsonl, folder.frames_folder, folder.teachers_folder}
-    foreign = sorted(entry.name for entry in folder.path.iterdir() if entry not in known)
-    if foreign:
-        raise InvalidArgument(
-            f"{folder.path}: holds other files ({', '.join(foreign[:3])}); give a new folder, or one with a bank"
-        )
     folder.frames_folder.mkdir(exist_ok=True)
     write_text(folder.items_jsonl, items_text(items))
     head.write(folder)  # last: where it is, the rest is
@@ -159,69 +100,105 @@ def classes_in_words(names: Sequence[str]) -> str:
     return f"{len(names)} classes ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
+def check_root(folder: BankFolder, root: Path, items: Sequence[Item]) -> None:
+    """Refuse to go on with videos of another folder under the same names. Call it locked, after `begin`."""
+    if all(os.path.isabs(item.path) for item in items):
+        return
+    asked = os.path.abspath(root)
+    if not folder.videos_root.exists():
+        write_text(folder.videos_root, asked + "\n")
+        return
+    found = folder.videos_root.read_text(encoding="utf-8").rstrip("\n")
+    if found != asked and os.path.realpath(found) != os.path.realpath(asked):
+        raise InvalidArgument(
+            f"{folder.path}: holds frames of the videos in {found}, now {asked}; give that folder (root), or another "
+            f"one for a new bank; if the same videos were only moved, delete {folder.videos_root}"
+        )
+
+
 def finish(folder: BankFolder, head: BankHead) -> BankHead:
     """All shards are there: join their failures and count."""
-    failures = [line for shard in range(head.num_shards) for line in _lines(folder.failed(shard))]
+    failures = failed_lines(folder, head)
     rows = frames = 0
     for shard in range(head.num_shards):
-        reader = open_shard(folder.frames(shard))
+        path = folder.frames(shard)
+        reader = open_shard(path)
         rows += reader.num_record_batches
+        listed, expected = len(_lines(folder.failed(shard))), len(head.shard_range(shard))
+        if reader.num_record_batches + listed != expected:
+            raise SosamplerError(
+                f"{path}: holds {reader.num_record_batches} videos and {listed} are listed as failed, of {expected}; "
+                f"{AGAIN}"
+            )
         frames += sum(
-            len(reader.get_batch(row).column("frame_indices").values) for row in range(reader.num_record_batches)
+            len(read_row(reader, row, path).column("frame_indices").values) for row in range(reader.num_record_batches)
         )
     done = replace(head, complete=True, counts={"videos": rows, "failed": len(failures), "frames": frames})
+    restore_failures(folder, done)
     if head != done:
-        write_text(folder.failed_jsonl, failures)
         done.write(folder)
     return done
 
 
+def failed_lines(folder: BankFolder, head: BankHead) -> list[str]:
+    """The failures of all shards, in order: what failed.jsonl must say."""
+    return [line for shard in range(head.num_shards) for line in _lines(folder.failed(shard))]
+
+
 def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    if not path.exists():
+        return []
+    read_failures(path)  # says what is damaged
+    with open(path, encoding="utf-8", newline="\n") as lines:  # names may hold other signs that end a line
+        return list(lines)
 
 
-def forget_failures(folder: BankFolder, head: BankHead) -> BankHead:
-    """Take away the shards in which videos failed, so that they are made again."""
-    again = [shard for shard in range(head.num_shards) if read_failures(folder.failed(shard))]
-    if not again:
-        return head
-    reopened = replace(head, complete=False, counts=None)
-    reopened.write(folder)
-    folder.failed_jsonl.unlink(missing_ok=True)
-    for shard in again:
-        # Rows of these shards will shift, so what teachers said about them goes too.
-        for name in folder.teacher_names():
-            folder.teacher_shard(name, shard).unlink(missing_ok=True)
-        folder.frames(shard).unlink(missing_ok=True)
-        folder.failed(shard).unlink(missing_ok=True)
-    return reopened
+def restore_failures(folder: BankFolder, head: BankHead) -> None:
+    """Write the list of a finished bank again where it got lost."""
+    lines = failed_lines(folder, head)
+    if not folder.failed_jsonl.exists() or folder.failed_jsonl.read_bytes() != "".join(lines).encode():
+        if len(lines) != (head.counts or {}).get("failed"):
+            raise SosamplerError(
+                f"{folder.path}: {len(lines)} failed videos are listed, {folder.bank_json.name} counts "
+                f"{(head.counts or {}).get('failed')}; `sosampler bank verify` tells which shard is to be deleted"
+            )
+        write_text(folder.failed_jsonl, lines)
 
 
 # ---- shards
 
 
 @contextmanager
-def writing_shard(path: Path, schema: Any, tally: Tally | None = None) -> Iterator[Callable[[Any], None]]:
+def writing_shard(
+    path: Path, schema: Any, tally: Tally | None = None, *, checksum: bool = True
+) -> Iterator[Callable[[Any], None]]:
     """Give a function that appends a record batch; the file takes its name when the block ends well."""
     pa = import_pyarrow()
 
     def write(batch: Any) -> None:
         writer.write_batch(batch)
         if tally is not None:
-            tally.num_bytes += batch.nbytes
+            tally.open_bytes += batch.nbytes
 
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        with pa.ipc.new_file(file, schema) as writer:
-            yield write
-        file.flush()
-        os.fsync(file.fileno())  # a name must not outlive its contents when the power fails
+    if tally is not None:
+        tally.open_videos = tally.open_bytes = 0
+    with replacing(path) as temporary:
+        with open(temporary, "wb") as file:
+            with pa.ipc.new_file(file, schema) as writer:
+                yield write
+            file.flush()
+            os.fsync(file.fileno())  # a name must not outlive its contents when the power fails
+        if checksum:  # before the shard itself, whose name says that all is there
+            write_text(checksum_path(path), checksum_text(temporary, path.name))
+    if tally is not None:
+        tally.open_videos = tally.open_bytes = 0
 
 
 def fill_shard(
     folder: BankFolder,
     shard: int,
     items: Sequence[Item],
-    results: Iterator[StoredVideo | Failure],
+    results: Results,
     tally: Tally,
     on_failure: Callable[[], None],
 ) -> Generator[tuple[str, StoredVideo]]:
@@ -230,47 +207,100 @@ def fill_shard(
     with writing_shard(folder.frames(shard), frames_schema(), tally) as write:
         for item in items:
             result = next(results)
-            tally.videos += 1
             if isinstance(result, Failure):
                 failures.append((item, result))
                 on_failure()
-                continue
-            write(frames_batch(item, result))
-            yield item.id, result
+            else:
+                write(frames_batch(item, result))
+            tally.open_videos += 1
+            if isinstance(result, StoredVideo):
+                yield item.id, result
         # Before the shard itself, whose name says that all is there.
-        if failures:
-            write_text(folder.failed(shard), failures_text(failures))
-        else:
-            folder.failed(shard).unlink(missing_ok=True)
+        write_failures(folder.failed(shard), failures_text(failures))
 
 
-def tally_of(head: BankHead, path_of: Callable[[int], Path], guess: int = _GUESSED_BYTES_A_VIDEO) -> Tally:
-    """What the shards of one kind that are there hold."""
-    tally = Tally(guess=guess)
-    for shard in range(head.num_shards):
-        if path_of(shard).exists():
-            tally.videos += len(head.shard_range(shard))
-            tally.num_bytes += path_of(shard).stat().st_size
-    return tally
+def write_failures(path: Path, text: str) -> None:
+    """The failures of a shard; no file where there are none."""
+    if text:
+        write_text(path, text)
+    else:
+        path.unlink(missing_ok=True)
 
 
-@contextmanager
-def explaining_full_disk(folder: BankFolder, num_items: int, *tallies: Tally) -> Iterator[None]:
-    """Turn the system's word for a full disk into one that says how much is needed."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        needed = sum(tally.bytes_for(num_items - tally.videos) for tally in tallies)
-        done = min(tally.videos for tally in tallies)
-        raise SosamplerError(
-            f"{folder.path}: cannot be written any further ({os.strerror(error.errno or 0)}) with {done} of "
-            f"{num_items} videos done; about {_megabytes(needed)} more are needed, "
-            f"{_megabytes(shutil.disk_usage(folder.path).free)} are free. What is finished stays valid: make room and "
-            "give the same command again, or prepare fewer, smaller frames in another folder"
-        ) from error
+# ---- videos that failed at first
 
 
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.1f} GB"
+def retry_failures(
+    folder: BankFolder, head: BankHead, items: Sequence[Item], produce: Callable[[list[Item]], Results]
+) -> BankHead:
+    """Try the videos again that failed. Call it locked.
+
+    A shard is touched only where one of them can be read now; what was there before stays until the new one is whole.
+    """
+    failed = {
+        shard: {failure["id"]: failure["error"] for failure in read_failures(folder.failed(shard))}
+        for shard in range(head.num_shards)
+        if folder.frames(shard).exists()
+    }
+    of_shard = {shard: [items[place] for place in head.shard_range(shard)] for shard, ids in failed.items() if ids}
+    again = [item for shard, own in of_shard.items() for item in own if item.id in failed[shard]]
+    if not again:
+        return head
+    results = produce(again)
+    for shard, own in of_shard.items():
+        if _retried_shard(folder, shard, own, failed[shard], results):
+            apply_retried(folder)
+    return read_head(folder)
+
+
+def _retried_shard(
+    folder: BankFolder, shard: int, items: Sequence[Item], failed: dict[str, str], results: Results
+) -> bool:
+    """Write the shard anew, beside the old one, and say whether it has gained a video."""
+    draft = folder.frames(shard).with_suffix(".retry.arrow")
+    stored = read_shard(folder.frames(shard))
+    reasons: list[tuple[Item, Failure]] = []
+    gained = 0
+    with writing_shard(draft, frames_schema(), checksum=False) as write:
+        for item in items:
+            if item.id not in failed:
+                write(frames_batch(item, _next_of(stored, item, folder.frames(shard))))
+                continue
+            result = next(results)
+            if isinstance(result, StoredVideo):
+                write(frames_batch(item, result))
+                gained += 1
+            reasons.append((item, result if isinstance(result, Failure) else Failure(failed[item.id])))
+    write_failures(folder.failed(shard), failures_text(reasons))  # the same videos still, with the reasons of today
+    if gained:
+        os.replace(draft, folder.retried(shard))  # from here on it will be taken, also after a kill
+    else:
+        draft.unlink()
+    return bool(gained)
+
+
+def _next_of(stored: Iterator[tuple[str, StoredVideo]], item: Item, path: Path) -> StoredVideo:
+    found = next(stored, None)
+    if found is None or found[0] != item.id:
+        told = "nothing more" if found is None else repr(found[0])
+        raise SosamplerError(f"{path}: holds {told} where {item.id!r} is expected; {AGAIN}")
+    return found[1]
+
+
+def apply_retried(folder: BankFolder) -> None:
+    """Put new shards in the place of the old ones. Killed at any point it does the rest when called again."""
+    for staged in sorted(folder.frames_folder.glob("*.retried.arrow")):
+        shard = int(staged.name.partition(".")[0])
+        head = read_head(folder)
+        if head.complete:
+            replace(head, complete=False, counts=None).write(folder)
+        folder.failed_jsonl.unlink(missing_ok=True)
+        # Rows will shift, so what teachers said about this shard goes; each is asked again when it is given again.
+        for name in folder.teacher_names():
+            folder.teacher_shard(name, shard).unlink(missing_ok=True)
+            checksum_path(folder.teacher_shard(name, shard)).unlink(missing_ok=True)
+        readable = {video_id for video_id, _ in read_shard(staged)}
+        lines = [line for line in _lines(folder.failed(shard)) if json.loads(line)["id"] not in readable]
+        write_failures(folder.failed(shard), "".join(lines))
+        write_text(checksum_path(folder.frames(shard)), checksum_text(staged, folder.frames(shard).name))
+        os.replace(staged, folder.frames(shard))

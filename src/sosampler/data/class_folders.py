@@ -54,15 +54,20 @@ def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]
     return [(root, "")]
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Also through a link; a link to itself is none."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
 def _folders(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry))
     return [folder / name for name in names]
 
 
 def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
     with os.scandir(folder) as entries:
-        loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and entry.is_file())
+        loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and os.path.isfile(entry.path))
     if loose:
         raise InvalidArgument(
             f"{folder / loose[0]}: lies beside the class folders and so has no class; move it into one"
@@ -76,7 +81,13 @@ def _is_media(name: str, wanted: Collection[str]) -> bool:
 def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
     frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
     found: list[Path] = []
-    for here, folders, files in os.walk(folder):
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    for here, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         media = [Path(here, name) for name in sorted(files) if _is_media(name, wanted)]
         found += media

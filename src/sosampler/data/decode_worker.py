@@ -25,11 +25,14 @@ from sosampler.video.reader import Frames, VideoReader
 from sosampler.video.sizes import Size, check_size
 from sosampler.video.source import open_video
 
+# Above this a rate is a slip of the pen; and moments of one video at its rate, each of which is looked up.
+_MAX_FPS = 10_000
+_MAX_MOMENTS = 2_000_000
 # A bank keeps memory bounded, so one video of it is: frames, and bytes of JPEG.
 MAX_FRAMES_A_VIDEO = 4096
 _MAX_JPEG_BYTES = 128 << 20
-# Decoded pictures held at a time.
-_CHUNK_BYTES = 64 << 20
+# Decoded pictures held at a time; all 64 of the usual size fit.
+_CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,10 @@ class FrameSettings:
         object.__setattr__(self, "size", check_size(self.size))
         if whole_number("quality", self.quality) > 100:
             raise InvalidArgument(f"quality={self.quality} is not allowed; give a whole number from 1 to 100")
-        if self.fps is not None:
-            real_number("fps", self.fps, above=0)
+        if self.fps is not None and real_number("fps", self.fps, above=0) > _MAX_FPS:
+            raise InvalidArgument(f"fps={self.fps:g} is not allowed; give at most {_MAX_FPS} frames a second")
+        if self.folder_fps is not None:
+            real_number("folder_fps", self.folder_fps, above=0)
         if self.num_candidates is not None and whole_number("num_candidates", self.num_candidates) > MAX_FRAMES_A_VIDEO:
             raise InvalidArgument(
                 f"num_candidates={self.num_candidates} is not allowed; a bank keeps {MAX_FRAMES_A_VIDEO} frames of a "
@@ -104,6 +109,12 @@ def decode_video(task: DecodeTask) -> StoredVideo:
     reader = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
     try:
         notes: list[str] = []
+        moments = (settings.fps or 0) * _part(reader.metadata, task.start, task.end)[1]
+        if moments > _MAX_MOMENTS:
+            raise VideoError(
+                f"{task.path}: fps={settings.fps:g} asks for {moments:.0f} moments, over the {_MAX_MOMENTS} that are "
+                "allowed for one video; lower fps, or cut the video with start and end"
+            )
         options = settings.options(start=task.start, end=task.end, video_id=task.video_id)
         wanted = np.unique(offer(reader, options, notes).frame_indices)
         if len(wanted) > MAX_FRAMES_A_VIDEO:
@@ -189,6 +200,8 @@ def attempt(task: DecodeTask) -> StoredVideo | Failure:
         text = str(error)
     except OSError as error:  # also what PyAV raises for damaged files
         text = f"cannot be read ({error.strerror or error}); check the file and its permissions"
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos go on
+        text = f"cannot be decoded ({type(error).__name__}: {error}); the file may be damaged"
     return Failure(text if task.path in text else f"{task.path}: {text}")
 
 

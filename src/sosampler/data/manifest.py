@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -195,8 +196,10 @@ def _check_items(manifest: Manifest, where: Callable[[int], str]) -> None:
     ids: dict[str, int] = {}
     groups: dict[str, int] = {}  # the first place of each
     paths: dict[str, int] = {}
+    files: dict[str, int] = {}  # with the links of folders followed
     num_classes = len(manifest.classes)
-    root = os.fspath(manifest.root)
+    root = os.path.abspath(manifest.root)  # one path may be absolute, another relative to a relative root
+    real_folder = cache(os.path.realpath)
     for place, item in enumerate(manifest.items):
         problem = _problem_of(item, num_classes, manifest.multi_label)
         if problem:
@@ -212,9 +215,11 @@ def _check_items(manifest: Manifest, where: Callable[[int], str]) -> None:
                 f"{where(place)}: has {'a' if item.split else 'no'} split, {where(0)} has "
                 f"{'one' if other.split else 'none'}; give all videos a split, or none"
             )
-        file = os.path.normpath(os.path.join(root, item.path))
+        path = os.path.normpath(os.path.join(root, item.path))
+        folder, file = os.path.split(path)
         for kind, seen, key, name in (
-            ("video", paths, file, item.path),
+            ("video", paths, path, item.path),
+            ("video", files, os.path.join(real_folder(folder) if item.split else folder, file), item.path),
             ("group", groups, item.group_key, item.group_key),
         ):
             first = seen.setdefault(key, place)
@@ -226,7 +231,7 @@ def _check_items(manifest: Manifest, where: Callable[[int], str]) -> None:
                     f"{where(place)}: the {kind} {name!r} is in {item.split}, but in {other.split} at {where(first)}; "
                     f"a {kind} belongs to one split"
                 )
-            if other.group_key != item.group_key:
+            if seen is not files and other.group_key != item.group_key:
                 raise InvalidArgument(
                     f"{where(place)}: the video {item.path} is in group {item.group_key!r}, but in group "
                     f"{other.group_key!r} at {where(first)}; write its path and its group alike"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler.checks import whole_number
 from sosampler.data.bank import Bank
+from sosampler.data.bank_disk import Tally
 from sosampler.data.bank_format import (
     VIDEOS_PER_SHARD,
     BankFolder,
@@ -20,11 +21,11 @@ from sosampler.data.bank_format import (
     read_head,
     read_items,
 )
-from sosampler.data.bank_writer import begin, forget_failures, writing_bank
+from sosampler.data.bank_writer import Results, begin, check_root, retry_failures, writing_bank
 from sosampler.data.decode_pool import DecodePool
 from sosampler.data.decode_worker import DecodeTask, FrameSettings
 from sosampler.data.manifest import Item, Manifest, read_manifest
-from sosampler.data.shards import OnProgress, Results, make_shards
+from sosampler.data.shards import OnProgress, make_shards
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.video.limits import Limits
 from sosampler.video.sizes import Size
@@ -32,6 +33,9 @@ from sosampler.video.sizes import Size
 if TYPE_CHECKING:
     from sosampler.data.teachers import Asker
     from sosampler.data.teaching import Teaching
+
+# All decoding processes together.
+_DECODERS_MB = 1500
 
 
 def prepare(
@@ -83,7 +87,8 @@ def prepare(
             where these are logits, else "float16".
         batch: frames that go through the network at once.
         device: where the classifier runs.
-        workers: decoding processes; None takes one for each core, 0 decodes in this process.
+        workers: decoding processes; None takes one for each core, fewer where frames are large, so that memory stays
+            bounded; 0 decodes in this process.
         limits: guards against hostile files.
         videos_per_shard: how many videos a file of the bank holds, and are lost at most when killed.
         retry_failed: try the videos again that failed before.
@@ -91,8 +96,26 @@ def prepare(
     """
     import_pyarrow()
     folder = BankFolder(Path(out))
-    workers = _default_workers() if workers is None else whole_number("workers", workers, at_least=0)
+    if workers is not None:
+        whole_number("workers", workers, at_least=0)
     if manifest is None:
+        _refuse_without_manifest(
+            num_candidates=(num_candidates, None),
+            fps=(fps, None),
+            size=(size, FrameSettings.size),
+            quality=(quality, FrameSettings.quality),
+            candidates=(candidates, FrameSettings.candidates),
+            grid=(grid, FrameSettings.grid),
+            snap_tolerance=(snap_tolerance, FrameSettings.snap_tolerance),
+            folder_fps=(folder_fps, None),
+            seed=(seed, 0),
+            classes=(classes, None),
+            root=(root, None),
+            multi_label=(multi_label, None),
+            limits=(limits or Limits(), Limits()),
+            videos_per_shard=(videos_per_shard, VIDEOS_PER_SHARD),
+            retry_failed=(retry_failed, False),
+        )
         return _add_to_existing(folder, classifier, device, views, features, batch, on_progress)
     if fps is None and num_candidates is None:
         num_candidates = FrameSettings.num_candidates
@@ -107,6 +130,7 @@ def prepare(
         seed=whole_number("seed", seed, at_least=0),
         folder_fps=folder_fps,
     )
+    num_workers = default_workers(_cores(), settings.size) if workers is None else workers
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
     if not manifest.items:
@@ -120,23 +144,38 @@ def prepare(
         videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
     )
     asker = _asker(classifier, head.classes, str(folder.path), device, views, features, batch)
-    with writing_bank(folder, head.num_items):
+    tallies = _tallies(folder, head, asker)
+    with writing_bank(folder, *tallies), ExitStack() as stack:
         head = begin(folder, head, manifest.items)
-        if retry_failed:
-            head = forget_failures(folder, head)
+        check_root(folder, manifest.root, manifest.items)
         source, chosen_limits = manifest, limits or Limits()
 
         def decoded(items: list[Item]) -> Results:
             _check_decoder()
+            # Absolute, so that what failures say does not depend on the folder from which this was called.
             tasks = (
-                DecodeTask(str(source.path_of(item)), item.id, item.start, item.end, settings, chosen_limits)
+                DecodeTask(
+                    os.path.abspath(source.path_of(item)), item.id, item.start, item.end, settings, chosen_limits
+                )
                 for item in items
             )
-            return stack.enter_context(DecodePool(workers)).results(tasks)
+            return stack.enter_context(DecodePool(num_workers)).results(tasks)
 
-        with ExitStack() as stack:
-            make_shards(folder, head, manifest.items, decoded, _teaching(folder, head, asker), on_progress)
+        if retry_failed:
+            head = retry_failures(folder, head, manifest.items, decoded)
+        teaching = _teaching(folder, head, asker, tallies)
+        make_shards(folder, head, manifest.items, decoded, tallies[0], teaching, on_progress)
     return Bank(folder.path)
+
+
+def _refuse_without_manifest(**given: tuple[Any, Any]) -> None:
+    """Arguments, each with its default, that would say how to decode."""
+    stray = [name for name, (value, default) in given.items() if value != default]
+    if stray:
+        raise InvalidArgument(
+            f"{', '.join(stray)} {'say' if len(stray) > 1 else 'says'} how videos are decoded, but without a manifest "
+            f"none is; give the manifest, or leave {'them' if len(stray) > 1 else 'it'} out"
+        )
 
 
 def add_teacher(
@@ -170,9 +209,11 @@ def _add_to_existing(
         )
     head = read_head(folder)
     asker = _asker(classifier, head.classes, str(folder.path), device, views, features, batch)
-    with writing_bank(folder, head.num_items):
-        teaching = _teaching(folder, head, asker)
-        make_shards(folder, head, read_items(folder), partial(_missing, folder), teaching, on_progress)
+    tallies = _tallies(folder, head, asker)
+    with writing_bank(folder, *tallies):
+        head = read_head(folder)  # again: a broken-off retry may have been brought to its end
+        teaching = _teaching(folder, head, asker, tallies)
+        make_shards(folder, head, read_items(folder), partial(_missing, folder), tallies[0], teaching, on_progress)
     return Bank(folder.path)
 
 
@@ -183,9 +224,22 @@ def _missing(folder: BankFolder, items: list[Item]) -> Results:
     )
 
 
-def _default_workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 16)  # each takes about 90 MB
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_workers(cores: int, size: Size) -> int:
+    """One a core, as far as all of them together stay below 1.5 GB.
+
+    Measured with videos of 1920x1080: 113 MB each for frames of 256, 171 to 184 MB for larger ones, as only so many
+    decoded pictures are held at a time.
+
+    >>> default_workers(2, 256), default_workers(64, 256), default_workers(64, 720), default_workers(64, None)
+    (2, 12, 7, 7)
+    """
+    side = size if isinstance(size, int) else min(size) if isinstance(size, tuple) else None
+    megabytes_each = 120 if side is not None and side <= 256 else 200
+    return max(1, min(cores, 16, _DECODERS_MB // megabytes_each))
 
 
 def _check_decoder() -> None:
@@ -215,15 +269,28 @@ def _asker(
 
         classifier = create_classifier(str(classifier), device=device)
     elif device is not None and hasattr(classifier, "to"):
-        classifier = classifier.to(device)
+        from sosampler.classifiers.devices import check_device
+
+        classifier = classifier.to(check_device(device))
     asker = Asker(classifier, views=views, features=features, batch=batch)
     check_classes_fit(classifier, classes, where)
     return asker
 
 
-def _teaching(folder: BankFolder, head: BankHead, asker: Asker | None) -> Teaching | None:
+def _tallies(folder: BankFolder, head: BankHead, asker: Asker | None) -> list[Tally]:
+    """Of the frames, and of the classifier's answers."""
+    frames = Tally(head, folder.frames)
+    if asker is None:
+        return [frames]
+    counts = head.counts or {"frames": 0, "videos": 0}
+    frames_each = counts["frames"] / counts["videos"] if counts["videos"] else head.settings.get("num_candidates") or 64
+    path_of = partial(folder.teacher_shard, asker.name)
+    return [frames, Tally(head, path_of, guess=round(asker.bytes_a_frame * frames_each))]
+
+
+def _teaching(folder: BankFolder, head: BankHead, asker: Asker | None, tallies: list[Tally]) -> Teaching | None:
     if asker is None:
         return None
     from sosampler.data.teaching import Teaching
 
-    return Teaching(folder, head, asker)
+    return Teaching(folder, head, asker, tallies[1])

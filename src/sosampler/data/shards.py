@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sosampler.data.bank_format import BankFolder, BankHead, Failure, StoredVideo, read_failures, read_shard
-from sosampler.data.bank_writer import Tally, explaining_full_disk, fill_shard, finish, tally_of
+from sosampler.data.bank_disk import Tally
+from sosampler.data.bank_format import BankFolder, BankHead, StoredVideo, read_failures, read_shard
+from sosampler.data.bank_writer import Results, fill_shard, finish, restore_failures
 from sosampler.data.manifest import Item
 
 if TYPE_CHECKING:
     from sosampler.data.teaching import Teaching
 
-Results = Iterator[StoredVideo | Failure]
 Row = tuple[str, StoredVideo]
 
 
@@ -53,24 +53,23 @@ def make_shards(
     head: BankHead,
     items: Sequence[Item],
     produce: Callable[[list[Item]], Results],
+    tally: Tally,
     teaching: Teaching | None = None,
     on_progress: OnProgress | None = None,
 ) -> BankHead:
     """Make the shards that are missing, frames and answers side by side, and finish the bank. Call it locked.
 
     `produce` gives the frames of these items, in their order. A shard is asked about while it is being filled, or from
-    the disk where it was filled before; it is the same either way.
+    the disk where it was filled before; it is the same either way. `tally` is that of the frames.
     """
     to_fill = [shard for shard in range(head.num_shards) if not folder.frames(shard).exists()]
     to_teach = teaching.missing if teaching is not None else set()
     to_do = sorted({*to_fill, *to_teach})
-    tally = tally_of(head, folder.frames)
     done_before = head.num_items - sum(len(head.shard_range(shard)) for shard in to_do)
     ticker = _Ticker(Progress(head.num_items, done=done_before, before=done_before), on_progress)
     new_items = [items[place] for shard in to_fill for place in head.shard_range(shard)]
     results: Results = produce(new_items) if to_fill else iter(())
-    tallies: list[Tally] = [tally] if teaching is None else [tally, teaching.tally]
-    with explaining_full_disk(folder, head.num_items, *tallies), teaching if to_teach and teaching else nullcontext():
+    with teaching if to_teach and teaching else nullcontext():
         for shard in to_do:
             if folder.frames(shard).exists():
                 rows = _stored_rows(folder, shard, ticker)
@@ -82,7 +81,10 @@ def make_shards(
                     teaching.teach(shard, rows, ticker.done)
                 for _ in rows:  # exhausted, a new shard takes its place; videos are left only where nobody is asked
                     ticker.done()
-        return finish(folder, head) if to_fill or not head.complete else head
+    if to_fill or not head.complete:
+        return finish(folder, head)
+    restore_failures(folder, head)
+    return head
 
 
 def _stored_rows(folder: BankFolder, shard: int, ticker: _Ticker) -> Generator[Row]:

@@ -6,10 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sosampler.checks import one_of, real_number, whole_number
-from sosampler.data.bank import Bank, Teacher
+from sosampler.data.bank import Bank
+from sosampler.data.bank_disk import ShardPath, Tally, mean_bytes
 from sosampler.data.bank_format import (
     BankFolder,
     BankHead,
@@ -18,9 +20,10 @@ from sosampler.data.bank_format import (
     teacher_schema,
     write_text,
 )
-from sosampler.data.bank_writer import Tally, begin, explaining_full_disk, writing_bank, writing_shard
+from sosampler.data.bank_teachers import Teacher
+from sosampler.data.bank_writer import Results, begin, writing_bank, writing_shard
 from sosampler.data.manifest import Item
-from sosampler.data.shards import OnProgress, Results, make_shards
+from sosampler.data.shards import OnProgress, make_shards
 from sosampler.data.splits import SPLITS
 from sosampler.errors import InvalidArgument
 
@@ -62,13 +65,23 @@ def subset(
     def produce(missing: list[Item]) -> Results:
         return (bank[rows[item.id]].stored() for item in missing)
 
-    with writing_bank(folder, len(items)):
+    frames = _tally(bank.head, bank.folder.frames, head, folder.frames)
+    answers = [
+        _tally(bank.head, partial(bank.folder.teacher_shard, name), head, partial(folder.teacher_shard, name))
+        for name in bank.teachers
+    ]
+    with writing_bank(folder, frames, *answers):
         head = begin(folder, head, items)
         # Teachers first: the frames finish the bank.
-        for teacher in teachers:
-            _copy_teacher(folder, head, teacher, chosen)
-        make_shards(folder, head, items, produce, on_progress=on_progress)
+        for teacher, tally in zip(teachers, answers, strict=True):
+            _copy_teacher(folder, head, teacher, chosen, tally)
+        make_shards(folder, head, items, produce, frames, on_progress=on_progress)
     return Bank(folder.path)
+
+
+def _tally(source: BankHead, source_path: ShardPath, head: BankHead, path: ShardPath) -> Tally:
+    """Of a copy, whose videos are as large as those of the source."""
+    return Tally(head, path, guess=mean_bytes(Tally(source, source_path)))
 
 
 def _chosen(
@@ -137,21 +150,19 @@ def _within(rows: list[int], bank: Bank, teachers: list[Teacher], max_bytes: flo
         yield row
 
 
-def _copy_teacher(folder: BankFolder, head: BankHead, teacher: Teacher, chosen: list[int]) -> None:
+def _copy_teacher(folder: BankFolder, head: BankHead, teacher: Teacher, chosen: list[int], tally: Tally) -> None:
     source = teacher.bank.folder.teacher_json(teacher.name)
     folder.teacher(teacher.name).mkdir(parents=True, exist_ok=True)
     write_text(folder.teacher_json(teacher.name), source.read_text(encoding="utf-8"))
     kept = teacher.about["features"]
     schema = teacher_schema(teacher.num_classes, kept and kept["precision"], kept and kept["width"])
     ids = teacher.bank.ids
-    tally = Tally()
-    with explaining_full_disk(folder, head.num_items, tally):
-        for shard in range(head.num_shards):
-            path = folder.teacher_shard(teacher.name, shard)
-            if path.exists():
-                continue
-            with writing_shard(path, schema, tally) as write:
-                for place in head.shard_range(shard):
-                    answers = teacher[chosen[place]]
-                    write(teacher_batch(schema, ids[chosen[place]], answers.frame_probs, answers.features))
-                    tally.videos += 1
+    for shard in range(head.num_shards):
+        path = folder.teacher_shard(teacher.name, shard)
+        if path.exists():
+            continue
+        with writing_shard(path, schema, tally) as write:
+            for place in head.shard_range(shard):
+                answers = teacher[chosen[place]]
+                write(teacher_batch(schema, ids[chosen[place]], answers.frame_probs, answers.features))
+                tally.open_videos += 1

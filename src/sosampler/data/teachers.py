@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,16 @@ import torch
 from torch import Tensor
 
 from sosampler.checks import one_of, whole_number
-from sosampler.data.bank import decode_jpeg, teacher_folder_name
+from sosampler.data.bank import decode_jpeg
 from sosampler.data.bank_format import TEACHER_KIND, VERSION, teacher_schema
+from sosampler.data.bank_teachers import teacher_folder_name
 from sosampler.errors import ClassifierError, InvalidArgument
 
 MAX_VIEWS = 4
 # Frames that go through the network at once: on a processor each thread has such a batch.
 _CPU_BATCH, _DEVICE_BATCH = 8, 128
+# Decoded frames of all threads together; a batch larger than that goes alone.
+_MAX_DECODED_BYTES = 512 << 20
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
@@ -31,6 +35,26 @@ class Answers:
 
     def __getitem__(self, frames: slice) -> Answers:
         return Answers(self.frame_probs[frames], None if self.features is None else self.features[frames])
+
+
+class Room:
+    """So many bytes for all threads together: `taking` waits until there is room, or until nobody else has any."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._all, self._taken = num_bytes, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taking(self, num_bytes: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + num_bytes <= self._all)
+            self._taken += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= num_bytes
+                self._changed.notify_all()
 
 
 class Asker:
@@ -52,6 +76,7 @@ class Asker:
         self.device = torch.device(getattr(classifier, "device", "cpu"))
         default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
         self.batch = default_batch if batch is None else whole_number("batch", batch)
+        self.batch_given = batch is not None  # otherwise a teacher that was begun goes on with its own
         self.num_classes = len(classifier.class_names)
         self.pooled = hasattr(classifier, "frame_features") and hasattr(classifier, "pool")
         self.pooling: str | None = classifier.pooling if self.pooled else None
@@ -59,6 +84,7 @@ class Asker:
         self.feature_width = self._ask_once()
         self.fingerprint: str = classifier.fingerprint()
         self._device_lock = threading.Lock()
+        self._room = Room(_MAX_DECODED_BYTES)
 
     def _precision(self, features: bool | str) -> str | None:
         if not self.pooled or features is False:
@@ -104,6 +130,7 @@ class Asker:
             "multi_label": bool(getattr(self.classifier, "multi_label", False)),
             "pooling": self.pooling,
             "views": self.views,
+            "batch": self.batch,  # decides the last bits of the answers
             "precision": getattr(self.classifier, "precision", "float32"),
             "features": {"precision": self.features, "width": self.feature_width} if self.features else None,
             "preprocessing": preprocessing.to_dict() if hasattr(preprocessing, "to_dict") else None,
@@ -119,13 +146,18 @@ class Asker:
         views = [self.classifier.frame_features(view) for view in views_of(frames, self.views)]
         return torch.stack(views).mean(0)
 
-    def ask(self, jpegs: list[bytes], positions: np.ndarray) -> Answers:
-        """About F frames of one size, each by itself; positions [F] in 0..1."""
-        frames = self._tensor(np.stack([decode_jpeg(data) for data in jpegs]))
-        if self.device.type == "cpu":
-            return self._classified(frames, positions)
-        with self._device_lock:  # one batch at a time on the device, while other threads decode
-            return self._classified(frames, positions)
+    def ask(self, jpegs: list[bytes], positions: np.ndarray, names: list[str]) -> Answers:
+        """About F frames of one size, each by itself; positions [F] in 0..1, and the video of each."""
+        first = decode_jpeg(jpegs[0], repr(names[0]))
+        with self._room.taking(len(jpegs) * first.nbytes):
+            decoded = np.empty((len(jpegs), *first.shape), dtype=np.uint8)
+            for place, data in enumerate(jpegs):
+                decoded[place] = first if place == 0 else decode_jpeg(data, repr(names[place]))
+            frames = self._tensor(decoded)
+            if self.device.type == "cpu":
+                return self._classified(frames, positions)
+            with self._device_lock:  # one batch at a time on the device, while other threads decode
+                return self._classified(frames, positions)
 
     def _classified(self, frames: Tensor, positions: np.ndarray) -> Answers:
         if self.pooled:

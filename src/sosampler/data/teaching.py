@@ -16,26 +16,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from sosampler.data.bank import read_teacher
+from sosampler.data.bank_disk import Tally
 from sosampler.data.bank_format import BankFolder, BankHead, StoredVideo, teacher_batch, write_text
-from sosampler.data.bank_writer import classes_in_words, tally_of, writing_shard
+from sosampler.data.bank_teachers import first_difference, read_teacher
+from sosampler.data.bank_writer import classes_in_words, writing_shard
 from sosampler.data.teachers import Answers, Asker
 from sosampler.errors import InvalidArgument
 
 _MAX_THREADS = 8
-_Batch = tuple[list[bytes], np.ndarray]
+
+
+class _Batch:
+    """Frames of one size, of one video or several."""
+
+    def __init__(self) -> None:
+        self.jpegs: list[bytes] = []
+        self.positions: list[float] = []  # in 0..1
+        self.names: list[str] = []  # the video of each, for messages
+
+    def add(self, jpeg: bytes, position: float, name: str) -> None:
+        self.jpegs.append(jpeg)
+        self.positions.append(position)
+        self.names.append(name)
+
+    def __len__(self) -> int:
+        return len(self.jpegs)
 
 
 class Teaching:
     """One classifier and one bank: which shards it has not been asked about, and the asking. Enter it to ask."""
 
-    def __init__(self, folder: BankFolder, head: BankHead, asker: Asker) -> None:
+    def __init__(self, folder: BankFolder, head: BankHead, asker: Asker, tally: Tally) -> None:
         check_classes_fit(asker.classifier, head.classes, str(folder.path))
         self._folder, self._asker = folder, asker
         _begin_teacher(folder, asker)
         self.missing = {shard for shard in range(head.num_shards) if not self._path(shard).exists()}
-        guess = asker.bytes_a_frame * int(head.settings.get("num_candidates") or 64)
-        self.tally = tally_of(head, self._path, guess)
+        self._tally = tally
 
     def _path(self, shard: int) -> Any:
         return self._folder.teacher_shard(self._asker.name, shard)
@@ -47,49 +63,58 @@ class Teaching:
         self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
         start = partial(torch.set_num_threads, 1) if on_cpu else None
         self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-ask", initializer=start)
-        self._lay_out(torch.channels_last)  # faster for 2-D convolutions, the same weights
+        self._contiguous = _to_channels_last(getattr(self._asker.classifier, "net", None))
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._lay_out(torch.contiguous_format)
+        for tensor in self._contiguous:
+            tensor.data = tensor.data.contiguous()
         torch.set_num_threads(self._torch_threads)
-
-    def _lay_out(self, memory_format: Any) -> None:
-        net = getattr(self._asker.classifier, "net", None)
-        if net is not None:
-            net.to(memory_format=memory_format)
 
     def teach(self, shard: int, rows: Iterable[tuple[str, StoredVideo]], on_done: Callable[[], None]) -> None:
         """Ask about all videos of a shard, in batches over the borders of videos, and write the answers."""
         schema = self._asker.schema
         waiting: deque[tuple[str, int]] = deque()  # id and number of frames of the videos under way
-        with writing_shard(self._path(shard), schema, self.tally) as write:
+        with writing_shard(self._path(shard), schema, self._tally) as write:
             answers = self._in_order(batches_of(rows, waiting, self._asker.batch))
             for video_id, answer in by_video(answers, waiting):
                 write(teacher_batch(schema, video_id, answer.frame_probs, answer.features))
-                self.tally.videos += 1
+                self._tally.open_videos += 1
                 on_done()
 
     def _in_order(self, batches: Iterable[_Batch]) -> Iterator[Answers]:
         pending: deque[Future[Answers]] = deque()
-        for jpegs, positions in batches:
-            pending.append(self._threads.submit(self._asker.ask, jpegs, positions))
+        for batch in batches:
+            positions = np.array(batch.positions, dtype=np.float32)
+            pending.append(self._threads.submit(self._asker.ask, batch.jpegs, positions, batch.names))
             if len(pending) > 2 * self._num_threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
+def _to_channels_last(net: Any) -> list[torch.Tensor]:
+    """Lay out what 2-D convolutions hold as they work fastest, the same numbers. Returns the tensors that changed."""
+    changed = []
+    for tensor in [*net.parameters(), *net.buffers()] if isinstance(net, torch.nn.Module) else []:
+        if tensor.ndim == 4 and tensor.is_contiguous():  # those of 3-D convolutions have five dimensions
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+            changed.append(tensor)
+    return changed
+
+
 def _begin_teacher(folder: BankFolder, asker: Asker) -> None:
-    """Write teacher.json, or compare with the one that is there."""
+    """Write teacher.json, or compare with the one that is there and go on with its size of batches."""
     path = folder.teacher_json(asker.name)
     about = json.loads(json.dumps(asker.about()))
     if path.exists():
         found = read_teacher(folder, asker.name)
+        if not asker.batch_given:
+            asker.batch = about["batch"] = found.get("batch") or asker.batch
         differing = [
             f"{key}={found.get(key)!r}, now {about[key]!r}"
-            for key in ("features", "precision", "pooling")
+            for key in ("features", "precision", "pooling", "batch")
             if found.get(key) != about[key]
         ]
         if differing:
@@ -111,43 +136,37 @@ def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> 
             f"{ours}, but the classifier {theirs}; give the classifier's class list with the manifest (classes), or a "
             "classifier of these classes"
         )
-    if names == classes or _only_numbers(names) or _only_numbers(classes):
+    place = first_difference(names, classes)
+    if place is None:
         return
-    place = next(place for place, pair in enumerate(zip(names, classes, strict=True)) if pair[0] != pair[1])
     raise InvalidArgument(
         f"{ours}, but the classifier {theirs}: class {place} is {classes[place]!r} here and {names[place]!r} there; "
         "bring the class list into the classifier's order, or give another classifier"
     )
 
 
-def _only_numbers(names: tuple[str, ...]) -> bool:
-    return names == tuple(str(number) for number in range(len(names)))
-
-
 def batches_of(
     rows: Iterable[tuple[str, StoredVideo]], waiting: deque[tuple[str, int]], at_most: int
 ) -> Iterator[_Batch]:
-    """JPEGs of one size and their positions, at most so many, in order; a batch may hold frames of several videos.
+    """Frames of one size, at most so many, in order; a batch may hold frames of several videos.
 
     Adds each video to `waiting`, with the number of its frames.
     """
-    jpegs: list[bytes] = []
-    positions: list[float] = []
+    batch = _Batch()
     size: tuple[int, int] | None = None
     for video_id, video in rows:
         waiting.append((video_id, len(video)))
-        if jpegs and size != (video.width, video.height):
-            yield jpegs, np.array(positions, dtype=np.float32)
-            jpegs, positions = [], []
+        if len(batch) and size != (video.width, video.height):
+            yield batch
+            batch = _Batch()
         size = video.width, video.height
         for jpeg, position in zip(video.jpegs, video.positions.tolist(), strict=True):
-            jpegs.append(jpeg)
-            positions.append(position)
-            if len(jpegs) == at_most:
-                yield jpegs, np.array(positions, dtype=np.float32)
-                jpegs, positions = [], []
-    if jpegs:
-        yield jpegs, np.array(positions, dtype=np.float32)
+            batch.add(jpeg, position, video_id)
+            if len(batch) == at_most:
+                yield batch
+                batch = _Batch()
+    if len(batch):
+        yield batch
 
 
 def by_video(answers: Iterable[Answers], waiting: deque[tuple[str, int]]) -> Iterator[tuple[str, Answers]]:

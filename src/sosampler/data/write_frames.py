@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from sosampler.checks import whole_number
+from sosampler.checks import real_number, whole_number
 from sosampler.data.bank import Bank
+from sosampler.data.bank_disk import Tally
 from sosampler.data.bank_format import VIDEOS_PER_SHARD, BankFolder, BankHead, StoredVideo, import_pyarrow
-from sosampler.data.bank_writer import begin, writing_bank
+from sosampler.data.bank_writer import Results, begin, writing_bank
 from sosampler.data.decode_worker import encode_jpeg
 from sosampler.data.manifest import Item, Manifest
-from sosampler.data.shards import OnProgress, Results, make_shards
+from sosampler.data.shards import OnProgress, make_shards
 from sosampler.errors import InvalidArgument
 from sosampler.video.reader import Frames
 
@@ -77,13 +80,13 @@ def write_frames(
     if not listed:
         raise InvalidArgument("no entry was given; a bank needs at least one video")
     items = tuple(
-        Item(id=entry.id, path=entry.id, labels=tuple(entry.labels), split=entry.split, group=entry.group)
+        Item(id=entry.id, path=entry.id, labels=_labels_of(entry), split=entry.split, group=entry.group)
         for entry in listed
     )
     manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
     head = BankHead(
         source="arrays",
-        settings={"quality": quality, "made_by": made_by},
+        settings={"quality": quality, "made_by": _plain(made_by)},
         classes=manifest.classes,
         multi_label=multi_label,
         num_items=len(items),
@@ -91,14 +94,35 @@ def write_frames(
     )
     by_id = {entry.id: entry for entry in listed}
     folder, num_threads = BankFolder(Path(out)), whole_number("workers", workers)
-    with writing_bank(folder, len(items)), ExitStack() as stack:
+    tally = Tally(head, folder.frames)
+    with writing_bank(folder, tally), ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames"))
 
         def produce(missing: list[Item]) -> Results:
             return _in_order((by_id[item.id] for item in missing), quality, threads, num_threads)
 
-        make_shards(folder, begin(folder, head, items), items, produce, on_progress=on_progress)
+        make_shards(folder, begin(folder, head, items), items, produce, tally, on_progress=on_progress)
     return Bank(folder.path)
+
+
+def _labels_of(entry: FrameEntry) -> tuple[int, ...]:
+    """Plain numbers, also where the array of a data set gave its own."""
+    try:
+        return tuple(operator.index(label) for label in entry.labels)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{entry.id!r}: labels={entry.labels!r} are not positions of classes; give whole numbers"
+        ) from error
+
+
+def _plain(made_by: dict[str, Any] | None) -> Any:
+    """As it will be read back, so that a tuple is the list that it becomes."""
+    try:
+        return json.loads(json.dumps(made_by, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"made_by={made_by!r} cannot be kept ({error}); give plain numbers, texts, lists and dicts"
+        ) from error
 
 
 def _in_order(
@@ -127,8 +151,11 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
                 "give one a frame, in time order"
             )
     between = float(pts[-1] - pts[-2]) if count > 1 else 1.0
-    duration = float(pts[-1]) + between if entry.duration is None else float(entry.duration)
-    total = int(indices[-1]) + 1 if entry.total_num_frames is None else entry.total_num_frames
+    duration, total = float(pts[-1]) + between, int(indices[-1]) + 1
+    if entry.duration is not None:
+        duration = real_number(f"duration of {entry.id!r}", entry.duration, at_least=0)
+    if entry.total_num_frames is not None:
+        total = whole_number(f"total_num_frames of {entry.id!r}", entry.total_num_frames)
     return StoredVideo(
         jpegs=jpegs,
         frame_indices=indices,

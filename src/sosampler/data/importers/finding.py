@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from sosampler.data.class_folders import is_folder
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
@@ -59,12 +60,14 @@ def _walk(folder: Path, names: Collection[str]) -> list[str]:
             for entry in entries:
                 path = posixpath.join(below, entry.name)
                 wanted = stem_of(entry.name) in names
-                if entry.is_dir():
+                if is_folder(entry):
                     if wanted and _holds_frames(entry.path):
                         found.append(path)
                     else:
                         open_folders.append(path)
-                elif wanted and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES and entry.is_file():
+                elif (
+                    wanted and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES and os.path.isfile(entry.path)
+                ):
                     found.append(path)
     return found
 
