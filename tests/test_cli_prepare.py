@@ -138,12 +138,14 @@ def test_damaged_banks_end_with_exit_code_2(
 def test_the_benchmark_runs(videos: Path, tmp_path: Path) -> None:
     from sosampler.bench.prepare import bench_prepare, table
 
-    (tmp_path / "prepare.bank").mkdir()  # of somebody else
+    work = tmp_path / "new"
+    (work / "prepare.bank").mkdir(parents=True)  # of somebody else
     clips = [videos / "a.mp4", videos / "b.mp4"]
     result = bench_prepare(
-        clips, classifier="timm:test_resnet", work=tmp_path, videos=3, num_candidates=4, workers=(1,), rounds=1
+        clips, classifier="timm:test_resnet", work=work, videos=3, num_candidates=4, workers=(1,), rounds=1
     )
     assert set(result["videos_a_second"]) == {"plain loop", "prepare, 1 worker"}
     assert "times the plain loop" in table(result)
     json.dumps(result)
-    assert list(tmp_path.iterdir()) == [tmp_path / "prepare.bank"]
+    assert list(work.iterdir()) == [work / "prepare.bank"]
+    bench_prepare(clips, classifier="timm:test_resnet", work=tmp_path / "x/y", videos=1, num_candidates=2, rounds=1)

@@ -37,6 +37,7 @@ def bench_prepare(
     The plain loop is what one writes first: decode a video, ask the classifier about its frames, go on to the next.
     It keeps nothing; `prepare` also writes a bank, starts its processes, and begins from nothing each time.
     """
+    work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="prepare-", dir=work) as folder:
         return _timed(
             clips, classifier, Path(folder) / "bank", videos, num_candidates, candidates, workers, rounds, say
