@@ -128,8 +128,11 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
         so.train_classifier(pictures, TINY, out=tmp_path / "broken", options=options, **QUICK)
     monkeypatch.setattr(classifier_loop.ClassifierLoop, "_train_step", real)
     said: list[str] = []
+    leftover = tmp_path / "broken/.checkpoint.123.part.pt"  # as a kill leaves it
+    leftover.write_bytes(b"half")
     so.train_classifier(pictures, TINY, out=tmp_path / "broken", options=options, say=said.append, **QUICK)
     assert f"going on at step {stop_at} of 15" in said
+    assert not leftover.exists()
     for name in ("model.safetensors", "log.jsonl", "result.json", "config.json"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert whole.result["dev"] > 0

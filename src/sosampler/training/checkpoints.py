@@ -15,6 +15,7 @@ from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.files import replacing
 
 SETTINGS, CHECKPOINT, LOG, RESULT = "run.json", "checkpoint.pt", "log.jsonl", "result.json"
+_FILES = (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS)
 
 
 class RunFolder:
@@ -27,6 +28,8 @@ class RunFolder:
         """Start, or go on with a run of the same settings; one of other settings is refused, once it has begun."""
         settings = json.loads(json.dumps(settings))  # as they come back from the file
         path = self.folder / SETTINGS
+        if path.exists():
+            self._remove_leftovers()
         if path.exists() and self._has_begun():
             changed = differences(self._read_json(SETTINGS), settings)
             if changed:
@@ -49,6 +52,12 @@ class RunFolder:
                         "give another folder"
                     )
 
+    def _remove_leftovers(self) -> None:
+        """What a killed run was writing, under the names that `replacing` gives."""
+        for name in _FILES:
+            for leftover in self.folder.glob(f".{Path(name).stem}.*.part{Path(name).suffix}"):
+                leftover.unlink(missing_ok=True)
+
     def _has_begun(self) -> bool:
         """Whether anything would be lost or mixed up if other settings were taken now."""
         return self.frames.exists() or any((self.folder / name).exists() for name in (CHECKPOINT, LOG, RESULT, WEIGHTS))
@@ -56,7 +65,7 @@ class RunFolder:
     def clear(self) -> None:
         """Forget the run, its weights and the frames that were decoded for it."""
         self._refuse_others()
-        for name in (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS):
+        for name in _FILES:
             (self.folder / name).unlink(missing_ok=True)
         if (self.frames / "bank.json").exists():
             shutil.rmtree(self.frames)
