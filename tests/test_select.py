@@ -310,3 +310,14 @@ def test_bad_arguments(clip: Path, arguments: dict[str, Any], sentence: str) -> 
 def test_what_is_no_source(source: object) -> None:
     with pytest.raises(so.InvalidArgument, match="is not a video source; give a path, bytes"):
         so.select(source)
+
+
+def test_frames_of_16_bits_are_scaled_not_cut_off(tmp_path: Path) -> None:
+    from PIL import Image
+
+    grey = (np.arange(48 * 64, dtype=np.uint16) * 20).reshape(48, 64)
+    for number in range(3):
+        Image.fromarray(grey).save(tmp_path / f"img_{number:03d}.png")
+    frames = so.select(tmp_path, 2).frames
+    assert frames is not None
+    assert np.array_equal(frames[1, ..., 0], grey // 257)

@@ -36,9 +36,9 @@ class _Rich:
 
 
 @contextmanager
-def progress_bar(what: str, total: int, *, done: int = 0, shown: bool | None = None) -> Iterator[Bar]:
+def progress_bar(what: str, total: int, *, done: int = 0) -> Iterator[Bar]:
     """A bar for `total` steps of which `done` are behind; silent where standard error is no terminal."""
-    if not (sys.stderr.isatty() if shown is None else shown) or total <= done:
+    if not sys.stderr.isatty() or total <= done:
         yield _Quiet()
         return
     from rich.console import Console

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from sosampler.checks import one_of, whole_number
 from sosampler.classifiers.cost import count_gmacs
+from sosampler.classifiers.devices import autocast
 from sosampler.classifiers.lengths import ClipLength
 from sosampler.classifiers.outputs import ACTIVATIONS, activate, check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
@@ -142,7 +142,7 @@ class Classifier(nn.Module):
 
     def scores(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
         """`forward` in the classifier's precision, checked: float32 [B, C]."""
-        with self.autocast():
+        with autocast(self.device, self.precision):
             scores = self(clips, positions)
         return check_shape(scores, len(clips), self.num_classes, self.name).float()
 
@@ -150,11 +150,6 @@ class Classifier(nn.Module):
         """Scores [..., C] of the network -> probabilities [..., C]."""
         check_finite(scores.reshape(-1, scores.shape[-1]), self.name)
         return activate(scores, self.activation)
-
-    def autocast(self) -> Any:
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.precision))
 
     # ---- facts
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from sosampler.errors import InvalidArgument
+from sosampler.errors import InvalidArgument, first_line
 
 
 def check_device(given: Any) -> torch.device:
@@ -18,7 +19,11 @@ def check_device(given: Any) -> torch.device:
         there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise InvalidArgument(
-            f"device={given!r} cannot be used here ({str(error).splitlines()[0]}); choose one of: "
-            + ", ".join(["cpu", *there])
+            f"device={given!r} cannot be used here ({first_line(error)}); choose one of: " + ", ".join(["cpu", *there])
         ) from error
     return device
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    """A context in which networks run in this precision."""
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))

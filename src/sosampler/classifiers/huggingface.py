@@ -25,7 +25,8 @@ from sosampler.classifiers.outputs import unwrap_output
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.classifiers.processors import default_preprocessing, processor_preprocessing
 from sosampler.classifiers.timesformer import TEMPORAL, timesformer_logits
-from sosampler.errors import InvalidArgument, MissingDependency, WeightsError
+from sosampler.classifiers.weights import some_of
+from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
 
 log = logging.getLogger("sosampler")
 
@@ -197,7 +198,7 @@ def config_from_dict(told: dict[str, Any]) -> Any:
     except _config_errors() as error:
         raise InvalidArgument(
             f"transformers {transformers.__version__} cannot make a config of model type "
-            f"{told.get('model_type')!r} ({_first_line(error)}); use the version that the classifier was saved with"
+            f"{told.get('model_type')!r} ({first_line(error)}); use the version that the classifier was saved with"
         ) from error
 
 
@@ -281,7 +282,7 @@ def _local_folder(source: str | Path, revision: str | None) -> Path:
         return Path(snapshot_download(source, revision=revision, allow_patterns=list(_FETCHED)))
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"{source}: neither a folder here nor to be had from the Hugging Face hub ({_first_line(error)}); check "
+            f"{source}: neither a folder here nor to be had from the Hugging Face hub ({first_line(error)}); check "
             "the name and the network, or give a folder with its files"
         ) from error
 
@@ -294,7 +295,7 @@ def _read_config(folder: Path, where: Any) -> Any:
             config = import_transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except _config_errors() as error:
         raise InvalidArgument(
-            f"{where}: config.json is not that of a network in transformers ({_first_line(error)}); give a checkpoint "
+            f"{where}: config.json is not that of a network in transformers ({first_line(error)}); give a checkpoint "
             "of a video classifier that transformers itself contains"
         ) from error
     _check_config(config, where)
@@ -306,7 +307,7 @@ def _random_net(config: Any) -> nn.Module:
         with _quiet():
             return import_transformers().AutoModelForVideoClassification.from_config(config)
     except ValueError as error:
-        raise InvalidArgument(f"transformers refuses the config ({_first_line(error)}); change the config") from error
+        raise InvalidArgument(f"transformers refuses the config ({first_line(error)}); change the config") from error
 
 
 def _load_net(folder: Path, config: Any, where: Any, new_head: bool) -> nn.Module:
@@ -330,7 +331,7 @@ def _load_net(folder: Path, config: Any, where: Any, new_head: bool) -> nn.Modul
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise WeightsError(
-            f"{where}: the weights cannot be read ({_first_line(error)}); fetch or save them again"
+            f"{where}: the weights cannot be read ({first_line(error)}); fetch or save them again"
         ) from error
     _judge(report, net, where, new_head)
     if new_head:
@@ -347,7 +348,7 @@ def _judge(report: dict[str, Any], net: Any, where: Any, new_head: bool) -> None
     missing = sorted(key for key in report["missing_keys"] if not (new_head and not key.startswith(trunk)))
     if shapes or missing:
         said = [
-            f"{len(keys)} {what}: {_some(keys)}"
+            f"{len(keys)} {what}: {some_of(keys)}"
             for keys, what in ((missing, "missing"), (shapes, "of another shape"))
             if keys
         ]
@@ -357,11 +358,11 @@ def _judge(report: dict[str, Any], net: Any, where: Any, new_head: bool) -> None
         )
     fresh = sorted(key for key in report["missing_keys"] if not key.startswith(f"{HEAD}."))
     if fresh:
-        log.warning("%s: %d tensors besides the head start fresh: %s", where, len(fresh), _some(fresh))
+        log.warning("%s: %d tensors besides the head start fresh: %s", where, len(fresh), some_of(fresh))
     unused = sorted(report["unexpected_keys"])
     if unused:
         log.warning(
-            "%s: %d tensors have no place in the network and are left out: %s", where, len(unused), _some(unused)
+            "%s: %d tensors have no place in the network and are left out: %s", where, len(unused), some_of(unused)
         )
 
 
@@ -375,7 +376,7 @@ def _preprocessing(folder: Path, config: Any, where: Any) -> Preprocessing:
             told = _read_processor(folder)
     except (OSError, ValueError, TypeError) as error:
         raise InvalidArgument(
-            f"{where}: its processor file cannot be read ({_first_line(error)}); fetch it again, or take it out of the "
+            f"{where}: its processor file cannot be read ({first_line(error)}); fetch it again, or take it out of the "
             "folder to use the network's usual size and normalisation"
         ) from error
     return processor_preprocessing(told, size, where=str(where))
@@ -412,12 +413,3 @@ def _config_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import StrictDataclassError
 
     return OSError, ValueError, TypeError, StrictDataclassError
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f", and {len(names) - 4} more" if len(names) > 4 else "")

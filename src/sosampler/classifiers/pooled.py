@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sosampler.checks import one_of, real_number, true_or_false, whole_number
 from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier
+from sosampler.classifiers.devices import autocast
 from sosampler.classifiers.labels import imagenet_names, names_for
 from sosampler.classifiers.outputs import check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
@@ -48,7 +49,7 @@ class PooledClassifier(Classifier):
         flat = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
         parts = []
         for part in flat.split(_FRAMES_AT_ONCE):
-            with self.autocast():
+            with autocast(self.device, self.precision):
                 parts.append(check_finite(self.features(self._prepared(part)).float(), self.name))
         return torch.cat(parts).squeeze(1).unflatten(0, frames.shape[:2])
 

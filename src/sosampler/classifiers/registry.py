@@ -18,7 +18,7 @@ from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, 
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
 from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head
-from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.errors import InvalidArgument, WeightsError, first_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PRETRAINED = "pretrained"
@@ -228,8 +228,7 @@ def _fit_input(classifier: Classifier) -> None:
         classifier.gmacs(classifier.length.at_least)
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InvalidArgument(
-            f"{classifier.name} cannot take frames of {height}x{width} ({str(error).strip().splitlines()[0]}); "
-            "give another input_size"
+            f"{classifier.name} cannot take frames of {height}x{width} ({first_line(error)}); give another input_size"
         ) from error
 
 

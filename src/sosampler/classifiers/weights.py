@@ -93,12 +93,12 @@ def load_weights(net: nn.Module, state: State, *, where: str, head: Sequence[str
     if missing or unexpected or shapes:
         said = []
         if missing:
-            said.append(f"{len(missing)} missing: {_some(missing)}")
+            said.append(f"{len(missing)} missing: {some_of(missing)}")
         if unexpected:
-            said.append(f"{len(unexpected)} unknown: {_some(unexpected)}")
+            said.append(f"{len(unexpected)} unknown: {some_of(unexpected)}")
         if shapes:
             pairs = [f"{key} {list(state[key].shape)} in the file, {list(own[key].shape)} here" for key in shapes]
-            said.append(f"{len(shapes)} of another shape: {_some(pairs)}")
+            said.append(f"{len(shapes)} of another shape: {some_of(pairs)}")
         only_head = not missing and not unexpected and not without_head(dict.fromkeys(shapes, torch.empty(0)), head)
         advice = (
             "give the num_classes of the file, or new_head=True to start with a fresh head"
@@ -109,6 +109,7 @@ def load_weights(net: nn.Module, state: State, *, where: str, head: Sequence[str
     net.load_state_dict({**own, **{key: tensor for key, tensor in state.items() if key in own}})
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """The first few of many names, and how many more there are."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown}, and {len(names) - _SHOWN} more"

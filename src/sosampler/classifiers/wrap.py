@@ -23,7 +23,7 @@ from sosampler.classifiers.outputs import (
 )
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, height_and_width
-from sosampler.errors import ClassifierError, InvalidArgument
+from sosampler.errors import ClassifierError, InvalidArgument, first_line
 
 LAYOUTS = ("BTCHW", "BCTHW", "BCHW")
 _ASKED = 2  # clips of noise that a new module is asked about
@@ -166,11 +166,7 @@ def _ask_once(module: nn.Module, layout: str, preprocessing: Preprocessing, leng
         output = _scores(module, clips, layout, name)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
         raise ClassifierError(
-            f"{name} cannot take a batch {shape} (layout={layout!r}): {_first_line(error)}; "
+            f"{name} cannot take a batch {shape} (layout={layout!r}): {first_line(error)}; "
             "check layout, input_size and num_frames"
         ) from error
     return check_finite(output.float(), name) if output.ndim == 2 else output
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

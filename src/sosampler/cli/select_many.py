@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from sosampler.cli.inputs import expand, labels
 from sosampler.cli.results import Journal, check_out, write_results
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.options import SelectOptions
+from sosampler.progress import progress_bar
 from sosampler.report.contact_sheet import MAX_ROWS, SheetRow, write_rows
 from sosampler.report.frame_files import IMAGE_FORMATS, save_frames
 from sosampler.selection import Selection
@@ -201,18 +201,10 @@ def _named(video: Path, error: SosamplerError) -> str:
 
 def _progress(results: Iterator[Done], total: int) -> Iterator[Done]:
     """A bar on standard error, if somebody looks at it."""
-    if not sys.stderr.isatty() or not total:
-        yield from results
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("selecting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("selecting", total=total)
+    with progress_bar("selecting", total) as bar:
         for result in results:
             yield result
-            bar.advance(task)
+            bar.advance()
 
 
 def _describe(selection: Selection) -> str:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from sosampler.checks import whole_number
 from sosampler.data.procedural import MAX_CLASSES, class_name, draw_picture
 from sosampler.data.reels import DISTRACTOR, ReelSet
 from sosampler.errors import InvalidArgument
+from sosampler.video.images import upright_rgb
 from sosampler.video.limits import Limits
 from sosampler.video.source import IMAGE_SUFFIXES
 
@@ -192,7 +193,7 @@ class PictureFolder(Pictures):
             with Image.open(key) as image:
                 self._limits.check_pixels(str(key), *image.size)  # before a pixel is decoded
                 self._limits.check_pixels(str(key), *_scaled(*image.size, self.size))  # a thin line becomes a long one
-                return middle_square(ImageOps.exif_transpose(image).convert("RGB"), self.size)
+                return middle_square(upright_rgb(image), self.size)
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise InvalidArgument(f"{key}: not an image that can be read ({error}); take it out") from error
 

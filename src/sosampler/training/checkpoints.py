@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sosampler.classifiers.registry import CONFIG, WEIGHTS
-from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.files import replacing
 
 SETTINGS, CHECKPOINT, LOG, RESULT = "run.json", "checkpoint.pt", "log.jsonl", "result.json"
@@ -90,8 +90,7 @@ class RunFolder:
         try:
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise WeightsError(f"{path}: cannot be read ({reason}); remove it to start this run again") from error
+            raise WeightsError(f"{path}: cannot be read ({first_line(error)}); remove it to start again") from error
         return state
 
     def log(self, history: list[dict[str, Any]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.devices import autocast
 from sosampler.classifiers.registry import save_classifier
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
@@ -217,10 +217,6 @@ def make_optimizer(classifier: Classifier, recipe: ClassifierRecipe) -> torch.op
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr)
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
-
-
-def autocast(device: torch.device, precision: str) -> Any:
-    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 
 
 def head_layers(classifier: Classifier) -> list[nn.Module]:

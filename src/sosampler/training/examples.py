@@ -20,6 +20,7 @@ from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.training.recipe import ClassifierRecipe
+from sosampler.video.images import upright_rgb
 
 Key = tuple[int | None, int]
 Example = tuple[Tensor, Tensor, Tensor]  # frames uint8 [N, 3, h, w], targets float [C], positions float [N]
@@ -98,16 +99,12 @@ def multi_hot(labels: Sequence[int], num_classes: int) -> Tensor:
 
 def read_picture(path: Path, *, at_least: int) -> np.ndarray:
     """uint8 [H, W, 3], upright; a large JPEG is decoded at the smallest scale that keeps `at_least` pixels a side."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as picture:
             picture.draft("RGB", (at_least, at_least))
-            upright = ImageOps.exif_transpose(picture)
-            if upright.mode.startswith("I"):  # 16-bit grey, which PIL would cut off at 255
-                grey = (np.asarray(upright, dtype=np.int64) // 257).clip(0, 255).astype(np.uint8)
-                return np.repeat(grey[..., None], 3, axis=2)
-            return np.asarray(upright.convert("RGB"))
+            return np.asarray(upright_rgb(picture))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidArgument(f"{path}: cannot be read as a picture ({error}); mend or remove it") from error
 

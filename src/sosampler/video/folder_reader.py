@@ -6,9 +6,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from sosampler.errors import VideoError
+from sosampler.video.images import upright_rgb
 from sosampler.video.limits import Limits
 from sosampler.video.metadata import VideoMetadata
 from sosampler.video.reader import FrameBatch, Frames
@@ -94,7 +95,7 @@ class FolderReader:
         try:
             with Image.open(path) as image:
                 self._limits.check_pixels(str(path), *image.size)  # before a pixel is decoded
-                return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+                return np.asarray(upright_rgb(image))
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise VideoError(
                 f"{path}: not an image that can be read ({error}); take it out or write it again"
