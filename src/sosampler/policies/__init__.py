@@ -1,24 +1,32 @@
-"""Who is chosen: N of T candidates. Adding a policy is adding an entry to the table below."""
+"""Who is chosen: N of T candidates. Adding a policy is adding an entry to the table below.
+
+A learned sampler is a policy too; torch is imported only when one is given.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sosampler.checks import one_of
+from sosampler.errors import InvalidArgument
 from sosampler.policies import rules
 from sosampler.policies.difference import change_scores
 from sosampler.video.reader import Frames
+from sosampler.video.source import import_torch
 from sosampler.video.timeline import Indices
 
 # Candidates that a policy is offered where the user names no number: enough to choose from, at least four a frame.
 _POOL = 32
 
 
-def _pool(num_frames: int) -> int:
+def pool_size(num_frames: int) -> int:
+    """T where the user names none, for policies that choose freely among their candidates."""
     return max(_POOL, 4 * num_frames)
 
 
@@ -40,6 +48,11 @@ class Policy:
     default_candidates: Callable[[int], int]
     needs_frames: bool = False
     candidate_mode: str | None = None  # the only candidate mode that makes sense for it
+    # Short side of the frames that it must see at least, in their own proportions, where the video has that; None for
+    # a policy that is content with whatever size was asked for.
+    least_size: int | None = None
+    # What tells a learned policy from another of the same name: changes with its weights.
+    identity: Callable[[], str] | None = None
 
 
 def _frame_difference(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
@@ -61,7 +74,7 @@ _POLICIES: dict[str, Policy] = {
             "random",
             "N candidates drawn by seed",
             lambda t, n, frames, seed: Choice(rules.random(t, n, seed)),
-            default_candidates=_pool,
+            default_candidates=pool_size,
         ),
         Policy(
             "all",
@@ -73,7 +86,7 @@ _POLICIES: dict[str, Policy] = {
             "centre",
             "the N candidates next to the middle",
             lambda t, n, frames, seed: Choice(rules.centre(t, n)),
-            default_candidates=_pool,
+            default_candidates=pool_size,
         ),
         Policy(
             "keyframe",
@@ -86,7 +99,7 @@ _POLICIES: dict[str, Policy] = {
             "frame-difference",
             "the N candidates at which the picture changes most",
             _frame_difference,
-            default_candidates=_pool,
+            default_candidates=pool_size,
             needs_frames=True,
         ),
         Policy(
@@ -99,8 +112,48 @@ _POLICIES: dict[str, Policy] = {
 }
 
 
-def get_policy(name: str) -> Policy:
-    return _POLICIES[one_of("policy", name, _POLICIES)]
+# What a folder must hold to be taken for a saved sampler.
+_CONFIG = "config.json"
+
+
+def get_policy(policy: Any, *, device: Any = None) -> Policy:
+    """The policy that is meant: a name, a sampler, the folder of a saved sampler, or a `Policy` as it is.
+
+    `device` is where a sampler runs: one given as an object stays where it is unless told, one that is loaded goes to
+    the GPU if there is one.
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, str) and policy in _POLICIES:
+        return _POLICIES[policy]
+    if isinstance(policy, (str, os.PathLike)):
+        return _from_folder(policy, device)
+    if hasattr(policy, "score") and hasattr(policy, "preprocessing"):
+        import_torch()
+        from sosampler.samplers.policy import policy_of
+
+        return policy_of(policy, device=device)
+    raise InvalidArgument(
+        f"policy is a {type(policy).__name__}; give one of: {', '.join(_POLICIES)}, a sampler, or the folder of one"
+    )
+
+
+def _from_folder(given: str | os.PathLike[str], device: Any) -> Policy:
+    folder = Path(given)
+    if (folder / _CONFIG).is_file():
+        import_torch()  # says how to install it
+        from sosampler.samplers.policy import load_policy
+
+        return load_policy(given, device=device)
+    if folder.is_dir():
+        raise InvalidArgument(
+            f"policy={os.fspath(given)!r} is a folder without {_CONFIG}, so it holds no sampler; "
+            f"give the folder of a trained one, or one of: {', '.join(_POLICIES)}"
+        )
+    raise InvalidArgument(
+        f"policy={os.fspath(given)!r} is unknown; choose one of: {', '.join(_POLICIES)}, "
+        "or give the folder of a trained sampler"
+    )
 
 
 def list_policies(pattern: str = "*") -> list[str]:
@@ -112,4 +165,4 @@ def describe_policies() -> dict[str, str]:
     return {policy.name: policy.says for policy in _POLICIES.values()}
 
 
-__all__ = ["Choice", "Policy", "describe_policies", "get_policy", "list_policies"]
+__all__ = ["Choice", "Policy", "describe_policies", "get_policy", "list_policies", "pool_size"]

@@ -1,0 +1,135 @@
+"""Choosing frames that differ: the fast rules against slow, direct ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sosampler.errors import InvalidArgument
+from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
+from sosampler.policies.semi_optimal import top_n
+
+
+def random_videos(batch: int, candidates: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.random((batch, candidates))), torch.from_numpy(rng.normal(0, 1, (batch, candidates, 4)))
+
+
+def slow_mmr(scores: np.ndarray, similarity: np.ndarray, number: int, share: float, real: np.ndarray) -> list[int]:
+    chosen: list[int] = []
+    while len(chosen) < number:
+        values = {}
+        for t in np.flatnonzero(real):
+            if t not in chosen:
+                penalty = max((similarity[t, c] for c in chosen), default=0.0)
+                values[t] = share * scores[t] - (1 - share) * penalty if chosen else scores[t]
+        chosen.append(max(values, key=lambda t: (values[t], -t)))
+    return sorted(map(int, chosen))
+
+
+def slow_dpp(scores: np.ndarray, similarity: np.ndarray, number: int, share: float, real: np.ndarray) -> list[int]:
+    """Recompute the determinant of every larger set."""
+    quality = np.exp(share / (2 * (1 - share)) * scores)
+    kernel = quality[:, None] * similarity * quality[None]
+    chosen: list[int] = []
+    while len(chosen) < number:
+        values = {
+            t: np.linalg.det(kernel[np.ix_([*chosen, t], [*chosen, t])])
+            for t in np.flatnonzero(real)
+            if t not in chosen
+        }
+        chosen.append(max(values, key=lambda t: (values[t], -t)))
+    return sorted(map(int, chosen))
+
+
+class TestKernel:
+    def test_is_the_formula_written_as_a_loop(self) -> None:
+        _, features = random_videos(3, 6, 0)
+        widths = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+        kernel = gaussian_kernel(features, widths)
+        for b in range(3):
+            for i in range(6):
+                for j in range(6):
+                    squared = sum((features[b, i, d] - features[b, j, d]).item() ** 2 for d in range(4))
+                    assert kernel[b, i, j].item() == pytest.approx(math.exp(-squared / (2 * widths[b].item() ** 2)))
+        assert torch.allclose(gaussian_kernel(features[1], 1.0), kernel[1])
+
+    def test_tells_near_duplicates_far_from_the_origin_apart(self) -> None:
+        features = torch.tensor([[1000.0, 0.0], [1000.0, 0.01], [1000.0, 0.0]])
+        kernel = gaussian_kernel(features, 0.01)
+        assert kernel[0, 2] == 1.0
+        assert kernel[0, 1].item() == pytest.approx(math.exp(-0.5), rel=1e-3)
+
+    @pytest.mark.parametrize("bandwidth", [0, -1.0, math.nan, math.inf])
+    def test_bandwidths_that_make_no_kernel_are_refused(self, bandwidth: float) -> None:
+        with pytest.raises(InvalidArgument, match="bandwidth"):
+            gaussian_kernel(torch.zeros(3, 2), bandwidth)
+
+    def test_median_bandwidth_is_the_median_over_pairs_of_real_frames(self) -> None:
+        _, features = random_videos(4, 6, 1)
+        mask = torch.ones(4, 6, dtype=torch.bool)
+        mask[2, 4:] = False
+        per_video, everything = median_bandwidth(features, mask), median_bandwidth(features, mask, pooled=True)
+        all_pairs = []
+        for b in range(4):
+            real = torch.nonzero(mask[b])[:, 0].tolist()
+            pairs = [(features[b, i] - features[b, j]).norm().item() for i in real for j in real if i < j]
+            all_pairs += pairs
+            assert per_video[b].item() == pytest.approx(sorted(pairs)[(len(pairs) - 1) // 2])
+        assert everything.item() == pytest.approx(sorted(all_pairs)[(len(all_pairs) - 1) // 2])
+
+    def test_median_bandwidth_of_one_picture_is_one(self) -> None:
+        assert median_bandwidth(torch.zeros(2, 5, 3)).tolist() == [1.0, 1.0]
+        assert median_bandwidth(torch.zeros(2, 1, 3)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.95])
+@pytest.mark.parametrize(("fast", "slow"), [(mmr, slow_mmr), (dpp, slow_dpp)])
+def test_is_the_slow_rule(fast, slow, share: float, masked: bool) -> None:  # type: ignore[no-untyped-def]
+    scores, features = random_videos(25, 12, 2)
+    similarity = gaussian_kernel(features, median_bandwidth(features))
+    real = torch.from_numpy(np.random.default_rng(2).random((25, 12)) < 0.6) if masked else torch.ones(25, 12).bool()
+    real[:, :5] = True
+    for number in (1, 2, 5):
+        chosen = fast(scores, similarity, number, trade_off=share, mask=real if masked else None)
+        expected = [slow(scores[b].numpy(), similarity[b].numpy(), number, share, real[b].numpy()) for b in range(25)]
+        assert chosen.tolist() == expected
+
+
+@pytest.mark.parametrize("rule", [mmr, dpp])
+class TestBoth:
+    def test_take_one_of_two_equal_frames_where_ranking_takes_both(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores = torch.tensor([[0.9, 0.9, 0.8, 0.1]])
+        similarity = gaussian_kernel(torch.tensor([[[0.0], [0.0], [9.0], [-9.0]]]), 1.0)
+        assert top_n(scores, 2).tolist() == [[0, 1]]
+        assert rule(scores, similarity, 2).tolist() == [[0, 2]]
+
+    def test_fill_up_with_duplicates_by_score_where_nothing_else_is_left(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores = torch.tensor([[0.2, 0.6, 0.4, 0.5]])
+        assert rule(scores, torch.ones(1, 4, 4), 3).tolist() == [[1, 2, 3]]
+        assert rule(torch.zeros(1, 4), torch.ones(1, 4, 4), 2).tolist() == [[0, 1]]
+
+    def test_what_masked_candidates_hold_does_not_matter(self, rule) -> None:  # type: ignore[no-untyped-def]
+        scores, features = random_videos(5, 8, 3)
+        similarity = gaussian_kernel(features, 1.0)
+        alone = rule(scores[:, :6], similarity[:, :6, :6], 4)
+        scores[:, 6:], similarity[:, 6:], similarity[:, :, 6:] = math.nan, math.nan, math.nan
+        mask = torch.arange(8).expand(5, 8) < 6
+        assert torch.equal(rule(scores, similarity, 4, mask=mask), alone)
+
+    def test_wrong_inputs_are_refused(self, rule) -> None:  # type: ignore[no-untyped-def]
+        with pytest.raises(InvalidArgument, match=r"trade_off=1\.5"):
+            rule(torch.zeros(1, 3), torch.ones(1, 3, 3), 2, trade_off=1.5)
+        with pytest.raises(InvalidArgument, match=r"similarity has shape \[1, 2, 3\]"):
+            rule(torch.zeros(1, 3), torch.ones(1, 2, 3), 2)
+        with pytest.raises(InvalidArgument, match="num_frames=4"):
+            rule(torch.zeros(1, 3), torch.ones(1, 3, 3), 4)
+
+
+def test_mmr_with_full_trade_off_is_ranking() -> None:
+    scores, features = random_videos(10, 9, 4)
+    assert torch.equal(mmr(scores, gaussian_kernel(features, 1.0), 4, trade_off=1.0), top_n(scores, 4))
