@@ -1,0 +1,231 @@
+"""Losses that teach a sampler the order of a video's frames, and what is in them.
+
+Shapes: B videos, T candidates, C classes. `mask` [B, T] is True at real candidates; None means that all are real.
+What stands at the other places, even NaN, neither counts nor gets a gradient.
+Half precision is raised to float32 before anything is computed. Every loss is one number, of which less is better.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosampler.checks import one_of
+from sosampler.errors import InvalidArgument
+from sosampler.samplers.recipe import GUIDANCE, PREDICTIONS, SamplerRecipe
+from sosampler.samplers.targets import frame_targets, label_shares
+
+if TYPE_CHECKING:
+    from sosampler.samplers.sosampler import SamplerOutput
+
+_LOWEST = torch.finfo(torch.float32).min  # takes no part in a softmax, and unlike -inf makes no NaN
+
+
+def hinge_ranking(
+    predicted: Tensor, target: Tensor, *, margin: float, weighted: bool, mask: Tensor | None = None
+) -> Tensor:
+    """Sum over pairs of w · max(0, margin − sign(Δtarget)·Δpredicted), mean over videos.
+
+    This is Eq. 3 of the paper with its sign mended: as printed it would punish the right order. w is |Δtarget| if
+    `weighted`, as in the authors' code, else 1; pairs with equal targets never count.
+    """
+    weight, ahead = _pairs(predicted, target, weighted, mask)
+    return (weight * F.relu(margin - ahead)).sum(dim=(1, 2)).mean() / 2
+
+
+def squared_error(predicted: Tensor, target: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Squared difference, mean over the frames of a video, then over videos."""
+    predicted, target = _real(predicted, mask), _real(target, mask)
+    return _mean_over_frames((predicted - target) ** 2, mask).mean()
+
+
+def pairwise_logistic(scores: Tensor, target: Tensor, *, weighted: bool = True, mask: Tensor | None = None) -> Tensor:
+    """Weighted mean over all pairs of the batch of softplus(−sign(Δtarget)·Δscores), weight |Δtarget| or 1.
+
+    The mean makes it independent of T, and a video whose frames are equally good has no say. 0 if all pairs are ties.
+    """
+    weight, ahead = _pairs(scores, target, weighted, mask)
+    total = weight.sum()
+    return (weight * F.softplus(-ahead)).sum() / total.clamp_min(torch.finfo(total.dtype).tiny)
+
+
+def listwise(scores: Tensor, target: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """Cross-entropy of softmax(scores) against softmax(target / temperature), both over T; mean over videos."""
+    wanted = softmax_over_frames(_raised(target) / temperature, mask)
+    log_given = _fill(_raised(scores), mask, _LOWEST).log_softmax(dim=-1)
+    return -(wanted * _real(log_given, mask)).sum(dim=-1).mean()
+
+
+def label_guidance(
+    class_logits: Tensor, labels: Tensor, *, multi_label: bool, mask: Tensor | None = None, average: str = "logits"
+) -> Tensor:
+    """How badly all frames of a video together name its labels, mean over videos.
+
+    One label: cross-entropy, where several true labels share the target equally. `multi_label`: binary cross-entropy,
+    mean over classes. `average` says what is averaged over the frames before that: the logits or the probabilities.
+    """
+    one_of("average", average, GUIDANCE)
+    logits = _real(class_logits, mask)
+    if multi_label:
+        return _multi_label_guidance(logits, labels.to(logits.dtype), mask, average)
+    if average == "logits":
+        return F.cross_entropy(_mean_over_frames(logits, mask), label_shares(labels, logits.dtype))
+    log_mean = _log_mean_over_frames(logits.log_softmax(dim=-1), mask)
+    return -(log_mean * label_shares(labels, logits.dtype)).sum(dim=-1).mean()
+
+
+def distillation(class_logits: Tensor, frame_probs: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:
+    """Kullback-Leibler divergence of the sampler's class distribution from the classifier's, for each frame.
+
+    Summed over classes (`multi_label`: of one yes-or-no distribution a class, mean over classes), mean over the frames
+    of a video, then over videos.
+    """
+    logits, probs = _real(class_logits, mask), _real(frame_probs, mask)
+    if multi_label:
+        others = (1 - probs).clamp_min(0)  # rounding may have taken a probability above 1
+        divergence = _divergence(probs, F.logsigmoid(logits)) + _divergence(others, F.logsigmoid(-logits))
+        return _mean_over_frames(divergence.mean(dim=-1), mask).mean()
+    return _mean_over_frames(_divergence(probs, logits.log_softmax(dim=-1)).sum(dim=-1), mask).mean()
+
+
+def calibration(importance: Tensor, confidence: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Cross-entropy between confidences in 0..1 and sigmoid(importance), mean over frames, then over videos.
+
+    It pins down the level of the importance, which a ranking leaves open.
+    """
+    given, wanted = _real(importance, mask), _real(confidence, mask)
+    return _mean_over_frames(F.binary_cross_entropy_with_logits(given, wanted, reduction="none"), mask).mean()
+
+
+def softmax_over_frames(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax over T; frames that are not real get 0."""
+    return _real(_fill(_raised(values), mask, _LOWEST).softmax(dim=-1), mask)
+
+
+class SamplerLoss(nn.Module):
+    """The whole loss of a recipe: lam · rank + (1 − lam) · guidance + distill · distillation + calibrate · calibration.
+
+    The first two are Eq. 4. Returns the total and its unweighted parts, without gradient; guidance and distillation
+    are there with a class head, calibration with a weight.
+    """
+
+    def __init__(self, recipe: SamplerRecipe, *, multi_label: bool = False) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.multi_label = multi_label
+
+    def forward(
+        self,
+        output: SamplerOutput,
+        frame_probs: Tensor,  # [B, T, C] of the frozen classifier
+        labels: Tensor,  # [B, C]
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        recipe = self.recipe
+        parts = {"rank": self._rank(output, frame_probs, labels, mask)}
+        total = recipe.lam * parts["rank"]
+        if recipe.calibrate:
+            confidence = frame_targets(frame_probs, labels, recipe.target, "probability")
+            parts["calibrate"] = calibration(output.importance, confidence, mask=mask)
+            total = total + recipe.calibrate * parts["calibrate"]
+        if recipe.class_head:
+            logits = output.class_logits
+            if logits is None:
+                raise InvalidArgument(
+                    f"the recipe {recipe.name!r} teaches class names, but the sampler has no class head; "
+                    "give the sampler its classes, or set class_head to false and distill to 0"
+                )
+            parts["guidance"] = label_guidance(
+                logits, labels, multi_label=self.multi_label, mask=mask, average=recipe.guidance
+            )
+            parts["distill"] = distillation(logits, frame_probs, multi_label=self.multi_label, mask=mask)
+            # Parts of weight 0 stay in the sum, so that every head has a gradient on every process.
+            total = total + (1 - recipe.lam) * parts["guidance"] + recipe.distill * parts["distill"]
+        return total, {name: part.detach() for name, part in parts.items()}
+
+    def _rank(self, output: SamplerOutput, frame_probs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+        recipe = self.recipe
+        target = frame_targets(frame_probs, labels, recipe.target, recipe.target_space)
+        if recipe.tau is not None:
+            target = softmax_over_frames(target / recipe.tau, mask)
+        predicted = _predicted(output.importance, recipe.prediction, mask)
+        if recipe.loss == "hinge":
+            return hinge_ranking(predicted, target, margin=recipe.margin, weighted=recipe.weighted, mask=mask)
+        if recipe.loss == "mse":
+            return squared_error(predicted, target, mask=mask)
+        if recipe.loss == "logistic":
+            return pairwise_logistic(predicted, target, weighted=recipe.weighted, mask=mask)
+        return listwise(predicted, target, temperature=recipe.temperature, mask=mask)
+
+
+def _predicted(importance: Tensor, prediction: str, mask: Tensor | None) -> Tensor:
+    """What is compared with the target. Always of the importance head: how it becomes a score is not learned."""
+    one_of("prediction", prediction, PREDICTIONS)
+    if prediction == "softmax":
+        return softmax_over_frames(importance, mask)
+    if prediction == "softmax-sigmoid":
+        return softmax_over_frames(_real(importance, mask).sigmoid(), mask)
+    return _real(importance, mask).sigmoid() if prediction == "sigmoid" else importance
+
+
+def _pairs(predicted: Tensor, target: Tensor, weighted: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weight of each ordered pair and by how much its better frame is ahead in `predicted`; both [B, T, T].
+
+    Both are symmetric, so every pair of frames is there twice.
+    """
+    predicted, target = _real(predicted, mask), _real(target, mask)
+    gap = target[:, :, None] - target[:, None, :]
+    weight = gap.abs() if weighted else gap.sign().abs()
+    if mask is not None:
+        weight = weight * (mask[:, :, None] & mask[:, None, :])
+    return weight, gap.sign() * (predicted[:, :, None] - predicted[:, None, :])
+
+
+def _multi_label_guidance(logits: Tensor, labels: Tensor, mask: Tensor | None, average: str) -> Tensor:
+    if average == "logits":
+        return F.binary_cross_entropy_with_logits(_mean_over_frames(logits, mask), labels)
+    log_yes = _log_mean_over_frames(F.logsigmoid(logits), mask)
+    log_no = _log_mean_over_frames(F.logsigmoid(-logits), mask)
+    return -(labels * log_yes + (1 - labels) * log_no).mean()
+
+
+def _divergence(probs: Tensor, log_given: Tensor) -> Tensor:
+    return torch.xlogy(probs, probs) - probs * log_given
+
+
+def _mean_over_frames(values: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, T] or [B, T, C] -> [B] or [B, C]."""
+    total = _real(values, mask).sum(dim=1)
+    return total / _num_frames(values, mask)
+
+
+def _log_mean_over_frames(log_values: Tensor, mask: Tensor | None) -> Tensor:
+    """Logarithm of the mean over frames of what the [B, T, C] are logarithms of; [B, C]."""
+    return _fill(log_values, mask, _LOWEST).logsumexp(dim=1) - _num_frames(log_values, mask).log()
+
+
+def _num_frames(values: Tensor, mask: Tensor | None) -> Tensor:
+    """How many frames of each video are real, in a shape that divides [B] or [B, C]."""
+    if mask is None:
+        return torch.as_tensor(values.shape[1], dtype=values.dtype, device=values.device)
+    count = mask.sum(dim=1).clamp_min(1).to(values.dtype)
+    return count if values.dim() == 2 else count[:, None]
+
+
+def _real(values: Tensor, mask: Tensor | None) -> Tensor:
+    """At least float32, and 0 where there is no real frame."""
+    return _fill(_raised(values), mask, 0.0)
+
+
+def _fill(values: Tensor, mask: Tensor | None, number: float) -> Tensor:
+    if mask is None:
+        return values
+    unreal = ~mask if values.dim() == 2 else ~mask[:, :, None]
+    return values.masked_fill(unreal, number)
+
+
+def _raised(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))

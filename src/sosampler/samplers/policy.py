@@ -1,0 +1,93 @@
+"""A learned sampler as a policy of `select`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from sosampler.classifiers.devices import check_device
+from sosampler.errors import SosamplerError
+from sosampler.policies import Choice, Policy, pool_size
+from sosampler.policies.rules import top
+from sosampler.video.reader import Frames
+
+# One video at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+# Samplers that are kept after they were loaded from a folder.
+_KEPT = 4
+
+
+def policy_of(sampler: Any, *, name: str = "sosampler", device: Any = None) -> Policy:
+    """The policy that chooses the N candidates to which the sampler gives the highest scores."""
+    if device is not None:
+        sampler = sampler.to(check_device(device))
+
+    def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
+        assert frames is not None, "select decodes the candidates for policies that need them"
+        scores = score_frames(sampler, frames, name)
+        return Choice(top(scores, num_frames), scores)
+
+    return Policy(
+        name,
+        "the N candidates to which a trained sampler gives the highest scores",
+        choose,
+        default_candidates=pool_size,
+        needs_frames=True,
+        least_size=least_size(sampler.preprocessing),
+        identity=sampler.fingerprint,
+    )
+
+
+def load_policy(folder: str | os.PathLike[str], *, device: Any = None) -> Policy:
+    """The policy of a saved sampler. A folder is read once a process, and again when its files have changed.
+
+    Without `device` it runs on the GPU if there is one.
+    """
+    path = Path(folder).resolve()
+    where = check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    # Training anew into the same folder changes one or the other.
+    stamp = tuple(_stamp(path / file) for file in ("config.json", "model.safetensors"))
+    return policy_of(_loaded(path, stamp, where), name=os.fspath(folder))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    if not path.is_file():
+        return 0, 0  # whoever loads it says what is missing
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+@lru_cache(maxsize=_KEPT)
+def _loaded(path: Path, stamp: tuple[tuple[int, int], ...], device: torch.device) -> Any:
+    from sosampler.samplers import load_sampler
+
+    return load_sampler(path).to(device)
+
+
+def score_frames(sampler: Any, frames: Frames, name: str) -> np.ndarray:
+    """Candidates of one video, uint8 [T, H, W, 3] -> scores [T]."""
+    clips = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))[None]  # [1, T, 3, H, W]
+    with _lock_of(sampler):
+        scores: np.ndarray = sampler.score(clips)[0].float().cpu().numpy()
+    if not np.isfinite(scores).all():
+        raise SosamplerError(f"{name}: the sampler gives scores that are no numbers; train it again, or load it again")
+    return scores
+
+
+def _lock_of(sampler: Any) -> threading.Lock:
+    with _locks_guard:
+        return _locks.setdefault(sampler, threading.Lock())
+
+
+def least_size(preprocessing: Any) -> int:
+    """Short side of frames that lose nothing when they are brought to a network's input."""
+    resize = preprocessing.resize
+    return int(resize) if isinstance(resize, int) else int(max(resize))
