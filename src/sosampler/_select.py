@@ -11,7 +11,7 @@ import numpy as np
 from sosampler.errors import InvalidArgument
 from sosampler.offer import offer
 from sosampler.options import SelectOptions
-from sosampler.policies import Choice
+from sosampler.policies import Choice, Policy
 from sosampler.selection import Candidates, Selection
 from sosampler.video.candidates import segment_centres
 from sosampler.video.limits import Limits
@@ -31,7 +31,7 @@ def select(
     num_frames: int | None = None,
     *,
     num_candidates: int | None = None,
-    policy: str = SelectOptions.policy,
+    policy: Any = SelectOptions.policy,
     candidates: str | None = None,
     grid: str = SelectOptions.grid,
     fps: float | None = None,
@@ -53,7 +53,7 @@ def select(
         source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
         num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (uniform: T = N).
-        policy: who is chosen; `sosampler.list_policies()` names them.
+        policy: who is chosen: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one.
         candidates: "exact" frames (the default), "keyframe" (many times faster to decode), or "snap": the keyframe
             where one lies within `snap_tolerance` seconds, else the exact frame.
         grid: where candidates lie: "uniform" (segment centres), "linspace" (ends included, as FrameExit),
@@ -98,8 +98,11 @@ def select(
     return select_with(source, options)
 
 
-def select_with(source: Any, options: SelectOptions) -> Selection:
-    """`select` with its arguments in one object, for callers that keep them."""
+def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False) -> Selection:
+    """`select` with its arguments in one object, for callers that keep them.
+
+    `no_larger`: frames of a video whose short side is below `size` stay as they are stored.
+    """
     begin = time.perf_counter()
     reader = open_video(
         source,
@@ -109,6 +112,8 @@ def select_with(source: Any, options: SelectOptions) -> Selection:
         folder_fps=options.folder_fps,
     )
     try:
+        if no_larger and isinstance(options.size, int):
+            options = replace(options, size=min(options.size, reader.metadata.width, reader.metadata.height))
         opened = time.perf_counter()
         notes: list[str] = []
         offered = offer(reader, options, notes)
@@ -135,7 +140,7 @@ def select_with(source: Any, options: SelectOptions) -> Selection:
         frame_indices, pts_seconds, frames = offered.frame_indices[chosen], offered.pts_seconds[chosen], None
     return Selection(
         video=source_name(source),
-        policy=options.policy,
+        policy=options.rule.name,
         frame_indices=frame_indices,
         pts_seconds=pts_seconds,
         candidates=replace(offered, scores=scores),
@@ -170,8 +175,8 @@ def _choose(
     batch: FrameBatch | None = None
     kept = False
     if rule.needs_frames:
-        kept = _bytes_at(reader, size) * len(distinct) <= _MAX_KEPT_BYTES
-        batch = reader.read(distinct, size=size if kept else _SCORING_SIZE)
+        kept = _bytes_at(reader, size) * len(distinct) <= _MAX_KEPT_BYTES and _shows_enough(reader, size, rule)
+        batch = reader.read(distinct, size=size if kept else _size_for_scoring(reader, rule))
         notes.extend(batch.notes)
     choice: Choice = rule.choose(len(distinct), count, None if batch is None else batch.frames, options.seed)
     positions = choice.positions
@@ -186,6 +191,19 @@ def _choose(
         picked = FrameBatch(batch.frames[positions], batch.frame_indices[positions], batch.pts_seconds[positions])
         return chosen, scores, picked
     return chosen, scores, reader.read(distinct[positions], size=size)
+
+
+def _shows_enough(reader: VideoReader, size: Size, rule: Policy) -> bool:
+    """Whether frames of this size are as large as the policy must see them, and not squeezed."""
+    if rule.least_size is None:
+        return True
+    width, height = reader.metadata.width, reader.metadata.height
+    return not isinstance(size, tuple) and min(target_size(width, height, size)) >= min(rule.least_size, width, height)
+
+
+def _size_for_scoring(reader: VideoReader, rule: Policy) -> int:
+    """A short side to look at where the frames themselves do not serve; never larger than stored."""
+    return min(max(_SCORING_SIZE, rule.least_size or 0), reader.metadata.width, reader.metadata.height)
 
 
 def _bytes_at(reader: VideoReader, size: Size) -> int:

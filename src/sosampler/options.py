@@ -5,7 +5,8 @@ Light at import, so that --help is fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sosampler.checks import one_of, real_number, whole_number
@@ -26,7 +27,7 @@ class SelectOptions:
 
     num_frames: int | None = None
     num_candidates: int | None = None
-    policy: str = "uniform"
+    policy: Any = "uniform"  # a name, a sampler, the folder of a saved one, or a Policy
     candidates: str | None = None
     grid: str = "uniform"
     fps: float | None = None
@@ -93,11 +94,16 @@ class SelectOptions:
                 f"candidates={self.candidates!r}; leave candidates out, or take another policy"
             )
 
-    @property
+    @cached_property
     def rule(self) -> Policy:
+        """Found once, so that all videos are chosen from by the same weights."""
         from sosampler.policies import get_policy
 
         return get_policy(self.policy)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rule, which cannot travel to other processes and is found there again."""
+        return {name: value for name, value in self.__dict__.items() if name != "rule"}
 
     @property
     def mode(self) -> str:
@@ -115,9 +121,11 @@ class SelectOptions:
         """N; None for all candidates that a rate gives."""
         if self.num_frames is not None or self.fps is not None:
             return self.num_frames
-        return self.num_offered if self.policy == "all" else DEFAULT_NUM_FRAMES
+        return self.num_offered if self.rule.name == "all" else DEFAULT_NUM_FRAMES
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
         from dataclasses import asdict
 
-        return asdict(self)
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**told, "policy": self.rule.name, "limits": None if self.limits is None else asdict(self.limits)}

@@ -24,7 +24,10 @@ def select_command(
     ] = None,
     policy: Annotated[
         str,
-        typer.Option("--policy", help="uniform, random, all, centre, keyframe, frame-difference or frameexit."),
+        typer.Option(
+            "--policy",
+            help="uniform, random, all, centre, keyframe, frame-difference, frameexit, or a trained sampler's folder.",
+        ),
     ] = SelectOptions.policy,
     candidates: Annotated[
         str | None,
