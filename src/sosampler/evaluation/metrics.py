@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Weightings that are looked at together: so many that the weights of all rows stay in a processor's cache.
+_WEIGHTINGS_AT_ONCE = 256
+_SMALLEST_PROBABILITY = 1e-12
+
+
+def top1_hits(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.bool_]:
+    """Which rows [B] have a label (multi-hot [B, C]) as their most probable class [B, C]."""
+    scores, truth = np.asarray(probabilities), np.asarray(targets)
+    hits: NDArray[np.bool_] = truth[np.arange(len(truth)), scores.argmax(1)].astype(bool)
+    return hits
 
 
 def top1(probabilities: ArrayLike, targets: ArrayLike) -> float:
@@ -12,8 +29,7 @@ def top1(probabilities: ArrayLike, targets: ArrayLike) -> float:
     >>> top1([[0.9, 0.1], [0.2, 0.8]], [[1, 0], [1, 0]])
     0.5
     """
-    scores, truth = np.asarray(probabilities), np.asarray(targets)
-    return float(truth[np.arange(len(truth)), scores.argmax(1)].astype(bool).mean())
+    return float(top1_hits(probabilities, targets).mean())
 
 
 def mean_average_precision(probabilities: ArrayLike, targets: ArrayLike) -> float:
@@ -28,3 +44,88 @@ def mean_average_precision(probabilities: ArrayLike, targets: ArrayLike) -> floa
     if not present.any():
         return float("nan")
     return float(average_precision_score(truth[:, present], scores[:, present], average="macro"))
+
+
+def weighted_average_precision(probabilities: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """`mean_average_precision` for many weightings of the same rows at once.
+
+    Args:
+        probabilities: [B, C].
+        targets: multi-hot bool [B, C].
+        weights: [B, R], how often each row counts in each of R weightings.
+
+    Returns:
+        [R]; NaN where no positive has any weight.
+    """
+    import torch
+
+    # All (class, row) entries, class after class and within a class the highest score first. As in scikit-learn equal
+    # scores stand behind one threshold; those of positives are the thresholds, [G].
+    num_rows, num_classes = targets.shape
+    rows = probabilities.argsort(0, descending=True).T.flatten()
+    classes = torch.arange(num_classes, device=rows.device).repeat_interleave(num_rows)
+    scores, hit = probabilities[rows, classes], targets.bool()[rows, classes]
+    first = torch.ones_like(hit)
+    first[1:] = (classes[1:] != classes[:-1]) | (scores[1:] != scores[:-1])
+    group = first.cumsum(0) - 1
+    with_positive = torch.zeros(int(first.sum()), dtype=torch.bool, device=rows.device).index_fill_(0, group[hit], True)
+    threshold = (with_positive.cumsum(0) - with_positive.long())[group]  # the highest one that an entry reaches
+    class_of = classes[first][with_positive]
+    reaching = threshold < len(class_of)
+    reaching &= class_of[threshold.clamp_max(max(0, len(class_of) - 1))] == classes
+    begin = torch.searchsorted(class_of, class_of)  # the first threshold of the same class
+
+    def sums(entries: Tensor, weights: Tensor) -> Tensor:
+        """Weights of the entries of each threshold, [G, r]."""
+        offsets = torch.searchsorted(threshold[entries], torch.arange(len(class_of), device=rows.device))
+        return torch.nn.functional.embedding_bag(rows[entries], weights, offsets, mode="sum").double()
+
+    def sums_so_far(each: Tensor) -> Tensor:
+        """Of all thresholds of the class down to each."""
+        total = each.cumsum(0)
+        return total - (total - each)[begin]
+
+    parts = []
+    for part in weights.to(torch.float32).split(_WEIGHTINGS_AT_ONCE, dim=1):
+        part = part.contiguous()
+        right = sums(hit, part)
+        precision = sums_so_far(right) / sums_so_far(sums(reaching, part)).clamp_min(1e-9)
+        totals = right.new_zeros(2, num_classes, part.shape[1])
+        totals[0].index_add_(0, class_of, right * precision)
+        totals[1].index_add_(0, class_of, right)
+        parts.append((totals[0] / totals[1]).nanmean(0))  # a class without positives is 0 / 0
+    return torch.cat(parts)
+
+
+def confidences(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.float64]:
+    """Confidence of each row in its labels: the geometric mean of their probabilities, [B].
+
+    >>> confidences([[0.9, 0.4], [0.2, 0.8]], [[1, 1], [1, 0]]).round(3).tolist()
+    [0.6, 0.2]
+    """
+    logs = np.log(np.maximum(np.asarray(probabilities, dtype=np.float64), _SMALLEST_PROBABILITY))
+    truth = np.asarray(targets).astype(bool)
+    found: NDArray[np.float64] = np.exp((logs * truth).sum(1) / truth.sum(1))
+    return found
+
+
+def shared_share(chosen: ArrayLike, best: ArrayLike) -> NDArray[np.float64]:
+    """Fidelity of each row: the share of the best set [B, N] that was chosen [B, N], as sets.
+
+    >>> shared_share([[0, 1, 2], [3, 3, 4]], [[0, 2, 5], [3, 4, 4]]).round(2).tolist()
+    [0.67, 1.0]
+    """
+    ours, theirs = np.asarray(chosen), np.asarray(best)
+    first = np.ones(theirs.shape, dtype=bool)  # rows are sorted, so a repeat stands behind its like
+    first[:, 1:] = theirs[:, 1:] != theirs[:, :-1]
+    inside = (theirs[:, :, None] == ours[:, None, :]).any(2)
+    found: NDArray[np.float64] = (inside & first).sum(1) / first.sum(1)
+    return found
+
+
+def multi_hot(labels: Sequence[Sequence[int]], num_classes: int) -> NDArray[np.bool_]:
+    """[B, C]"""
+    table = np.zeros((len(labels), num_classes), dtype=bool)
+    for row, positives in enumerate(labels):
+        table[row, list(positives)] = True
+    return table

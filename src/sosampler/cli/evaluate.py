@@ -1,0 +1,106 @@
+"""`sosampler evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def evaluate_command(
+    bank: Annotated[Path, typer.Argument(help="A bank with the answers of a classifier.")],
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            "--policies",
+            help="Names, NAME=FOLDER or folders of samplers, by commas.  "
+            "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="One policy; give it again for more.")
+    ] = None,
+    num_frames: Annotated[str, typer.Option("-n", "--num-frames", help="N, or several by commas.")] = "6",
+    num_candidates: Annotated[str, typer.Option("-t", "--num-candidates", help="T, or several by commas.")] = "10",
+    pairs: Annotated[
+        str | None, typer.Option("--pairs", help="N/T pairs by commas instead, for example 8/30,16/60.")
+    ] = None,
+    classifier: Annotated[
+        str | None, typer.Option("--classifier", "-c", help="Folder of the saved classifier, or name of a teacher.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, dev or test.  [default: test, else dev, else train]")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the random policy and the bootstrap.")] = 0,
+    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamples for 95 % intervals; 0 for none.")] = 2000,
+    beam_width: Annotated[
+        int, typer.Option("--beam-width", help="Of the search for the optimal policy where a classifier must be run.")
+    ] = 16,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows into this file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write everything into this JSON file.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure policies and trained samplers on the videos of a bank: accuracy, cost, nearness to the best choice."""
+    asked = [*_texts(policies), *(policy or [])]
+    numbers = _numbers("-n", num_frames), _numbers("-t", num_candidates)
+    listed = None if pairs is None else [_pair(text) for text in _texts(pairs)]
+
+    from sosampler.cli.telling import telling
+    from sosampler.evaluation.evaluate import evaluate
+
+    given: dict[str, Any] = {"policies": asked} if asked else {}
+    with telling("looking") as on_progress:
+        found = evaluate(
+            bank,
+            **given,
+            num_frames=numbers[0],
+            num_candidates=numbers[1],
+            pairs=listed,
+            classifier=classifier,
+            split=split,
+            seed=seed,
+            bootstrap=bootstrap,
+            device=device,
+            precision=precision,
+            beam_width=beam_width,
+            on_progress=on_progress,
+            say=lambda text: typer.echo(f"note: {text}", err=True),
+        )
+    if csv is not None:
+        found.write_csv(csv)
+    if out is not None:
+        found.write_json(out)
+    if json_output:
+        typer.echo(json.dumps(found.to_dict()))
+    else:
+        facts = found.facts
+        typer.echo(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}", err=True)
+        typer.echo(found.table())
+
+
+def _texts(given: str | None) -> list[str]:
+    return [text.strip() for text in (given or "").split(",") if text.strip()]
+
+
+def _numbers(option: str, given: str) -> list[int]:
+    from sosampler.errors import InvalidArgument
+
+    texts = _texts(given)
+    if not texts or not all(text.isdecimal() for text in texts):
+        raise InvalidArgument(f"{option} {given!r} is not allowed; give whole numbers by commas, for example 1,2,4")
+    return [int(text) for text in texts]
+
+
+def _pair(text: str) -> tuple[int, int]:
+    from sosampler.errors import InvalidArgument
+
+    frames, _, candidates = text.partition("/")
+    if not (frames.isdecimal() and candidates.isdecimal()):
+        raise InvalidArgument(f"--pairs {text!r} is not allowed; write N/T, for example 8/30")
+    return int(frames), int(candidates)

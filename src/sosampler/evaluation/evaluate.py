@@ -1,0 +1,302 @@
+"""`evaluate`: how good policies are, measured on the videos of a bank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from sosampler import __version__
+from sosampler.checks import one_of, whole_number
+from sosampler.classifiers.base import PRECISIONS
+from sosampler.classifiers.devices import check_device
+from sosampler.classifiers.registry import create_classifier, saved_folder
+from sosampler.data.bank import Bank
+from sosampler.data.bank_teachers import Teacher
+from sosampler.data.shards import OnProgress, Progress
+from sosampler.data.splits import SPLITS
+from sosampler.errors import InvalidArgument
+from sosampler.evaluation.bootstrap import Resamples
+from sosampler.evaluation.choosers import Chooser, choose_all
+from sosampler.evaluation.clips import Clips, clips_for
+from sosampler.evaluation.frames import FrameChunk, read_chunks
+from sosampler.evaluation.metrics import multi_hot
+from sosampler.evaluation.plan import Plan, pairs_of
+from sosampler.evaluation.policies import DEFAULT_POLICIES, ChooserMaker, choosers_of
+from sosampler.evaluation.rows import Cell, Evaluation, Measuring, Tally
+from sosampler.evaluation.scorers import Scorer, score_chunk
+from sosampler.evaluation.views import CandidateView, Videos
+from sosampler.progress import progress_bar
+
+log = logging.getLogger("sosampler")
+
+# Numbers of the teacher's answers that are laid out at once (256 MiB of float32).
+_NUMBERS_AT_ONCE = 1 << 26
+
+
+def evaluate(
+    bank: Bank | str | os.PathLike[str],
+    policies: Any = DEFAULT_POLICIES,
+    *,
+    num_frames: int | Sequence[int] = 6,
+    num_candidates: int | Sequence[int] = 10,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    classifier: Any = None,
+    split: str | None = None,
+    seed: int = 0,
+    bootstrap: int = 2000,
+    device: Any = None,
+    precision: str | None = None,
+    beam_width: int = 16,
+    on_progress: OnProgress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Let policies choose N of T candidates of each video, and measure what the classifier makes of the chosen clips.
+
+    Args:
+        bank: with the answers of a classifier.
+        policies: names ("uniform", "random", "centre", "frameexit", "all", "frame-difference"; the oracles
+            "semi-optimal", "semi-optimal-max", "optimal"), samplers, folders of samplers, "NAME=FOLDER", or a dict
+            {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy or a folder minds redundancy.
+        num_frames, num_candidates: N and T; all combinations of what is given.
+        pairs: (N, T) pairs instead.
+        classifier: object, folder of a saved one, or the name of a teacher. Needed where the bank keeps no logits of
+            it, and for its GMACs.
+        split: "train", "dev" or "test". None takes test, or else dev, or else train, and says so.
+        seed: of the random policy and of the bootstrap.
+        bootstrap: resamples of the videos for 95 % intervals; 0 for none.
+        device: where the arithmetic and samplers and classifiers that are loaded run; default: the GPU if there is
+            one. Objects stay where they are.
+        precision: of what is loaded: "float32", "bfloat16" or "float16".
+        beam_width: of the search for the optimal policy of classifiers that have to be run on every clip.
+        on_progress: told after each video whose pictures were looked at; default: a progress bar.
+        say: told what a reader of the numbers should know, which is also in `notes`.
+    """
+    begun = time.perf_counter()
+    notes = _Notes(say)
+    where = check_device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if precision is not None:
+        one_of("precision", precision, PRECISIONS)
+    seed, draws = whole_number("seed", seed, at_least=0), whole_number("bootstrap", bootstrap, at_least=0)
+    asked = pairs_of(num_frames, num_candidates, pairs)
+    part, name = _split_of(bank if isinstance(bank, Bank) else Bank(bank), split, notes)
+    judge, teacher = _classifier_of(part, classifier, where, precision)
+    clips = clips_for(teacher, judge)
+    videos = _labelled(part, teacher, where, clips, notes)
+    _check_lengths(part, videos, [count for _, count in asked], notes)
+    maker = ChooserMaker(clips, len(videos), seed, whole_number("beam_width", beam_width), where, precision)
+    plan = Plan(asked, choosers_of(policies, maker), maker, clips, notes.add)
+
+    run = _Run(videos, clips, plan)
+    run.all(part, on_progress)
+
+    measuring = Measuring(
+        run.tallies, videos.labels, "mAP" if part.multi_label else "top1", Resamples(videos.labels, draws, seed, where)
+    )
+    rows = []
+    for cell, chooser in plan.shown:
+        rows.append(
+            measuring.row(
+                cell,
+                against=plan.against(cell),
+                sampler_gmacs=_sampler_gmacs(chooser, cell.num_candidates),
+                classifier_gmacs=_classifier_gmacs(judge, cell.num_frames),
+                frames_decoded=cell.num_candidates if chooser.looks else cell.num_frames,
+            )
+        )
+    facts = {
+        "num_candidates": _one_or_list([count for _, count in asked]),
+        "num_frames": _one_or_list([wanted for wanted, _ in asked]),
+        "pairs": [list(pair) for pair in asked],
+        "metric": "mAP" if part.multi_label else "top1",
+        "bank": str(part.path),
+        "split": name,
+        "num_videos": len(videos),
+        "num_classes": len(part.classes),
+        "teacher": {key: teacher.about[key] for key in ("name", "fingerprint", "pooling", "views", "precision")},
+        "seed": seed,
+        "bootstrap": draws,
+        "device": str(where),
+        "versions": {
+            "sosampler": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "notes": notes.texts,
+        "seconds": round(time.perf_counter() - begun, 3),
+    }
+    ids = tuple(part.rows[place].item.id for place in videos.places)
+    return Evaluation(tuple(rows), facts, ids, {cell: run.tallies[cell].slots for cell, _ in plan.shown})
+
+
+class _Notes:
+    """Collected, and told at once."""
+
+    def __init__(self, say: Callable[[str], None] | None) -> None:
+        self.texts: list[str] = []
+        self._say = say
+
+    def add(self, text: str) -> None:
+        if text not in self.texts:
+            self.texts.append(text)
+            (self._say or log.warning)(text)
+
+
+# ---- what is measured
+
+
+def _split_of(bank: Bank, split: str | None, notes: _Notes) -> tuple[Bank, str]:
+    """The part of a bank that is meant, and its name."""
+    if split is None and bank._split is not None:
+        split = bank._split
+    whole = Bank(bank.path, partial=bank._partial)
+    sizes = Counter(item.split or "train" for item in whole.items)
+    there = ", ".join(f"{count} in {name}" for name, count in sizes.items()) or "no videos at all"
+    if split is not None:
+        if not sizes[one_of("split", split, SPLITS)]:
+            raise InvalidArgument(f"{bank.path}: has no video in the split {split!r}, but {there}; choose one of these")
+        return whole.split(split), split
+    name = next((name for name in ("test", "dev", "train") if sizes[name]), None)
+    if name is None:
+        raise InvalidArgument(f"{bank.path}: has no videos; prepare a bank with some")
+    if name != "test":
+        notes.add(
+            f"the bank has no test split, so the policies are measured on {name}"
+            + (", which samplers are trained on" if name == "train" else ", by which training chooses its best epoch")
+        )
+    return whole.split(name), name
+
+
+def _classifier_of(bank: Bank, given: Any, device: torch.device, precision: str | None) -> tuple[Any, Teacher]:
+    """The classifier, or None where only its answers are at hand, and the teacher."""
+    folder = saved_folder(given)
+    if folder is not None:
+        given = create_classifier(str(folder), device=device, precision=precision)
+    elif isinstance(given, os.PathLike):
+        raise InvalidArgument(f"classifier={os.fspath(given)!r} is no folder of a saved classifier; give such a folder")
+    return (None if given is None or isinstance(given, str) else given), bank.teacher(given)
+
+
+def _labelled(bank: Bank, teacher: Teacher, device: torch.device, clips: Clips, notes: _Notes) -> Videos:
+    places = [place for place, row in enumerate(bank.rows) if row.item.labels]
+    if not places:
+        raise InvalidArgument(f"{bank.path}: no video of this split has a label, so nothing can be measured")
+    if len(places) < len(bank):
+        notes.add(f"{len(bank) - len(places)} of {len(bank)} videos have no label and are left out")
+    labels = multi_hot([bank.rows[place].item.labels for place in places], len(bank.classes))
+    return Videos(teacher, places, labels, device, with_features=not clips.needs_frames)
+
+
+def _check_lengths(bank: Bank, videos: Videos, candidates: Sequence[int], notes: _Notes) -> None:
+    longest = int(videos.lengths.max())
+    for num_candidates in dict.fromkeys(candidates):
+        if longest < num_candidates:
+            raise InvalidArgument(
+                f"num_candidates={num_candidates} is more than the bank stores of any video (at most {longest}); "
+                f"ask for at most {longest}, or prepare the bank with more (`sosampler prepare -t {num_candidates}`)"
+            )
+        short = int((videos.lengths < num_candidates).sum())
+        if short:
+            notes.add(
+                f"{short} of {len(videos)} videos have fewer than {num_candidates} stored frames; each of theirs is "
+                "offered once, and repeated evenly only where more are wanted than there are"
+            )
+
+
+def _one_or_list(numbers: Sequence[int]) -> int | list[int]:
+    distinct = list(dict.fromkeys(numbers))
+    return distinct[0] if len(distinct) == 1 else distinct
+
+
+def _sampler_gmacs(chooser: Chooser, num_candidates: int) -> float | None:
+    if chooser.scorer is not None:
+        return chooser.scorer.gmacs(num_candidates)
+    return None if chooser.looks else 0.0
+
+
+def _classifier_gmacs(classifier: Any, num_frames: int) -> float | None:
+    return float(classifier.gmacs(num_frames)) if hasattr(classifier, "gmacs") else None
+
+
+# ---- the run
+
+
+class _Run:
+    """Lets everybody choose, and keeps what the classifier said."""
+
+    def __init__(self, videos: Videos, clips: Clips, plan: Plan) -> None:
+        self._videos, self._clips, self._plan = videos, clips, plan
+        num_videos, num_classes = videos.labels.shape
+        self.tallies = {cell: Tally.empty(num_videos, num_classes, cell.num_frames) for cell in plan.cells}
+
+    def all(self, bank: Bank, on_progress: OnProgress | None) -> None:
+        scorers = self._plan.scorers
+        if scorers or self._clips.needs_frames:
+            with _telling(len(self._videos), on_progress) as tell:
+                for chunk in self._chunks(bank):
+                    self._look(chunk, scorers)
+                    tell(len(chunk.videos))
+        if not self._clips.needs_frames:
+            a_video = sum(self._plan.candidates) * self._videos.numbers_a_candidate()
+            at_once = max(1, _NUMBERS_AT_ONCE // a_video)
+            for begin in range(0, len(self._videos), at_once):
+                numbers = np.arange(begin, min(begin + at_once, len(self._videos)))
+                self._judge(self._videos.views(numbers, self._plan.candidates))
+
+    def _chunks(self, bank: Bank) -> Iterator[FrameChunk]:
+        """Pictures of all candidates, whatever their number: each is read once."""
+        wanted = [
+            np.unique(np.concatenate([self._videos.slots(number, count)[0] for count in self._plan.candidates]))
+            for number in range(len(self._videos))
+        ]
+        return read_chunks(bank, self._videos.places, wanted)
+
+    def _look(self, chunk: FrameChunk, scorers: Sequence[Scorer]) -> None:
+        seconds = score_chunk(scorers, self._videos, chunk, self._plan.candidates)
+        for cell, chooser in self._plan.cells.items():
+            if chooser.scorer is not None:
+                self.tallies[cell].seconds += seconds[chooser.scorer.key, cell.num_candidates]
+        if self._clips.needs_frames:
+            self._judge(self._videos.views(chunk.numbers, self._plan.candidates, chunk))
+
+    def _judge(self, views: dict[int, CandidateView]) -> None:
+        for cell, chooser in self._plan.cells.items():
+            self._judge_cell(cell, chooser, views[cell.num_candidates])
+
+    def _judge_cell(self, cell: Cell, chooser: Chooser, view: CandidateView) -> None:
+        begun = time.perf_counter()
+        tally = self.tallies[cell]
+        chosen = choose_all(chooser, view, cell.num_frames)
+        tally.probs[view.numbers] = self._clips.probs(view, chosen.positions).cpu().numpy()
+        tally.slots[view.numbers] = np.take_along_axis(view.slots, chosen.positions.cpu().numpy(), axis=1)
+        if chosen.gap is not None:
+            tally.gap = np.zeros(len(tally.probs)) if tally.gap is None else tally.gap
+            tally.gap[view.numbers] = chosen.gap
+        if chosen.method is not None:
+            tally.methods.add(chosen.method)
+        tally.seconds += time.perf_counter() - begun
+
+
+@contextmanager
+def _telling(total: int, on_progress: OnProgress | None) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many videos were just looked at."""
+    progress = Progress(total)
+    with progress_bar("looking", 0 if on_progress is not None else total) as bar:
+
+        def tell(count: int) -> None:
+            bar.advance(count)
+            for _ in range(count if on_progress is not None else 0):
+                progress.done += 1
+                assert on_progress is not None
+                on_progress(progress)
+
+        yield tell

@@ -1,0 +1,247 @@
+"""Single frames of many videos, and what a classifier makes of each before its class layer.
+
+Videos come from files or from a bank; either way a video is a table of times and a way to read some of its frames.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.devices import autocast
+from sosampler.classifiers.outputs import check_finite
+from sosampler.classifiers.registry import create_classifier, saved_folder
+from sosampler.data.bank import Bank
+from sosampler.data.manifest import Manifest, read_manifest
+from sosampler.data.manifest_rows import MANIFEST_SUFFIXES
+from sosampler.errors import ClassifierError, InvalidArgument, VideoError
+from sosampler.video.reader import Frames
+from sosampler.video.source import open_video
+from sosampler.video.timeline import Indices, Seconds
+
+# Frames that are held decoded at once, and that go through a network at once.
+_FRAMES_AT_ONCE = 32
+
+
+# ---- videos
+
+
+@dataclass(frozen=True)
+class OpenFrames:
+    """One video whose frames can be read."""
+
+    times: Seconds  # [F] seconds of every frame that can be had, increasing
+    read: Callable[[Indices, int], Frames]  # positions in `times`, short side -> uint8 [n, H, W, 3]
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """A video that can be opened when its turn comes."""
+
+    name: str
+    open: Callable[[], Any]  # a context manager that gives `OpenFrames`
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The videos of a measurement."""
+
+    videos: tuple[FrameSource, ...]
+    kind: str  # "videos" or "bank"
+    found: int  # how many there were before some were drawn
+
+
+def find_sources(videos: Any, *, max_videos: int | None, seed: int) -> Sources:
+    """What the user means by `videos`: a bank, a manifest, or files and folders; at most `max_videos` drawn by `seed`.
+
+    Drawn ones keep their order.
+    """
+    kind = "videos"
+    if isinstance(videos, (str, os.PathLike)) and (Path(videos) / "bank.json").is_file():
+        videos = Bank(videos)
+    if isinstance(videos, (str, os.PathLike)) and Path(videos).suffix.lower() in MANIFEST_SUFFIXES:
+        videos = read_manifest(videos)
+    if isinstance(videos, Bank):
+        kind, found = "bank", [_of_bank(videos, place) for place in range(len(videos))]
+    elif isinstance(videos, Manifest):
+        found = [_of_file(item.id, videos.path_of(item), item.start, item.end) for item in videos.items]
+    else:
+        from sosampler.cli.inputs import expand  # one meaning of folders and patterns everywhere
+
+        given = [videos] if isinstance(videos, (str, os.PathLike)) else videos
+        if not isinstance(given, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in given):
+            raise InvalidArgument(
+                f"a {type(videos).__name__} is no source of videos; give a bank, a manifest, or paths of videos"
+            )
+        found = [_of_file(str(path), path, None, None) for path in expand([os.fspath(path) for path in given])]
+    if not found:
+        raise InvalidArgument("no video was given; give a bank, a manifest, or paths of videos")
+    drawn = np.arange(len(found))
+    if max_videos is not None and len(found) > max_videos:
+        drawn = np.sort(np.random.default_rng(seed).choice(len(found), max_videos, replace=False))
+    return Sources(tuple(found[place] for place in drawn.tolist()), kind, len(found))
+
+
+def _of_file(name: str, path: Path, start: float | None, end: float | None) -> FrameSource:
+    @contextmanager
+    def opened() -> Iterator[OpenFrames]:
+        reader = open_video(path)
+        try:
+            timeline = reader.timeline()
+            first, last = timeline.range_of(start, end)
+            if first >= last:
+                raise VideoError(f"{path}: no frame lies between start={start} and end={end}; mend the manifest")
+            times = timeline.seconds(np.arange(first, last))
+            yield OpenFrames(times, lambda positions, size: reader.read(first + positions, size=size).frames)
+        finally:
+            reader.close()
+
+    return FrameSource(name, opened)
+
+
+def _of_bank(bank: Bank, place: int) -> FrameSource:
+    @contextmanager
+    def opened() -> Iterator[OpenFrames]:
+        item = bank[place]
+        # A short video repeats frames; each counts once.
+        times, stored = np.unique(item.pts_seconds, return_index=True)
+        yield OpenFrames(times, lambda positions, size: item.frames(stored[positions], size=size))
+
+    return FrameSource(bank.items[place].id, opened)
+
+
+# ---- features
+
+
+class FrameFeatures:
+    """What stands before the class layer of a classifier when it sees one frame as a clip of one.
+
+    For 2-D networks that is the pooled map, for TimeSformer the normalised class token. The frame is always shown at
+    the same place of the video, so that two frames differ by what they show alone.
+    """
+
+    def __init__(self, classifier: Classifier, *, name: str | None = None, untrained: bool = False) -> None:
+        self._layer = class_layer(classifier)
+        self.classifier = classifier
+        self.name = name or classifier.name
+        self.untrained = untrained  # known to have random weights
+
+    @property
+    def short_side(self) -> int:
+        """Of the frames that its preprocessing takes without enlarging them."""
+        resize = self.classifier.preprocessing.resize
+        return resize if isinstance(resize, int) else max(resize)
+
+    @torch.no_grad()
+    def __call__(self, frames: Tensor) -> Tensor:
+        """uint8 [F, 3, H, W] -> float32 [F, D] on the CPU."""
+        classifier = self.classifier.eval()
+        seen: list[Tensor] = []
+        hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
+            with autocast(classifier.device, classifier.precision):
+                classifier(clips)
+        finally:
+            hook.remove()
+        if not seen:
+            raise ClassifierError(f"{classifier.name} does not use its class layer; give a network that does")
+        return check_finite(
+            _one_row_a_frame(seen[-1].float(), len(frames), self._layer, classifier.name), classifier.name
+        )
+
+
+def class_layer(classifier: Any) -> nn.Module:
+    """The last layer: the one that the classifier names, else the last one used that gives one number a class."""
+    if not isinstance(classifier, Classifier):
+        raise InvalidArgument(
+            f"a {type(classifier).__name__} shows no features; give a classifier of create_classifier, or wrap your "
+            "network with so.wrap_classifier"
+        )
+    names = classifier.head_names()
+    if names:
+        named: nn.Module = classifier.net.get_submodule(names[0])
+        return named
+    used: list[nn.Module] = []
+    hooks = [
+        layer.register_forward_hook(lambda module, *_: used.append(module))
+        for layer in classifier.net.modules()
+        if classifier.num_classes in (getattr(layer, "out_features", None), getattr(layer, "out_channels", None))
+    ]
+    try:
+        classifier.clip_probs(torch.zeros(1, 1, 3, *classifier.preprocessing.size, dtype=torch.uint8))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not used:
+        raise InvalidArgument(
+            f"{classifier.name} has no layer with {classifier.num_classes} outputs, so that the features before it "
+            "cannot be told; give a network that ends in a Linear or a convolution over the classes"
+        )
+    return used[-1]
+
+
+def _one_row_a_frame(values: Tensor, num_frames: int, layer: nn.Module, name: str) -> Tensor:
+    """The input of a class layer, averaged over whatever moments and places it still has: [F, D]."""
+    if values.ndim < 2 or values.shape[0] != num_frames:
+        raise ClassifierError(
+            f"{name}: its class layer saw {list(values.shape)} for {num_frames} frames; one row a frame is needed"
+        )
+    channels_last = hasattr(layer, "out_features")  # Linear: [F, ..., D]; convolutions: [F, D, ...]
+    values = values if channels_last else values.movedim(1, -1)
+    return values.reshape(num_frames, -1, values.shape[-1]).mean(1).cpu()
+
+
+def features_at(
+    video: OpenFrames, positions: NDArray[np.int64], networks: Sequence[FrameFeatures], size: int
+) -> list[Tensor]:
+    """Features [n, D] of some frames of a video, for each network; a few frames are held decoded at a time."""
+    parts: list[list[Tensor]] = [[] for _ in networks]
+    for begin in range(0, len(positions), _FRAMES_AT_ONCE):
+        frames = video.read(positions[begin : begin + _FRAMES_AT_ONCE], size)
+        pictures = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))
+        for network, found in zip(networks, parts, strict=True):
+            found.append(network(pictures))
+    return [torch.cat(found) for found in parts]
+
+
+def feature_networks(
+    classifiers: Any, weights: Any = None, *, device: str | None = None, precision: str | None = None
+) -> list[FrameFeatures]:
+    """Classifiers by name, by folder or as they are; each gets a name of its own."""
+    asked = list(classifiers) if isinstance(classifiers, (list, tuple)) else [classifiers]
+    if not asked:
+        raise InvalidArgument("no classifier was given; give at least one name, folder or classifier")
+    files = list(weights) if isinstance(weights, (list, tuple)) else [weights]
+    files = files + [None] * (len(asked) - len(files)) if weights is None else files
+    if len(files) != len(asked):
+        raise InvalidArgument(
+            f"{len(files)} weights were given for {len(asked)} classifiers; give one for each, None where there is none"
+        )
+    networks: list[FrameFeatures] = []
+    for source, file in zip(asked, files, strict=True):
+        if isinstance(source, nn.Module) or hasattr(source, "frame_probs"):
+            if file is not None:
+                raise InvalidArgument(f"weights={str(file)!r} are for a classifier by name; {source!r} has its own")
+            classifier, untrained = source, False
+        else:
+            place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            classifier = create_classifier(source, weights=file, new_head=None, device=place, precision=precision)
+            comes_with_weights = saved_folder(source) is not None or str(source).startswith("hf:")
+            untrained = file is None and not comes_with_weights
+        network = FrameFeatures(classifier, untrained=untrained)
+        count = sum(other.classifier.name == network.name for other in networks)
+        if count:  # the same network with other weights
+            network.name = f"{network.name} ({count + 1})"
+        networks.append(network)
+    return networks

@@ -1,0 +1,104 @@
+"""Which policies choose how many of how many, and what they are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sosampler.checks import whole_number
+from sosampler.errors import InvalidArgument
+from sosampler.evaluation.choosers import Chooser
+from sosampler.evaluation.clips import Clips
+from sosampler.evaluation.policies import ChooserMaker
+from sosampler.evaluation.rows import Cell
+from sosampler.evaluation.scorers import Scorer
+
+Pair = tuple[int, int]  # N, T
+
+
+def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pair]:
+    """(N, T) to be evaluated: the given pairs, or all combinations.
+
+    >>> pairs_of([1, 2], 10), pairs_of(6, 10, pairs=[(8, 30)])
+    ([(1, 10), (2, 10)], [(8, 30)])
+    """
+    if pairs is None:
+        wanted, offered = _numbers("num_frames", num_frames), _numbers("num_candidates", num_candidates)
+        found = [(frames, candidates) for candidates in offered for frames in wanted]
+    else:
+        found = [_pair(pair) for pair in pairs]
+    if not found:
+        raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
+    for frames, candidates in found:
+        if frames > candidates:
+            raise InvalidArgument(
+                f"num_frames={frames} is more than num_candidates={candidates}; ask for at most as many frames as "
+                "there are candidates, or name the combinations as pairs"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _numbers(name: str, given: Any) -> list[int]:
+    values = list(given) if isinstance(given, (list, tuple, range)) else [given]
+    if not values:
+        raise InvalidArgument(f"{name} is empty; give at least one whole number")
+    return [whole_number(name, value) for value in values]
+
+
+def _pair(given: Any) -> Pair:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise InvalidArgument(f"pairs hold {given!r}; give (num_frames, num_candidates), for example (8, 30)")
+    return whole_number("num_frames", given[0]), whole_number("num_candidates", given[1])
+
+
+class Plan:
+    """All cells of an evaluation: those that are shown, and those that are only measured against.
+
+    Uniform and semi-optimal choices are measured beside any policy where that costs no run of the classifier, and the
+    optimal ones where there are few subsets.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        choosers: Sequence[Chooser],
+        maker: ChooserMaker,
+        clips: Clips,
+        note: Callable[[str], None],
+    ) -> None:
+        self.candidates = list(dict.fromkeys(count for _, count in pairs))
+        self.frames_of = {count: [frames for frames, same in pairs if same == count] for count in self.candidates}
+        self.shown: list[tuple[Cell, Chooser]] = []
+        self.cells: dict[Cell, Chooser] = {}
+        names = {chooser.name for chooser in choosers}
+        references = [maker.named(name) for name in ("uniform", "semi-optimal") if name not in names]
+        unseen = [] if clips.needs_frames else references
+        for count in self.candidates:
+            for frames in self.frames_of[count]:
+                shown = [chooser for chooser in choosers if chooser.name != "all"]
+                self.shown += [(Cell(chooser.name, frames, count), chooser) for chooser in shown]
+                hidden = list(unseen)
+                if "optimal" not in names:
+                    if clips.enumerable(count, frames):
+                        hidden.append(maker.named("optimal"))
+                    else:
+                        note(
+                            f"no fidelity for {frames} of {count}: add the policy 'optimal', whose search takes a while"
+                        )
+                self.cells |= {Cell(chooser.name, frames, count): chooser for chooser in hidden}
+            # All candidates are the same clip for every N, so they have one row.
+            self.shown += [(Cell(one.name, count, count), one) for one in choosers if one.name == "all"]
+        self.cells |= dict(self.shown)
+
+    @property
+    def scorers(self) -> list[Scorer]:
+        """Everybody who looks at pictures, once."""
+        found = {chooser.scorer.key: chooser.scorer for chooser in self.cells.values() if chooser.scorer is not None}
+        return list(found.values())
+
+    def against(self, cell: Cell) -> int | None:
+        """N of the uniform and semi-optimal choices that a cell is compared with; None where several would do."""
+        if cell.policy != "all":
+            return cell.num_frames
+        wanted = self.frames_of[cell.num_candidates]
+        return wanted[0] if len(wanted) == 1 else None

@@ -1,0 +1,129 @@
+"""Policies that look at pictures: what they see becomes a score for each candidate, in one pass over the bank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sosampler.evaluation.frames import FrameChunk
+from sosampler.evaluation.views import Videos
+from sosampler.policies.difference import change_scores
+
+# Candidates that a sampler is handed at once.
+_FRAMES_AT_ONCE = 1024
+
+
+class Scorer(Protocol):
+    """Scores for candidates. Two policies with the same key share them."""
+
+    key: str
+    wants_similarity: bool
+
+    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """uint8 [B, T, 3, H, W], bool [B, T] -> scores [B, T], and similarities [B, T, T] if wanted."""
+        ...
+
+    def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """Scores [B, T] as numbers in 0..1."""
+        ...
+
+    def gmacs(self, num_candidates: int) -> float: ...
+
+
+class SamplerScorer:
+    """A learned sampler."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.key = f"sampler {id(sampler)}"
+        self.wants_similarity = False
+
+    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        said = self.sampler.look(frames, None if bool(mask.all()) else mask)
+        similarity = kernel(said.features, mask.to(said.features.device)) if self.wants_similarity else None
+        return said.scores, similarity
+
+    def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
+        if self.sampler.calibration is not None:
+            calibrated: Tensor = self.sampler.confidences(scores)
+            return calibrated
+        # Only the order of its scores means something: from the lowest of a video to the highest.
+        low = scores.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
+        high = scores.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
+        return ((scores - low) / (high - low).clamp_min(1e-9)).clamp(0, 1)
+
+    def gmacs(self, num_candidates: int) -> float:
+        return float(self.sampler.gmacs(num_candidates))
+
+
+class DifferenceScorer:
+    """How much the picture changes."""
+
+    key, wants_similarity = "frame-difference", False
+
+    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        scores = torch.zeros(mask.shape)
+        pictures = frames.permute(0, 1, 3, 4, 2).numpy()
+        for row, count in enumerate(mask.sum(1).tolist()):
+            scores[row, :count] = torch.from_numpy(change_scores(pictures[row, :count])).float()
+        return scores, None
+
+    def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return scores
+
+    def gmacs(self, num_candidates: int) -> float:
+        return 0.0
+
+
+def kernel(features: Tensor, mask: Tensor) -> Tensor:
+    """How alike candidates are: the Gaussian kernel of their features [B, T, D], [B, T, T].
+
+    Its width is the median distance within each video, so that it says which of its frames are alike for this video.
+    """
+    from sosampler.policies.redundancy import gaussian_kernel, median_bandwidth
+
+    parts = [
+        gaussian_kernel(some, median_bandwidth(some, mask=real))
+        for some, real in zip(features.split(64), mask.split(64), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def score_chunk(
+    scorers: Sequence[Scorer], videos: Videos, chunk: FrameChunk, candidates: Sequence[int]
+) -> dict[tuple[str, int], float]:
+    """Fill in the tables of `videos` for those in the chunk; seconds by scorer and number of candidates."""
+    seconds: dict[tuple[str, int], float] = {}
+    numbers = chunk.numbers
+    for num_candidates in candidates:
+        both = [videos.slots(number, num_candidates) for number in numbers.tolist()]
+        counts = np.array([count for _, count in both])
+        mask = np.arange(num_candidates) < counts[:, None]
+        at_once = max(1, _FRAMES_AT_ONCE // num_candidates)
+        for group in chunk.by_shape(numbers.tolist()):
+            for begin in range(0, len(group), at_once):
+                places = group[begin : begin + at_once]
+                here = numbers[places]
+                frames, _ = chunk.stacked(here.tolist(), [both[place][0] for place in places.tolist()])
+                for scorer in scorers:
+                    begun = time.perf_counter()
+                    scores, similarity = scorer.score(frames, torch.from_numpy(mask[places]))
+                    _table(videos.scores, scorer.key, num_candidates, len(videos), 2)[here] = scores.cpu().numpy()
+                    if similarity is not None:
+                        table = _table(videos.similarity, scorer.key, num_candidates, len(videos), 3)
+                        table[here] = similarity.cpu().numpy()
+                    key = scorer.key, num_candidates
+                    seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - begun
+    return seconds
+
+
+def _table(tables: dict[tuple[str, int], Any], key: str, num_candidates: int, num_videos: int, ndim: int) -> Any:
+    if (key, num_candidates) not in tables:
+        shape = (num_videos, *(num_candidates,) * (ndim - 1))
+        tables[key, num_candidates] = np.zeros(shape, dtype=np.float32)
+    return tables[key, num_candidates]

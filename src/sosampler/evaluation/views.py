@@ -1,0 +1,156 @@
+"""What an evaluation knows about the candidates of some videos, laid out as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sosampler.data.bank_teachers import Teacher
+from sosampler.data.positions import uniform_positions
+from sosampler.video.timeline import Indices
+
+if TYPE_CHECKING:
+    from sosampler.evaluation.frames import FrameChunk
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateView:
+    """B videos with T candidates each.
+
+    A short video repeats frames among its candidates. Here each frame stands once and the rest is padding at the end,
+    so that no frame is chosen twice while another is left.
+    """
+
+    numbers: Indices  # [B], which videos of the split
+    slots: Indices  # [B, T], the stored frame of each candidate; padding names the last one again
+    counts: Indices  # [B], real candidates
+    mask: Tensor  # bool [B, T], True for a real one
+    labels: Tensor  # bool [B, C]
+    frame_probs: Tensor  # float32 [B, T, C], what the classifier says about each frame alone
+    features: Tensor | None = None  # float32 [B, T, D], what a pooled classifier joins
+    scores: dict[str, Tensor] = field(default_factory=dict)  # [B, T] of each policy that looks at pixels
+    similarity: dict[str, Tensor] = field(default_factory=dict)  # [B, T, T] of those that mind redundancy
+    pixels: FrameChunk | None = None
+    cache: dict[str, Tensor] = field(default_factory=dict)  # what choosers compute once for all N
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def num_candidates(self) -> int:
+        return int(self.slots.shape[1])
+
+    @property
+    def real(self) -> Tensor | None:
+        """The mask, where anything is masked."""
+        return None if (self.counts == self.num_candidates).all() else self.mask
+
+    def some(self, rows: NDArray[Any]) -> CandidateView:
+        """Some of the videos; `rows` as NumPy indexes."""
+        here = torch.from_numpy(np.flatnonzero(rows) if rows.dtype == bool else rows).to(self.mask.device)
+        return replace(
+            self,
+            numbers=self.numbers[rows],
+            slots=self.slots[rows],
+            counts=self.counts[rows],
+            mask=self.mask[here],
+            labels=self.labels[here],
+            frame_probs=self.frame_probs[here],
+            features=None if self.features is None else self.features[here],
+            scores={key: value[here] for key, value in self.scores.items()},
+            similarity={key: value[here] for key, value in self.similarity.items()},
+            cache={},
+        )
+
+
+def candidate_slots(stored: int, num_candidates: int) -> tuple[Indices, int]:
+    """Stored frames [T] of the candidates of a video, and how many of them are real.
+
+    >>> candidate_slots(3, 5)
+    (array([0, 1, 2, 2, 2]), 3)
+    """
+    count = min(stored, num_candidates)
+    slots = np.full(num_candidates, count - 1, dtype=np.int64)
+    slots[:count] = uniform_positions(stored, count)
+    return slots, count
+
+
+class Videos:
+    """The videos that are evaluated: labels, lengths, and the teacher's answers as views.
+
+    Args:
+        teacher: of the split's bank.
+        places: which of its videos.
+        labels: multi-hot bool [V, C].
+        device: where views live.
+        with_features: whether the classifier joins kept features.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        places: Sequence[int],
+        labels: NDArray[np.bool_],
+        device: torch.device,
+        *,
+        with_features: bool,
+    ) -> None:
+        self.teacher, self.places, self.labels = teacher, list(places), labels
+        self.device, self.with_features = device, with_features
+        self.lengths = np.array([len(teacher[place].frame_probs) for place in self.places], dtype=np.int64)
+        self.scores: dict[tuple[str, int], NDArray[np.float32]] = {}  # by policy and T: [V, T]
+        self.similarity: dict[tuple[str, int], NDArray[np.float32]] = {}  # [V, T, T]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def numbers_a_candidate(self) -> int:
+        """Numbers that a view holds for each candidate."""
+        features = self.teacher.about["features"]
+        return int(self.labels.shape[1] + (features["width"] if self.with_features else 0))
+
+    def slots(self, number: int, num_candidates: int) -> tuple[Indices, int]:
+        return candidate_slots(int(self.lengths[number]), num_candidates)
+
+    def views(
+        self, numbers: Indices, candidates: Sequence[int], pixels: FrameChunk | None = None
+    ) -> dict[int, CandidateView]:
+        """The same videos with each number of candidates; the teacher's rows are read once."""
+        answers = [self.teacher[self.places[number]] for number in numbers.tolist()]
+        views = {}
+        for num_candidates in candidates:
+            both = [self.slots(number, num_candidates) for number in numbers.tolist()]
+            slots, counts = np.stack([slots for slots, _ in both]), np.array([count for _, count in both])
+            probs = np.stack([answer.frame_probs[row] for answer, row in zip(answers, slots, strict=True)])
+            features = None
+            if self.with_features:
+                kept = np.stack([answer.features[row] for answer, row in zip(answers, slots, strict=True)])
+                features = torch.from_numpy(kept).to(self.device).float()
+            views[num_candidates] = CandidateView(
+                numbers=numbers,
+                slots=slots,
+                counts=counts,
+                mask=torch.from_numpy(np.arange(num_candidates) < counts[:, None]).to(self.device),
+                labels=torch.from_numpy(self.labels[numbers]).to(self.device),
+                frame_probs=torch.from_numpy(probs).to(self.device).float(),
+                features=features,
+                scores=self._kept(self.scores, numbers, num_candidates),
+                similarity=self._kept(self.similarity, numbers, num_candidates),
+                pixels=pixels,
+            )
+        return views
+
+    def _kept(
+        self, tables: dict[tuple[str, int], NDArray[np.float32]], numbers: Indices, num_candidates: int
+    ) -> dict[str, Tensor]:
+        return {
+            key: torch.from_numpy(table[numbers]).to(self.device)
+            for (key, count), table in tables.items()
+            if count == num_candidates
+        }

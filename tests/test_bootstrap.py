@@ -1,0 +1,192 @@
+"""Intervals by resampling videos, and the metrics behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
+
+from sosampler.errors import InvalidArgument
+from sosampler.evaluation.bootstrap import Measured, Resamples, interval, resample_counts
+from sosampler.evaluation.metrics import (
+    confidences,
+    mean_average_precision,
+    multi_hot,
+    shared_share,
+    top1,
+    top1_hits,
+    weighted_average_precision,
+)
+
+
+def example(seed: int, videos: int = 40, classes: int = 5, *, multi_label: bool = True, steps: int = 0) -> tuple:
+    """Scores [V, C] (of few distinct values where `steps`), truth [V, C] with a label in every row."""
+    rng = np.random.default_rng(seed)
+    scores = rng.random((videos, classes)).astype(np.float32)
+    if steps:
+        scores = np.round(scores * steps) / np.float32(steps)
+    truth = np.zeros((videos, classes), dtype=bool)
+    truth[np.arange(videos), rng.integers(classes, size=videos)] = True
+    if multi_label:
+        truth |= rng.random((videos, classes)) < 0.2
+    return scores, truth
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 6), st.booleans())
+def test_weighted_average_precision_is_scikit_learns(seed: int, steps: int, multi_label: bool) -> None:
+    scores, truth = example(seed, videos=17, classes=4, multi_label=multi_label, steps=steps)
+    weights = np.random.default_rng(seed).integers(0, 3, size=(17, 3))
+    weights[:, 0] = 1
+    found = weighted_average_precision(torch.from_numpy(scores), torch.from_numpy(truth), torch.from_numpy(weights))
+    assert float(found[0]) == pytest.approx(mean_average_precision(scores, truth), abs=1e-9)
+    for column in range(3):
+        weight = weights[:, column]
+        expected = [
+            average_precision_score(truth[:, label], scores[:, label], sample_weight=weight)
+            for label in range(4)
+            if weight[truth[:, label]].sum()
+        ]
+        assert float(found[column]) == pytest.approx(np.mean(expected), abs=1e-6)
+
+
+def test_average_precision_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, truth = (torch.from_numpy(array) for array in example(3))
+    weights = torch.from_numpy(resample_counts(40, 7, 0))
+    whole = weighted_average_precision(scores, truth, weights)
+    monkeypatch.setattr("sosampler.evaluation.metrics._WEIGHTINGS_AT_ONCE", 3)
+    torch.testing.assert_close(weighted_average_precision(scores, truth, weights), whole)
+
+
+def test_top1_by_hand() -> None:
+    probabilities = [[0.6, 0.4, 0.0], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]]
+    truth = [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert top1_hits(probabilities, truth).tolist() == [True, False, True]
+    assert top1(probabilities, truth) == pytest.approx(2 / 3)
+
+
+def test_confidence_is_the_geometric_mean_over_labels() -> None:
+    found = confidences([[0.5, 0.125, 0.4], [0.0, 1.0, 0.0]], [[1, 1, 0], [0, 1, 0]])
+    assert found.tolist() == pytest.approx([0.25, 1.0])
+    assert confidences([[0.0, 1.0]], [[1, 0]])[0] == pytest.approx(1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_shared_share_is_that_of_sets(seed: int, wanted: int) -> None:
+    rng = np.random.default_rng(seed)
+    ours, theirs = np.sort(rng.integers(0, 8, (9, wanted)), 1), np.sort(rng.integers(0, 8, (9, wanted)), 1)
+    expected = [len(set(a) & set(b)) / len(set(b)) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)]
+    assert shared_share(ours, theirs).tolist() == pytest.approx(expected)
+
+
+def test_multi_hot() -> None:
+    assert multi_hot([(1,), (0, 2)], 3).tolist() == [[False, True, False], [True, False, True]]
+
+
+# ---- resampling
+
+
+def test_counts_are_resamples_with_replacement() -> None:
+    counts = resample_counts(30, 400, seed=1)
+    assert counts.shape == (30, 400)
+    assert (counts.sum(0) == 30).all()
+    # Each count is binomial with mean 1 and variance 29 / 30.
+    assert counts.var() == pytest.approx(29 / 30, abs=0.05)
+    assert (counts == 0).mean() == pytest.approx((29 / 30) ** 30, abs=0.02)
+    assert (resample_counts(30, 400, seed=1) == counts).all()
+    assert (resample_counts(30, 400, seed=2) != counts).any()
+
+
+def test_counts_are_those_of_the_drawn_numbers_in_parts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = np.random.default_rng(5).integers(11, size=(20, 11))
+    expected = np.stack([np.bincount(row, minlength=11) for row in drawn], 1)
+    assert (resample_counts(11, 20, seed=5) == expected).all()
+    monkeypatch.setattr("sosampler.evaluation.bootstrap._NUMBERS_AT_ONCE", 40)
+    assert (resample_counts(11, 20, seed=5) == expected).all()
+
+
+def test_metrics_of_resamples_are_those_of_drawn_videos() -> None:
+    """The paired bootstrap, against taking the drawn videos one by one."""
+    ours, truth = example(0, videos=25)
+    theirs, _ = example(1, videos=25)
+    resamples = Resamples(truth, 50, seed=9)
+    drawn = np.random.default_rng(9).integers(25, size=(50, 25))
+    for measure, metric in ((resamples.top1, top1), (resamples.mean_average_precision, mean_average_precision)):
+        first, second = measure(ours), measure(theirs)
+        assert first.value == pytest.approx(metric(ours, truth))
+        expected = [metric(ours[rows], truth[rows]) for rows in drawn]
+        assert first.draws.tolist() == pytest.approx(expected, abs=1e-6)
+        both = [metric(ours[rows], truth[rows]) - metric(theirs[rows], truth[rows]) for rows in drawn]
+        difference = first.minus(second)
+        assert difference.value == pytest.approx(metric(ours, truth) - metric(theirs, truth))
+        assert difference.draws.tolist() == pytest.approx(both, abs=1e-6)
+        moved = difference.value - np.mean(both) if metric is mean_average_precision else 0.0
+        assert difference.ci95 == pytest.approx(np.percentile(both, [2.5, 97.5]) + moved, abs=1e-6)
+
+
+def test_intervals_cover_a_known_proportion() -> None:
+    """Of 95 % intervals about 95 % hold the truth, here the proportion of a coin."""
+    rng = np.random.default_rng(0)
+    truth = np.zeros((200, 2), dtype=bool)
+    truth[:, 0] = True
+    resamples = Resamples(truth, 500, seed=0)
+    covered = 0
+    for _ in range(300):
+        right = rng.random(200) < 0.7
+        probabilities = np.stack([right, ~right], 1).astype(np.float32)
+        bounds = resamples.top1(probabilities).ci95
+        assert bounds is not None
+        covered += bounds[0] <= 0.7 <= bounds[1]
+    assert 0.90 <= covered / 300 <= 0.985
+
+
+def test_intervals_of_average_precision_cover_it_with_few_videos_a_class() -> None:
+    rng = np.random.default_rng(0)
+    classes = np.arange(400) % 40
+    resamples = Resamples(np.eye(40, dtype=bool)[classes], 200, seed=0)
+    found = []
+    for _ in range(60):
+        scores = rng.standard_normal((400, 40)).astype(np.float32)
+        scores[np.arange(400), classes] += 2
+        found.append(resamples.mean_average_precision(scores))
+    expected = np.mean([one.value for one in found])
+    inside = [one.ci95 is not None and one.ci95[0] <= expected <= one.ci95[1] for one in found]
+    plain = [np.percentile(one.draws, [2.5, 97.5]) for one in found]
+    assert np.mean(inside) >= 0.88
+    assert np.mean([low <= expected <= high for low, high in plain]) < np.mean(inside)
+
+
+def test_a_paired_interval_is_narrower_than_two_of_their_own() -> None:
+    rng = np.random.default_rng(0)
+    truth = np.zeros((300, 2), dtype=bool)
+    truth[:, 0] = True
+    resamples = Resamples(truth, 500, seed=0)
+    right = rng.random(300) < 0.6
+    better = right | (rng.random(300) < 0.05)
+    first, second = (resamples.top1(np.stack([one, ~one], 1).astype(np.float32)) for one in (better, right))
+    paired, alone = first.minus(second).ci95, first.ci95
+    assert paired is not None
+    assert alone is not None
+    assert paired[1] - paired[0] < 0.6 * (alone[1] - alone[0])
+    assert paired[0] > 0
+
+
+def test_without_resamples_there_is_a_value_and_no_interval() -> None:
+    scores, truth = example(0)
+    measured = Resamples(truth, 0, seed=0).top1(scores)
+    assert measured.value == pytest.approx(top1(scores, truth))
+    assert measured.ci95 is None
+    assert measured.minus(measured).ci95 is None
+    assert interval([]) is None
+
+
+def test_wrong_numbers_are_told() -> None:
+    with pytest.raises(InvalidArgument, match="draws=-1"):
+        resample_counts(3, -1, 0)
+    with pytest.raises(InvalidArgument, match="seed"):
+        resample_counts(3, 1, -1)
+    assert Measured(np.array([0.5])).ci95 is None
