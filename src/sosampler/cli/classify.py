@@ -99,7 +99,7 @@ def classify_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Name what videos show, from a few frames of each. Exit code 1 if some of many failed."""
-    from sosampler.cli.inputs import expand
+    from sosampler.video.inputs import expand
     from sosampler.video.limits import Limits
     from sosampler.video.source import import_torch
 

@@ -15,7 +15,6 @@ import typer
 
 from sosampler._select import select_with
 from sosampler.checks import one_of, whole_number
-from sosampler.cli.inputs import expand, labels
 from sosampler.cli.results import Journal, check_out, write_results
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.options import SelectOptions
@@ -23,6 +22,7 @@ from sosampler.progress import progress_bar
 from sosampler.report.contact_sheet import MAX_ROWS, SheetRow, write_rows
 from sosampler.report.frame_files import IMAGE_FORMATS, save_frames
 from sosampler.selection import Selection
+from sosampler.video.inputs import expand, labels
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def find_sources(videos: Any, *, max_videos: int | None, seed: int) -> Sources:
     elif isinstance(videos, Manifest):
         found = [_of_file(item.id, videos.path_of(item), item.start, item.end) for item in videos.items]
     else:
-        from sosampler.cli.inputs import expand  # one meaning of folders and patterns everywhere
+        from sosampler.video.inputs import expand  # one meaning of folders and patterns everywhere
 
         given = [videos] if isinstance(videos, (str, os.PathLike)) else videos
         if not isinstance(given, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in given):

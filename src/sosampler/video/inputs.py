@@ -1,4 +1,4 @@
-"""What the user means by the paths on the command line: files, folders of videos, frame dumps, patterns."""
+"""What the user means by the paths that are given: files, folders of videos, frame dumps, patterns."""
 
 from __future__ import annotations
 
