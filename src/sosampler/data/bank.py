@@ -164,7 +164,7 @@ def _picture(data: bytes, width: int, height: int, fast: bool) -> Frames:
     with Image.open(io.BytesIO(data)) as image:
         if fast:
             image.draft("RGB", (width, height))
-        picture = image.convert("RGB")
+        picture = image if image.mode == "RGB" else image.convert("RGB")
         if picture.size != (width, height):
             picture = picture.resize((width, height), Image.Resampling.BILINEAR)
         return np.asarray(picture)

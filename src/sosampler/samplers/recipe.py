@@ -64,7 +64,7 @@ class SamplerRecipe:
     clip: float | None  # largest norm of the gradient; None: any
     ema: float  # decay of the running mean of the weights, a step; 0: none
     # The data
-    num_candidates: int | tuple[int, int]  # T; two numbers: drawn for each batch, both included
+    num_candidates: int | tuple[int, int]  # T; two numbers: drawn for each batch from a few between them
     crop_scale: tuple[float, float]  # area of the random crop
     crop_ratio: tuple[float, float]  # its width over its height
     crop_per: str  # "video": one box for all of its frames; "frame": one each

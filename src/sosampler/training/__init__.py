@@ -2,5 +2,6 @@
 
 from sosampler.training.recipe import ClassifierRecipe
 from sosampler.training.train_classifier import TrainedClassifier, train_classifier
+from sosampler.training.train_sampler import TrainedSampler, train
 
-__all__ = ["ClassifierRecipe", "TrainedClassifier", "train_classifier"]
+__all__ = ["ClassifierRecipe", "TrainedClassifier", "TrainedSampler", "train", "train_classifier"]

@@ -19,16 +19,22 @@ _FILES = (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS)
 
 
 class RunFolder:
-    """The folder of one run: its settings, its last checkpoint, its log and its result."""
+    """The folder of one run: its settings, its last checkpoint, its log and its result.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `kind`: what is trained, so that a run of one kind never takes the place of another's; None for classifiers.
+    """
+
+    def __init__(self, folder: Path, kind: str | None = None) -> None:
+        self.folder, self.kind = folder, kind
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Start, or go on with a run of the same settings; one of other settings is refused, once it has begun."""
         settings = json.loads(json.dumps(settings))  # as they come back from the file
+        if self.kind is not None:
+            settings = {"kind": self.kind, **settings}
         path = self.folder / SETTINGS
         if path.exists():
+            self._refuse_others()
             self._remove_leftovers()
         if path.exists() and self._has_begun():
             changed = differences(self._read_json(SETTINGS), settings)
@@ -43,7 +49,7 @@ class RunFolder:
         write_json(path, settings)
 
     def _refuse_others(self) -> None:
-        """Weights and settings that no run wrote are somebody's own."""
+        """Weights and settings that no run wrote are somebody's own, and so is what a run of another kind wrote."""
         if not (self.folder / SETTINGS).exists():
             for name in (WEIGHTS, CONFIG):
                 if (self.folder / name).exists():
@@ -51,6 +57,20 @@ class RunFolder:
                         f"{self.folder}: holds a {name} that is not of a training run and would be replaced; "
                         "give another folder"
                     )
+            return
+        found = self._kind_found()
+        if found != self.kind:
+            raise InvalidArgument(
+                f"{self.folder}: holds the run of a {found or 'classifier'}, not of a {self.kind or 'classifier'}; "
+                "give another folder"
+            )
+
+    def _kind_found(self) -> str | None:
+        try:
+            told = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
+        except ValueError:
+            return self.kind  # damaged: who overwrites it may have it
+        return told.get("kind") if isinstance(told, dict) else self.kind
 
     def _remove_leftovers(self) -> None:
         """What a killed run was writing, under the names that `replacing` gives."""

@@ -1,0 +1,67 @@
+"""`sosampler train`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train_command(
+    bank: Annotated[Path, typer.Argument(help="A bank with a classifier's answers; `sosampler prepare` writes it.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the sampler, the log and the result.")],
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="default, paper, authors, or a YAML file of settings.")
+    ] = "default",
+    classifier: Annotated[
+        str | None, typer.Option("--classifier", "-c", help="Whose answers: a saved folder, a fingerprint or a name.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="Start of the backbone: a file, or 'pretrained' from the web.")
+    ] = None,
+    teacher: Annotated[
+        str, typer.Option("--teacher", help="bank: the kept answers; online: ask the classifier about each crop.")
+    ] = "bank",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, e.g. loss=listwise; may be repeated.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Videos a step, of all processes.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Highest learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of everything that is drawn at random.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=0, help="Threads or processes that decode.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again where --out holds another run.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train a sampler on a bank. Run again after a kill, it goes on where it stopped.
+
+    Several GPUs: accelerate launch --num_processes 2 -m sosampler train ...; without GPUs: torchrun --nproc-per-node 2.
+    """
+    given: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
+    import os
+
+    from sosampler.samplers.recipe import read_settings
+    from sosampler.training import train
+
+    trained = train(
+        bank,
+        out=out,
+        recipe=recipe,
+        classifier=classifier,
+        weights=weights,
+        teacher=teacher,
+        device=device,
+        precision=precision,
+        workers=workers,
+        overwrite=overwrite,
+        say=lambda text: typer.echo(text, err=True),
+        **read_settings(setting or []) | {name: value for name, value in given.items() if value is not None},
+    )
+    if json_output and os.environ.get("RANK", "0") == "0":
+        typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))

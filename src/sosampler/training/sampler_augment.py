@@ -1,0 +1,123 @@
+"""Random crops and mirrors of many frames at once. Drawn with NumPy by seed, cut on the device.
+
+What is drawn depends on the seed and the pictures' sizes alone, so that a GPU, a CPU and several processes cut the
+same boxes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.training.processes import sent
+
+_TRIES = 10  # as torchvision: then the largest central box of an allowed shape is taken
+
+
+class Cuts(NamedTuple):
+    """What is cut out of each of F pictures, in pixels, and which are mirrored."""
+
+    boxes: np.ndarray  # [F, 4] float32: left, top, width, height
+    flips: np.ndarray  # [F] bool
+
+    def part(self, rows: slice) -> Cuts:
+        return Cuts(self.boxes[rows], self.flips[rows])
+
+
+def draw_cuts(
+    rng: np.random.Generator,
+    sizes: np.ndarray,
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    flip: bool,
+) -> Cuts:
+    """Boxes as of torchvision's RandomResizedCrop, but not rounded to whole pixels.
+
+    Args:
+        sizes: [F, 2] height and width of each picture.
+        scale: least and most share of the area.
+        ratio: least and most width over height, drawn evenly in its logarithm.
+        flip: mirror every second picture, on average.
+    """
+    draws = rng.random((len(sizes), _TRIES, 2))
+    corners = rng.random((len(sizes), 2))
+    flips = rng.random(len(sizes)) < (0.5 if flip else 0.0)
+    height, width = (sizes[:, side, None].astype(np.float64) for side in (0, 1))  # [F, 1]
+    area = (scale[0] + (scale[1] - scale[0]) * draws[..., 0]) * height * width  # [F, tries]
+    low, high = np.log(ratio)
+    shape = np.exp(low + (high - low) * draws[..., 1])
+    widths, heights = np.sqrt(area * shape), np.sqrt(area / shape)
+    fits = (widths <= width) & (heights <= height)
+    first = fits.argmax(1)
+    rows = np.arange(len(sizes))
+    box_width, box_height = widths[rows, first], heights[rows, first]
+    none = ~fits.any(1)
+    # Too wide or too high for every try: all of one side, and as much of the other as the shape allows.
+    whole_width, whole_height = width[:, 0], height[:, 0]
+    box_width = np.where(none, np.minimum(whole_width, whole_height * ratio[1]), box_width)
+    box_height = np.where(none, np.minimum(whole_height, whole_width / ratio[0]), box_height)
+    corners[none] = 0.5
+    left = corners[:, 0] * (whole_width - box_width)
+    top = corners[:, 1] * (whole_height - box_height)
+    return Cuts(np.stack([left, top, box_width, box_height], 1).astype(np.float32), flips)
+
+
+def cut(frames: Tensor, cuts: Cuts, sizes: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """uint8 [F, H, W, 3] -> float32 [F, 3, h, w] in 0..255.
+
+    Bilinear. Where pictures are much larger than `size` a multiple of the points is taken and averaged, so that fine
+    patterns do not turn into coarse ones.
+
+    Args:
+        sizes: [F, 2] height and width of each picture, at the top left of its frame.
+        size: height and width that come out.
+    """
+    shrink = min(sizes[:, side].max() / size[side] for side in (0, 1))
+    times = max(1, int(np.ceil(shrink - 0.5)))  # points a pixel and side
+    points = [
+        _points(cuts, side, times * size[1 - side], sizes[:, 1 - side], frames.shape[2 - side], mirrored=side == 0)
+        for side in (0, 1)
+    ]
+    across, down = (sent(torch.from_numpy(found), frames.device) for found in points)  # [F, w], [F, h]
+    grid = torch.stack(
+        [
+            across[:, None, :].expand(-1, down.shape[1], -1),
+            down[:, :, None].expand(-1, -1, across.shape[1]),
+        ],
+        -1,
+    )
+    pixels = frames.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.preserve_format)
+    found = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=True)
+    if times > 1:
+        found = F.avg_pool2d(found, times)
+    return found
+
+
+def _points(cuts: Cuts, side: int, count: int, limits: np.ndarray, canvas: int, *, mirrored: bool) -> np.ndarray:
+    """Where to look along one side (0: across, 1: down), [F, count] in -1..1 of the canvas, float32."""
+    begin, length = cuts.boxes[:, side, None], cuts.boxes[:, side + 2, None]
+    steps = np.broadcast_to((np.arange(count, dtype=np.float32) + 0.5) / count, (len(limits), count))
+    if mirrored:
+        steps = np.where(cuts.flips[:, None], steps[:, ::-1], steps)
+    # Pixel k covers k .. k + 1, its centre is where its value stands; nothing is read outside of the picture.
+    places = np.clip(begin + steps * length - 0.5, 0, limits[:, None] - 1)
+    found: np.ndarray = (2 * places / max(1, canvas - 1) - 1).astype(np.float32)
+    return found
+
+
+class Normaliser:
+    """`Preprocessing.normalised` with its numbers kept on the device, so that nothing waits for their copies."""
+
+    def __init__(self, preprocessing: Preprocessing, device: torch.device) -> None:
+        self._mean = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1)
+        self._std = torch.tensor(preprocessing.std, device=device).view(3, 1, 1)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """[..., 3, h, w] in 0..255 -> float32, mean and std taken out."""
+        return (pixels.float() / 255 - self._mean) / self._std

@@ -1,0 +1,194 @@
+"""What a sampler is shown in training: which videos, which of their frames, which crops, and what the teacher said.
+
+Everything random about a step is drawn from (seed, epoch, step), for the whole batch at once: a run that was killed
+goes on with the very batches it would have seen, and several processes take shares of one and the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from sosampler.data.bank import Bank
+from sosampler.data.bank_teachers import Teacher
+from sosampler.data.positions import uniform_positions
+from sosampler.samplers.recipe import SamplerRecipe
+from sosampler.training.examples import multi_hot
+from sosampler.training.sampler_augment import Cuts, draw_cuts
+from sosampler.training.sampler_frames import CachedFrames, FrameSource
+from sosampler.video.timeline import Indices
+
+_MOST_LENGTHS = 3  # different T that a training meets
+
+
+class VideoTable:
+    """All about some videos of a bank but their pixels: labels, times and what the teacher said, in memory."""
+
+    def __init__(self, bank: Bank, rows: Sequence[int], teacher: Teacher) -> None:
+        self.rows = list(rows)
+        self.labels = torch.stack([multi_hot(bank.rows[row].item.labels, len(bank.classes)) for row in rows])  # [V, C]
+        answers = [teacher[row].frame_probs for row in rows]
+        self.counts = np.array([len(answer) for answer in answers], dtype=np.int64)  # stored frames of each
+        self._first = np.cumsum(self.counts) - self.counts  # [V] in the flat arrays
+        self._probs = torch.from_numpy(np.concatenate(answers))  # [F, C] float16
+        self._times = torch.from_numpy(np.concatenate([bank[row].positions for row in rows]))  # [F] in 0..1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def _places(self, videos: Indices, positions: Indices) -> Tensor:
+        return torch.from_numpy(self._first[videos][:, None] + positions)
+
+    def probs(self, videos: Indices, positions: Indices) -> Tensor:
+        """videos [B], positions [B, T] -> the teacher's float16 [B, T, C]."""
+        return self._probs[self._places(videos, positions)]
+
+    def times(self, videos: Indices, positions: Indices) -> Tensor:
+        """float32 [B, T] in 0..1: where in its video each frame lies."""
+        return self._times[self._places(videos, positions)]
+
+
+class Draw(NamedTuple):
+    """What was drawn for a batch of B videos with T frames each."""
+
+    videos: Indices  # [B]
+    positions: Indices  # [B, T]
+    cuts: Cuts  # of B * T frames
+
+    def part(self, rows: slice) -> Draw:
+        """The share of some of the videos."""
+        count = self.positions.shape[1]
+        frames = slice(rows.start * count, rows.stop * count)
+        return Draw(self.videos[rows], self.positions[rows], self.cuts.part(frames))
+
+
+class Plan:
+    """The batches of every epoch; the last, smaller batch of each is left out."""
+
+    def __init__(self, counts: np.ndarray, sizes: np.ndarray, recipe: SamplerRecipe) -> None:
+        self.counts, self.sizes, self.recipe = counts, sizes, recipe  # [V], [V, 2]
+        self.batch_size = min(recipe.batch_size, len(counts))
+        asked = recipe.num_candidates
+        # More than any video has would only repeat frames.
+        fewest, most = (asked, asked) if isinstance(asked, int) else asked
+        stored = max(2, int(counts.max()))
+        # A few numbers between the two: libraries for GPUs prepare themselves for every shape, which takes seconds.
+        spread = np.geomspace(min(fewest, stored), min(most, stored), _MOST_LENGTHS)
+        self.num_candidates = tuple(np.unique(np.rint(spread).astype(int)).tolist())
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return len(self.counts) // self.batch_size
+
+    def draw(self, epoch: int, step: int) -> Draw:
+        recipe = self.recipe
+        # Zeros at the end of a seed count for nothing, so the steps begin at 1.
+        order = np.random.default_rng([recipe.seed, epoch, 0]).permutation(len(self.counts))
+        videos = order[step * self.batch_size : (step + 1) * self.batch_size]
+        rng = np.random.default_rng([recipe.seed, epoch, 1 + step])
+        count = self.num_candidates[int(rng.integers(len(self.num_candidates)))]
+        positions = stratified(self.counts[videos], count, rng)
+        each_frame = recipe.crop_per == "frame"
+        cuts = draw_cuts(
+            rng,
+            np.repeat(self.sizes[videos], count if each_frame else 1, axis=0),
+            scale=recipe.crop_scale,
+            ratio=recipe.crop_ratio,
+            flip=recipe.flip,
+        )
+        if not each_frame:
+            cuts = Cuts(*(np.repeat(part, count, axis=0) for part in cuts))
+        return Draw(videos, positions, cuts)
+
+
+def stratified(counts: np.ndarray, wanted: int, rng: np.random.Generator) -> Indices:
+    """One random stored frame of each of `wanted` equal stretches of each video, [B, wanted] in time order.
+
+    A video with fewer frames than that repeats them evenly, as `BankItem.stratified` does.
+    """
+    stored = counts[:, None].astype(np.int64)
+    edges = np.arange(wanted + 1, dtype=np.int64) * stored // wanted
+    drawn = edges[:, :-1] + (rng.random((len(counts), wanted)) * np.diff(edges, axis=1)).astype(np.int64)
+    centres = (2 * np.arange(wanted, dtype=np.int64) + 1) * stored // (2 * wanted)
+    found: Indices = np.where(stored < wanted, centres, drawn)
+    return found
+
+
+def uniform(counts: np.ndarray, wanted: int) -> Indices:
+    """The grid of evaluation for each video, [V, wanted]."""
+    return np.stack([uniform_positions(int(count), wanted) for count in counts])
+
+
+class Batch(NamedTuple):
+    """One process's share of a step."""
+
+    frames: Tensor  # uint8 [B * T, h, w, 3], in memory or on the device
+    sizes: np.ndarray  # [B * T, 2] height and width of the picture in each
+    draw: Draw
+    labels: Tensor  # float32 [B, C]
+    probs: Tensor  # float16 [B, T, C]
+    times: Tensor  # float32 [B, T]
+
+
+class _StepFrames(Dataset[Tensor]):
+    """Frames of this process's share of each (epoch, step), for worker processes."""
+
+    def __init__(self, plan: Plan, source: FrameSource, part: slice) -> None:
+        self.plan, self.source, self.part = plan, source, part
+
+    def __getitem__(self, key: tuple[int, int]) -> Tensor:
+        draw = self.plan.draw(*key).part(self.part)
+        return self.source.frames(draw.videos, draw.positions)
+
+
+class _Steps(Sampler[tuple[int, int]]):
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch, self.begin = count, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((self.epoch, step) for step in range(self.begin, self.count))
+
+    def __len__(self) -> int:
+        return self.count - self.begin
+
+
+class SamplerBatches:
+    """Batches of an epoch, from any step on."""
+
+    def __init__(
+        self, table: VideoTable, source: FrameSource, recipe: SamplerRecipe, *, part: slice, workers: int
+    ) -> None:
+        self.table, self.source, self.part = table, source, part
+        self.plan = Plan(table.counts, source.sizes, recipe)
+        self._steps = _Steps(len(self))
+        # Frames in memory are there at once; others are decoded by processes while the network learns.
+        workers = 0 if isinstance(source, CachedFrames) else workers
+        self._loader = DataLoader(
+            _StepFrames(self.plan, source, part),
+            batch_size=None,
+            sampler=self._steps,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    def epoch(self, number: int, begin: int = 0) -> Iterator[Batch]:
+        self._steps.epoch, self._steps.begin = number, begin
+        for step, frames in enumerate(self._loader, begin):
+            draw = self.plan.draw(number, step).part(self.part)
+            yield Batch(
+                frames.flatten(0, 1),
+                np.repeat(self.source.sizes[draw.videos], draw.positions.shape[1], axis=0),
+                draw,
+                self.table.labels[torch.from_numpy(draw.videos)],
+                self.table.probs(draw.videos, draw.positions),
+                self.table.times(draw.videos, draw.positions),
+            )

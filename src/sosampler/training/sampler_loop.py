@@ -1,0 +1,250 @@
+"""The loop that trains a sampler: steps, evaluation, checkpoints.
+
+Nothing in a step waits for the device: losses are summed there and read once an epoch, and now and then for the bar.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.devices import autocast
+from sosampler.errors import InvalidArgument
+from sosampler.progress import Bar, progress_bar
+from sosampler.samplers import SOSampler
+from sosampler.samplers.losses import SamplerLoss
+from sosampler.samplers.recipe import SamplerRecipe
+from sosampler.training.averaging import RunningMean
+from sosampler.training.checkpoints import RunFolder
+from sosampler.training.event_log import EventLog
+from sosampler.training.online_teacher import ask_about_crops
+from sosampler.training.processes import Processes, sent
+from sosampler.training.recipe import rate_at
+from sosampler.training.sampler_augment import Normaliser, cut
+from sosampler.training.sampler_data import Batch, SamplerBatches
+from sosampler.training.sampler_dev import EvaluationSet
+
+# Seconds between checkpoints within an epoch; a killed run repeats at most as much.
+_SAVE_EVERY = 60.0
+_LOOK_EVERY = 50  # steps between looks at the loss
+
+EVENTS = "tensorboard"
+
+
+class SamplerLoop:
+    """Trains a sampler in place and keeps the state that is best on dev, or the last where there is no dev."""
+
+    def __init__(
+        self,
+        sampler: SOSampler,
+        recipe: SamplerRecipe,
+        batches: SamplerBatches,
+        dev: EvaluationSet | None,
+        run: RunFolder,
+        *,
+        processes: Processes,
+        precision: str,
+        asked: Classifier | None = None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.sampler, self.recipe, self.batches, self.dev, self.run = sampler, recipe, batches, dev, run
+        self.processes, self.precision, self.asked, self.say = processes, precision, asked, say
+        self.device = sampler.device
+        self.loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
+        self.normalised = Normaliser(sampler.preprocessing, self.device)
+        self.optimizer = make_optimizer(sampler, recipe)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "float16")
+        self.mean = RunningMean(sampler, recipe.ema) if recipe.ema else None
+        self.step = 0  # of all epochs together
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {"score": None, "epoch": -1}
+        self.best_state: dict[str, Tensor] = {}  # on the CPU
+        self._sums: dict[str, Tensor] = {}  # losses of the running epoch, on the device
+        self._saved_at = time.perf_counter()
+        self._resume()
+        self.layout = memory_layout(sampler)
+        self.network = processes.wrapped(sampler)
+
+    @property
+    def total_steps(self) -> int:
+        return len(self.batches) * self.recipe.epochs
+
+    @property
+    def judged(self) -> SOSampler:
+        """The network that is evaluated and kept."""
+        return self.sampler if self.mean is None else self.mean.network
+
+    def train(self) -> None:
+        per_epoch = len(self.batches)
+        shown = self.total_steps if self.processes.is_main else 0
+        events = EventLog(self.run.folder / EVENTS, len(self.history)) if self.processes.is_main else None
+        with progress_bar("training", shown, done=min(self.step, shown)) as bar:
+            # By what was evaluated, not by steps: a run may be killed between the last step of an epoch and its end.
+            for epoch in range(len(self.history), self.recipe.epochs):
+                begin = time.perf_counter()
+                self.network.train()
+                for batch in self.batches.epoch(epoch, self.step - epoch * per_epoch):
+                    loss = self._train_step(batch)
+                    self._tell(bar, epoch, loss)
+                    self._save_now_and_then(loss)
+                self._end_epoch(epoch, begin)
+                if events is not None:
+                    events.write(self.history[-1])
+        if events is not None:
+            events.close()
+
+    def _train_step(self, batch: Batch) -> Tensor:
+        """One step; the loss comes back on the device."""
+        processes = self.processes
+        # Dropout draws from here; the same numbers in a run that was killed and goes on.
+        number = self.step * processes.count + processes.rank
+        torch.manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        frames, probs, labels = self._shown(batch)
+        with autocast(self.device, self.precision):
+            output = self.network(frames)
+        loss, parts = self.loss(output, probs, labels)
+        # Gradients are averaged over processes; one with more videos counts for more.
+        share = len(batch.labels) / self.batches.plan.batch_size
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss * (share * processes.count)).backward()
+        if self.recipe.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.sampler.parameters(), self.recipe.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.mean is not None:
+            self.mean.follow(self.step)
+        self.step += 1
+        loss = loss.detach()
+        for name, part in {"loss": loss, **parts}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + part * share
+        return loss
+
+    def _shown(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Frames float [B, T, 3, h, w] as the network takes them, the teacher's probabilities and the labels."""
+        shape = batch.draw.positions.shape
+        pictures = sent(batch.frames, self.device)
+        crops = cut(pictures, batch.draw.cuts, batch.sizes, self.sampler.preprocessing.size)
+        frames = self.normalised(crops).contiguous(memory_format=self.layout).unflatten(0, shape)
+        if self.asked is None:
+            probs = sent(batch.probs, self.device).float()
+        else:
+            probs = ask_about_crops(self.asked, pictures, batch)
+        return frames, probs, sent(batch.labels, self.device)
+
+    def _rate(self) -> float:
+        return rate_at(self.step, self.total_steps, peak=self.recipe.lr, warmup=self.recipe.warmup)
+
+    def _tell(self, bar: Bar, epoch: int, loss: Tensor) -> None:
+        text = ""
+        if self.step % _LOOK_EVERY == 0:
+            text = f"epoch {epoch + 1}/{self.recipe.epochs} loss {self._finite(loss):.4f}"
+            if self.dev is not None and self.best["epoch"] >= 0:
+                text += f" best dev {self.dev.metric} {100 * self.best['score']:.1f} %"
+        bar.advance(text=text)
+
+    def _finite(self, loss: Tensor) -> float:
+        value = float(loss)
+        if not math.isfinite(value) and self.precision != "float16":
+            raise InvalidArgument(
+                f"the loss is {value} near step {self.step}; lower the learning rate (now {self._rate():.3g}) "
+                "or train with precision='float32'"
+            )
+        return value
+
+    def _end_epoch(self, epoch: int, begin: float) -> None:
+        names = list(self._sums)
+        sums = self.processes.total(torch.stack([self._sums[name] for name in names])).tolist()
+        losses = {name: total / len(self.batches) for name, total in zip(names, sums, strict=True)}
+        self._finite(torch.tensor(losses["loss"]))
+        self._sums = {}
+        line: dict[str, Any] = {"epoch": epoch, **losses, "lr": self.optimizer.param_groups[0]["lr"]}
+        if self.processes.is_main:
+            self._judge(line, begin)
+        self.history.append(line)
+        if self.processes.is_main:
+            self.run.log(self.history)
+            self.save()
+        self.processes.wait()
+
+    def _judge(self, line: dict[str, Any], begin: float) -> None:
+        """Evaluate, keep what is best, and say so."""
+        score, text = None, ""
+        if self.dev is not None:
+            score = self.dev.of_scores(self.dev.scores(self.judged, self.precision))
+            line[f"dev_{self.dev.metric}"] = score
+            text = f", dev {self.dev.metric} {100 * score:.2f} %"
+        # Of equal ones the later, which has learnt longer.
+        if score is None or self.best["score"] is None or score >= self.best["score"]:
+            self.best = {"score": score, "epoch": line["epoch"]}
+            state = self.judged.state_dict()
+            self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
+            text += " (best)" if self.dev is not None else ""
+        line["seconds"] = round(time.perf_counter() - begin, 3)
+        self.say(
+            f"epoch {line['epoch'] + 1}/{self.recipe.epochs}: loss {line['loss']:.4f}{text}, {line['seconds']:.1f} s"
+        )
+
+    # ---- where the run stands
+
+    def _save_now_and_then(self, loss: Tensor) -> None:
+        if self.processes.is_main and time.perf_counter() - self._saved_at > _SAVE_EVERY:
+            self._finite(loss)
+            self.save()
+
+    def save(self) -> None:
+        self.run.save(
+            {
+                "sampler": self.sampler.state_dict(),
+                "mean": {} if self.mean is None else self.mean.network.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "step": self.step,
+                # Of all processes, as far as this one can tell.
+                "sums": {name: total * self.processes.count for name, total in self._sums.items()},
+                "best": self.best,
+                "best_state": self.best_state,
+                "history": self.history,
+            }
+        )
+        self._saved_at = time.perf_counter()
+
+    def _resume(self) -> None:
+        state = self.run.load(self.device)
+        if state is None:
+            return
+        self.sampler.load_state_dict(state["sampler"])
+        if self.mean is not None:
+            self.mean.network.load_state_dict(state["mean"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.best, self.history = state["step"], state["best"], state["history"]
+        self._sums = {name: total / self.processes.count for name, total in state["sums"].items()}
+        self.best_state = {key: tensor.cpu() for key, tensor in state["best_state"].items()}
+        self.say(f"going on at step {self.step} of {self.total_steps}")
+
+
+def memory_layout(network: nn.Module) -> torch.memory_format:
+    """How the weights of the network's convolutions lie, so that frames come to it in the same way."""
+    kernels = [weight for weight in network.parameters() if weight.ndim == 4 and not weight.is_contiguous()]
+    return torch.channels_last if kernels else torch.contiguous_format
+
+
+def make_optimizer(sampler: nn.Module, recipe: SamplerRecipe) -> torch.optim.Optimizer:
+    """Weight decay for weights alone, not for biases and norms."""
+    trained = [parameter for parameter in sampler.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)

@@ -1,0 +1,318 @@
+"""Training a sampler: it learns, and it says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import sosampler as so
+from sampler_banks import QUICK, SMALL, TEACHER, make_bank
+from sosampler.samplers import SOSampler
+from sosampler.training import sampler_loop, train
+from sosampler.training.sampler_augment import cut
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
+    return make_bank(tmp_path_factory.mktemp("data") / "bank")
+
+
+# ---- the whole
+
+
+def test_a_sampler_learns_and_is_written(bank: so.Bank, tmp_path: Path) -> None:
+    said: list[str] = []
+    trained = train(bank.path, out=tmp_path / "run", say=said.append, **QUICK | {"epochs": 8})
+    result = trained.result
+    assert result["metric"] == "top1"
+    assert result["dev_uniform"] < 0.6
+    assert result["dev_semi_optimal"] == 1.0
+    assert result["dev"] > 0.9
+    assert result["sizes"] == {"train": 32, "dev": 16, "unlabelled": 0}
+    assert (result["num_candidates"], result["num_frames"]) == (8, 4)
+    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in log] == list(range(8))
+    assert log[-1]["loss"] < log[0]["loss"]
+    assert max(line["dev_top1"] for line in log) == result["dev"]
+    assert {"loss", "rank", "guidance", "distill", "lr", "seconds"} <= set(log[0])
+    assert log[0]["loss"] == pytest.approx(log[0]["rank"] + log[0]["distill"])  # the weights of the recipe
+    assert len([line for line in said if line.startswith("epoch ")]) == 8
+    assert not (tmp_path / "run/checkpoint.pt").exists()
+
+    again = SOSampler.from_pretrained(tmp_path / "run")
+    assert again.fingerprint() == trained.sampler.fingerprint() == result["fingerprint"]
+    assert again.about["classifier"] == "by hand"
+    assert again.about["recipe"]["backbone"] == QUICK["backbone"]
+    assert again.about["dev"] == result["dev"]
+    # From the bank's own frames, by the sampler's own way of preparing them: bright frames first, and by how much.
+    dev = bank.split("dev")
+    answers = dev.teacher()
+    right = total = off = 0.0
+    for number, video in enumerate(dev):
+        frames = torch.from_numpy(video.frames()).movedim(-1, 1)[None]
+        scores = again.score(frames)
+        truth = answers[number].frame_probs[:, video.labels[0]].astype(np.float32)
+        useful = np.flatnonzero(truth > 0.5)
+        right += len(set(useful) & set(scores[0].topk(len(useful)).indices.tolist()))
+        total += len(useful)
+        off += float(np.abs(again.confidences(scores)[0].numpy() - truth).mean()) / len(dev)
+    assert right / total > 0.9
+    assert off < 0.2
+
+
+def test_mixed_sizes_several_labels_and_a_teacher_that_keeps_no_logits(tmp_path: Path) -> None:
+    sizes = ((40, 52), (64, 36), (28, 28))
+    bank = make_bank(tmp_path / "bank", train=24, dev=12, sizes=sizes, multi_label=True, pooling=None)
+    trained = train(bank, out=tmp_path / "run", **QUICK | {"epochs": 6, "crop_per": "frame", "ema": 0.5})
+    assert trained.result["metric"] == "confidence"
+    assert trained.result["dev"] > trained.result["dev_uniform"] + 0.1
+    assert trained.sampler.multi_label
+
+    kept = make_bank(tmp_path / "kept", train=24, dev=12, multi_label=True)
+    assert train(kept, out=tmp_path / "other", **QUICK | {"epochs": 1}).result["metric"] == "mAP"
+
+
+@pytest.mark.parametrize("recipe", ["default", "paper", "authors"])
+def test_the_recipes_run(bank: so.Bank, tmp_path: Path, recipe: str) -> None:
+    trained = train(bank, out=tmp_path / "run", recipe=recipe, **SMALL | {"epochs": 1, "shift": 0})
+    assert 0 <= trained.result["dev"] <= 1
+    assert (trained.sampler.num_classes is None) == (recipe == "authors")
+
+
+def test_the_shifted_network_of_the_papers_runs(bank: so.Bank, tmp_path: Path) -> None:
+    options = QUICK | {"epochs": 1, "backbone": "mobilenet_v2", "shift": 10, "num_candidates": 4, "batch_size": 16}
+    assert train(bank, out=tmp_path / "run", **options).sampler.config["shift"] == 10
+
+
+def test_the_best_epoch_is_kept_not_the_last(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.2, 0.9, 0.5])
+    states = []
+
+    def of_scores(dev, found):
+        return next(scores) if len(states) <= 3 else 0.0
+
+    real = sampler_loop.EvaluationSet.scores
+
+    def remembering(dev, sampler, precision):
+        states.append({key: tensor.clone() for key, tensor in sampler.state_dict().items()})
+        return real(dev, sampler, precision)
+
+    monkeypatch.setattr(sampler_loop.EvaluationSet, "of_scores", of_scores)
+    monkeypatch.setattr(sampler_loop.EvaluationSet, "of_semi_optimal", lambda dev: 1.0)
+    monkeypatch.setattr(sampler_loop.EvaluationSet, "scores", remembering)
+    trained = train(bank, out=tmp_path / "run", **QUICK)
+    assert trained.result["best_epoch"] == 1
+    for key, tensor in trained.sampler.state_dict().items():
+        assert torch.equal(tensor, states[1][key])
+    assert not torch.equal(states[1]["importance_head.weight"], states[2]["importance_head.weight"])
+
+
+def test_without_a_dev_split_the_last_epoch_is_kept(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", train=16, dev=0)
+    said: list[str] = []
+    trained = train(bank, out=tmp_path / "run", say=said.append, **QUICK)
+    assert trained.result["dev"] is None
+    assert trained.result["best_epoch"] == 2
+    assert "no dev split" in said[0]
+    assert trained.sampler.about["calibrated_on"] == "train"
+    assert trained.sampler.calibration is not None
+
+
+def test_videos_without_labels_are_left_out(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", train=16, dev=4, multi_label=True, unlabelled=1)
+    said: list[str] = []
+    trained = train(bank.path, out=tmp_path / "run", say=said.append, **QUICK | {"epochs": 1})
+    assert trained.result["sizes"] == {"train": 15, "dev": 4, "unlabelled": 1}
+    assert "1 without a label" in said[0]
+
+
+def test_weights_are_the_start_of_the_backbone(bank: so.Bank, tmp_path: Path) -> None:
+    first = train(bank, out=tmp_path / "first", **QUICK | {"seed": 3})
+    still = QUICK | {"epochs": 1, "lr": 1e-12}
+    second = train(bank, out=tmp_path / "second", weights=tmp_path / "first/model.safetensors", **still)
+    before, after = first.sampler.state_dict(), second.sampler.state_dict()
+    weights = [key for key in after if key.startswith("backbone.") and key.endswith("conv1.weight")]
+    assert weights
+    assert all(torch.allclose(before[key], after[key], atol=1e-6) for key in weights)
+    with pytest.raises(so.InvalidArgument, match="start was"):
+        train(bank, out=tmp_path / "second", **still)
+
+
+def test_the_classifier_is_asked_about_the_crops(bank: so.Bank, tmp_path: Path) -> None:
+    """A classifier that is sure about bright pictures alone, asked online and from the bank."""
+    net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3))
+    with torch.no_grad():
+        net[2].weight.fill_(0)
+        net[2].weight[0] = 2.0
+        net[2].bias.copy_(torch.tensor([0.0, 1.0, 1.0]))
+    classifier = so.wrap_classifier(net, input_size=24, layout="BCHW", class_names=bank.classes, name="bright")
+    other = make_bank(tmp_path / "bank", train=16, dev=4)
+    so.add_teacher(other.path, classifier)
+    told = QUICK | {"epochs": 1, "batch_size": 16, "num_candidates": 4}
+    seen = []
+    real = sampler_loop.SamplerLoop._shown
+
+    def watching(loop, batch):
+        found = real(loop, batch)
+        seen.append((batch, *found))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler_loop.SamplerLoop, "_shown", watching)
+        train(other.path, out=tmp_path / "run", classifier=classifier, teacher="online", **told)
+    batch, frames, probs, _ = seen[0]
+    assert probs.shape == (16, 4, 3)
+    # The same box at the classifier's size, from the pictures that the sampler's crops were cut from.
+    crops = cut(batch.frames, batch.draw.cuts, batch.sizes, (24, 24))
+    expected = classifier.probabilities(net(classifier.preprocessing.normalised(crops)))
+    assert torch.allclose(probs.flatten(0, 1), expected, atol=1e-5)
+    assert frames.shape == (16, 4, 3, 32, 32)
+
+    with pytest.raises(so.InvalidArgument, match="several fit"):
+        train(other.path, out=tmp_path / "two", **told)
+    for meant in ("bright", classifier, classifier.fingerprint()):
+        said = train(other.path, out=tmp_path / "two", classifier=meant, overwrite=True, **told)
+        assert said.sampler.about["classifier"] == "bright"
+    with pytest.raises(so.InvalidArgument, match="give the classifier or its saved folder"):
+        train(other.path, out=tmp_path / "three", classifier="bright", teacher="online", **told)
+
+
+# ---- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"no_such": 1}, "no_such"),
+        ({"precision": "int8"}, "float32"),
+        ({"teacher": "web"}, "bank, online"),
+        ({"workers": -1}, "workers=-1"),
+        ({"device": "tpu"}, "device='tpu' cannot be used here"),
+        ({"classifier": "b" * 16}, "is not in this bank"),
+        ({"teacher": "online"}, "asks the classifier itself"),
+        ({"weights": "none.safetensors"}, "no such file"),
+        ({"recipe": "best"}, "best"),
+        ({"backbone": "resnet50"}, "backbone"),
+        ({"cache_bytes": -5}, "cache_bytes=-5"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(bank: so.Bank, tmp_path: Path, settings: dict, says: str) -> None:
+    with pytest.raises(so.SosamplerError, match=says):
+        train(bank, out=tmp_path / "run", **QUICK | settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_folders_are_left_alone(bank: so.Bank, tmp_path: Path) -> None:
+    with pytest.raises(so.InvalidArgument, match="lie inside each other"):
+        train(bank, out=bank.path / "run", **QUICK)
+    so.save_classifier(so.create_classifier(QUICK["backbone"], num_classes=4), tmp_path / "mine")
+    for overwrite in (False, True):
+        with pytest.raises(so.InvalidArgument, match="not of a training run and would be replaced"):
+            train(bank, out=tmp_path / "mine", overwrite=overwrite, **QUICK)
+    quick = {"epochs": 1, "batch_size": 8, "input_size": 32, "workers": 0, "device": "cpu", "num_frames": 2}
+    so.train_classifier(bank, QUICK["backbone"], out=tmp_path / "classifier", **quick)
+    for overwrite in (False, True):
+        with pytest.raises(so.InvalidArgument, match="holds the run of a classifier, not of a sampler"):
+            train(bank, out=tmp_path / "classifier", overwrite=overwrite, **QUICK)
+    assert so.create_classifier(tmp_path / "classifier").num_classes == 3
+
+
+def test_a_bank_of_too_few_videos_or_without_a_teacher(bank: so.Bank, tmp_path: Path) -> None:
+    with pytest.raises(so.InvalidArgument, match="0 videos with a label in the train split"):
+        train(bank.split("dev"), out=tmp_path / "run", **QUICK)
+    bare = so.write_frames(
+        tmp_path / "bare",
+        [replace(entry) for entry in _entries(4)],
+        classes=bank.classes,
+    )
+    with pytest.raises(so.InvalidArgument, match="a teacher is not in this bank"):
+        train(bare, out=tmp_path / "run", **QUICK)
+    with pytest.raises(so.SosamplerError, match="nowhere"):
+        train(tmp_path / "nowhere", out=tmp_path / "run", **QUICK)
+
+
+def _entries(count: int) -> list[so.FrameEntry]:
+    black = np.zeros((3, 40, 40, 3), dtype=np.uint8)
+    return [so.FrameEntry(id=f"v{number}", labels=(0,), frames=black) for number in range(count)]
+
+
+def test_a_loss_that_explodes_is_told(bank: so.Bank, tmp_path: Path) -> None:
+    with pytest.raises(so.InvalidArgument, match="lower the learning rate"):
+        train(bank, out=tmp_path / "run", **QUICK | {"lr": 1e30, "optimizer": "sgd"})
+
+
+def test_the_callers_random_numbers_stay(bank: so.Bank, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(bank, out=tmp_path / "run", **QUICK | {"epochs": 1})
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_training_needs_no_video_decoder(bank: so.Bank, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['av'] = sys.modules['torchcodec'] = sys.modules['pytest'] = None\n"
+        "from sosampler.training import train\n"
+        f"train({str(bank.path)!r}, out={str(tmp_path / 'run')!r}, **{QUICK | {'epochs': 1}!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
+    assert done.returncode == 0, done.stderr
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_command_line(bank: so.Bank, tmp_path: Path) -> None:
+    from typer import Typer
+    from typer.testing import CliRunner
+
+    from sosampler.cli.train import train_command
+
+    app = Typer()
+    app.command()(train_command)
+    quick = ["--epochs", "2", "--batch-size", "8", "--lr", "0.003", "--device", "cpu", "--workers", "1"]
+    sets = [f"--set={key}={QUICK[key]}" for key in ("backbone", "input_size", "num_candidates")]
+    done = CliRunner().invoke(
+        app, [str(bank.path), "--out", str(tmp_path / "run"), "-c", TEACHER, *quick, *sets, "--json"]
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    told = json.loads(done.stdout)
+    assert told["epochs"] == 2
+    assert "epoch 2/2" in done.stderr
+    assert SOSampler.from_pretrained(told["folder"]).fingerprint() == told["fingerprint"]
+    wrong = CliRunner().invoke(app, [str(bank.path), "--out", str(tmp_path / "other"), "--set", "lr"])
+    assert isinstance(wrong.exception, so.InvalidArgument)
+
+
+def test_curves_go_to_tensorboard_where_it_is(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            assert (Path(folder), purge_step) == (tmp_path / "run/tensorboard", 0)
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            written.append((name, value, epoch))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, -1))
+
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    train(bank, out=tmp_path / "run", **QUICK | {"epochs": 1})
+    log = json.loads((tmp_path / "run/log.jsonl").read_text())
+    assert ("dev_top1", log["dev_top1"], 0) in written
+    assert ("loss", log["loss"], 0) in written
+    assert written[-1][0] == "closed"
