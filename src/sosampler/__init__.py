@@ -35,9 +35,15 @@ if TYPE_CHECKING:
         VideoError,
         WeightsError,
     )
+    from sosampler.evaluation.evaluate import evaluate
+    from sosampler.evaluation.independence import independence
+    from sosampler.evaluation.rows import Evaluation
+    from sosampler.pipeline import Pipeline, Prediction
     from sosampler.policies import list_policies
+    from sosampler.samplers import SOSampler, list_samplers, load_sampler
+    from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
     from sosampler.selection import Candidates, Selection
-    from sosampler.training import ClassifierRecipe, TrainedClassifier, train_classifier
+    from sosampler.training import ClassifierRecipe, TrainedClassifier, TrainedSampler, train, train_classifier
     from sosampler.video import Limits, VideoMetadata, open_video
 
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
@@ -78,6 +84,19 @@ _HOMES = {
     "MissingDependency": "sosampler.errors",
     "ClassifierError": "sosampler.errors",
     "WeightsError": "sosampler.errors",
+    "train": "sosampler.training",
+    "TrainedSampler": "sosampler.training",
+    "SOSampler": "sosampler.samplers",
+    "load_sampler": "sosampler.samplers",
+    "list_samplers": "sosampler.samplers",
+    "SamplerRecipe": "sosampler.samplers.recipe",
+    "read_recipe": "sosampler.samplers.recipe",
+    "list_recipes": "sosampler.samplers.recipe",
+    "evaluate": "sosampler.evaluation.evaluate",
+    "Evaluation": "sosampler.evaluation.rows",
+    "independence": "sosampler.evaluation.independence",
+    "Pipeline": "sosampler.pipeline",
+    "Prediction": "sosampler.pipeline",
 }
 
 __all__ = [
@@ -86,18 +105,24 @@ __all__ = [
     "Classifier",
     "ClassifierError",
     "ClassifierRecipe",
+    "Evaluation",
     "FrameEntry",
     "InvalidArgument",
     "LimitExceeded",
     "Limits",
     "Manifest",
     "MissingDependency",
+    "Pipeline",
     "PooledClassifier",
+    "Prediction",
     "Preprocessing",
     "ReelRecipe",
+    "SOSampler",
+    "SamplerRecipe",
     "Selection",
     "SosamplerError",
     "TrainedClassifier",
+    "TrainedSampler",
     "VideoClassifier",
     "VideoError",
     "VideoMetadata",
@@ -105,16 +130,23 @@ __all__ = [
     "__version__",
     "add_teacher",
     "create_classifier",
+    "evaluate",
+    "independence",
     "list_classifiers",
     "list_policies",
+    "list_recipes",
+    "list_samplers",
+    "load_sampler",
     "make_reels",
     "make_splits",
     "open_video",
     "prepare",
     "read_manifest",
+    "read_recipe",
     "save_classifier",
     "select",
     "subset",
+    "train",
     "train_classifier",
     "wrap_classifier",
     "write_frames",

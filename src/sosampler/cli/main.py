@@ -7,7 +7,20 @@ import sys
 import typer
 
 from sosampler import __version__
-from sosampler.cli import bank, bench, datasets, demo, prepare, reels, select, train_classifier
+from sosampler.cli import (
+    bank,
+    bench,
+    classify,
+    datasets,
+    demo,
+    evaluate,
+    independence,
+    prepare,
+    reels,
+    select,
+    train,
+    train_classifier,
+)
 from sosampler.errors import SosamplerError
 
 # Plain help text: importing rich for its boxes takes longer than everything else together.
@@ -36,10 +49,14 @@ def _root(
 
 
 app.command("select")(select.select_command)
+app.command("classify")(classify.classify_command)
 app.command("train-classifier")(train_classifier.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)
 app.add_typer(bank.app, name="bank")
+app.command("train")(train.train_command)
+app.command("evaluate")(evaluate.evaluate_command)
+app.command("independence")(independence.independence_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(bench.app, name="bench")
