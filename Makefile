@@ -16,7 +16,7 @@ $(VENV)/.uv: constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	@touch $@
 
-# The light core, as a user gets it: no torch. Enough for the demo.
+# The light core, as a user gets it: no torch.
 $(VENV)/.core: $(VENV)/.uv pyproject.toml constraints.txt
 	$(UV) --editable .
 	@touch $@
@@ -26,9 +26,14 @@ $(VENV)/.dev: $(VENV)/.core pyproject.toml constraints.txt
 	$(UV) --compile-bytecode --editable '.[dev]'
 	@touch $@
 
+# What training needs, torch among it.
+$(VENV)/.train: $(VENV)/.core pyproject.toml constraints.txt
+	$(UV) --compile-bytecode --editable '.[train]'
+	@touch $@
+
 setup: $(VENV)/.dev  ## make .venv with the package and all that development needs
 
-demo: $(VENV)/.core  ## make a video, choose frames from it, write demo/contact_sheet.png
+demo: $(VENV)/.train  ## videos, a classifier, a bank, a sampler, and demo/report/index.html, in some minutes
 	$(BIN)/sosampler demo --out demo
 
 test: setup lint types  ## lint, types and tests

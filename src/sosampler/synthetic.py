@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import io
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 _BITS = 16
 # The code fills this share of the height; two rows, bits above, inverted bits below.
@@ -125,50 +123,3 @@ def numbered_video(
     upright = (numbered_frame(number, width, height) for number in range(num_frames))
     frames = (np.ascontiguousarray(np.rot90(frame, -turns)) for frame in upright)
     return encode_video(frames, out, **encoding)
-
-
-# --- the demo's film -------------------------------------------------------------------------------------------------
-
-# Scenes of the demo: title, seconds, hue, number of shapes. Their lengths differ on purpose.
-_SCENES = (
-    ("opening", 9.0, 0.58, 1),
-    ("kick-off", 3.0, 0.33, 3),
-    ("passes", 14.0, 0.38, 5),
-    ("foul", 2.0, 0.02, 2),
-    ("replay", 6.0, 0.10, 4),
-    ("corner", 3.0, 0.46, 6),
-    ("goal", 2.5, 0.86, 9),
-    ("crowd", 8.5, 0.72, 7),
-)
-
-
-def story_frames(fps: int = 24, width: int = 480, height: int = 270) -> Iterable[np.ndarray]:
-    """Frames of a small film in eight scenes of unequal length, for demonstrations."""
-    font = ImageFont.load_default(size=height // 8)
-    rng = np.random.default_rng(7)
-    for title, seconds, hue, shapes in _SCENES:
-        paths = rng.uniform(0, 2 * np.pi, size=(shapes, 4))
-        background = _gradient(hue, width, height)
-        for step in range(int(seconds * fps)):
-            picture = Image.fromarray(background)
-            draw = ImageDraw.Draw(picture)
-            for index, (a, b, c, d) in enumerate(paths):
-                x = width * (0.5 + 0.4 * np.sin(a + step / fps * (1 + b / 4)))
-                y = height * (0.55 + 0.3 * np.cos(c + step / fps * (1 + d / 4)))
-                radius = height * (0.05 + 0.015 * (index % 4))
-                colour = _rgb((hue + 0.5 + 0.06 * index) % 1.0, 0.75, 0.95)
-                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
-            draw.text((width * 0.04, height * 0.04), title, font=font, fill=(255, 255, 255))
-            yield np.asarray(picture)
-
-
-def _rgb(hue: float, saturation: float, value: float) -> tuple[int, int, int]:
-    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
-    return round(red * 255), round(green * 255), round(blue * 255)
-
-
-def _gradient(hue: float, width: int, height: int) -> np.ndarray:
-    top = np.array(_rgb(hue, 0.55, 0.75), dtype=np.float64)
-    bottom = np.array(_rgb(hue, 0.8, 0.3), dtype=np.float64)
-    share = np.linspace(0, 1, height)[:, None, None]
-    return np.broadcast_to(top * (1 - share) + bottom * share, (height, width, 3)).astype(np.uint8)

@@ -10,19 +10,15 @@ import typer
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the video, the pictures and the JSON.")] = Path("demo"),
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="A new folder for everything; run again, it goes on where it was killed.")
+    ] = Path("demo"),
+    seed: Annotated[int, typer.Option("--seed", help="Other pictures, other networks.")] = 0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the evaluation as one JSON object.")] = False,
 ) -> None:
-    """Make a small film, choose frames from it in three ways and draw them."""
+    """Everything once, on drawn videos: a classifier, a bank, a trained sampler, all policies compared, a report."""
     from sosampler.demo import run_demo
 
-    result = run_demo(out)
+    told = run_demo(out, seed=seed, say=lambda text: typer.echo(text, err=json_output))
     if json_output:
-        typer.echo(json.dumps(result))
-        return
-    for row in result["rows"]:
-        shown = ", ".join(f"{seconds:.2f}" for seconds in row["pts_seconds"])
-        typer.echo(
-            f"{row['policy']:>16} ({row['candidates']['mode']}): {shown} s, {row['timing']['total'] * 1000:.0f} ms"
-        )
-    typer.echo(f"video {result['video']}, picture {result['contact_sheet']}, details {result['json']}")
+        typer.echo(json.dumps(told))

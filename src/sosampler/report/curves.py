@@ -1,0 +1,258 @@
+"""Figures of a report as SVG: accuracy against the number of frames, and against what they cost.
+
+The SVG takes its colours and its letters from the page around it, so that it follows the page into the dark.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sosampler.errors import MissingDependency
+from sosampler.report.looks import LEARNED, Look, looks_of
+
+Row = Mapping[str, Any]
+"""A row of an evaluation, as its JSON has it."""
+
+METRIC_NAMES = {"top1": "top-1 accuracy", "mAP": "mean average precision"}
+
+# Colours that stand for those of the page; no figure has these by chance.
+_STAND_INS = {
+    "ink": "#010203",
+    "faint": "#010204",
+    "grid": "#010205",
+    "paper": "#010206",
+    "rule": "#010207",
+    "oracle": "#010208",
+    "learned-1": "#010209",
+    "learned-2": "#01020a",
+    "learned-3": "#01020b",
+}
+_SIZE = (5.7, 3.8)  # inches of one panel
+_LABEL_LETTERS = 22
+_LABEL_STEP = 0.06  # least distance of two labels, as a share of the panel's height
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with words."""
+
+    svg: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One policy in one panel."""
+
+    policy: str
+    xs: list[float]
+    ys: list[float]  # percent
+    bounds: list[tuple[float, float] | None]
+
+
+def accuracy_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
+    """Accuracy against N and, where they are known, against multiply-adds: two figures for each T that has several N.
+
+    Where no T has, but N grows with T, as in 8 of 30, 16 of 60, the pairs make one curve.
+    """
+    looks = looks_of(row["policy"] for row in rows)
+    figures = []
+    for candidates in dict.fromkeys(row["num_candidates"] for row in rows):
+        part = [row for row in rows if row["num_candidates"] == candidates]
+        figures += _two_figures(part, metric, looks, f"{candidates} candidates")
+    if not figures:
+        pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in rows if row["policy"] != "all"})
+        if len({frames for _, frames in pairs}) == len(pairs):
+            figures = _two_figures(rows, metric, looks, ", ".join(f"{frames} of {count}" for count, frames in pairs))
+    return figures
+
+
+def _two_figures(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
+    lines = _lines([row for row in rows if row["policy"] != "all"], metric, "num_frames")
+    if all(len(line.xs) < 2 for line in lines):
+        return []
+    every_candidate = [row for row in rows if row["policy"] == "all"]
+    levels = {"all": 100 * every_candidate[0][metric]} if len(every_candidate) == 1 else {}
+    figures = [
+        Figure(
+            _draw(lines, levels, looks, x_name="frames given to the classifier (N)", y_name=_axis(metric)),
+            f"Accuracy against the number of frames, {of_what}",
+            "Higher and further left is better. Bars: 95 % interval of the learned samplers and of uniform. "
+            "Solid: learned; dashed: rules; dotted: oracles."
+            + (" The level line gives the classifier every candidate." if levels else ""),
+        )
+    ]
+    lines = _lines([row for row in rows if row.get("gmacs") is not None], metric, "gmacs")
+    if sum(len(line.xs) > 1 for line in lines) > 1:
+        figures.append(
+            Figure(
+                _draw(lines, {}, looks, x_name="GMACs of sampler and classifier, a video", y_name=_axis(metric)),
+                f"Accuracy against cost, {of_what}",
+                "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are not "
+                "here: what they know has no price.",
+            )
+        )
+    return figures
+
+
+def _axis(metric: str) -> str:
+    return f"{METRIC_NAMES[metric]}, %"
+
+
+def _lines(rows: Sequence[Row], metric: str, x_name: str) -> list[_Line]:
+    lines = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        points = sorted((row for row in rows if row["policy"] == policy), key=lambda row: float(row[x_name]))
+        lines.append(
+            _Line(
+                policy,
+                [float(row[x_name]) for row in points],
+                [100 * float(row[metric]) for row in points],
+                [_percent_bounds(row, metric) for row in points],
+            )
+        )
+    return lines
+
+
+def _percent_bounds(row: Row, metric: str) -> tuple[float, float] | None:
+    bounds = (row.get("ci95") or {}).get(metric)
+    return None if bounds is None else (100 * bounds[0], 100 * bounds[1])
+
+
+def spread(wanted: Sequence[float], step: float) -> list[float]:
+    """Move labels apart until none is nearer to another than `step`, as little as a sweep can; order is kept.
+
+    >>> spread([0.0, 0.01, 1.0], 0.1)
+    [-0.045, 0.055, 1.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    groups: list[list[int]] = []
+    middles: list[float] = []
+    for place in order:
+        groups.append([place])
+        middles.append(wanted[place])
+        # A group that touches the one before joins it, around the mean of what its members want.
+        while len(groups) > 1 and middles[-1] - middles[-2] < step * (len(groups[-1]) + len(groups[-2])) / 2 - 1e-12:
+            last = groups.pop()
+            groups[-1] += last
+            middles.pop()
+            middles[-1] = sum(wanted[member] for member in groups[-1]) / len(groups[-1])
+    found = [0.0] * len(wanted)
+    for group, middle in zip(groups, middles, strict=True):
+        for number, place in enumerate(group):
+            found[place] = round(middle + (number - (len(group) - 1) / 2) * step, 9)
+    return found
+
+
+def _draw(
+    lines: Sequence[_Line], levels: Mapping[str, float], looks: Mapping[str, Look], *, x_name: str, y_name: str
+) -> str:
+    matplotlib, figure_class, canvas_class = _import_matplotlib()
+    style = {"svg.fonttype": "none", "svg.hashsalt": "sosampler", "font.size": 10.5}
+    with matplotlib.rc_context(style):
+        figure = figure_class(figsize=_SIZE, layout="constrained")
+        canvas_class(figure)
+        axes = figure.add_subplot()
+        _dress(axes, x_name, y_name)
+        for line in lines:
+            _draw_line(axes, line, looks[line.policy])
+        for level in levels.values():
+            axes.axhline(level, color=_STAND_INS["rule"], linewidth=1, zorder=1)
+        every_x = sorted({x for line in lines for x in line.xs})
+        if all(x == int(x) for x in every_x):
+            axes.set_xticks(every_x)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0, low), min(100.8, high))
+        _label_ends(axes, lines, levels, looks)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _page_colours(stream.getvalue())
+
+
+def _import_matplotlib() -> tuple[Any, Any, Any]:
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure as MatplotlibFigure
+    except ImportError as error:
+        raise MissingDependency("figures of a report need matplotlib; install sosampler[train]") from error
+    return matplotlib, MatplotlibFigure, FigureCanvasSVG
+
+
+def _dress(axes: Any, x_name: str, y_name: str) -> None:
+    axes.set_xlabel(x_name, color=_STAND_INS["ink"])
+    axes.set_ylabel(y_name, color=_STAND_INS["ink"])
+    axes.tick_params(colors=_STAND_INS["faint"], labelcolor=_STAND_INS["ink"], length=3)
+    axes.grid(axis="y", color=_STAND_INS["grid"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.04, y=0.08)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_STAND_INS["faint"])
+
+
+def _draw_line(axes: Any, line: _Line, look: Look) -> None:
+    colour = _STAND_INS[look.colour]
+    learned = look.kind == LEARNED
+    if learned or line.policy == "uniform":
+        for x, bounds in zip(line.xs, line.bounds, strict=True):
+            if bounds is not None:
+                axes.vlines(x, *bounds, color=colour, linewidth=5, alpha=0.22, zorder=2)
+    axes.plot(
+        line.xs,
+        line.ys,
+        color=colour,
+        linewidth=2.6 if learned else 1.5,
+        linestyle=(0, look.dash) if look.dash else "-",
+        marker=look.mark,
+        markersize=7 if learned else 5.5,
+        markerfacecolor=_STAND_INS["paper"] if look.is_open else colour,
+        markeredgecolor=colour,
+        markeredgewidth=1.3 if look.is_open else 0,
+        zorder=5 if learned else 3,
+        clip_on=False,
+    )
+
+
+def _label_ends(axes: Any, lines: Sequence[_Line], levels: Mapping[str, float], looks: Mapping[str, Look]) -> None:
+    """Names at the right ends, so that nobody has to look up a legend."""
+    low, high = axes.get_ylim()
+    ends = [(line.policy, line.xs[-1], line.ys[-1]) for line in lines]
+    right = axes.get_xlim()[1]
+    ends += [(policy, right, level) for policy, level in levels.items()]
+    places = spread([(y - low) / (high - low) for _, _, y in ends], _LABEL_STEP)
+    for (policy, x, y), place in zip(ends, places, strict=True):
+        look = looks[policy]
+        axes.annotate(
+            f"{look.symbol} {_shortened(policy)}",
+            xy=(x, y),
+            xytext=(1.03, place),
+            textcoords="axes fraction",
+            color=_STAND_INS[look.colour],
+            fontweight="bold" if look.kind == LEARNED else "normal",
+            verticalalignment="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": _STAND_INS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
+        )
+
+
+def _shortened(policy: str) -> str:
+    """The end of a long name: samplers are often named by their folder."""
+    return policy if len(policy) <= _LABEL_LETTERS else f"…{policy[1 - _LABEL_LETTERS :]}"
+
+
+def _page_colours(svg: str) -> str:
+    """The <svg> element alone, with the page's colours and letters, wide as its place."""
+    svg = svg[svg.index("<svg") :]
+    for name, stand_in in _STAND_INS.items():
+        svg = svg.replace(stand_in, f"var(--{name})")
+    svg = re.sub(r"font: (?:(bold|\d+) )?([\d.]+)px [^;\"]*", r"font-weight: \1; font-size: \2px", svg)
+    svg = svg.replace("font-weight: ; ", "")
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )

@@ -1,0 +1,146 @@
+"""Strips of a report: the candidates of a video, and which of them each policy chose."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from sosampler.errors import InvalidArgument
+from sosampler.video.timeline import Indices
+
+if TYPE_CHECKING:
+    from sosampler.data.bank import Bank
+    from sosampler.data.bank_teachers import TeacherItem
+    from sosampler.evaluation.rows import Evaluation
+
+# With more candidates than this, pictures in one row would be too small to see: only the chosen ones are shown.
+MAX_COLUMNS = 24
+_THUMBNAIL = 88  # pixels of the short side
+_QUALITY = 78
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the classifier made of a chosen clip."""
+
+    label: str
+    probability: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class StripLine:
+    """One policy's choice among the candidates of a video."""
+
+    policy: str
+    chosen: tuple[int, ...]  # places among the candidates, in time order
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One video: its candidates and who chose which."""
+
+    title: str
+    label: str
+    pictures: tuple[str, ...]  # [T] data URIs
+    seconds: tuple[float, ...]  # [T]
+    values: tuple[float, ...] | None  # [T] in 0..1: the classifier's confidence in the label, frame by frame
+    lines: tuple[StripLine, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.pictures)
+        if len(self.seconds) != count or (self.values is not None and len(self.values) != count):
+            raise InvalidArgument(f"{self.title}: a strip of {count} pictures needs as many times and values")
+        for line in self.lines:
+            if any(not 0 <= place < count for place in line.chosen):
+                raise InvalidArgument(f"{self.title}: {line.policy} chose {line.chosen} of {count} candidates")
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the candidates are too many for one row."""
+        return len(self.pictures) > MAX_COLUMNS
+
+
+def data_uri(frame: NDArray[np.uint8], side: int = _THUMBNAIL) -> str:
+    """A picture [H, W, 3] as a small JPEG inside of a link; never enlarged."""
+    picture = Image.fromarray(frame)
+    scale = min(1.0, side / min(picture.size))
+    if scale < 1:
+        size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+        picture = picture.resize(size, Image.Resampling.LANCZOS)
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=_QUALITY, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def strips_of(
+    bank: Bank,
+    evaluation: Evaluation,
+    policies: Sequence[str],
+    *,
+    num_frames: int,
+    num_candidates: int,
+    count: int = 6,
+) -> list[Strip]:
+    """The first `count` videos of an evaluation.
+
+    Args:
+        bank: the split that was evaluated.
+        evaluation: where the policies' choices are.
+        policies: that are shown, in this order.
+        num_frames, num_candidates: N and T.
+    """
+    places = {row.item.id: place for place, row in enumerate(bank.rows)}
+    teacher = bank.teacher(evaluation.facts["teacher"]["fingerprint"], views=evaluation.facts["teacher"]["views"])
+    # Only the mean of logits can be taken without the classifier.
+    answers = teacher.pooling == "mean" and bool(teacher.about["features"]) and not bank.multi_label
+    chosen = {policy: evaluation.chosen(policy, num_frames, num_candidates) for policy in policies}
+    strips = []
+    for number, name in enumerate(evaluation.ids[:count]):
+        video, told = bank[places[name]], teacher[places[name]]
+        slots = np.unique(video.uniform(min(num_candidates, len(video))))
+        strips.append(
+            Strip(
+                title=name,
+                label=", ".join(bank.classes[label] for label in video.labels),
+                pictures=tuple(data_uri(frame) for frame in video.frames(slots)),
+                seconds=tuple(video.pts_seconds[slots].tolist()),
+                values=_label_confidence(told, video.labels, slots),
+                lines=tuple(
+                    StripLine(
+                        policy,
+                        _places_among(slots, own[number]),
+                        _answer(told, own[number], video.labels, bank.classes) if answers else None,
+                    )
+                    for policy, own in chosen.items()
+                ),
+            )
+        )
+    return strips
+
+
+def _places_among(slots: Indices, chosen: ArrayLike) -> tuple[int, ...]:
+    """Where the chosen stored frames stand among the candidates; each once."""
+    return tuple(np.unique(np.searchsorted(slots, np.asarray(chosen))).tolist())
+
+
+def _label_confidence(told: TeacherItem, labels: Sequence[int], slots: Indices) -> tuple[float, ...]:
+    """The geometric mean over the true labels."""
+    probs = told.frame_probs[slots][:, list(labels)].astype(np.float64)
+    return tuple(np.exp(np.log(np.maximum(probs, 1e-12)).mean(axis=1)).tolist())
+
+
+def _answer(told: TeacherItem, chosen: Indices, labels: Sequence[int], classes: Sequence[str]) -> Answer:
+    assert told.features is not None
+    logits = told.features[chosen].astype(np.float64).mean(axis=0)
+    probs = np.exp(logits - logits.max())
+    best = int(probs.argmax())
+    return Answer(classes[best], float(probs[best] / probs.sum()), best in labels)
