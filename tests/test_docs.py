@@ -55,6 +55,8 @@ def test_every_command_of_the_readme_works(folder: Path) -> None:
     for command in commands:
         # The same with a network that a test has time for.
         command = command.replace("-c resnet50 --epochs 30", f"-c {TINY} --epochs 1 --workers 0 --input-size 32")
+        if command.startswith("sosampler train "):
+            command += f" --set backbone={TINY} --set input_size=32 --epochs 1 --batch-size 2"
         assert "resnet50" not in command
         done = subprocess.run([sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, cwd=folder)
         assert done.returncode == 0, (command, done.stderr)
