@@ -204,26 +204,65 @@ def test_a_single_bad_file(cli: Cli, with_a_bad_one: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["mixed"]
 
 
-def test_a_run_that_breaks_off_leaves_the_old_file(
-    cli: Cli, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "rows.csv"
-    out.write_text("old")
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ends the work at the third video; how many were begun since it was last emptied."""
     original = Pipeline._prediction
-    count = 0
+    begun: list[int] = []
 
     def stop(self: Pipeline, *args: Any) -> Prediction:
-        nonlocal count
-        count += 1
-        if count == 3:
+        begun.append(len(begun))
+        if len(begun) == 3:
             raise KeyboardInterrupt
         return original(self, *args)
 
     monkeypatch.setattr(Pipeline, "_prediction", stop)
+    return begun
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_run_that_breaks_off_leaves_the_old_file_and_goes_on(
+    cli: Cli, videos: Path, tmp_path: Path, stopping: list[int], suffix: str
+) -> None:
+    out = tmp_path / f"rows.{suffix}"
+    out.write_text("old")
     cli(videos, "--out", out, "--batch-size", 1)
-    assert count == 3
+    assert len(stopping) == 3
     assert out.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    stopping.clear()
+    again = cli(videos, "--out", out, "--batch-size", 1, "--json")
+    assert again.code == 0
+    assert len(stopping) == 1
+    assert "continuing: 2 of 3 videos are done" in again.err
+    assert (again.json["num_videos"], again.json["num_written"]) == (3, 3)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    stopping.clear()
+    stopping += [7, 7, 7]  # no more stops
+    cli(videos, "--out", tmp_path / f"whole.{suffix}", "--batch-size", 1)
+    found, whole = (_without_seconds(path) for path in (out, tmp_path / f"whole.{suffix}"))
+    assert found == whole
+    assert len(found) == 3
+
+
+def _without_seconds(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return [{**row, "seconds": None} for row in csv.DictReader(file)]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{**row, "timing": None, "selection": {**row["selection"], "timing": None}} for row in rows]
+
+
+@pytest.mark.parametrize("options", [("--top", 2), ("-n", 5), ("--precision", "float16"), ("--policy", "centre")])
+def test_another_run_does_not_go_on(
+    cli: Cli, videos: Path, tmp_path: Path, stopping: list[int], options: tuple[Any, ...]
+) -> None:
+    out = tmp_path / "rows.csv"
+    cli(videos, "--out", out, "--batch-size", 1)
+    stopping += [7]
+    ran = cli(videos, "--out", out, "--batch-size", 1, *options)
+    assert ran.code == 0
+    assert "continuing" not in ran.err
+    assert len(stopping) == 4 + 3
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sosampler.cli.evaluate import evaluate_command
 from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
+from sosampler.evaluation.policies import NAMES
 from taught_banks import random_logits, teach, write_bank
 
 LENGTHS = [8] * 9
@@ -82,9 +84,72 @@ def test_progress_and_notes_go_to_standard_error(bank: Bank) -> None:
         (("--pairs", "8"), "--pairs '8' is not allowed; write N/T"),
         (("-p", "best", "-t", "8"), "policy='best' is unknown"),
         (("-t", "9"), "num_candidates=9 is more than the bank stores"),
+        (("--policies", ""), "--policies is empty; name some"),
+        (("--policies", ",", "-p", "uniform"), "--policies is empty; name some"),
+        (("--views", "3", "-t", "8"), "views=3 is not in this bank"),
     ],
 )
 def test_wrong_arguments(bank: Bank, arguments: tuple[str, ...], message: str) -> None:
     done = run(bank.path, *arguments)
     assert isinstance(done.exception, InvalidArgument)
     assert message in str(done.exception)
+
+
+@pytest.mark.parametrize("option", ["--csv", "--out"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("folder", "is a folder; give the name of a file"),
+        ("file/x.json", "is a file, not a folder; give another place"),
+        ("file/deep/x.json", "is a file, not a folder; give another place"),
+        ("closed/x.json", "nothing can be written into"),
+        ("closed/new/x.json", "nothing can be written into"),
+    ],
+)
+def test_places_that_cannot_be_written_are_told_before_the_work(
+    bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, place: str, said: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "file").write_text("")
+    access = os.access
+    # Whoever may do everything is refused nothing by the rights of a folder.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode))
+    monkeypatch.setattr("sosampler.evaluate", lambda *given, **options: pytest.fail("the work was begun"))
+    done = run(bank.path, option, tmp_path / place)
+    assert isinstance(done.exception, InvalidArgument)
+    assert str(done.exception).startswith(f"{option} {tmp_path / place}: ")
+    assert said in str(done.exception)
+
+
+def test_two_results_need_two_files(bank: Bank, tmp_path: Path) -> None:
+    done = run(bank.path, "--csv", tmp_path / "x", "--out", tmp_path / "x")
+    assert isinstance(done.exception, InvalidArgument)
+    assert "give two files" in str(done.exception)
+
+
+def test_numbers_are_shown_even_if_a_file_cannot_be_written(
+    bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *given: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = run(bank.path, "-p", "uniform", "-n", 2, "-t", 8, "--bootstrap", 0, "--csv", tmp_path / "rows.csv")
+    assert isinstance(done.exception, OSError)
+    assert done.stdout.splitlines()[1].split()[:3] == ["uniform", "2", "8"]
+
+
+def test_places_are_made(bank: Bank, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "deep" / "e.json"
+    done = run(bank.path, "-p", "uniform", "-n", 2, "-t", 8, "--bootstrap", 0, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["rows"]
+    with pytest.raises(InvalidArgument, match="is a folder; give the name of a file"):
+        evaluate(bank, "uniform", num_frames=2, num_candidates=8, bootstrap=0).write_csv(tmp_path)
+
+
+def test_help_names_all_policies() -> None:
+    told = " ".join(run("--help").stdout.replace("│", " ").split())
+    for name in (*NAMES, "NAME=FOLDER", "+mmr", "+dpp"):
+        assert name in told

@@ -76,6 +76,83 @@ def test_every_public_name_is_there() -> None:
         _ = sosampler.nonsense
 
 
+# What the core does without: the packages of the extras.
+_WITHOUT = """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {hidden}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hide())
+from sosampler.cli.main import main
+main()
+"""
+HIDDEN = (*HEAVY, "accelerate", "yaml", "safetensors", "jinja2")
+# Arguments with which each command would begin its work, and the extra that it then asks for; None: it needs none.
+COMMANDS: dict[str, tuple[list[str], str | None]] = {
+    "select": (["{video}", "-n", "3"], None),
+    "classify": (["{video}", "-c", "resnet50"], "train"),
+    "train-classifier": (["{folder}", "--out", "{folder}/run"], "train"),
+    "datasets": (["import", "--help"], None),
+    "prepare": (["{folder}", "--out", "{folder}/bank", "-c", "resnet50"], "train"),
+    "bank": (["info", "{folder}"], "nothing"),
+    "train": (["{folder}", "--out", "{folder}/run"], "train"),
+    "evaluate": (["{folder}"], "train"),
+    "independence": (["{video}", "-c", "resnet50"], "train"),
+    "reels": (["{folder}/reels", "--help"], None),
+    "demo": (["--out", "{folder}/demo"], "train"),
+    "bench": (["--help"], None),
+}
+
+
+def test_every_command_is_tried_without_the_extras() -> None:
+    from typer.main import get_command
+
+    from sosampler.cli.main import app
+
+    assert set(COMMANDS) == set(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_say_what_they_lack(command: str, clip: Path, tmp_path: Path) -> None:
+    """With the core alone each works, or ends with a sentence that names what to install."""
+    arguments, extra = COMMANDS[command]
+    given = [text.format(video=clip, folder=tmp_path) for text in arguments]
+    done = run("-c", _WITHOUT.format(hidden=HIDDEN), command, *given)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == (0 if extra is None else 2)
+    if extra is not None:
+        assert len(done.stderr.splitlines()) == 1
+        assert (f"sosampler[{extra}]" in done.stderr) == (extra == "train"), done.stderr
+
+
+def test_what_is_not_the_programs_fault_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from sosampler.cli import main as module
+
+    def ended_by(error: Exception) -> str:
+        def broken() -> None:
+            raise error
+
+        monkeypatch.setattr(module, "app", broken)
+        with pytest.raises(SystemExit) as stopped:
+            module.main()
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    told = ended_by(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore."))
+    assert "too little memory for this (CUDA out of memory. Tried to allocate 2 GiB.)" in told
+    assert "--batch-size" in told
+    assert "--device cpu" in told
+    assert "sosampler[hf]" in ended_by(ModuleNotFoundError("no", name="transformers.models"))
+    for ours in (ModuleNotFoundError("no", name="sosampler.x"), RuntimeError("of our own"), OSError("no file")):
+        with pytest.raises(type(ours)):
+            ended_by(ours)
+
+
 @pytest.mark.light
 def test_light_install_in_a_venv_of_its_own(tmp_path: Path, clip: Path) -> None:
     """The wheel with its core dependencies alone: it selects, draws and explains what is missing."""
@@ -138,6 +215,9 @@ def test_light_install_in_a_venv_of_its_own(tmp_path: Path, clip: Path) -> None:
     done = run("-c", "import sosampler; sosampler.create_classifier('resnet50')", python=python)
     assert "sosampler.create_classifier needs" in done.stderr
     assert "sosampler[train]" in done.stderr
-    done = run("-m", "sosampler", "train-classifier", str(tmp_path), "--out", str(tmp_path / "run"), python=python)
-    assert done.returncode == 2
-    assert "sosampler[train]" in done.stderr
+    for command, (arguments, extra) in COMMANDS.items():
+        given = [text.format(video=clip, folder=tmp_path) for text in arguments]
+        done = run("-m", "sosampler", command, *given, python=python)
+        assert done.returncode == (0 if extra is None else 2), (command, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert (f"sosampler[{extra}]" in done.stderr) == (extra == "train"), (command, done.stderr)

@@ -84,6 +84,14 @@ class TestTopN:
     def test_nan_is_the_lowest_score(self) -> None:
         assert top_n(torch.tensor([[math.nan, 0.0, 1.0]]), 2).tolist() == [[1, 2]]
 
+    def test_whole_numbers_are_scores_too(self) -> None:
+        scores = torch.tensor([[3, -1, 7, 7, 0]])
+        for kind in (torch.int64, torch.int32, torch.float16):
+            assert top_n(scores.to(kind), 2).tolist() == [[2, 3]]
+        mask = torch.tensor([[True, True, False, False, True]])
+        assert top_n(scores, 2, mask).tolist() == [[0, 4]]
+        assert top_n(scores > 0, 2).tolist() == [[0, 2]]
+
     def test_too_few_real_candidates_are_refused(self) -> None:
         mask = torch.tensor([[True, True, True], [True, False, False]])
         with pytest.raises(InvalidArgument, match="num_frames=2 is more than the 1 real"):
@@ -289,6 +297,30 @@ class TestBeam:
         result = beam_search(classifier, 1, 7, 3, width=100, swaps=False, block=5)
         assert result.positions.tolist() == [[0, 1, 2]]
         assert len(seen) == len(set(seen)) == 7 + 21 + 35
+
+    def test_videos_that_nothing_improves_are_not_asked_about_again(self) -> None:
+        classifier = spread_classifier(1, 10, 12)
+        mask = torch.ones(10, 12, dtype=torch.bool)
+        mask[3, 5:] = False  # nothing to exchange
+        asked: list[list[int]] = []
+
+        def narrowed(videos: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
+            asked.append(videos.tolist())
+
+            def some(positions: torch.Tensor) -> torch.Tensor:
+                everybody = positions[:1].expand(10, -1, -1).clone()
+                everybody[videos] = positions
+                return classifier(everybody)[videos]
+
+            return some
+
+        together = beam_search(classifier, 10, 12, 5, width=1, mask=mask)
+        apart = beam_search(classifier, 10, 12, 5, width=1, mask=mask, narrowed=narrowed)
+        assert torch.equal(apart.positions, together.positions)
+        assert torch.equal(apart.log_confidence, together.log_confidence)
+        assert asked[0] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+        assert all(set(after) <= set(before) for before, after in itertools.pairwise(asked))
+        assert set(asked[1]) < set(asked[0])
 
     def test_ties_go_to_the_earliest_set(self) -> None:
         result = beam_search(lambda p: torch.zeros(p.shape[:2]), 2, 6, 3, width=4)

@@ -248,3 +248,9 @@ class TestUserFiles:
         path.write_bytes(b"lr: \xff\xfe")
         with pytest.raises(InvalidArgument, match="cannot be read"):
             read_recipe(path)
+
+
+@pytest.mark.parametrize("given", [None, {"lr": 0.1}, 5])
+def test_what_is_no_recipe_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"is not allowed; give one of: default, paper, authors; a YAML file"):
+        read_recipe(given)

@@ -133,3 +133,9 @@ class TestBoth:
 def test_mmr_with_full_trade_off_is_ranking() -> None:
     scores, features = random_videos(10, 9, 4)
     assert torch.equal(mmr(scores, gaussian_kernel(features, 1.0), 4, trade_off=1.0), top_n(scores, 4))
+
+
+def test_whole_numbers_are_scores_too() -> None:
+    scores, alike = torch.tensor([[3, 1, 2, 3]]), torch.eye(4)[None]
+    for pick in (mmr, dpp):
+        assert pick(scores, alike, 2).tolist() == pick(scores.float(), alike, 2).tolist() == [[0, 3]]

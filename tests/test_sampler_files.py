@@ -7,7 +7,8 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from safetensors.torch import load_file, save_file
 
 import sosampler as so
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
+from sosampler.files import replacing
 from sosampler.samplers import SOSampler, list_samplers, load_sampler
 from sosampler.samplers.backbones import create_backbone, load_backbone_weights
+from sosampler.samplers.card import model_card
 from sosampler.samplers.folder import is_sampler_folder
-from test_sampler_network import pictures, scattered
+from test_sampler_network import BELIEF, pictures, scattered
 
 ABOUT = {
     "classifier": "resnet50 | <b>mine</b>",
@@ -136,6 +139,42 @@ def test_saving_into_a_file_is_refused(tmp_path: Path) -> None:
         scattered().save_pretrained(tmp_path / "file")
 
 
+def test_a_classifier_is_not_written_over(sampler: SOSampler, tmp_path: Path) -> None:
+    so.save_classifier(so.create_classifier("timm:test_resnet", num_classes=2, input_size=32), tmp_path / "classifier")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text("[]")
+    for name, what in (("classifier", "a saved sosampler classifier"), ("other", "not a sampler's"), ("odd", "not a")):
+        before = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        with pytest.raises(InvalidArgument, match=f"{name} holds .*{what}.* give another folder"):
+            sampler.save_pretrained(tmp_path / name)
+        assert {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} == before
+
+
+def test_a_kill_while_saving_never_leaves_new_weights_under_old_settings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the folder after each file of the second save."""
+    from sosampler.samplers import folder as module
+
+    new = scattered(shift=10, num_classes=3, calibration=(9.0, 9.0))
+    seen: list[bool] = []
+
+    @contextmanager
+    def watching(path: Path) -> Iterator[Path]:
+        with replacing(path) as temporary:
+            yield temporary
+        told = folder / "config.json"
+        seen.append(told.exists())
+        if told.exists():
+            assert json.loads(told.read_text())["calibration"] == [9.0, 9.0]
+
+    monkeypatch.setattr(module, "replacing", watching)
+    new.save_pretrained(folder)
+    assert seen == [False, False, True]  # weights, card, config
+
+
 def test_the_config_is_plain_json(original: Path) -> None:
     told = json.loads((original / "config.json").read_text(encoding="utf-8"))
     assert told["kind"] == "sosampler sampler"
@@ -153,6 +192,14 @@ def test_the_card_tells_what_it_is_and_cannot_be_broken_by_names(original: Path)
     assert "resnet50 \\| &lt;b>mine&lt;/b>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
+
+
+@pytest.mark.parametrize(("shift", "scoring"), [(0, {}), (0, BELIEF), (10, {}), (10, BELIEF)])
+def test_the_card_says_what_a_score_depends_on(shift: int, scoring: dict[str, Any]) -> None:
+    text = model_card(SOSampler(shift=shift, scoring=scoring, num_classes=3).config, 1000, 0.1)
+    assert ("the neighbouring candidates" in text) == (shift == 10)
+    assert ("what the other candidates show" in text) == (scoring == BELIEF)
+    assert "scored by itself" not in text
 
 
 # ---- what is not a whole sampler
@@ -256,6 +303,11 @@ def test_what_is_no_folder_is_refused(tmp_path: Path, original: Path) -> None:
     assert is_sampler_folder(original)
     assert not is_sampler_folder(tmp_path)
     assert not is_sampler_folder(3)
+
+
+def test_what_is_no_name_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read from 5; give its folder"):
+        load_sampler(5)  # type: ignore[arg-type]
 
 
 def test_a_folder_of_a_classifier_is_told_apart(tmp_path: Path) -> None:

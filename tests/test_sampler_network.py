@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from sosampler.classifiers import Preprocessing
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.policies.semi_optimal import top_n
 from sosampler.samplers import SOSampler
@@ -19,6 +20,17 @@ from sosampler.samplers.backbones import ShiftedBlock, create_backbone
 from sosampler.samplers.shift import temporal_shift
 
 both = pytest.mark.parametrize("shift", [0, 10], ids=["plain", "shifted"])
+# The importance alone, and a belief about the video: scores of frames then depend on each other in a second way.
+BELIEF = {"belief": 2.0, "relevance": [4.0, 1.0], "importance": 0.2}
+scorings = pytest.mark.parametrize(
+    "heads",
+    [
+        {"num_classes": 3},
+        {"num_classes": 3, "scoring": BELIEF},
+        {"num_classes": 3, "scoring": BELIEF, "multi_label": True},
+    ],
+    ids=["importance", "belief", "many beliefs"],
+)
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
@@ -211,23 +223,35 @@ def test_cost_is_that_of_the_papers() -> None:
 
 
 @both
-def test_frames_may_be_permuted_only_without_the_shift(shift: int) -> None:
-    sampler = scattered(shift=shift)
+@scorings
+def test_cost_is_counted_without_arithmetic(shift: int, heads: dict[str, Any]) -> None:
+    sampler = SOSampler(shift=shift, **heads)
+    devices: set[str] = set()
+    sampler.backbone.register_forward_pre_hook(lambda _, given: devices.add(given[0].device.type))
+    assert sampler.gmacs(1000) == pytest.approx(1000 * sampler.gmacs(1))
+    assert devices == {"meta"}
+
+
+@both
+@scorings
+def test_frames_may_be_permuted_only_without_the_shift(shift: int, heads: dict[str, Any]) -> None:
+    sampler = scattered(shift=shift, **heads)
     frames, order = pictures(2, 6, 3, 32, 32), torch.tensor([3, 0, 5, 1, 4, 2])
     straight, permuted = sampler.score(frames)[:, order], sampler.score(frames[:, order])
     assert torch.allclose(straight, permuted, atol=1e-4) == (shift == 0)
 
 
 @both
-def test_padding_changes_nothing_for_real_frames(shift: int) -> None:
-    sampler = scattered(shift=shift, num_classes=4)
+@scorings
+def test_padding_changes_nothing_for_real_frames(shift: int, heads: dict[str, Any]) -> None:
+    sampler = scattered(shift=shift, **heads)
     frames = pictures(2, 7, 3, 32, 32)
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     padded, long, short = sampler.look(frames, mask), sampler.look(frames[:1]), sampler.look(frames[1:, :4])
     for together, first, second in zip(padded, long, short, strict=True):
         assert torch.allclose(together[0], first[0], atol=1e-5, rtol=1e-5)
         assert torch.allclose(together[1, :4], second[0], atol=1e-5, rtol=1e-5)
-    if shift:  # and the mask is what does it
+    if shift or "scoring" in heads:  # and the mask is what does it
         assert not torch.allclose(sampler.score(frames)[1, :4], short.scores[0], atol=1e-3)
 
 
@@ -247,8 +271,11 @@ def test_any_number_of_frames_a_call(shift: int) -> None:
 
 
 @both
-def test_many_frames_go_through_in_parts_with_the_same_scores(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = scattered(shift=shift)
+@scorings
+def test_many_frames_go_through_in_parts_with_the_same_scores(
+    shift: int, heads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = scattered(shift=shift, **heads)
     frames = pictures(3, 30, 3, 32, 32)
     mask = torch.ones(3, 30, dtype=torch.bool)
     mask[1, 21:] = mask[2, 5:] = False
@@ -260,6 +287,26 @@ def test_many_frames_go_through_in_parts_with_the_same_scores(shift: int, monkey
         assert torch.allclose(sampler.score(frames), whole, atol=1e-5, rtol=1e-5)
         assert torch.allclose(sampler.score(frames, mask)[mask], masked[mask], atol=1e-5, rtol=1e-5)
         assert max(seen) <= at_once + 2 * sampler.backbone.reach
+        seen.clear()
+
+
+def test_large_frames_are_made_small_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = scattered(shift=10)
+    frames = pictures(2, 9, 3, 50, 80)
+    whole = sampler.score(frames)
+    seen: list[int] = []
+    resized = Preprocessing.resized
+
+    def counting(self: Preprocessing, some: Tensor) -> Tensor:
+        seen.append(some.shape[:-3].numel())
+        return resized(self, some)
+
+    monkeypatch.setattr(Preprocessing, "resized", counting)
+    for at_once in (1, 4):
+        monkeypatch.setattr(module, "_PIXEL_BYTES_AT_ONCE", at_once * 3 * 50 * 80 * 4 + 1)
+        assert torch.equal(sampler.score(frames), whole)
+        assert max(seen) == at_once
+        assert sum(seen) == 18
         seen.clear()
 
 
@@ -332,6 +379,13 @@ def test_scores_that_are_no_numbers_are_not_handed_out() -> None:
         sampler.score(pictures(2, 2, 3, 32, 32))
 
 
+def test_precisions_are_those_that_networks_run_in() -> None:
+    sampler = scattered()
+    with pytest.raises(InvalidArgument, match="precision='int8' is unknown; choose one of: float32, bfloat16, float16"):
+        sampler.precision = "int8"
+    assert sampler.precision == "float32"
+
+
 def test_confidences_need_a_calibration() -> None:
     sampler = scattered()
     with pytest.raises(InvalidArgument, match="not calibrated"):
@@ -375,18 +429,20 @@ small_and_whole = pytest.mark.parametrize("build", [shortened, pytest.param(scat
 
 
 @both
+@scorings
 @small_and_whole
-def test_export_with_any_number_of_frames_gives_the_same_scores(build: Any, shift: int) -> None:
-    sampler = build(shift=shift, num_classes=3)
+def test_export_with_any_number_of_frames_gives_the_same_scores(build: Any, shift: int, heads: dict[str, Any]) -> None:
+    sampler = build(shift=shift, **heads)
     count = torch.export.Dim("count", min=1, max=512)
     exported = torch.export.export(sampler, (noise(1, 5, 3, 32, 32),), dynamic_shapes=({1: count},)).module()
     for frames in (noise(1, 5, 3, 32, 32), noise(1, 11, 3, 32, 32), noise(1, 2, 3, 32, 32), noise(1, 1, 3, 32, 32)):
         assert same_scores(exported(frames), sampler, frames)
 
 
+@scorings
 @small_and_whole
-def test_export_with_a_mask_and_any_batch(build: Any) -> None:
-    sampler = build(shift=10, num_classes=3)
+def test_export_with_a_mask_and_any_batch(build: Any, heads: dict[str, Any]) -> None:
+    sampler = build(shift=10, **heads)
     sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("count", min=1, max=512)}
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     exported = torch.export.export(sampler, (noise(2, 5, 3, 32, 32), mask), dynamic_shapes=(sizes, sizes)).module()
@@ -404,7 +460,7 @@ def test_export_with_a_mask_and_any_batch(build: Any) -> None:
     ],
 )
 def test_compiled_as_one_graph_gives_the_same_scores(backend: str, build: Any, shift: int) -> None:
-    sampler = build(shift=shift, num_classes=3)
+    sampler = build(shift=shift, num_classes=3, scoring=BELIEF)
     compiled = torch.compile(sampler, backend=backend, fullgraph=True, dynamic=True)
     with torch.no_grad():
         for count in (4, 6):

@@ -167,6 +167,13 @@ class TestChoice:
         assert bright.most_at_once == 1
 
 
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded stays beside the samplers of these tests; other devices round differently."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("without_gpu")
 class TestFolders:
     def test_a_folder_is_its_sampler(self, sampler: SOSampler, folder: Path, clip: Path) -> None:
         one = so.select(clip, 4, num_candidates=12, policy=sampler)
@@ -261,6 +268,7 @@ def _last(num_candidates: int, num_frames: int) -> Any:
     return Choice(np.arange(num_candidates - num_frames, num_candidates))
 
 
+@pytest.mark.usefixtures("without_gpu")
 class TestCommand:
     @pytest.fixture
     def cli(
@@ -290,6 +298,29 @@ class TestCommand:
             assert row["frame_indices"] == one.frame_indices.tolist()
             np.testing.assert_allclose(row["candidates"]["scores"], one.candidates.scores, atol=1e-5)
             assert row["policy"] == str(folder)
+
+    def test_device(
+        self, cli: Callable[..., tuple[int, str]], folder: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from sosampler.samplers import policy as module
+
+        asked: list[str] = []
+        load = module._loaded
+        monkeypatch.setattr(
+            module, "_loaded", lambda path, stamp, device: asked.append(str(device)) or load(path, stamp, device)
+        )
+        plain = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json")
+        placed = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json", "--device", "cpu:0")
+        assert asked == ["cpu", "cpu:0"]
+        assert placed[0] == plain[0] == 0
+        rows = [json.loads(text) for _, text in (plain, placed)]
+        assert [row["frame_indices"] for row in rows] == [rows[0]["frame_indices"]] * 2
+        assert [row["policy"] for row in rows] == [str(folder)] * 2
+        code, err = cli(clip, "--policy", folder, "--device", "nowhere")
+        assert (code, "device='nowhere' cannot be used here" in err) == (2, True)
+        code, err = cli(clip, "--device", "cpu")
+        assert code == 2
+        assert "--device cpu is for trained samplers, not for the policy 'uniform'; leave it out" in err
 
     def test_an_unknown_folder_ends_with_a_sentence(
         self, cli: Callable[..., tuple[int, str]], clip: Path, tmp_path: Path

@@ -23,6 +23,7 @@ from sosampler.data.bank_format import positions_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.options import SelectOptions
 from sosampler.policies import get_policy
+from sosampler.samplers.policy import least_size
 from sosampler.selection import Selection
 from sosampler.video.source import source_name
 
@@ -129,11 +130,16 @@ class Pipeline:
         )
         self.classifier = _classifier(classifier, device, precision)
         if size is None:
-            needed = max(_LEAST_SIZE, _short_side(self.classifier), self.policy.least_size or 0)
+            needed = max(_LEAST_SIZE, least_size(self.classifier.preprocessing), self.policy.least_size or 0)
             self._options = replace(self._options, size=needed)
         length = getattr(self.classifier, "length", None)
         if length is not None:
             length.fitted(self.num_frames, self.classifier.name)
+
+    @property
+    def options(self) -> SelectOptions:
+        """How frames are chosen."""
+        return self._options
 
     @property
     def num_frames(self) -> int:
@@ -304,9 +310,3 @@ def _classifier(given: Any, device: Any, precision: str | None) -> VideoClassifi
         given.precision = precision
     classifier: VideoClassifier = given
     return classifier
-
-
-def _short_side(classifier: VideoClassifier) -> int:
-    """Of frames that lose nothing when they are brought to the classifier's input."""
-    resize = classifier.preprocessing.resize
-    return resize if isinstance(resize, int) else max(resize)

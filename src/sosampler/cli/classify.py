@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sosampler.cli.results import Journal
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.files import replacing
 
@@ -95,7 +96,9 @@ def classify_command(
     max_duration: Annotated[
         float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a row per video: .jsonl or .csv.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write a row per video: .jsonl or .csv; resumes if killed.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Name what videos show, from a few frames of each. Exit code 1 if some of many failed."""
@@ -163,33 +166,68 @@ def _run(videos: list[Path], pipeline: Pipeline, out: Path | None, json_output: 
     """Classify all; returns the exit code: 0, 1 if some of many failed. A single failure is raised."""
     failures: list[dict[str, str]] = []
     printed: list[Row] = []
-    written = 0
-    with ExitStack() as stack:
-        write = stack.enter_context(_writing(out)) if out is not None else None
-        for video, result in zip(videos, _results(videos, pipeline), strict=True):
+    # Rows of many videos are kept beside the file until all are there: run again after a kill, it goes on.
+    journal = Journal(out, _identity(pipeline)) if out is not None and len(videos) > 1 else None
+    todo = [video for video in videos if journal is None or str(video) not in journal.done]
+    if len(todo) < len(videos):
+        typer.echo(f"continuing: {len(videos) - len(todo)} of {len(videos)} videos are done", err=True)
+    rows: list[Row] = []  # of a single video
+    try:
+        for video, result in zip(todo, _results(todo, pipeline, alone=len(videos) == 1), strict=True):
             if isinstance(result, SosamplerError):
                 if len(videos) == 1:
                     raise result
                 failures.append({"video": str(video), "error": str(result)})
                 continue
             row = result.to_dict()
-            if write is not None:
-                write(row)
-                written += 1
-            if json_output and (write is None or len(videos) == 1):
+            if journal is not None:
+                _keep(row, journal)
+            elif out is not None:
+                rows.append(row)
+            if json_output and journal is None:
                 printed.append(row)
             elif not json_output:
                 typer.echo(_describe(result))
+    finally:
+        if journal is not None:
+            journal.close()
+    written = 0
     if out is not None:
+        with _writing(out) as write:
+            for row in rows if journal is None else journal.rows(str(video) for video in videos):
+                write(row)
+                written += 1
         _write_failures(out, failures)
+        if journal is not None:
+            journal.path.unlink()
     _report(videos, failures, printed, out, written, json_output)
     return 1 if failures else 0
 
 
-def _results(videos: list[Path], pipeline: Pipeline) -> Iterator[Prediction | SosamplerError]:
+def _keep(row: Row, journal: Journal) -> None:
+    try:
+        journal.add(row)
+    except OSError as error:
+        raise _not_writable(journal.out, error) from error
+
+
+def _not_writable(out: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"--out {out}: cannot be written ({error.strerror}); make room, or give another")
+
+
+def _identity(pipeline: Pipeline) -> Row:
+    """What must be equal for an interrupted run to be continued."""
+    classifier, who = pipeline.classifier, pipeline.policy.identity
+    told = {**pipeline.options.to_dict(), "threads": None, "policy_identity": None if who is None else who()}
+    fingerprint = getattr(classifier, "fingerprint", None)
+    told["classifier"] = [classifier.name, None if fingerprint is None else fingerprint(), *classifier.class_names]
+    return {**told, "precision": getattr(classifier, "precision", None), "top": pipeline.top}
+
+
+def _results(videos: list[Path], pipeline: Pipeline, *, alone: bool) -> Iterator[Prediction | SosamplerError]:
     from sosampler.progress import progress_bar
 
-    if len(videos) == 1:  # all cores for its decoding
+    if alone:  # all cores for its decoding
         yield pipeline(videos[0], on_error="return")
         return
     with progress_bar("classifying", len(videos)) as bar:
@@ -238,9 +276,7 @@ def _writing(out: Path) -> Iterator[Callable[[Row], None]]:
     except BrokenPipeError:
         raise  # nobody reads what is printed; the file is not at fault
     except OSError as error:
-        raise InvalidArgument(
-            f"--out {out}: cannot be written ({error.strerror}); make room, or give another"
-        ) from error
+        raise _not_writable(out, error) from error
 
 
 def _write(file: Any, row: Row) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from sosampler.errors import InvalidArgument
 
 
 def evaluate_command(
@@ -15,7 +18,9 @@ def evaluate_command(
         str | None,
         typer.Option(
             "--policies",
-            help="Names, NAME=FOLDER or folders of samplers, by commas.  "
+            help="By commas: uniform, random, centre, frameexit, all, frame-difference; the oracles semi-optimal, "
+            "semi-optimal-max, optimal; folders of samplers, also as NAME=FOLDER. +mmr or +dpp behind semi-optimal, "
+            "semi-optimal-max or a folder minds redundancy.  "
             "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]",
         ),
     ] = None,
@@ -29,6 +34,9 @@ def evaluate_command(
     ] = None,
     classifier: Annotated[
         str | None, typer.Option("--classifier", "-c", help="Folder of the saved classifier, or name of a teacher.")
+    ] = None,
+    views: Annotated[
+        int | None, typer.Option("--views", help="Which teacher, where the classifier taught with several views.")
     ] = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, dev or test.  [default: test, else dev, else train]")
@@ -48,11 +56,14 @@ def evaluate_command(
 ) -> None:
     """Measure policies and trained samplers on the videos of a bank: accuracy, cost, nearness to the best choice."""
     asked = [*_texts(policies), *(policy or [])]
+    if policies is not None and not _texts(policies):
+        raise InvalidArgument("--policies is empty; name some, or leave it out for the default")
     numbers = _numbers("-n", num_frames), _numbers("-t", num_candidates)
     listed = None if pairs is None else [_pair(text) for text in _texts(pairs)]
+    _check_files(csv, out)
 
+    from sosampler import evaluate  # says how to install what it needs
     from sosampler.cli.telling import telling
-    from sosampler.evaluation.evaluate import evaluate
 
     given: dict[str, Any] = {"policies": asked} if asked else {}
     with telling("looking") as on_progress:
@@ -63,6 +74,7 @@ def evaluate_command(
             num_candidates=numbers[1],
             pairs=listed,
             classifier=classifier,
+            views=views,
             split=split,
             seed=seed,
             bootstrap=bootstrap,
@@ -72,16 +84,33 @@ def evaluate_command(
             on_progress=on_progress,
             say=lambda text: typer.echo(f"note: {text}", err=True),
         )
-    if csv is not None:
-        found.write_csv(csv)
-    if out is not None:
-        found.write_json(out)
+    # Printed first: whatever happens to the files, the numbers are not lost.
     if json_output:
         typer.echo(json.dumps(found.to_dict()))
     else:
         facts = found.facts
         typer.echo(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}", err=True)
         typer.echo(found.table())
+    if csv is not None:
+        found.write_csv(csv)
+    if out is not None:
+        found.write_json(out)
+
+
+def _check_files(csv: Path | None, out: Path | None) -> None:
+    """A place that cannot be written is told before the long work."""
+    for option, path in (("--csv", csv), ("--out", out)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise InvalidArgument(f"{option} {path}: is a folder; give the name of a file")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())  # the others will be made
+        if not folder.is_dir():
+            raise InvalidArgument(f"{option} {path}: {folder} is a file, not a folder; give another place")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InvalidArgument(f"{option} {path}: nothing can be written into {folder}; give another place")
+    if csv is not None and out is not None and csv.absolute() == out.absolute():
+        raise InvalidArgument(f"--csv and --out are both {csv}; give two files")
 
 
 def _texts(given: str | None) -> list[str]:
@@ -89,8 +118,6 @@ def _texts(given: str | None) -> list[str]:
 
 
 def _numbers(option: str, given: str) -> list[int]:
-    from sosampler.errors import InvalidArgument
-
     texts = _texts(given)
     if not texts or not all(text.isdecimal() for text in texts):
         raise InvalidArgument(f"{option} {given!r} is not allowed; give whole numbers by commas, for example 1,2,4")
@@ -98,8 +125,6 @@ def _numbers(option: str, given: str) -> list[int]:
 
 
 def _pair(text: str) -> tuple[int, int]:
-    from sosampler.errors import InvalidArgument
-
     frames, _, candidates = text.partition("/")
     if not (frames.isdecimal() and candidates.isdecimal()):
         raise InvalidArgument(f"--pairs {text!r} is not allowed; write N/T, for example 8/30")

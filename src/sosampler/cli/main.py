@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -21,7 +22,7 @@ from sosampler.cli import (
     train,
     train_classifier,
 )
-from sosampler.errors import SosamplerError
+from sosampler.errors import SosamplerError, first_line
 
 # Plain help text: importing rich for its boxes takes longer than everything else together.
 app = typer.Typer(
@@ -62,20 +63,45 @@ app.command("demo")(demo.demo_command)
 app.add_typer(bench.app, name="bench")
 
 
+# Which extra brings a package that the light core lacks.
+_EXTRAS = {"transformers": "hf", "torchcodec": "torchcodec"} | dict.fromkeys(
+    ("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow", "sklearn", "matplotlib", "jinja2"),
+    "train",
+)
+
+
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
     try:
         app()
     except SosamplerError as error:
-        typer.echo(f"sosampler: {error}", err=True)
-        sys.exit(2)
+        _end(str(error))
     except OSError as error:
         if error.filename is None:
             raise  # no file is at fault, so it is ours
-        typer.echo(
-            f"sosampler: {error.filename}: {error.strerror}; give a place that can be read and written", err=True
+        _end(f"{error.filename}: {error.strerror}; give a place that can be read and written")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        _end(f"{missing} is not installed; install it with: pip install 'sosampler[{_EXTRAS[missing]}]'")
+    except RuntimeError as error:
+        if not _gpu_is_full(error):
+            raise
+        _end(
+            f"the GPU has too little memory for this ({first_line(error)}); lower --batch-size where the command has "
+            "it, take --precision bfloat16, end other programs on the GPU, or use --device cpu"
         )
-        sys.exit(2)
+
+
+def _gpu_is_full(error: RuntimeError) -> bool:
+    torch = sys.modules.get("torch")  # whoever raised it has imported it
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+def _end(sentence: str) -> NoReturn:
+    typer.echo(f"sosampler: {sentence}", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

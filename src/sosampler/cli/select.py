@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sosampler.errors import InvalidArgument
 from sosampler.options import DEFAULT_NUM_FRAMES, SelectOptions
+
+if TYPE_CHECKING:
+    from sosampler.policies import Policy
 
 
 def select_command(
@@ -29,6 +33,10 @@ def select_command(
             help="uniform, random, all, centre, keyframe, frame-difference, frameexit, or a trained sampler's folder.",
         ),
     ] = SelectOptions.policy,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Of a trained sampler: cpu, cuda, ...; default: the GPU if there is one."),
+    ] = None,
     candidates: Annotated[
         str | None,
         typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.  [default: exact]"),
@@ -80,7 +88,7 @@ def select_command(
     options = SelectOptions(
         num_frames=num_frames,
         num_candidates=num_candidates,
-        policy=policy,
+        policy=policy if device is None else _on_device(policy, device),
         candidates=candidates,
         grid=grid,
         fps=fps,
@@ -98,3 +106,12 @@ def select_command(
     )
     outputs = Outputs(json=json_output, out=out, frames_folder=frames_folder, image_format=image_format, sheet=sheet)
     raise typer.Exit(run(videos, Job(options, outputs), workers=workers))
+
+
+def _on_device(policy: str, device: str) -> Policy:
+    from sosampler.policies import get_policy
+
+    found = get_policy(policy, device=device)
+    if found.identity is None:
+        raise InvalidArgument(f"--device {device} is for trained samplers, not for the policy {policy!r}; leave it out")
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -110,17 +112,17 @@ class PooledClips:
                 activation=self.activation,
                 mask=view.real,
             )
+        return _beam(self._clip_log_confidence, view, num_frames, beam_width)
+
+    def _clip_log_confidence(self, view: CandidateView, positions: Tensor) -> Tensor:
+        """Of the clips at positions [B, K, n]: [B, K]."""
         features, videos = _features(view), torch.arange(len(view), device=view.mask.device)[:, None]
-
-        def clip_log_confidence(positions: Tensor) -> Tensor:
-            at_once = max(1, _NUMBERS_AT_ONCE // (len(view) * positions.shape[2] * features.shape[2]))
-            parts = []
-            for part in positions.split(at_once, dim=1):  # [B, k, n]
-                logits = self._pool_logits(features[videos[..., None], part])
-                parts.append(log_label_confidence(log_probabilities(logits, self.activation), view.labels))
-            return torch.cat(parts, dim=1)
-
-        return _beam(clip_log_confidence, view, num_frames, beam_width)
+        at_once = max(1, _NUMBERS_AT_ONCE // (len(view) * positions.shape[2] * features.shape[2]))
+        parts = []
+        for part in positions.split(at_once, dim=1):  # [B, k, n]
+            logits = self._pool_logits(features[videos[..., None], part])
+            parts.append(log_label_confidence(log_probabilities(logits, self.activation), view.labels))
+        return torch.cat(parts, dim=1)
 
 
 class AskedClips:
@@ -132,7 +134,9 @@ class AskedClips:
         self.classifier, self.views = classifier, views
 
     def frame_log_probs(self, view: CandidateView) -> Tensor:
-        return view.frame_probs.double().clamp_min(SMALLEST_PROBABILITY).log()
+        # Banks keep probabilities in float16, in which the frames of a sure classifier are all alike; so it is asked.
+        alone = torch.arange(view.num_candidates)[None, :, None].expand(len(view), -1, 1)
+        return self._log_probs(view, alone)
 
     def probs(self, view: CandidateView, positions: Tensor) -> Tensor:
         return torch.from_numpy(self._answers(view, positions[:, None])[:, 0]).to(positions.device)
@@ -141,15 +145,11 @@ class AskedClips:
         return False
 
     def optimal(self, view: CandidateView, num_frames: int, beam_width: int) -> OptimalChoice:
-        def clip_log_confidence(positions: Tensor) -> Tensor:
-            probs = torch.from_numpy(self._answers(view, positions)).to(view.labels.device)  # [B, K, C]
-            return log_label_confidence(probs.double().clamp_min(SMALLEST_PROBABILITY).log(), view.labels)
-
         # A beam asks about this many sets at most: at each size, so many sets times so many frames to add.
         asked_by_beam = beam_width * view.num_candidates * num_frames
         if count_subsets(view.num_candidates, num_frames) <= max(_MAX_ASKED, asked_by_beam):
             return optimal_by_enumeration(
-                clip_log_confidence,
+                partial(self._clip_log_confidence, view),
                 len(view),
                 view.num_candidates,
                 num_frames,
@@ -157,7 +157,16 @@ class AskedClips:
                 device=view.mask.device,
                 max_subsets=max(_MAX_ASKED, asked_by_beam),
             )
-        return _beam(clip_log_confidence, view, num_frames, beam_width)
+        return _beam(self._clip_log_confidence, view, num_frames, beam_width)
+
+    def _clip_log_confidence(self, view: CandidateView, positions: Tensor) -> Tensor:
+        """Of the clips at positions [B, K, n]: [B, K]."""
+        return log_label_confidence(self._log_probs(view, positions), view.labels)
+
+    def _log_probs(self, view: CandidateView, positions: Tensor) -> Tensor:
+        """Of the clips at positions [B, K, n], float64 [B, K, C]."""
+        probs = torch.from_numpy(self._answers(view, positions)).to(view.labels.device)
+        return probs.double().clamp_min(SMALLEST_PROBABILITY).log()
 
     def _answers(self, view: CandidateView, positions: Tensor) -> NDArray[np.float32]:
         """Probabilities [B, K, C] of the clips at positions [B, K, n]; only new ones are asked about."""
@@ -172,7 +181,7 @@ class AskedClips:
         new = list(dict.fromkeys(key for row in keys for key in row if key not in chunk.answers))
         for places in chunk.by_shape(number for number, _ in new):
             group = [new[place] for place in places.tolist()]
-            at_once = max(1, _FRAMES_AT_ONCE // asked.shape[2])
+            at_once = chunk.clips_at_once(group[0][0], asked.shape[2], _FRAMES_AT_ONCE)
             for begin in range(0, len(group), at_once):
                 part = group[begin : begin + at_once]
                 frames, where = chunk.stacked([number for number, _ in part], [np.array(clip) for _, clip in part])
@@ -226,15 +235,18 @@ def _in_parts(view: CandidateView, positions: Tensor, join: Any) -> Tensor:
     return torch.cat(parts)
 
 
-def _beam(clip_log_confidence: Any, view: CandidateView, num_frames: int, width: int) -> OptimalChoice:
+def _beam(
+    clip_log_confidence: Callable[[CandidateView, Tensor], Tensor], view: CandidateView, num_frames: int, width: int
+) -> OptimalChoice:
     from sosampler.policies.beam import beam_search
 
     return beam_search(
-        clip_log_confidence,
+        partial(clip_log_confidence, view),
         len(view),
         view.num_candidates,
         num_frames,
         width=width,
         mask=view.real,
         device=view.mask.device,
+        narrowed=lambda videos: partial(clip_log_confidence, view.some(videos)),
     )

@@ -50,6 +50,7 @@ def evaluate(
     num_candidates: int | Sequence[int] = 10,
     pairs: Sequence[tuple[int, int]] | None = None,
     classifier: Any = None,
+    views: int | None = None,
     split: str | None = None,
     seed: int = 0,
     bootstrap: int = 2000,
@@ -70,6 +71,7 @@ def evaluate(
         pairs: (N, T) pairs instead.
         classifier: object, folder of a saved one, or the name of a teacher. Needed where the bank keeps no logits of
             it, and for its GMACs.
+        views: which teacher is meant where one classifier taught the bank with several numbers of views.
         split: "train", "dev" or "test". None takes test, or else dev, or else train, and says so.
         seed: of the random policy and of the bootstrap.
         bootstrap: resamples of the videos for 95 % intervals; 0 for none.
@@ -87,13 +89,16 @@ def evaluate(
         one_of("precision", precision, PRECISIONS)
     seed, draws = whole_number("seed", seed, at_least=0), whole_number("bootstrap", bootstrap, at_least=0)
     asked = pairs_of(num_frames, num_candidates, pairs)
-    part, name = _split_of(bank if isinstance(bank, Bank) else Bank(bank), split, notes)
-    judge, teacher = _classifier_of(part, classifier, where, precision)
+    part, name = _split_of(_bank_of(bank), split, notes)
+    judge, teacher = _classifier_of(part, classifier, views, where, precision)
     clips = clips_for(teacher, judge)
     videos = _labelled(part, teacher, where, clips, notes)
     _check_lengths(part, videos, [count for _, count in asked], notes)
     maker = ChooserMaker(clips, len(videos), seed, whole_number("beam_width", beam_width), where, precision)
     plan = Plan(asked, choosers_of(policies, maker), maker, clips, notes.add)
+    _tell_of_strangers(plan, teacher, notes)
+    if not hasattr(judge, "gmacs"):
+        notes.add("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
 
     run = _Run(videos, clips, plan)
     run.all(part, on_progress)
@@ -176,14 +181,43 @@ def _split_of(bank: Bank, split: str | None, notes: _Notes) -> tuple[Bank, str]:
     return whole.split(name), name
 
 
-def _classifier_of(bank: Bank, given: Any, device: torch.device, precision: str | None) -> tuple[Any, Teacher]:
+def _bank_of(given: Any) -> Bank:
+    if not isinstance(given, (Bank, str, os.PathLike)):
+        raise InvalidArgument(f"bank={given!r} is not allowed; give a bank, or the folder of one")
+    return given if isinstance(given, Bank) else Bank(given)
+
+
+def _classifier_of(
+    bank: Bank, given: Any, views: int | None, device: torch.device, precision: str | None
+) -> tuple[Any, Teacher]:
     """The classifier, or None where only its answers are at hand, and the teacher."""
+    if views is not None:
+        views = whole_number("views", views)
     folder = saved_folder(given)
     if folder is not None:
         given = create_classifier(str(folder), device=device, precision=precision)
     elif isinstance(given, os.PathLike):
         raise InvalidArgument(f"classifier={os.fspath(given)!r} is no folder of a saved classifier; give such a folder")
-    return (None if given is None or isinstance(given, str) else given), bank.teacher(given)
+    elif given is not None and not isinstance(given, str):
+        for member in ("clip_probs", "fingerprint"):
+            if not hasattr(given, member):
+                raise InvalidArgument(
+                    f"classifier is a {type(given).__name__}, which has no {member}; give a classifier of "
+                    "so.create_classifier or so.wrap_classifier, the folder of one, or the name of a teacher"
+                )
+    return (None if given is None or isinstance(given, str) else given), bank.teacher(given, views=views)
+
+
+def _tell_of_strangers(plan: Plan, teacher: Teacher, notes: _Notes) -> None:
+    """Samplers that were trained for another teacher than the one that judges here."""
+    for _, chooser in plan.shown:
+        about = getattr(getattr(chooser.scorer, "sampler", None), "about", None) or {}
+        trained_for = about.get("teacher")
+        if isinstance(trained_for, str) and trained_for != teacher.name:
+            notes.add(
+                f"{chooser.name} was trained for the teacher {trained_for} ({about.get('classifier')}), but "
+                f"{teacher.name} ({teacher.about['name']}) judges here"
+            )
 
 
 def _labelled(bank: Bank, teacher: Teacher, device: torch.device, clips: Clips, notes: _Notes) -> Videos:
@@ -246,7 +280,7 @@ class _Run:
                     self._look(chunk, scorers)
                     tell(len(chunk.videos))
         if not self._clips.needs_frames:
-            a_video = sum(self._plan.candidates) * self._videos.numbers_a_candidate()
+            a_video = self._plan.numbers_a_video(self._videos.numbers_a_candidate())
             at_once = max(1, _NUMBERS_AT_ONCE // a_video)
             for begin in range(0, len(self._videos), at_once):
                 numbers = np.arange(begin, min(begin + at_once, len(self._videos)))

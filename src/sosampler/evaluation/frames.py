@@ -20,6 +20,8 @@ from sosampler.video.timeline import Indices
 _MAX_THREADS = 8
 # Pictures of one chunk together; the next one is being read meanwhile.
 CHUNK_BYTES = 256 << 20
+# Pictures that go to a network together; a GPU resizes them in float32, which takes four times as much.
+_STACK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,11 @@ class FrameChunk:
         for place, number in enumerate(numbers):
             groups.setdefault(self.videos[number].frames.shape[1:], []).append(place)
         return [np.array(places, dtype=np.int64) for places in groups.values()]
+
+    def clips_at_once(self, number: int, num_frames: int, most_frames: int) -> int:
+        """Clips of `num_frames` that go to a network together, if their pictures are as large as this video's."""
+        in_memory = _STACK_BYTES // int(self.videos[number].frames[0].nbytes)
+        return max(1, min(most_frames, in_memory) // num_frames)
 
     def stacked(self, numbers: Sequence[int], slots: Sequence[Indices]) -> tuple[Tensor, Tensor]:
         """Stored frames `slots` of videos of one size: uint8 [B, N, 3, H, W], and where they lie, float [B, N]."""

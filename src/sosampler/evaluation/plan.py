@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sosampler.checks import whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.choosers import Chooser
+from sosampler.evaluation.choosers import Chooser, RedundancyChooser
 from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.policies import ChooserMaker
 from sosampler.evaluation.rows import Cell
@@ -25,8 +25,12 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
     if pairs is None:
         wanted, offered = _numbers("num_frames", num_frames), _numbers("num_candidates", num_candidates)
         found = [(frames, candidates) for candidates in offered for frames in wanted]
-    else:
+    elif isinstance(pairs, Iterable) and not isinstance(pairs, str):
         found = [_pair(pair) for pair in pairs]
+    else:
+        raise InvalidArgument(
+            f"pairs={pairs!r} is not allowed; give a list of (num_frames, num_candidates), for example [(8, 30)]"
+        )
     if not found:
         raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
     for frames, candidates in found:
@@ -73,6 +77,9 @@ class Plan:
         names = {chooser.name for chooser in choosers}
         references = [maker.named(name) for name in ("uniform", "semi-optimal") if name not in names]
         unseen = [] if clips.needs_frames else references
+        if clips.needs_frames and references:
+            missing = " and ".join(repr(reference.name) for reference in references)
+            note(f"no comparison with {missing}, which the classifier would have to be run for: add it to the policies")
         for count in self.candidates:
             for frames in self.frames_of[count]:
                 shown = [chooser for chooser in choosers if chooser.name != "all"]
@@ -95,6 +102,12 @@ class Plan:
         """Everybody who looks at pictures, once."""
         found = {chooser.scorer.key: chooser.scorer for chooser in self.cells.values() if chooser.scorer is not None}
         return list(found.values())
+
+    def numbers_a_video(self, a_candidate: int) -> int:
+        """Numbers in float32 that the views of one video take, with `a_candidate` of them for each candidate."""
+        kernels = any(isinstance(chooser, RedundancyChooser) for chooser in self.cells.values())
+        # Likeness of all pairs in float32 and, with what is factored from it, in float64.
+        return sum(count * a_candidate + (6 * count * count if kernels else 0) for count in self.candidates)
 
     def against(self, cell: Cell) -> int | None:
         """N of the uniform and semi-optimal choices that a cell is compared with; None where several would do."""

@@ -71,9 +71,9 @@ class ChooserMaker:
 
     def loaded(self, folder: str) -> Any:
         if folder not in self._loaded:
-            from sosampler.samplers.sosampler import SOSampler
+            from sosampler.samplers import load_sampler
 
-            sampler = SOSampler.from_pretrained(folder).to(self.device)
+            sampler = load_sampler(folder, device=str(self.device))
             if self.precision is not None:
                 sampler.precision = self.precision
             self._loaded[folder] = sampler
@@ -84,6 +84,10 @@ def choosers_of(policies: Any, maker: ChooserMaker) -> list[Chooser]:
     """Policies as they are given: names, samplers, folders of samplers, "NAME=FOLDER", or {name: any of them}."""
     if isinstance(policies, (str, os.PathLike)) or _is_sampler(policies):
         policies = [policies]
+    if not isinstance(policies, Iterable):
+        raise InvalidArgument(
+            f"policies={policies!r} is not allowed; give a list of names and samplers, or {{name: sampler}}"
+        )
     given: Iterable[tuple[str | None, Any]] = (
         policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
     )
@@ -126,7 +130,11 @@ def _chooser(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser:
             f"policy={text!r} is unknown, and no folder of a trained sampler; choose from: {', '.join(ALLOWED)}, "
             "or give such a folder, also as NAME=FOLDER, FOLDER+mmr or FOLDER+dpp"
         )
-    return maker.learned(name or text, maker.loaded(folder), method)
+    # A row's name says what was done, so what a name ends in is done too.
+    in_name = _split_method(name or "")[1]
+    if in_name and method and in_name != method:
+        raise InvalidArgument(f"the name {name!r} says {in_name}, but {text!r} says {method}; write one of them")
+    return maker.learned(name or text, maker.loaded(folder), method or in_name)
 
 
 def _split_method(text: str) -> tuple[str, str]:

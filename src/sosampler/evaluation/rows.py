@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler.errors import InvalidArgument
 from sosampler.evaluation.bootstrap import Measured, Resamples
 from sosampler.evaluation.metrics import confidences, shared_share
 from sosampler.files import replacing
@@ -19,6 +20,8 @@ from sosampler.video.timeline import Indices
 
 # Gaps of the optimal policy below this share of probability do not matter.
 _SMALL_GAP = 1e-3
+# Sums on a GPU have no fixed order, so that equal clips may differ by rounding; no metric is finer than this.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ class Evaluation:
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:
     target = Path(path)
+    if target.is_dir():
+        raise InvalidArgument(f"{target} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
@@ -218,7 +223,8 @@ class Measuring:
         if uniform is None:
             return None
         difference = self._of(cell)[self._metric].minus(self._of(uniform)[self._metric])
-        return {"metric": self._metric, "difference": difference.value, "ci95": difference.ci95}
+        value = difference.value if abs(difference.value) > _ROUNDING else 0.0
+        return {"metric": self._metric, "difference": value, "ci95": difference.ci95}
 
     def _recovered(self, cell: Cell, against: int | None) -> float | None:
         uniform, semi_optimal = self._other(cell, "uniform", against), self._other(cell, "semi-optimal", against)
@@ -226,4 +232,4 @@ class Measuring:
             return None
         low, high = self._of(uniform)[self._metric].value, self._of(semi_optimal)[self._metric].value
         # Without a gain there is nothing of which a share could be recovered.
-        return (self._of(cell)[self._metric].value - low) / (high - low) if high > low else None
+        return (self._of(cell)[self._metric].value - low) / (high - low) if high - low > _ROUNDING else None

@@ -104,8 +104,8 @@ def score_chunk(
         both = [videos.slots(number, num_candidates) for number in numbers.tolist()]
         counts = np.array([count for _, count in both])
         mask = np.arange(num_candidates) < counts[:, None]
-        at_once = max(1, _FRAMES_AT_ONCE // num_candidates)
         for group in chunk.by_shape(numbers.tolist()):
+            at_once = chunk.clips_at_once(int(numbers[group[0]]), num_candidates, _FRAMES_AT_ONCE)
             for begin in range(0, len(group), at_once):
                 places = group[begin : begin + at_once]
                 here = numbers[places]

@@ -17,7 +17,11 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
     """Columns for people: metrics in percent, the main one first and with its 95 % interval."""
     other = "mAP" if metric == "top1" else "top1"
     heads = ["policy", "N", "T", _NAMES[metric], "95 %", _NAMES[other], "vs uniform", "95 %"]
-    heads += ["fidelity %", "recovered %", "GMACs", "decoded"]
+    # Without the classifier at hand the cost of the samplers is all that is known.
+    whole = any(row.gmacs is not None for row in rows)
+    cost = "gmacs" if whole else "sampler_gmacs"
+    some_cost = any(getattr(row, cost) for row in rows)
+    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded"]
     lines = [heads]
     for row in rows:
         versus = row.versus_uniform
@@ -33,7 +37,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
                 "" if versus is None else _bounds(versus["ci95"], sign=True),
                 _percent(row.fidelity),
                 _percent(row.recovered),
-                "" if row.gmacs is None else f"{row.gmacs:.2f}",
+                f"{getattr(row, cost):.2f}" if some_cost and getattr(row, cost) is not None else "",
                 str(row.frames_decoded),
             ]
         )
@@ -50,10 +54,13 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
 
 def _percent(value: float | None, *, sign: bool = False) -> str:
     """
-    >>> _percent(0.1234), _percent(0.05, sign=True), _percent(None)
-    ('12.3', '+5.0', '')
+    >>> _percent(0.1234), _percent(0.05, sign=True), _percent(-0.0001, sign=True), _percent(None)
+    ('12.3', '+5.0', '+0.0', '')
     """
-    return "" if value is None else f"{100 * value:{'+' if sign else ''}.1f}"
+    if value is None:
+        return ""
+    rounded = round(100 * value, 1) + 0.0  # no -0.0
+    return f"{rounded:{'+' if sign else ''}.1f}"
 
 
 def _bounds(bounds: Sequence[float] | None, *, sign: bool = False) -> str:

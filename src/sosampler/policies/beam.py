@@ -28,36 +28,36 @@ def beam_search(
     device: torch.device | str | None = None,
     swaps: bool = True,
     block: int = 1024,
+    narrowed: Callable[[np.ndarray], ClipLogConfidence] | None = None,
 ) -> OptimalChoice:
     """Grow sets one frame at a time, keeping the `width` best of each size, then exchange frames while it helps.
 
-    The classifier sees at most `block` sets of each video in one call. Nothing is proven: the bound is confidence 1.
+    The classifier sees at most `block` sets of each video in one call. `narrowed(videos)` gives the same function for
+    some of the videos; with it those that no exchange improves are not asked about again. Nothing is proven: the bound
+    is confidence 1.
     """
     width, block = whole_number("width", width), whole_number("block", block)
     mask = real_candidates(mask, batch, num_candidates, num_frames)
     real = np.ones((batch, num_candidates), bool) if mask is None else mask.cpu().numpy()
 
-    def evaluate(sets: list[np.ndarray]) -> list[Tensor]:
-        return _evaluate(clip_log_confidence, sets, block, device)
-
     beams = [np.zeros((1, 0), np.int64) for _ in range(batch)]  # of each video [W, n]
     best = torch.zeros(batch)
     for _ in range(num_frames):
         grown = [_grown(beam, real[b]) for b, beam in enumerate(beams)]
-        values = evaluate(grown)
+        values = _evaluate(clip_log_confidence, grown, block, device)
         order = [value.argsort(descending=True, stable=True)[:width].cpu().numpy() for value in values]
         beams = [sets[kept] for sets, kept in zip(grown, order, strict=True)]
         best = torch.stack([value.max() for value in values]) if values else best
     chosen = [beam[:1] for beam in beams]  # the best of each, [1, N]
-    active = list(range(batch)) if swaps else []
+    active = [b for b in range(batch) if swaps and real[b].sum() > num_frames]
     while active:
-        exchanged = [_exchanged(chosen[b][0], real[b]) if b in active else chosen[b] for b in range(batch)]
-        exchanged = [sets if len(sets) else chosen[b] for b, sets in enumerate(exchanged)]
-        values = evaluate(exchanged)
-        active = [b for b in active if bool(values[b].max() > best[b] + _LEAST_GAIN)]
+        asked, ask = (active, narrowed(np.array(active))) if narrowed else (list(range(batch)), clip_log_confidence)
+        exchanged = {b: _exchanged(chosen[b][0], real[b]) if b in active else chosen[b] for b in asked}
+        found = dict(zip(asked, _evaluate(ask, list(exchanged.values()), block, device), strict=True))
+        active = [b for b in active if bool(found[b].max() > best[b] + _LEAST_GAIN)]
         for b in active:
-            winner = int(values[b].argmax())
-            chosen[b], best[b] = exchanged[b][winner : winner + 1], values[b][winner]
+            winner = int(found[b].argmax())
+            chosen[b], best[b] = exchanged[b][winner : winner + 1], found[b][winner]
     positions = torch.from_numpy(np.concatenate(chosen) if batch else np.zeros((0, num_frames), np.int64)).to(device)
     return OptimalChoice(positions, best, torch.zeros_like(best), "beam")
 

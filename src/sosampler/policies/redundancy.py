@@ -60,6 +60,7 @@ def mmr(
     if share > 1:
         raise InvalidArgument(f"trade_off={trade_off} is not allowed; give a number between 0 and 1")
     left = _candidates(scores, similarity, num_frames, mask)
+    scores = scores if scores.is_floating_point() else scores.to(similarity.dtype)
     nearest = torch.zeros_like(scores)
     chosen: list[Tensor] = []
     for step in range(num_frames):

@@ -57,6 +57,7 @@ def top_n(scores: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor
     """
     batch, num_candidates = scores.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
+    scores = scores if scores.is_floating_point() else scores.double()  # whole numbers have no lowest one
     lowest = -float("inf")
     order = scores.masked_fill(scores.isnan(), lowest).argsort(dim=1, descending=True, stable=True)
     if mask is not None:  # real candidates first, whatever their scores are

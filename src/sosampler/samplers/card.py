@@ -49,7 +49,7 @@ def _network(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float
     shift = config["shift"]
     rows = {
         "backbone": config["backbone"],
-        "temporal shift": f"one in {shift} channels to each side" if shift else "none, each frame is scored by itself",
+        "temporal shift": f"one in {shift} channels to each side" if shift else "none, frames are looked at one by one",
         "input": f"RGB, {config['input_size']}x{config['input_size']}, ImageNet's mean and std",
         "classes of its class head": config["num_classes"] or "no class head",
         "score": config["scoring"] or "the importance head",
@@ -80,6 +80,8 @@ def _limits(config: dict[str, Any], about: dict[str, Any]) -> str:
     )
     if config["shift"]:
         text += "Through the shift a score also depends on the neighbouring candidates, so on how densely they lie.\n"
+    if config["scoring"]:
+        text += "A score also depends on what the other candidates show, so compare scores within one video only.\n"
     return text
 
 

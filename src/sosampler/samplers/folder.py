@@ -42,14 +42,18 @@ class Savable(Protocol):
 
 
 def write_folder(folder: Path, sampler: Savable) -> None:
-    """Each file appears whole or not at all, config.json last; a README.md of the user's own is left alone."""
+    """Each file appears whole or not at all, config.json last; a README.md of the user's own is left alone.
+
+    Another sampler in the folder is replaced: its config.json goes first, so that a kill in between never leaves new
+    weights under old settings.
+    """
     from safetensors.torch import save
 
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"{folder} is a file; give a folder to save the sampler in")
+    _check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # Copies, because tensors that share memory cannot be saved.
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in sampler.state_dict().items()}
+    (folder / CONFIG).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
         temporary.write_bytes(save(copies, metadata={"format": "pt"}))
     card = folder / CARD
@@ -59,6 +63,23 @@ def write_folder(folder: Path, sampler: Savable) -> None:
     with replacing(folder / CONFIG) as temporary:
         told = {"kind": KIND, **sampler.config}
         temporary.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _check_place(folder: Path) -> None:
+    """A sampler may be written into a folder, but not over a classifier or what another library saved there."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"{folder} is a file; give a folder to save the sampler in")
+    if not (folder / CONFIG).exists() or is_sampler_folder(folder):
+        return
+    try:
+        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("kind")
+    except (ValueError, OSError, AttributeError):
+        kind = None
+    what = f"a saved {kind}" if isinstance(kind, str) else f"a {CONFIG} that is not a sampler's"
+    raise InvalidArgument(
+        f"{folder} holds {what}, which would be lost; "
+        "give another folder to save the sampler in, or remove that one first"
+    )
 
 
 def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) -> Network:
@@ -144,6 +165,8 @@ def local_folder(source: str | Path, **options: Any) -> Path:
 
     `options` are those of the hub's download: revision, token, cache_dir, force_download, local_files_only.
     """
+    if not isinstance(source, (str, Path)):
+        raise InvalidArgument(f"a sampler cannot be read from {source!r}; give its folder, or an id on the hub")
     folder = Path(source)
     if folder.is_dir():
         return folder

@@ -46,6 +46,7 @@ def pairwise_logistic(scores: Tensor, target: Tensor, *, weighted: bool = True, 
     """Weighted mean over all pairs of the batch of softplus(−sign(Δtarget)·Δscores), weight |Δtarget| or 1.
 
     The mean makes it independent of T, and a video whose frames are equally good has no say. 0 if all pairs are ties.
+    It is a mean over the pairs at hand: of several processes each takes that of its own part of the batch.
     """
     weight, ahead = _pairs(scores, target, weighted, mask)
     total = weight.sum()

@@ -163,6 +163,11 @@ def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerR
     """
     if isinstance(recipe, SamplerRecipe):
         return recipe.changed(**settings)
+    if not isinstance(recipe, (str, Path)):
+        raise InvalidArgument(
+            f"recipe={recipe!r} is not allowed; give one of: {', '.join(_NAMES)}; a YAML file, or a SamplerRecipe "
+            "(SamplerRecipe.from_dict makes one of a dict)"
+        )
     if str(recipe) in _NAMES:
         text = files("sosampler.samplers").joinpath("recipes", f"{recipe}.yaml").read_text(encoding="utf-8")
         return SamplerRecipe.from_dict({**_mapping(text, f"{recipe}.yaml"), **settings})

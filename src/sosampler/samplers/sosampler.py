@@ -12,7 +12,8 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from sosampler.checks import real_number, true_or_false, whole_number
+from sosampler.checks import one_of, real_number, true_or_false, whole_number
+from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.devices import autocast
 from sosampler.classifiers.labels import read_names
@@ -25,6 +26,9 @@ from sosampler.samplers.scoring import Scoring
 
 # Frames that go through the network at once where the caller gives more, so that memory stays bounded.
 _FRAMES_AT_ONCE = 256
+# Bytes of frames in their stored size, as the float32 in which a GPU resizes them, that are brought to the input's size
+# at once.
+_PIXEL_BYTES_AT_ONCE = 1 << 30
 _LEAST_SIDE = 32  # MobileNetV2 halves the frame five times
 
 
@@ -42,12 +46,13 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     Args:
         backbone: "mobilenet_v2" or "timm:NAME".
-        shift: divisor of the temporal shift, 0 for none: then each frame is scored by itself.
+        shift: divisor of the temporal shift, 0 for none: then the backbone looks at each frame by itself.
         input_size: height and width that frames are brought to.
         num_classes, class_names: of the class head; none without num_classes.
         dropout: share of features dropped before the heads in training.
         multi_label: whether the classes of the class head do not exclude each other.
-        scoring: settings of `Scoring`, by which the heads become one score.
+        scoring: settings of `Scoring`, by which the heads become one score. With a belief a score also depends on
+            what the other candidates show.
         calibration: (a, b), so that sigmoid(a * score + b) is the confidence to expect of the classifier.
         about: facts for the model card (classifier, recipe, dev score, ...), any JSON values.
     """
@@ -75,7 +80,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             raise InvalidArgument(f"dropout={dropout!r} is not allowed; give a share from 0 to below 1")
         self.calibration = calibration
         self.about = about
-        self.precision = "float32"  # of `score`; "bfloat16" and "float16" run under autocast
+        self.precision = "float32"
         self.backbone = create_backbone(backbone, shift=shift, input_size=self.input_size)
         self.dropout = nn.Dropout(float(dropout))
         self.importance_head = nn.Linear(self.backbone.num_features, 1)
@@ -101,8 +106,9 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     def _judge(self, features: Tensor, mask: Tensor | None) -> SamplerOutput:
         """Features [B, T, D] -> all outputs, at full precision: in half precision close scores would become ties."""
-        if torch.is_autocast_enabled(features.device.type):
-            with torch.autocast(features.device.type, enabled=False):
+        kind = features.device.type
+        if kind != "meta" and torch.is_autocast_enabled(kind):  # the meta device, where costs are counted, has none
+            with torch.autocast(kind, enabled=False):
                 return self._judge(features, mask)
         features = features.to(self.importance_head.weight.dtype)
         kept = self.dropout(features)
@@ -162,10 +168,19 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         for begin in range(0, count, _FRAMES_AT_ONCE):
             end = min(begin + _FRAMES_AT_ONCE, count)
             low, high = max(begin - reach, 0), min(end + reach, count)
-            prepared = self.preprocessing(frames[:, low:high].to(self.device, non_blocking=True))
+            prepared = self._prepared(frames[:, low:high])
             features = self._features(prepared, None if mask is None else mask[:, low:high])
             parts.append(features[:, begin - low : end - low])
         return torch.cat(parts, dim=1)
+
+    def _prepared(self, frames: Tensor) -> Tensor:
+        """uint8 [B, T, 3, H, W] -> the network's input [B, T, 3, h, w] on its device; large frames a few at a time."""
+        height, width = frames.shape[-2:]
+        at_once = max(1, _PIXEL_BYTES_AT_ONCE // (3 * height * width * 4))
+        parts = [
+            self.preprocessing(part.to(self.device, non_blocking=True)) for part in frames.flatten(0, 1).split(at_once)
+        ]
+        return torch.cat(parts).unflatten(0, frames.shape[:2])
 
     def _check_mask(self, mask: Any, frames: Tensor) -> Tensor | None:
         if mask is None:
@@ -201,6 +216,15 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
                 raise InvalidArgument(f"calibration={value!r} is not allowed; give two numbers (a, b), or None")
             value = (real_number("calibration[0]", value[0]), real_number("calibration[1]", value[1]))
         self._calibration = value
+
+    @property
+    def precision(self) -> str:
+        """Of `look`, `score` and `choose`: "float32", or "bfloat16" and "float16", which run under autocast."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, value: str) -> None:
+        self._precision = one_of("precision", value, PRECISIONS)
 
     @property
     def about(self) -> dict[str, Any]:
