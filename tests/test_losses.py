@@ -413,7 +413,7 @@ class TestWholeLoss:
         torch.testing.assert_close(parts["rank"], expected)
 
     @pytest.mark.parametrize("multi_label", [True, False])
-    @pytest.mark.parametrize("name", list_recipes())
+    @pytest.mark.parametrize("name", sorted({*list_recipes()} - {"ocsampler"}))  # which has tests of its own
     def test_masked_frames_do_not_count(self, name: str, multi_label: bool) -> None:
         output, probs, labels = self.output()
         loss = SamplerLoss(read_recipe(name), multi_label=multi_label)
@@ -423,7 +423,7 @@ class TestWholeLoss:
         slopes = torch.autograd.grad(total, longer, allow_unused=True)
         assert all(slope is None or slope[:, 5:].eq(0).all() for slope in slopes)
 
-    @pytest.mark.parametrize("name", list_recipes())
+    @pytest.mark.parametrize("name", ["default", "paper", "authors", "scsampler-rank"])
     def test_descent_finds_the_order(self, name: str) -> None:
         """Free scores in place of a network: after some steps of each recipe's loss the best frames are on top."""
         _, probs, labels = self.output()

@@ -19,6 +19,7 @@ from sosampler.samplers.recipe import GUIDANCE, PREDICTIONS, SamplerRecipe
 from sosampler.samplers.targets import frame_targets, label_shares
 
 if TYPE_CHECKING:
+    from sosampler.samplers.ocsampler import ClipProbs
     from sosampler.samplers.sosampler import SamplerOutput
 
 _LOWEST = torch.finfo(torch.float32).min  # takes no part in a softmax, and unlike -inf makes no NaN
@@ -68,7 +69,7 @@ def label_guidance(
     One label: cross-entropy, where several true labels share the target equally. `multi_label`: binary cross-entropy,
     mean over classes. `average` says what is averaged over the frames before that: the logits or the probabilities.
     """
-    one_of("average", average, GUIDANCE)
+    one_of("average", average, GUIDANCE[:2])
     logits = _real(class_logits, mask)
     if multi_label:
         return _multi_label_guidance(logits, labels.to(logits.dtype), mask, average)
@@ -110,13 +111,20 @@ class SamplerLoss(nn.Module):
     """The whole loss of a recipe: lam · rank + (1 − lam) · guidance + distill · distillation + calibrate · calibration.
 
     The first two are Eq. 4. Returns the total and its unweighted parts, without gradient; guidance and distillation
-    are there with a class head, calibration with a weight.
+    are there with a class head, calibration with a weight. With loss "reinforce" the rank part is that of
+    `OCSamplerLoss`, which asks `clip_probs` (positions [B, N] -> class probabilities of the clips [B, C]).
     """
 
     def __init__(self, recipe: SamplerRecipe, *, multi_label: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
         self.multi_label = multi_label
+        self.reinforce: nn.Module | None = None
+        if recipe.loss == "reinforce":
+            from sosampler.samplers.ocsampler import OCSamplerLoss
+            from sosampler.samplers.ocsampler_settings import OCSamplerSettings
+
+            self.reinforce = OCSamplerLoss(OCSamplerSettings(**recipe.reinforce))
 
     def forward(
         self,
@@ -124,9 +132,15 @@ class SamplerLoss(nn.Module):
         frame_probs: Tensor,  # [B, T, C] of the frozen classifier
         labels: Tensor,  # [B, C]
         mask: Tensor | None = None,
+        clip_probs: ClipProbs | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         recipe = self.recipe
-        parts = {"rank": self._rank(output, frame_probs, labels, mask)}
+        if self.reinforce is None:
+            parts = {"rank": self._rank(output, frame_probs, labels, mask)}
+        else:
+            assert clip_probs is not None, "whoever trains by rewards says what the classifier makes of a clip"
+            rank, parts = self.reinforce(output, clip_probs, labels, mask)
+            parts = {"rank": rank, **parts}
         total = recipe.lam * parts["rank"]
         if recipe.calibrate:
             confidence = frame_targets(frame_probs, labels, recipe.target, "probability")
@@ -139,13 +153,18 @@ class SamplerLoss(nn.Module):
                     f"the recipe {recipe.name!r} teaches class names, but the sampler has no class head; "
                     "give the sampler its classes, or set class_head to false and distill to 0"
                 )
-            parts["guidance"] = label_guidance(
-                logits, labels, multi_label=self.multi_label, mask=mask, average=recipe.guidance
-            )
+            parts["guidance"] = self._guidance(logits, labels, mask)
             parts["distill"] = distillation(logits, frame_probs, multi_label=self.multi_label, mask=mask)
             # Parts of weight 0 stay in the sum, so that every head has a gradient on every process.
             total = total + (1 - recipe.lam) * parts["guidance"] + recipe.distill * parts["distill"]
         return total, {name: part.detach() for name, part in parts.items()}
+
+    def _guidance(self, logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
+        if self.recipe.guidance == "frames":
+            from sosampler.samplers.scsampler import ac_loss  # it stands on this module
+
+            return ac_loss(logits, labels, multi_label=self.multi_label, mask=mask)
+        return label_guidance(logits, labels, multi_label=self.multi_label, mask=mask, average=self.recipe.guidance)
 
     def _rank(self, output: SamplerOutput, frame_probs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         recipe = self.recipe

@@ -20,15 +20,15 @@ Different, and why:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, real_number, whole_number
+from sosampler.checks import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.semi_optimal import check_labels, real_candidates
+from sosampler.samplers.ocsampler_settings import REWARDS, OCSamplerSettings
 from sosampler.samplers.set_likelihood import (
     entropy,
     plackett_luce_log_prob,
@@ -40,31 +40,10 @@ from sosampler.samplers.targets import frame_targets
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SamplerOutput
 
-REWARDS = ("confidence", "label")
-BASELINES = ("uniform", "sample")
-LIKELIHOODS = ("set", "ordered")
 # The published subset of ten candidates; for other numbers the middles of equal stretches.
 _UNIFORM_6_OF_10 = (0, 1, 3, 5, 7, 9)
 
 ClipProbs = Callable[[Tensor], Tensor]  # positions [B, N] in time order -> class probabilities of the clips [B, C]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OCSamplerSettings:
-    """What there is to choose in OCSampler's training; the defaults are its configuration for ActivityNet."""
-
-    num_frames: int = 6  # N
-    reward: str = "confidence"  # "confidence" needs no labels
-    baseline: str = "uniform"  # or "sample": a second draw of the policy
-    likelihood: str = "set"  # or "ordered": that of the order in which the frames were drawn
-    entropy: float = 0.0  # weight of the entropy, which keeps the policy from settling early
-
-    def __post_init__(self) -> None:
-        whole_number("num_frames", self.num_frames)
-        one_of("reward", self.reward, REWARDS)
-        one_of("baseline", self.baseline, BASELINES)
-        one_of("likelihood", self.likelihood, LIKELIHOODS)
-        real_number("entropy", self.entropy, at_least=0.0)
 
 
 class OCSamplerLoss(nn.Module):

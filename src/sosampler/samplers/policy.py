@@ -12,10 +12,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from sosampler.checks import one_of
 from sosampler.classifiers.devices import check_device
 from sosampler.errors import SosamplerError
 from sosampler.policies import Choice, Policy, pool_size
 from sosampler.policies.rules import top
+from sosampler.policies.selectors import METHODS
 from sosampler.video.reader import Frames
 
 # One video at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
@@ -25,28 +27,41 @@ _locks_guard = threading.Lock()
 _KEPT = 4
 
 
-def policy_of(sampler: Any, *, name: str = "sosampler", device: Any = None) -> Policy:
-    """The policy that chooses the N candidates to which the sampler gives the highest scores."""
+def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device: Any = None) -> Policy:
+    """The policy that chooses the N candidates to which the sampler gives the highest scores.
+
+    `method` is another way to choose from the scores, one of `selectors.METHODS`; it is told in the policy's name.
+    """
+    if method:
+        one_of("method", method, METHODS)
+        name = f"{name}+{method}"
     if device is not None:
         sampler = sampler.to(check_device(device))
 
     def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
         assert frames is not None, "select decodes the candidates for policies that need them"
         scores = score_frames(sampler, frames, name)
-        return Choice(top(scores, num_frames), scores)
+        if not method:
+            return Choice(top(scores, num_frames), scores)
+        return Choice(METHODS[method](_weights(sampler, scores), num_frames), scores)
 
+    def identity() -> str:
+        fingerprint: str = sampler.fingerprint()
+        return f"{fingerprint}+{method}" if method else fingerprint
+
+    says = "the N candidates to which a trained sampler gives the highest scores"
     return Policy(
         name,
-        "the N candidates to which a trained sampler gives the highest scores",
+        f"{says}, by {method}" if method else says,
         choose,
         default_candidates=pool_size,
         needs_frames=True,
         least_size=least_size(sampler.preprocessing),
-        identity=sampler.fingerprint,
+        identity=identity,
     )
 
 
-def load_policy(folder: str | os.PathLike[str], *, device: Any = None) -> Policy:
+def load_policy(folder: str | os.PathLike[str], *, method: str = "", device: Any = None) -> Policy:
     """The policy of a saved sampler. A folder is read once a process, and again when its files have changed.
 
     Without `device` it runs on the GPU if there is one.
@@ -55,7 +70,7 @@ def load_policy(folder: str | os.PathLike[str], *, device: Any = None) -> Policy
     where = check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     # Training anew into the same folder changes one or the other.
     stamp = tuple(_stamp(path / file) for file in ("config.json", "model.safetensors"))
-    return policy_of(_loaded(path, stamp, where), name=os.fspath(folder))
+    return policy_of(_loaded(path, stamp, where), name=os.fspath(folder), method=method)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -80,6 +95,14 @@ def score_frames(sampler: Any, frames: Frames, name: str) -> np.ndarray:
     if not np.isfinite(scores).all():
         raise SosamplerError(f"{name}: the sampler gives scores that are no numbers; train it again, or load it again")
     return scores
+
+
+def _weights(sampler: Any, scores: np.ndarray) -> np.ndarray:
+    """What a method weighs [T]: confidences, as in evaluation; the scores themselves where nobody calibrated them."""
+    if getattr(sampler, "calibration", None) is None:
+        return scores
+    confidences: np.ndarray = sampler.confidences(torch.from_numpy(scores)).numpy()
+    return confidences
 
 
 def _lock_of(sampler: Any) -> threading.Lock:

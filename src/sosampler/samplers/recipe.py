@@ -14,17 +14,22 @@ import yaml  # type: ignore[import-untyped]
 
 from sosampler.checks import one_of, real_number, true_or_false, whole_number
 from sosampler.errors import InvalidArgument, first_line
+from sosampler.samplers.ocsampler_settings import OCSamplerSettings
 
 TARGETS = ("label", "max")
 TARGET_SPACES = ("probability", "log")
-LOSSES = ("hinge", "mse", "logistic", "listwise")
+LOSSES = ("hinge", "mse", "logistic", "listwise", "reinforce")
 PREDICTIONS = ("softmax", "softmax-sigmoid", "sigmoid", "raw")
-GUIDANCE = ("logits", "probabilities")
+GUIDANCE = ("logits", "probabilities", "frames")
 OPTIMIZERS = ("sgd", "adamw")
 CROP_PER = ("video", "frame")
-SCALE_FREE = ("logistic", "listwise")  # losses of raw scores; their targets are not normalised over T either
+SCALE_FREE = (
+    "logistic",
+    "listwise",
+    "reinforce",
+)  # losses of raw scores; their targets are not normalised over T either
 
-_NAMES = ("default", "paper", "authors")
+_NAMES = ("default", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
 _BASE = "base"  # key of a user's file: the recipe that has the values the file leaves out
 
 
@@ -49,8 +54,9 @@ class SamplerRecipe:
     margin: float  # of the hinge
     weighted: bool  # hinge, logistic: each pair counts by its gap in the target
     temperature: float  # listwise: of the targets
+    reinforce: dict[str, Any]  # reinforce: fields of `OCSamplerSettings`; {} for other losses
     lam: float  # share of the ranking loss; the rest goes to label guidance, if there is a class head
-    guidance: str  # "logits" or "probabilities": what label guidance averages over the frames
+    guidance: str  # what label guidance averages over frames: "logits", "probabilities", or the loss of single "frames"
     distill: float  # weight of the classifier's class probabilities, frame by frame
     calibrate: float  # weight of the importance as log-odds of the target confidence
     # The optimisation
@@ -93,7 +99,8 @@ class SamplerRecipe:
         for name in ("crop_scale", "crop_ratio"):
             self._set(name, _range(name, getattr(self, name)))
         self._set("num_candidates", _num_candidates(self.num_candidates))
-        self._set("scoring", _plain_settings("scoring", self.scoring))
+        for name in ("scoring", "reinforce"):
+            self._set(name, _plain_settings(name, getattr(self, name)))
         self._check_together()
 
     def _set(self, name: str, value: Any) -> None:
@@ -111,8 +118,26 @@ class SamplerRecipe:
             )
         if not self.class_head and self.distill > 0:
             raise InvalidArgument(f"distill={self.distill} needs a class head; set class_head to true or distill to 0")
+        self._check_reinforce()
         if self.lam == 0 and not self.class_head:
             raise InvalidArgument("lam=0.0 without a class head leaves nothing to learn; raise lam or add a class head")
+
+    def _check_reinforce(self) -> None:
+        if self.loss != "reinforce":
+            if self.reinforce:
+                raise InvalidArgument(f"reinforce={self.reinforce} is for loss='reinforce'; set it to {{}}")
+            return
+        allowed = [field.name for field in fields(OCSamplerSettings)]
+        _known(self.reinforce, allowed, "reinforce")
+        wanted = OCSamplerSettings(**self.reinforce).num_frames
+        fewest = self.num_candidates if isinstance(self.num_candidates, int) else self.num_candidates[0]
+        if fewest < wanted:
+            raise InvalidArgument(
+                f"num_candidates={self.num_candidates} offers fewer frames than reinforce draws ({wanted}); "
+                "raise num_candidates, or lower num_frames of reinforce"
+            )
+        if self.scoring:
+            raise InvalidArgument("scoring must be {} for loss='reinforce', which draws frames by their importance")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values as JSON and YAML have them; `SamplerRecipe.from_dict` is the way back."""

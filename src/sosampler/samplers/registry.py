@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SOSampler
 
-_SAMPLERS = ("sosampler",)
+# The recipe by which each is trained where no other is named.
+RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsampler-rank"}
 
 
 def list_samplers() -> list[str]:
     """Names of the samplers that can be trained.
 
     >>> list_samplers()
-    ['sosampler']
+    ['sosampler', 'ocsampler', 'scsampler']
     """
-    return list(_SAMPLERS)
+    return list(RECIPES)
 
 
 def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:

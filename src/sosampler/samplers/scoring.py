@@ -26,8 +26,10 @@ from torch import Tensor, nn
 
 from sosampler.checks import real_number
 from sosampler.errors import InvalidArgument
+from sosampler.samplers.scsampler import saliency
 
 SETTINGS = ("belief", "relevance", "importance")
+SALIENCY = {"saliency": "max"}
 _MOST_WITNESSES = 10.0  # frames whose evidence adds up
 _LEAST = 1e-4  # no frame rules a class out
 
@@ -36,8 +38,9 @@ class Scoring(nn.Module):
     """importance [B, T], class_logits [B, T, C] or None, mask [B, T] or None -> scores [B, T]. Has nothing to learn.
 
     Args:
-        settings: {} for the importance alone, or {"belief": strength of the evidence, "relevance": [slope, offset],
-            "importance": its share in the score}.
+        settings: {} for the importance alone; {"belief": strength of the evidence, "relevance": [slope, offset],
+            "importance": its share in the score}; or {"saliency": "max"}, how sure the class head is of any class, as
+            log-odds (SCSampler).
         multi_label: whether the class logits are independent (sigmoid) or exclude each other (softmax).
         num_classes: of the class head; None without one.
     """
@@ -50,16 +53,18 @@ class Scoring(nn.Module):
         self.multi_label = multi_label
         if not self.settings:
             return
-        if set(self.settings) != set(SETTINGS):
+        if self.settings != SALIENCY and set(self.settings) != set(SETTINGS):
             raise InvalidArgument(
-                f"scoring={self.settings} is not allowed; give {{}} for the importance alone, or all of: "
+                f"scoring={self.settings} is not allowed; give {{}} for the importance alone, {SALIENCY}, or all of: "
                 f"{', '.join(SETTINGS)}"
             )
         if num_classes is None or num_classes < 2:
             raise InvalidArgument(
-                f"scoring by a belief needs a class head with two classes or more, not num_classes={num_classes}; "
+                f"scoring={self.settings} needs a class head with two classes or more, not num_classes={num_classes}; "
                 "give num_classes, or scoring={}"
             )
+        if self.settings == SALIENCY:
+            return
         slope_and_offset = self.settings["relevance"]
         if not isinstance(slope_and_offset, (list, tuple)) or len(slope_and_offset) != 2:
             raise InvalidArgument(f"relevance={slope_and_offset!r} is not allowed; give [slope, offset]")
@@ -71,7 +76,9 @@ class Scoring(nn.Module):
     def forward(self, importance: Tensor, class_logits: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         if not self.settings:
             return importance
-        assert class_logits is not None, "a sampler that scores by belief has a class head"
+        assert class_logits is not None, "a sampler that scores by classes has a class head"
+        if self.settings == SALIENCY:
+            return saliency(class_logits, multi_label=self.multi_label, log_odds=True)
         log_probs = F.logsigmoid(class_logits) if self.multi_label else class_logits.log_softmax(-1)
         log_belief = self.log_belief(importance, class_logits, mask)[:, None]  # [B, 1, C]
         log_of_mean = torch.logsumexp(log_belief + log_probs, dim=-1)
