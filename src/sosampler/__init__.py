@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         save_classifier,
         wrap_classifier,
     )
+    from sosampler.data.add_features import add_features
     from sosampler.data.bank import Bank
     from sosampler.data.make_reels import make_reels
     from sosampler.data.manifest import Manifest, read_manifest
@@ -63,6 +64,7 @@ _HOMES = {
     "prepare": "sosampler.data.prepare",
     "add_teacher": "sosampler.data.prepare",
     "Bank": "sosampler.data.bank",
+    "add_features": "sosampler.data.add_features",
     "write_frames": "sosampler.data.write_frames",
     "FrameEntry": "sosampler.data.write_frames",
     "subset": "sosampler.data.subset",
@@ -128,6 +130,7 @@ __all__ = [
     "VideoMetadata",
     "WeightsError",
     "__version__",
+    "add_features",
     "add_teacher",
     "create_classifier",
     "evaluate",

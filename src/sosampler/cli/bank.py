@@ -16,7 +16,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 @app.command("info")
 def info_command(bank: BankArgument, json_output: JsonOption = False) -> None:
-    """Videos, classes, splits, settings, teachers and bytes."""
+    """Videos, classes, splits, settings, teachers, features and bytes."""
     from sosampler.data.inspect_bank import bank_info
 
     info = bank_info(bank)
@@ -90,5 +90,11 @@ def _described(info: dict[str, Any]) -> str:
         lines.append(
             f"  teacher {teacher['folder']}: {teacher['name']}, views={teacher['views']}{features}, "
             f"{teacher['bytes'] / 1e6:.1f} MB{'' if teacher['complete'] else ', NOT FINISHED'}"
+        )
+    for features in info["features"]:
+        lines.append(
+            f"  features {features['name']}: {features['width']} in {features['precision']} of the "
+            f"{features['network']} {features['network_name']}, {features['gmacs']:.3g} GMACs a frame, "
+            f"{features['bytes'] / 1e6:.1f} MB{'' if features['complete'] else ', NOT FINISHED'}"
         )
     return "\n".join(lines)

@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from sosampler.checks import one_of
+from sosampler.data.bank_answers import check_finished
+from sosampler.data.bank_features import Features, find_features, read_features
 from sosampler.data.bank_format import (
     BankFolder,
     BankHead,
@@ -260,17 +262,28 @@ class Bank(Sequence[BankItem]):
             views: tells teachers of one classifier with different numbers of views apart.
         """
         name = find_teacher(classifier, views, self.teachers, self.path)
-        missing = [
-            shard
-            for shard in range(self.head.num_shards)
-            if not self.folder.teacher_shard(name, shard).exists() and not self._partial
-        ]
-        if missing:
-            raise SosamplerError(
-                f"{self.folder.teacher(name)}: {len(missing)} of {self.head.num_shards} parts of this teacher are "
-                "missing; run `sosampler prepare` again with the same classifier"
-            )
+        if not self._partial:
+            remedy = "run `sosampler prepare` again with the same classifier"
+            check_finished(self.folder.teacher_answers(name), self.head.num_shards, "this teacher", remedy)
         return Teacher(self, name)
+
+    @property
+    def feature_sets(self) -> dict[str, dict[str, Any]]:
+        """What each features.json says, by its name."""
+        return {name: read_features(self.folder, name) for name in self.folder.feature_names()}
+
+    def features(self, network: Any = None) -> Features:
+        """Features of a network for each frame, which `add_features` wrote.
+
+        Args:
+            network: the classifier or sampler, its fingerprint, or a name as in `feature_sets`, which is taken before
+                a fingerprint; None where the bank has only one.
+        """
+        name = find_features(network, self.feature_sets, self.path)
+        if not self._partial:
+            answers = self.folder.feature_answers(name)
+            check_finished(answers, self.head.num_shards, "these features", answers.again)
+        return Features(self, name)
 
 
 def _reopen_bank(path: Path, split: str | None, partial: bool) -> Bank:

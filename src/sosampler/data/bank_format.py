@@ -5,6 +5,7 @@ items.jsonl           the videos as the manifest had them; shard k holds items k
 failed.jsonl          videos that could not be read, with the reason: the frames/00000.failed.jsonl joined
 frames/00000.arrow    Arrow IPC file: one record batch of one row for each video that could be read
 teachers/NAME/        teacher.json, and 00000.arrow with a row for each row of frames/00000.arrow
+features/NAME/        features.json, and shards as those of teachers
 */00000.sha256        checksum of the shard beside it, as `sha256sum --check` reads it
 videos_root.txt       where relative paths of the manifest start on the machine that decoded; local, need not travel
 
@@ -13,7 +14,6 @@ A record batch for each video lets a shard be written while its videos arrive, a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -32,9 +32,13 @@ from sosampler.files import replacing
 from sosampler.video.timeline import Indices, Seconds
 
 KIND, VERSION = "sosampler bank", 1
-TEACHER_KIND = "sosampler teacher"
+TEACHER_KIND, FEATURES_KIND = "sosampler teacher", "sosampler features"
 VIDEOS_PER_SHARD = 32
-AGAIN = "delete it and run `sosampler prepare` again with the same arguments"
+PREPARE_AGAIN = "run `sosampler prepare` again with the same arguments"
+"""What makes a missing shard anew."""
+ADD_AGAIN = "give the same network to so.add_features again"
+"""The same for features."""
+AGAIN = f"delete it and {PREPARE_AGAIN}"
 """What mends a damaged shard."""
 
 _T = TypeVar("_T")
@@ -154,52 +158,67 @@ def teacher_schema(num_classes: int, features: str | None, feature_width: int | 
     """Columns of a teacher: probabilities in half precision, features in `features` precision if it has them."""
     pa = import_pyarrow()
     columns = {"id": pa.string(), "frame_probs": pa.list_(pa.list_(pa.float16(), num_classes))}
-    if features is not None:
-        kind = pa.float32() if features == "float32" else pa.float16()
-        columns["features"] = pa.list_(pa.list_(kind, feature_width))
+    if features is not None and feature_width is not None:
+        columns["features"] = _table_type(features, feature_width)
     return pa.schema(columns)
+
+
+def features_schema(precision: str, width: int) -> Any:
+    pa = import_pyarrow()
+    return pa.schema({"id": pa.string(), "features": _table_type(precision, width)})
+
+
+def _table_type(precision: str, width: int) -> Any:
+    pa = import_pyarrow()
+    return pa.list_(pa.list_(pa.float32() if precision == "float32" else pa.float16(), width))
 
 
 def teacher_batch(schema: Any, item_id: str, frame_probs: np.ndarray, features: np.ndarray | None) -> Any:
     """The row of one video: frame_probs [T, C] and features [T, D] or None."""
+    return tables_batch(schema, item_id, *(table for table in (frame_probs, features) if table is not None))
+
+
+def tables_batch(schema: Any, item_id: str, *tables: np.ndarray) -> Any:
+    """The row of one video: tables [T, any width], in the order of the schema's columns."""
     pa = import_pyarrow()
     columns = [pa.array([item_id])]
-    for table in (frame_probs, features):
-        if table is not None:
-            rows = pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), table.shape[1])
-            columns.append(pa.ListArray.from_arrays(pa.array([0, len(table)], type=pa.int32()), rows))
+    for table in tables:
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), table.shape[1])
+        columns.append(pa.ListArray.from_arrays(pa.array([0, len(table)], type=pa.int32()), rows))
     return pa.record_batch(columns, schema=schema)
 
 
 def matrix_of(batch: Any, column: str) -> np.ndarray:
-    """[T, C] of a teacher's row, without a copy."""
+    """[T, C] of a row, without a copy."""
     rows = batch.column(column).values
     return rows.values.to_numpy().reshape(-1, rows.type.list_size)  # type: ignore[no-any-return]
 
 
-def open_shard(path: Path) -> Any:
-    """A reader of a memory-mapped shard; `num_record_batches` videos, `read_row` for each."""
+def open_shard(path: Path, again: str = PREPARE_AGAIN) -> Any:
+    """A reader of a memory-mapped shard; `num_record_batches` videos, `read_row` for each.
+
+    `again` is for messages: what makes the shard anew.
+    """
     pa = import_pyarrow()
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
     except FileNotFoundError as error:
-        raise SosamplerError(
-            f"{path}: this part of the bank is missing; run `sosampler prepare` again with the same arguments"
-        ) from error
+        raise SosamplerError(f"{path}: this part of the bank is missing; {again}") from error
     except (OSError, pa.ArrowInvalid) as error:
-        raise SosamplerError(f"{path}: is damaged ({error}); {AGAIN}") from error
+        raise SosamplerError(f"{path}: is damaged ({error}); delete it and {again}") from error
 
 
-def read_row(reader: Any, row: int, path: Path) -> Any:
+def read_row(reader: Any, row: int, path: Path, again: str = PREPARE_AGAIN) -> Any:
     """The record batch of one video. Its offsets are checked, so that damaged bytes cannot lead out of the file."""
     pa = import_pyarrow()
     try:
         batch = reader.get_batch(row)
         batch.validate(full=True)
     except (OSError, pa.ArrowException) as error:
-        raise SosamplerError(f"{path}: is damaged in row {row} ({error}); {AGAIN}") from error
+        raise SosamplerError(f"{path}: is damaged in row {row} ({error}); delete it and {again}") from error
     if batch.num_rows != 1:
-        raise SosamplerError(f"{path}: is damaged in row {row} (it holds {batch.num_rows} videos); {AGAIN}")
+        told = f"it holds {batch.num_rows} videos"
+        raise SosamplerError(f"{path}: is damaged in row {row} ({told}); delete it and {again}")
     return batch
 
 
@@ -210,20 +229,22 @@ def read_shard(path: Path) -> Iterator[tuple[str, StoredVideo]]:
         yield batch.column("id")[0].as_py(), stored_video(batch)
 
 
-# ---- checksums
-
-
-def checksum_path(shard: Path) -> Path:
-    return shard.with_suffix(".sha256")
-
-
-def checksum_text(shard: Path, called: str) -> str:
-    """The line of `sha256sum`, under the name that the shard has or will have."""
-    with open(shard, "rb") as file:
-        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {called}\n"
-
-
 # ---- names
+
+
+@dataclass(frozen=True)
+class AnswersFolder:
+    """Where lies what one network said about the frames: a head, and a shard for each shard of frames."""
+
+    path: Path
+    head: Path
+    again: str  # what makes its shards anew
+
+    def shard(self, number: int) -> Path:
+        return self.path / f"{number:05d}.arrow"
+
+    def missing(self, num_shards: int) -> list[int]:
+        return [number for number in range(num_shards) if not self.shard(number).exists()]
 
 
 @dataclass(frozen=True)
@@ -277,10 +298,25 @@ class BankFolder:
         return self.teacher(name) / "teacher.json"
 
     def teacher_shard(self, name: str, shard: int) -> Path:
-        return self.teacher(name) / f"{shard:05d}.arrow"
+        return self.teacher_answers(name).shard(shard)
+
+    def teacher_answers(self, name: str) -> AnswersFolder:
+        return AnswersFolder(self.teacher(name), self.teacher_json(name), PREPARE_AGAIN)
 
     def teacher_names(self) -> list[str]:
         return sorted(found.parent.name for found in self.teachers_folder.glob("*/teacher.json"))
+
+    def feature_answers(self, name: str) -> AnswersFolder:
+        path = self.path / "features" / name
+        return AnswersFolder(path, path / "features.json", ADD_AGAIN)
+
+    def feature_names(self) -> list[str]:
+        return sorted(found.parent.name for found in self.path.glob("features/*/features.json"))
+
+    def answers(self) -> list[AnswersFolder]:
+        """Of all teachers and features."""
+        teachers = [self.teacher_answers(name) for name in self.teacher_names()]
+        return teachers + [self.feature_answers(name) for name in self.feature_names()]
 
 
 # ---- bank.json

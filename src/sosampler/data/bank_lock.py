@@ -17,6 +17,7 @@ _LEFTOVERS = {
     "": r"\.(bank|items|failed|videos_root)\.\d+\.part\.(json|jsonl|txt)",
     "frames": r"\.\d+(\.failed|\.retry)?\.\d+\.part\.(arrow|jsonl|sha256)|\d+\.retry\.arrow",
     "teachers/*": r"\.(teacher|\d+)\.\d+\.part\.(json|arrow|sha256)",
+    "features/*": r"\.(features|\d+)\.\d+\.part\.(json|arrow|sha256)",
 }
 
 

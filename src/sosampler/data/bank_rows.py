@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sosampler.data.bank_format import AGAIN, BankFolder, BankHead, open_shard, read_failures, read_items, read_row
+from sosampler.data.bank_format import (
+    PREPARE_AGAIN,
+    BankFolder,
+    BankHead,
+    open_shard,
+    read_failures,
+    read_items,
+    read_row,
+)
 from sosampler.data.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
 
@@ -28,10 +36,13 @@ class BankRow:
 
 
 class OpenShards:
-    """Memory-mapped shards, the ones used last kept open. Shared between threads, opened anew in other processes."""
+    """Memory-mapped shards, the ones used last kept open. Shared between threads, opened anew in other processes.
 
-    def __init__(self, path_of: Callable[[int], Path]) -> None:
-        self._path_of = path_of
+    `again` is for messages: what makes a shard anew.
+    """
+
+    def __init__(self, path_of: Callable[[int], Path], again: str = PREPARE_AGAIN) -> None:
+        self._path_of, self._again = path_of, again
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -41,7 +52,7 @@ class OpenShards:
         with self._lock:
             reader = self._open.pop(row.shard, None)
             if reader is None:
-                reader = open_shard(path)
+                reader = open_shard(path, self._again)
             self._open[row.shard] = reader
             if len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)
@@ -50,10 +61,12 @@ class OpenShards:
                     f"{path}: has {reader.num_record_batches} videos, number {row.row} is missing; "
                     "`sosampler bank verify` tells what is wrong"
                 )
-            batch = read_row(reader, row.row, path)
+            batch = read_row(reader, row.row, path, self._again)
         told = batch.column("id")[0].as_py()
         if told != row.item.id:
-            raise SosamplerError(f"{path}: row {row.row} is of {told!r} where the bank has {row.item.id!r}; {AGAIN}")
+            raise SosamplerError(
+                f"{path}: row {row.row} is of {told!r} where the bank has {row.item.id!r}; delete it and {self._again}"
+            )
         return batch
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sosampler.data.bank_format import TEACHER_KIND, BankFolder, matrix_of, read_json
-from sosampler.data.bank_rows import OpenShards, checked_index
+from sosampler.data.bank_answers import BankAnswers, read_answers_head
+from sosampler.data.bank_format import TEACHER_KIND, BankFolder, matrix_of, teacher_schema
 from sosampler.errors import InvalidArgument, SosamplerError
 
 if TYPE_CHECKING:
@@ -28,35 +27,21 @@ class TeacherItem:
     features: np.ndarray | None  # [T, D]; pooled classifiers only: `classifier.pool` of any of them is their clip
 
 
-class Teacher(Sequence[TeacherItem]):
-    """One classifier's answers, in the order of the bank's videos."""
+class Teacher(BankAnswers[TeacherItem]):
+    """One classifier's answers, in the order of the bank's videos: a `TeacherItem` of each."""
 
     def __init__(self, bank: Bank, name: str) -> None:
-        self.bank, self.name = bank, name
-        folder = bank.folder
-        self.about = read_teacher(folder, name)
-        self._shards = OpenShards(lambda shard: folder.teacher_shard(name, shard))
-
-    def __reduce__(self) -> Any:
-        return Teacher, (self.bank, self.name)
-
-    def __len__(self) -> int:
-        return len(self.bank)
-
-    def __getitem__(self, index: Any) -> Any:
-        """A `TeacherItem`; a list of them for a slice."""
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        batch = self._shards.batch(self.bank.rows[checked_index(index, len(self), self.bank.path)])
-        features = matrix_of(batch, "features") if self.about["features"] else None
-        return TeacherItem(matrix_of(batch, "frame_probs"), features)
+        about = read_teacher(bank.folder, name)
+        kept = about["features"]
+        schema = teacher_schema(about["num_classes"], kept and kept["precision"], kept and kept["width"])
+        super().__init__(bank, name, bank.folder.teacher_answers(name), about, schema)
 
     def __repr__(self) -> str:
         return f"Teacher({self.about['name']!r}, fingerprint={self.fingerprint!r}, {len(self)} videos)"
 
-    @property
-    def fingerprint(self) -> str:
-        return str(self.about["fingerprint"])
+    def _answer(self, batch: Any) -> TeacherItem:
+        features = matrix_of(batch, "features") if self.about["features"] else None
+        return TeacherItem(matrix_of(batch, "frame_probs"), features)
 
     @property
     def pooling(self) -> str | None:
@@ -74,14 +59,11 @@ def teacher_folder_name(fingerprint: str, views: int) -> str:
 
 
 def read_teacher(folder: BankFolder, name: str) -> dict[str, Any]:
-    path, remedy = folder.teacher_json(name), "delete its folder and prepare it again"
-    told = read_json(path, TEACHER_KIND, remedy)
-    missing = [key for key in _KEYS if key not in told]
-    if missing:
-        raise SosamplerError(f"{path}: lacks {missing[0]!r}; {remedy}")
+    remedy = "delete its folder and prepare it again"
+    told = read_answers_head(folder.teacher_answers(name), TEACHER_KIND, _KEYS, remedy)
     kept = told["features"]
     if kept is not None and not (isinstance(kept, dict) and {"precision", "width"} <= kept.keys()):
-        raise SosamplerError(f"{path}: features={kept!r} is not a precision and a width; {remedy}")
+        raise SosamplerError(f"{folder.teacher_json(name)}: features={kept!r} is not a precision and a width; {remedy}")
     return told
 
 

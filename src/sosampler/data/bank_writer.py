@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sosampler.data.bank_checksums import checksum_path, checksum_text
 from sosampler.data.bank_disk import Tally, explaining_full_disk
 from sosampler.data.bank_format import (
     AGAIN,
@@ -17,8 +18,6 @@ from sosampler.data.bank_format import (
     BankHead,
     Failure,
     StoredVideo,
-    checksum_path,
-    checksum_text,
     failures_text,
     frames_batch,
     frames_schema,
@@ -295,10 +294,10 @@ def apply_retried(folder: BankFolder) -> None:
         if head.complete:
             replace(head, complete=False, counts=None).write(folder)
         folder.failed_jsonl.unlink(missing_ok=True)
-        # Rows will shift, so what teachers said about this shard goes; each is asked again when it is given again.
-        for name in folder.teacher_names():
-            folder.teacher_shard(name, shard).unlink(missing_ok=True)
-            checksum_path(folder.teacher_shard(name, shard)).unlink(missing_ok=True)
+        # Rows will shift, so what networks said about this shard goes; each is asked again when it is given again.
+        for answers in folder.answers():
+            answers.shard(shard).unlink(missing_ok=True)
+            checksum_path(answers.shard(shard)).unlink(missing_ok=True)
         readable = {video_id for video_id, _ in read_shard(staged)}
         lines = [line for line in _lines(folder.failed(shard)) if json.loads(line)["id"] not in readable]
         write_failures(folder.failed(shard), "".join(lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import numpy as np
 from PIL import Image
 
 from sosampler.data.bank import Bank
+from sosampler.data.bank_checksums import checksum_path, checksum_text
+from sosampler.data.bank_features import read_features
 from sosampler.data.bank_format import (
+    PREPARE_AGAIN,
     VERSION,
+    AnswersFolder,
     BankFolder,
     BankHead,
-    checksum_path,
-    checksum_text,
     matrix_of,
     open_shard,
     read_failures,
@@ -32,6 +34,9 @@ from sosampler.data.bank_teachers import read_teacher
 from sosampler.data.manifest import Item
 from sosampler.data.splits import SPLITS
 from sosampler.errors import InvalidArgument, SosamplerError
+
+_RowCheck = Callable[[Any, Item], str | None]
+"""What is wrong with the row of a video, None if nothing is."""
 
 
 def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -57,6 +62,7 @@ def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "shards": {"finished": filled, "total": head.num_shards, "videos_each": head.videos_per_shard},
         "bytes": sum(file.stat().st_size for file in bank.path.rglob("*") if file.is_file()),
         "teachers": [_teacher_info(folder, head, name) for name in folder.teacher_names()],
+        "features": [_features_info(folder, head, name) for name in folder.feature_names()],
     }
 
 
@@ -66,12 +72,19 @@ def _failed_so_far(folder: BankFolder, head: BankHead) -> int:
 
 def _teacher_info(folder: BankFolder, head: BankHead, name: str) -> dict[str, Any]:
     about = read_teacher(folder, name)
-    finished = sum(folder.teacher_shard(name, shard).exists() for shard in range(head.num_shards))
-    told = {
-        key: about[key] for key in ("name", "fingerprint", "num_classes", "pooling", "views", "features", "precision")
-    }
-    size = sum(file.stat().st_size for file in folder.teacher(name).iterdir())
-    return {**told, "folder": name, "complete": finished == head.num_shards, "bytes": size}
+    keys = ("name", "fingerprint", "num_classes", "pooling", "views", "features", "precision")
+    return {**{key: about[key] for key in keys}, "folder": name, **_extent(folder.teacher_answers(name), head)}
+
+
+def _features_info(folder: BankFolder, head: BankHead, name: str) -> dict[str, Any]:
+    about = read_features(folder, name)
+    keys = ("network", "network_name", "fingerprint", "width", "precision", "gmacs")
+    return {"name": name, **{key: about[key] for key in keys}, **_extent(folder.feature_answers(name), head)}
+
+
+def _extent(answers: AnswersFolder, head: BankHead) -> dict[str, Any]:
+    size = sum(file.stat().st_size for file in answers.path.iterdir())
+    return {"complete": not answers.missing(head.num_shards), "bytes": size}
 
 
 def verify_bank(
@@ -84,11 +97,12 @@ def verify_bank(
         on_shard: called with the number of shards done and of all.
     """
     folder = BankFolder(Path(path))
+    lengths: dict[str, int] = {}  # frames of each video of a shard
     try:
         head = read_head(folder)
         items = read_items(folder)
         failed = [read_failures(folder.failed(shard)) for shard in range(head.num_shards)]
-        teachers = {name: read_teacher(folder, name) for name in folder.teacher_names()}
+        answers = [*_teacher_checks(folder, lengths), *_feature_checks(folder, lengths)]
         listed = read_failures(folder.failed_jsonl)
     except InvalidArgument:
         raise  # no bank at all
@@ -110,13 +124,13 @@ def verify_bank(
             continue
         unread = {failure["id"] for failure in failed[shard]}
         expected = [items[place] for place in head.shard_range(shard) if items[place].id not in unread]
-        lengths: dict[str, int] = {}
-        problems += _shard_problems(folder.frames(shard), expected, _frames_check(pictures, lengths))
-        for name, about in teachers.items():
-            if folder.teacher_shard(name, shard).exists():
-                problems += _shard_problems(folder.teacher_shard(name, shard), expected, _teacher_check(about, lengths))
+        lengths.clear()
+        problems += _shard_problems(folder.frames(shard), expected, _frames_check(pictures, lengths), PREPARE_AGAIN)
+        for place, check in answers:
+            if place.shard(shard).exists():
+                problems += _shard_problems(place.shard(shard), expected, check, place.again)
             else:
-                problems.append(f"{folder.teacher_shard(name, shard)}: is missing; prepare with this classifier again")
+                problems.append(f"{place.shard(shard)}: is missing; {place.again}")
         num_videos += len(expected)
         if on_shard is not None:
             on_shard(shard + 1, head.num_shards)
@@ -130,11 +144,11 @@ def verify_bank(
     return problems
 
 
-def _shard_problems(path: Path, expected: list[Item], check: Callable[[Any, Item], str | None]) -> list[str]:
+def _shard_problems(path: Path, expected: list[Item], check: _RowCheck, again: str) -> list[str]:
     """Of a shard that must hold these videos. Its checksum is looked at last: it says least about what is wrong."""
-    remedy = "delete it and give the same `sosampler prepare` again"
+    remedy = f"delete it and {again}"
     try:
-        reader = open_shard(path)
+        reader = open_shard(path, again)
     except SosamplerError as error:
         return [str(error)]
     if reader.num_record_batches != len(expected):
@@ -142,7 +156,7 @@ def _shard_problems(path: Path, expected: list[Item], check: Callable[[Any, Item
     problems = []
     for row, item in enumerate(expected):
         try:
-            batch = read_row(reader, row, path)
+            batch = read_row(reader, row, path, again)
         except SosamplerError as error:
             problems.append(str(error))
             continue
@@ -160,7 +174,7 @@ def _shard_problems(path: Path, expected: list[Item], check: Callable[[Any, Item
     return []
 
 
-def _frames_check(pictures: bool, lengths: dict[str, int]) -> Callable[[Any, Item], str | None]:
+def _frames_check(pictures: bool, lengths: dict[str, int]) -> _RowCheck:
     """Checks of a row of frames; notes in `lengths` how many each video has."""
 
     def check(batch: Any, item: Item) -> str | None:
@@ -191,7 +205,19 @@ def _frames_problem(batch: Any, pictures: bool) -> str | None:
     return None
 
 
-def _teacher_check(about: dict[str, Any], lengths: dict[str, int]) -> Callable[[Any, Item], str | None]:
+def _teacher_checks(folder: BankFolder, lengths: dict[str, int]) -> Iterator[tuple[AnswersFolder, _RowCheck]]:
+    """Where teachers lie, and the check of a row of each."""
+    for name in folder.teacher_names():
+        yield folder.teacher_answers(name), _teacher_check(read_teacher(folder, name), lengths)
+
+
+def _feature_checks(folder: BankFolder, lengths: dict[str, int]) -> Iterator[tuple[AnswersFolder, _RowCheck]]:
+    """Where features lie, and the check of a row of each."""
+    for name in folder.feature_names():
+        yield folder.feature_answers(name), _features_check(read_features(folder, name), lengths)
+
+
+def _teacher_check(about: dict[str, Any], lengths: dict[str, int]) -> _RowCheck:
     def check(batch: Any, item: Item) -> str | None:
         probs = matrix_of(batch, "frame_probs")
         expected = lengths.get(item.id, len(probs))
@@ -203,6 +229,20 @@ def _teacher_check(about: dict[str, Any], lengths: dict[str, int]) -> Callable[[
             features = matrix_of(batch, "features")
             if len(features) != expected or not np.isfinite(features).all():
                 return f"has {len(features)} rows of features for {expected} frames, or some are not finite"
+        return None
+
+    return check
+
+
+def _features_check(about: dict[str, Any], lengths: dict[str, int]) -> _RowCheck:
+    def check(batch: Any, item: Item) -> str | None:
+        features = matrix_of(batch, "features")
+        wanted = f"{about['precision']} [{lengths.get(item.id, len(features))}, {about['width']}]"
+        found = f"{features.dtype} {list(features.shape)}"
+        if found != wanted:
+            return f"has features of {found} instead of {wanted}"
+        if not np.isfinite(features).all():
+            return "has features that are not finite"
         return None
 
     return check

@@ -31,7 +31,7 @@ from sosampler.video.limits import Limits
 from sosampler.video.sizes import Size
 
 if TYPE_CHECKING:
-    from sosampler.data.teachers import Asker
+    from sosampler.data.asking import Asker
     from sosampler.data.teaching import Teaching
 
 # All decoding processes together.
@@ -207,9 +207,13 @@ def _add_to_existing(
         raise InvalidArgument(
             f"{folder.path}: without a manifest there is nothing to do but to ask a classifier; give one"
         )
-    head = read_head(folder)
-    asker = _asker(classifier, head.classes, str(folder.path), device, views, features, batch)
-    tallies = _tallies(folder, head, asker)
+    asker = _asker(classifier, read_head(folder).classes, str(folder.path), device, views, features, batch)
+    return ask_about_stored(folder, asker, on_progress)
+
+
+def ask_about_stored(folder: BankFolder, asker: Asker | None, on_progress: OnProgress | None) -> Bank:
+    """Ask a network about all frames of a finished bank that it was not asked about before; no video is opened."""
+    tallies = _tallies(folder, read_head(folder), asker)
     with writing_bank(folder, *tallies):
         head = read_head(folder)  # again: a broken-off retry may have been brought to its end
         teaching = _teaching(folder, head, asker, tallies)
@@ -261,8 +265,7 @@ def _asker(
     from sosampler.video.source import import_torch
 
     import_torch()
-    from sosampler.data.teachers import Asker
-    from sosampler.data.teaching import check_classes_fit
+    from sosampler.data.teachers import TeacherAsker, check_classes_fit
 
     if isinstance(classifier, (str, os.PathLike)):
         from sosampler.classifiers.registry import create_classifier
@@ -272,7 +275,7 @@ def _asker(
         from sosampler.classifiers.devices import check_device
 
         classifier = classifier.to(check_device(device))
-    asker = Asker(classifier, views=views, features=features, batch=batch)
+    asker = TeacherAsker(classifier, views=views, features=features, batch=batch)
     check_classes_fit(classifier, classes, where)
     return asker
 
@@ -284,7 +287,7 @@ def _tallies(folder: BankFolder, head: BankHead, asker: Asker | None) -> list[Ta
         return [frames]
     counts = head.counts or {"frames": 0, "videos": 0}
     frames_each = counts["frames"] / counts["videos"] if counts["videos"] else head.settings.get("num_candidates") or 64
-    path_of = partial(folder.teacher_shard, asker.name)
+    path_of = asker.answers_folder(folder).shard
     return [frames, Tally(head, path_of, guess=round(asker.bytes_a_frame * frames_each))]
 
 

@@ -1,4 +1,4 @@
-"""A smaller bank out of a bank, for carrying elsewhere: frames and teachers, without decoding anything."""
+"""A smaller bank out of a bank, for carrying elsewhere: frames, teachers and features, without decoding anything."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sosampler.checks import one_of, real_number, whole_number
 from sosampler.data.bank import Bank
+from sosampler.data.bank_answers import BankAnswers
 from sosampler.data.bank_disk import ShardPath, Tally, mean_bytes
-from sosampler.data.bank_format import (
-    BankFolder,
-    BankHead,
-    items_text,
-    teacher_batch,
-    teacher_schema,
-    write_text,
-)
-from sosampler.data.bank_teachers import Teacher
+from sosampler.data.bank_format import AnswersFolder, BankFolder, BankHead, items_text, write_text
 from sosampler.data.bank_writer import Results, begin, writing_bank, writing_shard
 from sosampler.data.manifest import Item
 from sosampler.data.shards import OnProgress, make_shards
@@ -55,8 +48,12 @@ def subset(
     folder = BankFolder(Path(out))
     if folder.path.resolve() == bank.path.resolve():
         raise InvalidArgument(f"{folder.path}: is the bank itself; give another folder for the subset")
-    teachers = [bank.teacher(name) for name in bank.teachers]
-    chosen = _chosen(bank, teachers, limit, classes, splits, max_mb)
+    # What networks said, and where it goes.
+    copies: list[tuple[BankAnswers[Any], AnswersFolder]] = [
+        *((bank.teacher(name), folder.teacher_answers(name)) for name in bank.teachers),
+        *((bank.features(name), folder.feature_answers(name)) for name in bank.feature_sets),
+    ]
+    chosen = _chosen(bank, [answers for answers, _ in copies], limit, classes, splits, max_mb)
     known = bank.items
     items = [known[row] for row in chosen]
     head = replace(bank.head, num_items=len(items), complete=False, counts=None)
@@ -66,15 +63,12 @@ def subset(
         return (bank[rows[item.id]].stored() for item in missing)
 
     frames = _tally(bank.head, bank.folder.frames, head, folder.frames)
-    answers = [
-        _tally(bank.head, partial(bank.folder.teacher_shard, name), head, partial(folder.teacher_shard, name))
-        for name in bank.teachers
-    ]
-    with writing_bank(folder, frames, *answers):
+    tallies = [_tally(bank.head, answers.folder.shard, head, target.shard) for answers, target in copies]
+    with writing_bank(folder, frames, *tallies):
         head = begin(folder, head, items)
-        # Teachers first: the frames finish the bank.
-        for teacher, tally in zip(teachers, answers, strict=True):
-            _copy_teacher(folder, head, teacher, chosen, tally)
+        # The frames last: they finish the bank.
+        for (answers, target), tally in zip(copies, tallies, strict=True):
+            _copy_answers(target, head, answers, chosen, tally)
         make_shards(folder, head, items, produce, frames, on_progress=on_progress)
     return Bank(folder.path)
 
@@ -86,7 +80,7 @@ def _tally(source: BankHead, source_path: ShardPath, head: BankHead, path: Shard
 
 def _chosen(
     bank: Bank,
-    teachers: list[Teacher],
+    answers: list[BankAnswers[Any]],
     limit: int | None,
     classes: Sequence[str] | None,
     splits: Sequence[str] | None,
@@ -111,7 +105,7 @@ def _chosen(
     if limit is not None:
         rows = rows[: whole_number("limit", limit)]
     if max_mb is not None:
-        rows = list(_within(rows, bank, teachers, real_number("max_mb", max_mb, above=0) * 1e6))
+        rows = list(_within(rows, bank, answers, real_number("max_mb", max_mb, above=0) * 1e6))
     if not rows:
         raise InvalidArgument(
             f"{bank.path}: no video is left with limit={limit}, classes={classes}, splits={splits}, max_mb={max_mb}; "
@@ -131,18 +125,13 @@ def spread(rows: list[int], items: Sequence[Item]) -> list[int]:
     return sorted(rows, key=lambda row: (rank[row], row))
 
 
-def _within(rows: list[int], bank: Bank, teachers: list[Teacher], max_bytes: float) -> Iterator[int]:
+def _within(rows: list[int], bank: Bank, answers: list[BankAnswers[Any]], max_bytes: float) -> Iterator[int]:
     """As many of the first rows as fit."""
-    heads = bank.folder.bank_json.stat().st_size + sum(
-        bank.folder.teacher_json(teacher.name).stat().st_size for teacher in teachers
-    )
-    used, kinds, items = float(heads), 1 + len(teachers), bank.items
+    heads = sum(path.stat().st_size for path in (bank.folder.bank_json, *(each.folder.head for each in answers)))
+    used, kinds, items = float(heads), 1 + len(answers), bank.items
     for number, row in enumerate(rows):
         used += bank[row].nbytes + len("".join(items_text([items[row]])).encode()) + kinds * _ROW_EXTRA
-        used += sum(
-            answers.frame_probs.nbytes + (0 if answers.features is None else answers.features.nbytes)
-            for answers in (teacher[row] for teacher in teachers)
-        )
+        used += sum(each.batch(row).nbytes for each in answers)
         if number % bank.head.videos_per_shard == 0:
             used += kinds * _SHARD_EXTRA
         if used > max_bytes:
@@ -150,19 +139,13 @@ def _within(rows: list[int], bank: Bank, teachers: list[Teacher], max_bytes: flo
         yield row
 
 
-def _copy_teacher(folder: BankFolder, head: BankHead, teacher: Teacher, chosen: list[int], tally: Tally) -> None:
-    source = teacher.bank.folder.teacher_json(teacher.name)
-    folder.teacher(teacher.name).mkdir(parents=True, exist_ok=True)
-    write_text(folder.teacher_json(teacher.name), source.read_text(encoding="utf-8"))
-    kept = teacher.about["features"]
-    schema = teacher_schema(teacher.num_classes, kept and kept["precision"], kept and kept["width"])
-    ids = teacher.bank.ids
-    for shard in range(head.num_shards):
-        path = folder.teacher_shard(teacher.name, shard)
-        if path.exists():
-            continue
-        with writing_shard(path, schema, tally) as write:
+def _copy_answers(
+    target: AnswersFolder, head: BankHead, answers: BankAnswers[Any], chosen: list[int], tally: Tally
+) -> None:
+    target.path.mkdir(parents=True, exist_ok=True)
+    write_text(target.head, answers.folder.head.read_text(encoding="utf-8"))
+    for shard in target.missing(head.num_shards):
+        with writing_shard(target.shard(shard), answers.schema, tally) as write:
             for place in head.shard_range(shard):
-                answers = teacher[chosen[place]]
-                write(teacher_batch(schema, ids[chosen[place]], answers.frame_probs, answers.features))
+                write(answers.batch(chosen[place]))
                 tally.open_videos += 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,52 +10,21 @@ import torch
 from torch import Tensor
 
 from sosampler.checks import one_of, whole_number
-from sosampler.data.bank import decode_jpeg
-from sosampler.data.bank_format import TEACHER_KIND, VERSION, teacher_schema
-from sosampler.data.bank_teachers import teacher_folder_name
-from sosampler.errors import ClassifierError, InvalidArgument
+from sosampler.data.asking import Asker, Tables, blank_frame, kept_features
+from sosampler.data.bank_format import TEACHER_KIND, VERSION, AnswersFolder, BankFolder, teacher_schema
+from sosampler.data.bank_teachers import first_difference, teacher_folder_name
+from sosampler.data.bank_writer import classes_in_words
+from sosampler.errors import InvalidArgument
 
 MAX_VIEWS = 4
-# Frames that go through the network at once: on a processor each thread has such a batch.
-_CPU_BATCH, _DEVICE_BATCH = 8, 128
-# Decoded frames of all threads together; a batch larger than that goes alone.
-_MAX_DECODED_BYTES = 512 << 20
-_FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """About some frames."""
-
-    frame_probs: np.ndarray  # [T, C] float16
-    features: np.ndarray | None  # [T, D]
-
-    def __getitem__(self, frames: slice) -> Answers:
-        return Answers(self.frame_probs[frames], None if self.features is None else self.features[frames])
-
-
-class Room:
-    """So many bytes for all threads together: `taking` waits until there is room, or until nobody else has any."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._all, self._taken = num_bytes, 0
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def taking(self, num_bytes: int) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._taken + num_bytes <= self._all)
-            self._taken += num_bytes
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= num_bytes
-                self._changed.notify_all()
-
-
-class Asker:
+class TeacherAsker(Asker):
     """A classifier, and how it is asked."""
+
+    made = "this teacher was prepared"
+    remedy = "give the same again, or delete its folder"
+    decisive = ("features", "precision", "pooling", "batch")
 
     def __init__(
         self, classifier: Any, *, views: int = 1, features: bool | str = True, batch: int | None = None
@@ -73,18 +39,13 @@ class Asker:
                     f"a {type(classifier).__name__} has no {member}; give a classifier of so.create_classifier or "
                     "so.wrap_classifier, or the name of one"
                 )
-        self.device = torch.device(getattr(classifier, "device", "cpu"))
-        default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
-        self.batch = default_batch if batch is None else whole_number("batch", batch)
-        self.batch_given = batch is not None  # otherwise a teacher that was begun goes on with its own
+        super().__init__(getattr(classifier, "device", "cpu"), batch)
         self.num_classes = len(classifier.class_names)
         self.pooled = hasattr(classifier, "frame_features") and hasattr(classifier, "pool")
         self.pooling: str | None = classifier.pooling if self.pooled else None
         self.features = self._precision(features)  # "float32", "float16" or None
         self.feature_width = self._ask_once()
         self.fingerprint: str = classifier.fingerprint()
-        self._device_lock = threading.Lock()
-        self._room = Room(_MAX_DECODED_BYTES)
 
     def _precision(self, features: bool | str) -> str | None:
         if not self.pooled or features is False:
@@ -97,16 +58,17 @@ class Asker:
 
     def _ask_once(self) -> int | None:
         """D of the features, and an early word where the classifier cannot be asked."""
-        blank = self._tensor(np.zeros((1, 64, 64, 3), dtype=np.uint8))
         if self.pooled:
-            return int(self._features(blank).shape[-1])
-        self.classifier.frame_probs(blank, torch.zeros(1, 1))
+            return int(self._features(blank_frame()).shape[-1])
+        self.classifier.frame_probs(blank_frame(), torch.zeros(1, 1))
         return None
 
+    def answers_folder(self, folder: BankFolder) -> AnswersFolder:
+        return folder.teacher_answers(teacher_folder_name(self.fingerprint, self.views))
+
     @property
-    def name(self) -> str:
-        """Of the teacher's folder."""
-        return teacher_folder_name(self.fingerprint, self.views)
+    def net(self) -> Any:
+        return getattr(self.classifier, "net", None)
 
     @property
     def schema(self) -> Any:
@@ -138,37 +100,24 @@ class Asker:
 
     # ---- one batch
 
-    def _tensor(self, frames: np.ndarray) -> Tensor:
-        return torch.from_numpy(frames).permute(0, 3, 1, 2)[None]  # uint8 [1, F, 3, H, W]
-
     def _features(self, frames: Tensor) -> Tensor:
         """[1, F, 3, H, W] -> [1, F, D], the mean over views."""
         views = [self.classifier.frame_features(view) for view in views_of(frames, self.views)]
         return torch.stack(views).mean(0)
 
-    def ask(self, jpegs: list[bytes], positions: np.ndarray, names: list[str]) -> Answers:
-        """About F frames of one size, each by itself; positions [F] in 0..1, and the video of each."""
-        first = decode_jpeg(jpegs[0], repr(names[0]))
-        with self._room.taking(len(jpegs) * first.nbytes):
-            decoded = np.empty((len(jpegs), *first.shape), dtype=np.uint8)
-            for place, data in enumerate(jpegs):
-                decoded[place] = first if place == 0 else decode_jpeg(data, repr(names[place]))
-            frames = self._tensor(decoded)
-            if self.device.type == "cpu":
-                return self._classified(frames, positions)
-            with self._device_lock:  # one batch at a time on the device, while other threads decode
-                return self._classified(frames, positions)
-
-    def _classified(self, frames: Tensor, positions: np.ndarray) -> Answers:
+    def _answers(self, frames: Tensor, positions: np.ndarray) -> Tables:
         if self.pooled:
             features = self._features(frames)
             probs = self.classifier.pool(features.unsqueeze(-2))[0]  # a clip of one for each frame
-            kept = None if self.features is None else _kept(features[0], self.features, self.classifier.name)
+            kept = () if self.features is None else (self._kept(features[0], self.features),)
         else:
             where = torch.from_numpy(positions)[None]
             views = [self.classifier.frame_probs(view, where) for view in views_of(frames, self.views)]
-            probs, kept = torch.stack(views).mean(0)[0], None
-        return Answers(halved(probs.float().cpu().numpy()), kept)
+            probs, kept = torch.stack(views).mean(0)[0], ()
+        return halved(probs.float().cpu().numpy()), *kept
+
+    def _kept(self, features: Tensor, precision: str) -> np.ndarray:
+        return kept_features(features, precision, self.classifier.name, "prepare with features='float32'")
 
 
 def views_of(frames: Tensor, count: int) -> list[Tensor]:
@@ -187,16 +136,6 @@ def views_of(frames: Tensor, count: int) -> list[Tensor]:
     return [view() for view in views[:count]]
 
 
-def _kept(features: Tensor, precision: str, name: str) -> np.ndarray:
-    kept: np.ndarray = features.float().cpu().numpy()
-    if precision == "float32":
-        return kept
-    if float(np.abs(kept).max()) > _FLOAT16_MAX:
-        raise ClassifierError(f"{name} gives features too large for half precision; prepare with features='float32'")
-    small: np.ndarray = kept.astype(np.float16)
-    return small
-
-
 def halved(probs: np.ndarray) -> np.ndarray:
     """Probabilities [F, C] in half precision, the most probable class still the first with the largest number."""
     half = probs.astype(np.float16)
@@ -207,3 +146,21 @@ def halved(probs: np.ndarray) -> np.ndarray:
     tied_before = (half == best[:, None]) & (np.arange(half.shape[1]) < top[:, None])
     below = np.nextafter(best, np.float16(0))
     return np.where(tied_before, below[:, None], half)
+
+
+def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> None:
+    """As many classes, and where both sides name them, the same names in the same order."""
+    names = tuple(classifier.class_names)
+    ours, theirs = f"{where} has {classes_in_words(classes)}", f"{classifier.name} {classes_in_words(names)}"
+    if len(names) != len(classes):
+        raise InvalidArgument(
+            f"{ours}, but the classifier {theirs}; give the classifier's class list with the manifest (classes), or a "
+            "classifier of these classes"
+        )
+    place = first_difference(names, classes)
+    if place is None:
+        return
+    raise InvalidArgument(
+        f"{ours}, but the classifier {theirs}: class {place} is {classes[place]!r} here and {names[place]!r} there; "
+        "bring the class list into the classifier's order, or give another classifier"
+    )

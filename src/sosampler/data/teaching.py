@@ -1,4 +1,4 @@
-"""A classifier's answers about whole shards.
+"""A network's answers about whole shards, for teachers and for features.
 
 Batches are cut inside a shard and each runs on one thread, so that the numbers depend neither on when a run was broken
 off nor on how many threads there are.
@@ -16,11 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from sosampler.data.asking import Asker, Tables
 from sosampler.data.bank_disk import Tally
-from sosampler.data.bank_format import BankFolder, BankHead, StoredVideo, teacher_batch, write_text
-from sosampler.data.bank_teachers import first_difference, read_teacher
-from sosampler.data.bank_writer import classes_in_words, writing_shard
-from sosampler.data.teachers import Answers, Asker
+from sosampler.data.bank_format import (
+    AnswersFolder,
+    BankFolder,
+    BankHead,
+    StoredVideo,
+    read_json,
+    tables_batch,
+    write_text,
+)
+from sosampler.data.bank_writer import writing_shard
 from sosampler.errors import InvalidArgument
 
 _MAX_THREADS = 8
@@ -44,17 +51,12 @@ class _Batch:
 
 
 class Teaching:
-    """One classifier and one bank: which shards it has not been asked about, and the asking. Enter it to ask."""
+    """One network and one bank: which shards it has not been asked about, and the asking. Enter it to ask."""
 
     def __init__(self, folder: BankFolder, head: BankHead, asker: Asker, tally: Tally) -> None:
-        check_classes_fit(asker.classifier, head.classes, str(folder.path))
-        self._folder, self._asker = folder, asker
-        _begin_teacher(folder, asker)
-        self.missing = {shard for shard in range(head.num_shards) if not self._path(shard).exists()}
-        self._tally = tally
-
-    def _path(self, shard: int) -> Any:
-        return self._folder.teacher_shard(self._asker.name, shard)
+        self._answers, self._asker, self._tally = asker.answers_folder(folder), asker, tally
+        _begin(self._answers, asker)
+        self.missing = set(self._answers.missing(head.num_shards))
 
     def __enter__(self) -> Teaching:
         """Start threads for asking, and bring torch into the state that suits them."""
@@ -63,7 +65,7 @@ class Teaching:
         self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
         start = partial(torch.set_num_threads, 1) if on_cpu else None
         self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-ask", initializer=start)
-        self._contiguous = _to_channels_last(getattr(self._asker.classifier, "net", None))
+        self._contiguous = _to_channels_last(self._asker.net)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -76,15 +78,15 @@ class Teaching:
         """Ask about all videos of a shard, in batches over the borders of videos, and write the answers."""
         schema = self._asker.schema
         waiting: deque[tuple[str, int]] = deque()  # id and number of frames of the videos under way
-        with writing_shard(self._path(shard), schema, self._tally) as write:
+        with writing_shard(self._answers.shard(shard), schema, self._tally) as write:
             answers = self._in_order(batches_of(rows, waiting, self._asker.batch))
-            for video_id, answer in by_video(answers, waiting):
-                write(teacher_batch(schema, video_id, answer.frame_probs, answer.features))
+            for video_id, tables in by_video(answers, waiting):
+                write(tables_batch(schema, video_id, *tables))
                 self._tally.open_videos += 1
                 on_done()
 
-    def _in_order(self, batches: Iterable[_Batch]) -> Iterator[Answers]:
-        pending: deque[Future[Answers]] = deque()
+    def _in_order(self, batches: Iterable[_Batch]) -> Iterator[Tables]:
+        pending: deque[Future[Tables]] = deque()
         for batch in batches:
             positions = np.array(batch.positions, dtype=np.float32)
             pending.append(self._threads.submit(self._asker.ask, batch.jpegs, positions, batch.names))
@@ -104,45 +106,22 @@ def _to_channels_last(net: Any) -> list[torch.Tensor]:
     return changed
 
 
-def _begin_teacher(folder: BankFolder, asker: Asker) -> None:
-    """Write teacher.json, or compare with the one that is there and go on with its size of batches."""
-    path = folder.teacher_json(asker.name)
+def _begin(answers: AnswersFolder, asker: Asker) -> None:
+    """Write the head, or compare with the one that is there and go on with its size of batches."""
+    path = answers.head
     about = json.loads(json.dumps(asker.about()))
     if path.exists():
-        found = read_teacher(folder, asker.name)
+        found = read_json(path, about["kind"], f"delete its folder and {answers.again}")
         if not asker.batch_given:
             asker.batch = about["batch"] = found.get("batch") or asker.batch
         differing = [
-            f"{key}={found.get(key)!r}, now {about[key]!r}"
-            for key in ("features", "precision", "pooling", "batch")
-            if found.get(key) != about[key]
+            f"{key}={found.get(key)!r}, now {about[key]!r}" for key in asker.decisive if found.get(key) != about[key]
         ]
         if differing:
-            raise InvalidArgument(
-                f"{path.parent}: this teacher was prepared with {'; '.join(differing)}; "
-                "give the same again, or delete its folder"
-            )
+            raise InvalidArgument(f"{answers.path}: {asker.made} with {'; '.join(differing)}; {asker.remedy}")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    answers.path.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-
-
-def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> None:
-    """As many classes, and where both sides name them, the same names in the same order."""
-    names = tuple(classifier.class_names)
-    ours, theirs = f"{where} has {classes_in_words(classes)}", f"{classifier.name} {classes_in_words(names)}"
-    if len(names) != len(classes):
-        raise InvalidArgument(
-            f"{ours}, but the classifier {theirs}; give the classifier's class list with the manifest (classes), or a "
-            "classifier of these classes"
-        )
-    place = first_difference(names, classes)
-    if place is None:
-        return
-    raise InvalidArgument(
-        f"{ours}, but the classifier {theirs}: class {place} is {classes[place]!r} here and {names[place]!r} there; "
-        "bring the class list into the classifier's order, or give another classifier"
-    )
 
 
 def batches_of(
@@ -169,20 +148,15 @@ def batches_of(
         yield batch
 
 
-def by_video(answers: Iterable[Answers], waiting: deque[tuple[str, int]]) -> Iterator[tuple[str, Answers]]:
+def by_video(answers: Iterable[Tables], waiting: deque[tuple[str, int]]) -> Iterator[tuple[str, Tables]]:
     """Cut the stream of answers back into videos."""
-    parts: list[Answers] = []
+    parts: list[Tables] = []
     have = 0
     for answer in answers:
         parts.append(answer)
-        have += len(answer.frame_probs)
+        have += len(answer[0])
         while waiting and waiting[0][1] <= have:
             video_id, count = waiting.popleft()
-            joined = _joined(parts)
-            yield video_id, joined[:count]
-            parts, have = [joined[count:]], have - count
-
-
-def _joined(parts: list[Answers]) -> Answers:
-    features = [part.features for part in parts if part.features is not None]
-    return Answers(np.concatenate([part.frame_probs for part in parts]), np.concatenate(features) if features else None)
+            joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            yield video_id, tuple(table[:count] for table in joined)
+            parts, have = [tuple(table[count:] for table in joined)], have - count

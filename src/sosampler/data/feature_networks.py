@@ -1,0 +1,148 @@
+"""Networks as sources of features: frames go in, one row of numbers a frame comes out, from any number of threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.devices import autocast, check_device
+from sosampler.classifiers.outputs import check_finite
+from sosampler.classifiers.registry import create_classifier
+from sosampler.errors import ClassifierError, InvalidArgument
+from sosampler.samplers.folder import is_sampler_folder
+from sosampler.samplers.registry import load_sampler
+from sosampler.samplers.sosampler import SOSampler
+
+
+class FeatureNetwork(ABC):
+    """A network that says D numbers about each frame by itself."""
+
+    kind: str  # "classifier" or "sampler"
+    name: str  # of the network
+    gmacs: float  # giga multiply-adds of one frame
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.fingerprint: str = network.fingerprint()
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self.network.device
+        return found
+
+    @property
+    def precision(self) -> str:
+        """In which it computes."""
+        return str(self.network.precision)
+
+    @property
+    @abstractmethod
+    def net(self) -> nn.Module:
+        """Where the work is done."""
+
+    @abstractmethod
+    def __call__(self, frames: Tensor) -> Tensor:
+        """uint8 [F, 3, H, W] -> float32 [F, D]"""
+
+
+class _ClassifierFeatures(FeatureNetwork):
+    """What stands before the class layer when a classifier sees one frame as a clip of one.
+
+    Each thread finds its own: the layer is watched once, and whoever runs it gets what it saw.
+    """
+
+    kind = "classifier"
+
+    def __init__(self, classifier: Classifier, layer: nn.Module) -> None:
+        super().__init__(classifier)
+        self.name, self.gmacs = classifier.name, classifier.gmacs(1)
+        self._layer = layer
+        self._own = threading.local()
+
+    @property
+    def net(self) -> nn.Module:
+        found: nn.Module = self.network.net
+        return found
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        hook = self._layer.register_forward_pre_hook(lambda _, inputs: setattr(self._own, "seen", inputs[0]))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @torch.no_grad()
+    def __call__(self, frames: Tensor) -> Tensor:
+        from sosampler.evaluation.frame_features import _one_row_a_frame
+
+        classifier = self.network.eval()
+        self._own.seen = None
+        clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
+        with autocast(classifier.device, classifier.precision):
+            classifier(clips)
+        seen, self._own.seen = self._own.seen, None
+        if seen is None:
+            raise ClassifierError(f"{self.name} does not use its class layer; give a network that does")
+        return check_finite(_one_row_a_frame(seen.float(), len(frames), self._layer, self.name), self.name)
+
+
+class _SamplerFeatures(FeatureNetwork):
+    """The features of a sampler's backbone."""
+
+    kind = "sampler"
+
+    def __init__(self, sampler: SOSampler) -> None:
+        if sampler.backbone.reach:
+            raise InvalidArgument(
+                f"{sampler!r} has a temporal shift, so that its features of a frame depend on which frames are shown "
+                "beside it and cannot be kept; give a sampler trained with shift=0"
+            )
+        super().__init__(sampler)
+        self.name, self.gmacs = sampler.backbone.name, sampler.gmacs(1)
+
+    @property
+    def net(self) -> nn.Module:
+        return self.network.backbone
+
+    def __call__(self, frames: Tensor) -> Tensor:
+        # Videos of one candidate each.
+        features: Tensor = self.network.look(frames[:, None]).features[:, 0]
+        return check_finite(features, self.name)
+
+
+@contextmanager
+def feature_network(network: Any, device: str | None) -> Iterator[FeatureNetwork]:
+    """A classifier or a sampler, by itself, by its folder or, for classifiers, by name, ready to be asked."""
+    if isinstance(network, (str, os.PathLike)):
+        place = os.fspath(network)
+        if isinstance(network, os.PathLike) and not Path(place).is_dir():
+            raise InvalidArgument(f"{place}: no such folder; give that of a saved classifier or sampler")
+        if is_sampler_folder(place):
+            network = load_sampler(place, device=device)
+        else:
+            network = create_classifier(place, device=device)
+    elif not isinstance(network, (Classifier, SOSampler)):
+        raise InvalidArgument(
+            f"a {type(network).__name__} shows no features; give a classifier of create_classifier or wrap_classifier, "
+            "a SOSampler, or the folder of either"
+        )
+    elif device is not None:
+        network = network.to(check_device(device))
+    if isinstance(network, SOSampler):
+        yield _SamplerFeatures(network)
+        return
+    from sosampler.evaluation.frame_features import class_layer
+
+    source = _ClassifierFeatures(network, class_layer(network))
+    with source.watching():
+        yield source
