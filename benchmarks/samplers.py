@@ -160,12 +160,10 @@ def train_samplers(arguments: argparse.Namespace) -> None:
         begin = time.perf_counter()
         command = [sys.executable, "-m", "sosampler", "train", str(bank), "--out", str(out), "--seed", str(seed)]
         command += [*options, "--weights", str(arguments.sampler_weights), *more]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        seconds = time.perf_counter() - begin
-        timing = out.parent / f"{out.name}.seconds"
-        if not timing.exists():  # not that of a run which only said that it was finished
-            timing.write_text(f"{seconds}\n")
-        print(f"{name}, seed {seed}: {seconds:.0f} s", flush=True)
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"{name}, seed {seed}: {done.stderr.strip()[-2000:]}")
+        print(f"{name}, seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
 
     with ThreadPoolExecutor(arguments.parallel) as pool:
         list(pool.map(one, runs_of(arguments).items()))
@@ -217,7 +215,9 @@ def write_result(arguments: argparse.Namespace, rows: list[dict[str, Any]], fact
         "classifier": json.loads((arguments.work / "classifier" / "result.json").read_text()),
         "seeds": arguments.seeds,
         "reels": {"train, dev, test": arguments.counts, "longer": arguments.long_count},
-        "training_seconds": training_seconds(arguments),
+        "epoch_seconds": {
+            f"{name}#{seed}": epoch_seconds(run_folder(arguments, name, seed)) for name, seed in runs_of(arguments)
+        },
         "parallel": arguments.parallel,
         "table": table(rows),
         "evaluations": facts,
@@ -227,12 +227,10 @@ def write_result(arguments: argparse.Namespace, rows: list[dict[str, Any]], fact
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def training_seconds(arguments: argparse.Namespace) -> dict[str, float]:
-    found = {}
-    for name, seed in runs_of(arguments):
-        out = run_folder(arguments, name, seed)
-        found[f"{name}#{seed}"] = round(float((out.parent / f"{out.name}.seconds").read_text()), 1)
-    return found
+def epoch_seconds(folder: Path) -> float:
+    """Seconds of all epochs of a run, with evaluation, without starting and decoding; a kill does not shorten them."""
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return round(sum(float(json.loads(line)["seconds"]) for line in lines), 1)
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -246,7 +246,7 @@ class TestUserFiles:
         for given in ("papers", tmp_path, tmp_path / "none.yaml"):
             with pytest.raises(
                 InvalidArgument,
-                match="give one of: default, paper, authors, .*; or a YAML file",
+                match=r"give one of: default, paper, authors, .*; or a YAML file",
             ):
                 read_recipe(given)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import sosampler as so
 from sampler_banks import QUICK, SMALL, TEACHER, make_bank
 from sosampler.samplers import SOSampler
 from sosampler.training import sampler_loop, train
+from sosampler.training.clip_answers import check_rewards, clip_answers
 from sosampler.training.sampler_augment import cut
 
 
@@ -247,14 +250,88 @@ def _entries(count: int) -> list[so.FrameEntry]:
 
 
 def test_a_loss_that_explodes_is_told(bank: so.Bank, tmp_path: Path) -> None:
-    with pytest.raises(so.InvalidArgument, match="lower the learning rate"):
+    with pytest.raises(so.InvalidArgument, match=r"lower the learning rate \(lr=1e\+30\)$"):
         train(bank, out=tmp_path / "run", **QUICK | {"lr": 1e30, "optimizer": "sgd"})
 
 
-def test_the_callers_random_numbers_stay(bank: so.Bank, tmp_path: Path) -> None:
-    torch.manual_seed(5)
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
+    """For float16, in which CPUs are slow."""
+    return make_bank(tmp_path_factory.mktemp("data") / "few", train=8, dev=4)
+
+
+HALF = QUICK | {"precision": "float16", "batch_size": 4, "num_candidates": 4, "epochs": 2}
+
+
+def test_float16_trains(few: so.Bank, tmp_path: Path) -> None:
+    trained = train(few, out=tmp_path / "run", **HALF)
+    assert np.isfinite(trained.result["calibration"]).all()
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert losses[1] < losses[0]
+
+
+def test_float16_that_explodes_is_told_and_never_best(few: so.Bank, tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(so.InvalidArgument, match=r"the loss is nan .*lr=1e\+30\) or train with precision='float32'"):
+        train(few, out=tmp_path / "run", say=said.append, **HALF | {"lr": 1e30, "optimizer": "sgd", "epochs": 4})
+    assert "nan" not in "".join(said)
+    assert not (tmp_path / "run/model.safetensors").exists()
+
+
+def test_one_overflow_in_float16_is_no_end(few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is none, once, while weights stay numbers: the log has no such word in JSON, training goes on."""
+    real = sampler_loop.SamplerLoop._train_step
+
+    def overflowing(loop, batch):
+        loss = real(loop, batch)
+        if loop.step == 1:
+            loop._sums["loss"] = loop._sums["loss"] + float("inf")
+        return loss
+
+    monkeypatch.setattr(sampler_loop.SamplerLoop, "_train_step", overflowing)
+    train(few, out=tmp_path / "run", **HALF)
+
+    def none(word: str) -> None:
+        raise AssertionError(word)
+
+    log = [json.loads(line, parse_constant=none) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert log[0]["loss"] is None
+    assert log[1]["loss"] > 0
+
+
+def test_scores_that_are_none_are_never_best(
+    bank: so.Bank, few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = sampler_loop.EvaluationSet.scores, []
+
+    def broken_at_last(dev, sampler, precision):
+        calls.append(1)
+        return real(dev, sampler, precision) * (float("nan") if len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(sampler_loop.EvaluationSet, "scores", broken_at_last)
+    said: list[str] = []
+    trained = train(bank, out=tmp_path / "run", say=said.append, **QUICK)
+    assert trained.result["best_epoch"] < 2
+    assert any("epoch 3/3" in line and "dev scores are not finite" in line for line in said)
+    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert log[2]["dev_top1"] is None
+
+    monkeypatch.setattr(sampler_loop.EvaluationSet, "scores", lambda *rest: real(*rest) * float("nan"))
+    with pytest.raises(so.InvalidArgument, match="scores on dev are not finite; lower the learning rate"):
+        train(few, out=tmp_path / "dev", **QUICK | {"epochs": 1})
+    without = make_bank(tmp_path / "bank", train=8, dev=0)
+    with pytest.raises(so.InvalidArgument, match="scores are not finite; lower the learning rate"):
+        train(without, out=tmp_path / "none", **QUICK | {"epochs": 1})
+
+
+def test_the_callers_random_numbers_stay(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(seed: int) -> None:
+        raise AssertionError("GPUs that are not used have random numbers of their own")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", touched)
+    torch.default_generator.manual_seed(5)
     expected = torch.rand(3)
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     train(bank, out=tmp_path / "run", **QUICK | {"epochs": 1})
     assert torch.equal(torch.rand(3), expected)
 
@@ -295,6 +372,18 @@ def test_command_line(bank: so.Bank, tmp_path: Path) -> None:
     assert isinstance(wrong.exception, so.InvalidArgument)
 
 
+def test_the_guide_goes_on_with_its_own_run() -> None:
+    """Commands and Python of the guide that share a folder have the same start, or the second would be refused."""
+    text = (Path(__file__).parents[1] / "docs/sampler.md").read_text(encoding="utf-8")
+    starts: dict[str, set[str]] = {}
+    for out, options in re.findall(r"sosampler train bank --out (\S+)(.*)", text):
+        starts.setdefault(out, set()).update(re.findall(r"--weights (\S+)", options) or ["none"])
+    for options in re.findall(r"so\.train\((.*?)\)", text):
+        out = re.findall(r'out="(.*?)"', options)[0]
+        starts.setdefault(out, set()).update(re.findall(r'weights="(.*?)"', options) or ["none"])
+    assert starts == {"runs/sampler": {"mobilenet_v2.safetensors"}, "runs/two": {"mobilenet_v2.safetensors"}}
+
+
 def test_curves_go_to_tensorboard_where_it_is(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[str, float, int]] = []
 
@@ -316,3 +405,44 @@ def test_curves_go_to_tensorboard_where_it_is(bank: so.Bank, tmp_path: Path, mon
     assert ("dev_top1", log["dev_top1"], 0) in written
     assert ("loss", log["loss"], 0) in written
     assert written[-1][0] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"sampler": "ocsampler", "reinforce": {"num_frames": 2, "reward": "label"}}, {"policy", "reward", "baseline"}),
+        ({"sampler": "scsampler", "crop_scale": [0.5, 1.0]}, {"rank"}),
+        ({"recipe": "scsampler-ac", "crop_scale": [0.5, 1.0]}, {"guidance"}),
+    ],
+)
+def test_other_samplers_learn_which_frames_are_useful(
+    bank: so.Bank, tmp_path: Path, options: dict[str, Any], parts: set[str]
+) -> None:
+    told = SMALL | {"shift": 0, "epochs": 8, "optimizer": "adamw", "lr": 5e-3, "clip": 5.0} | options
+    trained = so.train(bank, out=tmp_path / "run", **told)
+    assert trained.result["dev"] > trained.result["dev_uniform"] + 0.2
+    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert parts <= set(log[-1])
+    assert so.load_sampler(tmp_path / "run").scoring.settings == trained.sampler.scoring.settings
+
+
+def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:
+    options = SMALL | {"sampler": "ocsampler", "shift": 0}
+    with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank offers 8"):
+        so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [9, 50], "reinforce": {"num_frames": 9}})
+    with pytest.raises(so.InvalidArgument, match="needs a classifier that averages the logits"):
+        check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10, 6)
+    with pytest.raises(so.InvalidArgument, match="choose one of: sosampler, ocsampler, scsampler"):
+        so.train(bank, out=tmp_path / "run", sampler="frameexit")
+    with pytest.raises(so.InvalidArgument, match="offers fewer frames than reinforce draws"):
+        so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [4, 8], "reinforce": {"num_frames": 6}})
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_answers_about_clips_are_those_of_the_mean_logits(multi_label: bool) -> None:
+    logits = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(0))
+    activate = torch.sigmoid if multi_label else lambda values: values.softmax(-1)
+    positions = torch.tensor([[0, 2, 5], [1, 2, 3], [0, 1, 4]])
+    expected = activate(torch.stack([logits[row, chosen].mean(0) for row, chosen in enumerate(positions)]))
+    found = clip_answers(activate(logits), multi_label=multi_label)(positions)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)

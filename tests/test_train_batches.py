@@ -11,10 +11,11 @@ import torch
 import sosampler as so
 from sampler_banks import QUICK, make_bank
 from sosampler.samplers.recipe import read_recipe
-from sosampler.training import train
+from sosampler.training import machine, sampler_data, sampler_frames, train, train_sampler
 from sosampler.training.averaging import RunningMean
 from sosampler.training.calibration import fit_calibration
-from sosampler.training.sampler_augment import Cuts, cut, draw_cuts
+from sosampler.training.online_teacher import OnlineTeacher
+from sosampler.training.sampler_augment import Cuts, cut, draw_cuts, points_a_pixel
 from sosampler.training.sampler_data import Plan, SamplerBatches, VideoTable, stratified
 from sosampler.training.sampler_frames import BankFrames, CachedFrames, Shape, open_frames
 
@@ -158,18 +159,47 @@ def test_a_whole_box_is_a_plain_resize() -> None:
     assert torch.allclose(found, expected, atol=1e-3)
 
 
+def smooth_pictures(count: int, height: int, width: int) -> torch.Tensor:
+    """uint8 [F, H, W, 3]: three ramps, across, down and both, so that a pixel tells its place."""
+    down, across = np.mgrid[:height, :width].astype(float)
+    picture = np.stack([8 * across, 12 * down, 4 * across + 6 * down], -1)
+    return torch.from_numpy(np.repeat(picture[None].astype(np.uint8), count, 0))
+
+
 def test_boxes_cut_what_slices_cut() -> None:
-    rng = np.random.default_rng(1)
-    frames = torch.from_numpy(rng.integers(0, 256, (3, 20, 30, 3), dtype=np.uint8))
-    boxes = np.array([[4, 2, 8, 8], [0, 0, 8, 8], [22, 12, 8, 8]], dtype=np.float32)
+    frames = smooth_pictures(3, 20, 30)
+    corners = ((4, 2), (1, 1), (21, 11))
+    boxes = np.array([[left, top, 8, 8] for left, top in corners], dtype=np.float32)
     found = cut(frames, Cuts(boxes, np.zeros(3, dtype=bool)), np.tile([[20, 30]], (3, 1)), (8, 8))
-    # 20 / 8 asks for two points a pixel and side: each an average of its neighbours, exact where all are equal.
-    for row, (left, top) in enumerate(((4, 2), (0, 0), (22, 12))):
+    # 20 / 8 asks for two points a pixel and side, whose mean on a ramp is the pixel; a box one off differs by 4 to 12.
+    for row, (left, top) in enumerate(corners):
         patch = frames[row, top : top + 8, left : left + 8].movedim(-1, 0).float()
-        assert (found[row] - patch).abs().mean() < 60
+        assert (found[row] - patch).abs().max() < 0.01
+    noise = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 20, 30, 3), dtype=np.uint8))
     whole = Cuts(np.array([[0, 0, 30, 20]] * 3, dtype=np.float32), np.zeros(3, dtype=bool))
-    exact = cut(frames, whole, np.tile([[20, 30]], (3, 1)), (20, 30))
-    assert torch.allclose(exact, frames.movedim(-1, 1).float(), atol=1e-3)
+    exact = cut(noise, whole, np.tile([[20, 30]], (3, 1)), (20, 30))
+    assert torch.allclose(exact, noise.movedim(-1, 1).float(), atol=1e-3)
+
+
+def test_a_crop_is_the_same_whoever_is_cut_with_it(tmp_path: Path) -> None:
+    """Large and small pictures: the share of one process may hold small ones alone."""
+    bank = make_bank(tmp_path / "bank", train=6, dev=2, sizes=((40, 52), (150, 160)))
+    net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 3))
+    classifier = so.wrap_classifier(net, input_size=24, layout="BCHW", class_names=bank.classes, name="any")
+    recipe = read_recipe("default", batch_size=6, num_candidates=3)
+    rows = list(range(6))
+    source = BankFrames(bank, rows, Shape(128))
+    table = VideoTable(bank, rows, bank.teacher())
+    teacher = OnlineTeacher(classifier, source.sizes, CPU)
+    whole, *parts = (
+        next(iter(SamplerBatches(table, source, recipe, part=part, workers=0).epoch(0)))
+        for part in (slice(0, 6), *(slice(number, number + 1) for number in range(6)))
+    )
+    assert points_a_pixel(source.sizes, (24, 24)) == 5
+    assert any(points_a_pixel(part.sizes, (24, 24)) == 2 for part in parts)
+    expected = teacher(whole.frames, whole)
+    found = torch.cat([teacher(part.frames, part) for part in parts])
+    assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_padding_is_never_seen() -> None:
@@ -217,6 +247,78 @@ def test_boxes_are_distributed_as_torchvisions() -> None:
 
 
 # ---- parts
+
+
+def test_memory_and_cores_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    for name, text in {
+        "meminfo": "MemTotal: 1000 kB\nMemAvailable: 1000000 kB\n",
+        "self/cgroup": "0::/job/step\n",
+    }.items():
+        (proc / name).parent.mkdir(parents=True, exist_ok=True)
+        (proc / name).write_text(text)
+    monkeypatch.setattr(machine, "_PROC", proc)
+    monkeypatch.setattr(machine, "_GROUPS", groups)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
+    assert machine.free_memory() == 1000000 << 10  # no limits, no folders
+    assert machine.usable_cores() == 12
+
+    def write(folder: str, files: dict[str, str]) -> None:
+        (groups / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (groups / folder / name).write_text(text)
+
+    # The second version; of a group and those above it the narrowest limit counts. Cached files can be given up.
+    write("job/step", {"memory.max": "max\n", "memory.current": "5000\n", "cpu.max": "max 100000\n"})
+    assert machine.free_memory() == 1000000 << 10
+    write("job", {"memory.max": "90000\n", "memory.current": "50000\n", "cpu.max": "350000 100000\n"})
+    write("job", {"memory.stat": "anon 30000\ninactive_file 20000\nactive_file 7\n"})
+    assert machine.free_memory() == 90000 - 50000 + 20000
+    assert machine.usable_cores() == 3
+    # The first version; the path is of the host, the container sees its own group at the top.
+    (proc / "self/cgroup").write_text("5:cpuset:/\n4:cpu,cpuacct:/docker/1\n3:memory:/docker/1\n")
+    write("memory", {"memory.limit_in_bytes": "70000\n", "memory.usage_in_bytes": "60000\n"})
+    write("memory", {"memory.stat": "inactive_file 1\ntotal_inactive_file 2000\n"})
+    write("cpu", {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"})
+    assert machine.free_memory() == 70000 - 60000 + 2000
+    assert machine.usable_cores() == 1  # half a core is one still
+    write("memory", {"memory.usage_in_bytes": "99000\n"})
+    assert machine.free_memory() == 0
+    write("cpu", {"cpu.cfs_quota_us": "-1\n"})
+    assert machine.usable_cores() == 12
+    (proc / "self/cgroup").unlink()
+    assert sampler_frames.default_cache_bytes() == int(0.4 * (1000000 << 10))
+
+
+def test_worker_processes_keep_to_the_shared_memory(mixed: so.Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(range(12))
+    recipe = read_recipe("default", batch_size=4, num_candidates=4)
+    table, source = VideoTable(mixed, rows, mixed.teacher()), BankFrames(mixed, rows, Shape(32))
+    batch = 4 * 4 * 56 * 41 * 3  # bytes of the largest, of pictures of 56 x 32 and 32 x 41
+
+    def opened(room: int | None, sharers: int = 1) -> SamplerBatches:
+        monkeypatch.setattr(sampler_data, "free_shared_memory", lambda: room)
+        return SamplerBatches(table, source, recipe, part=slice(0, 4), workers=2, sharers=sharers)
+
+    assert [opened(room).workers for room in (None, 4 * batch, 3 * batch, 2 * batch, batch)] == [2, 2, 1, 1, 0]
+    assert opened(12 * batch, sharers=4).workers == 1
+    assert [opened(room)._loader.prefetch_factor for room in (6 * batch, 5 * batch, batch)] == [2, 1, None]
+    small = list(opened(batch).epoch(0))  # decoded by the process itself
+    assert all(torch.equal(a.frames, b.frames) for a, b in zip(small, opened(None).epoch(0), strict=True))
+
+
+def test_threads_decode_the_same(mixed: so.Bank) -> None:
+    rows, videos, positions = list(range(9)), np.arange(9), np.tile([0, 3], (9, 1))
+    one, four = (BankFrames(mixed, rows, Shape(32), threads=threads) for threads in (1, 4))
+    assert torch.equal(one.frames(videos, positions), four.frames(videos, positions))
+
+
+def test_frames_on_the_device_take_no_memory_of_the_machine(mixed: so.Bank) -> None:
+    source = BankFrames(mixed, [0, 1], Shape(32))
+    assert train_sampler._bytes_taken(source) == 0
+    kept = CachedFrames(source, workers=1)
+    assert train_sampler._bytes_taken(kept) == source.nbytes
+    assert train_sampler._bytes_taken(kept.to(torch.device("meta"))) == 0
 
 
 def test_running_mean_against_a_loop() -> None:

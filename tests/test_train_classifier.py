@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,9 @@ from sosampler.cli.main import main
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.synthetic import encode_video
 from sosampler.training import classifier_loop
+from sosampler.training.divergence import check_loss
 from sosampler.training.examples import PictureExamples, TrainingBatches, read_picture
+from sosampler.training.precision import settled_precision
 from sosampler.training.recipe import rate_at
 
 TINY = "timm:test_resnet.r160_in1k"
@@ -513,6 +516,50 @@ def test_settings_are_checked_before_anything_is_written(
 def test_a_loss_that_explodes_is_told(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(so.InvalidArgument, match="lower the learning rate"):
         so.train_classifier(pictures, TINY, out=tmp_path / "run", **QUICK | {"lr": 1e30})
+
+
+def test_float16_that_explodes_is_told(pictures: Path, tmp_path: Path) -> None:
+    """Steps are left out while gradients alone overflow; a network that is broken is told, on dev at the latest."""
+    options = QUICK | {"lr": 1e30, "precision": "float16", "epochs": 30, "batch_size": 24}
+    said: list[str] = []
+    with pytest.raises(so.InvalidArgument, match=r"lower the learning rate \(lr=1e\+30\) or train with precision"):
+        so.train_classifier(pictures, TINY, out=tmp_path / "run", say=said.append, **options)
+    assert len(said) < 12  # not after all epochs
+
+
+def test_what_cannot_recover_is_told() -> None:
+    network = nn.BatchNorm1d(2)
+    given = {"step": 7, "lr": 0.1}
+    check_loss(1.0, network, precision="bfloat16", **given)
+    check_loss(float("inf"), network, precision="float16", **given)
+    assert network.running_var is not None
+    network.running_var[1] = float("nan")
+    for precision in ("float32", "bfloat16", "float16"):
+        with pytest.raises(so.InvalidArgument, match="the loss is inf near step 7; lower") as told:
+            check_loss(float("inf"), network, precision=precision, **given)
+        assert ("float32" in str(told.value)) == (precision != "float32")
+    check_loss(1.0, network, precision="float16", **given)
+
+
+def test_precision_is_what_the_device_does_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that imitates bfloat16 is asked for float16."""
+    asked: list[torch.device] = []
+
+    def device(place: torch.device) -> nullcontext[None]:
+        asked.append(place)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert settled_precision(second, None) == "float16"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    assert settled_precision(second, None) == "bfloat16"
+    assert asked == [second, second]
+    assert settled_precision(torch.device("cpu"), None) == "float32"
+    assert settled_precision(second, "float32") == "float32"
+    with pytest.raises(so.InvalidArgument, match="precision='int8'"):
+        settled_precision(second, "int8")
 
 
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ def test_killed_for_good_and_started_again(bank: so.Bank, whole: Path, tmp_path:
     context.set_forkserver_preload(["sosampler.training.train_sampler"])
     arguments = (bank.path, tmp_path / "run", torch.get_num_threads())
     rng = np.random.default_rng(0)
+    ends = []
     for _ in range(3):
         process = context.Process(target=_train_and_save_often, args=arguments)
         before = _checkpoint_time(tmp_path / "run")
@@ -116,6 +118,8 @@ def test_killed_for_good_and_started_again(bank: so.Bank, whole: Path, tmp_path:
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
         process.join()
+        ends.append(process.exitcode)
+    assert ends[0] == -signal.SIGKILL  # it was hit while it trained
     last = context.Process(target=_train_and_save_often, args=arguments)
     last.start()
     last.join()
@@ -157,3 +161,43 @@ def test_damaged_run_folders_are_told(bank: so.Bank, tmp_path: Path) -> None:
         train(bank, out=tmp_path / "run", **once)
     (tmp_path / "run/run.json").write_text("{")
     train(bank, out=tmp_path / "run", overwrite=True, **once)
+
+
+def test_checkpoints_are_read_to_the_cpu(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of steps stay there: on a GPU, reading them would wait for it in every step."""
+    run = sampler_loop.RunFolder(tmp_path, "sampler")
+    run.save({"step": torch.tensor(3.0)})
+    places = []
+    real = torch.load
+
+    def watching(path, map_location, weights_only):
+        places.append((map_location, weights_only))
+        return real(path, map_location=map_location, weights_only=weights_only)
+
+    monkeypatch.setattr(torch, "load", watching)
+    assert run.load() == {"step": torch.tensor(3.0)}
+    assert places == [("cpu", True)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_counts_of_steps_stay_on_the_cpu(
+    bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_loop, "_SAVE_EVERY", -1.0)
+    real = SamplerLoop._train_step
+    places: list[set[str]] = []
+
+    def stopping(loop, batch):
+        if loop.step == 2 and not places:
+            places.append(set())
+            raise KeyboardInterrupt
+        found = real(loop, batch)
+        places[-1:] = [{state["step"].device.type for state in loop.optimizer.state.values()}] if places else []
+        return found
+
+    monkeypatch.setattr(SamplerLoop, "_train_step", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(bank, out=tmp_path / "run", **OPTIONS | {"device": "cuda"})
+    train(bank, out=tmp_path / "run", **OPTIONS | {"device": "cuda"})
+    assert places == [{"cpu"}]

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from sosampler.samplers import SOSampler, list_samplers, load_sampler
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
     from sosampler.selection import Candidates, Selection
-    from sosampler.training import ClassifierRecipe, TrainedClassifier, TrainedSampler, train, train_classifier
+    from sosampler.training.recipe import ClassifierRecipe
+    from sosampler.training.train_classifier import TrainedClassifier, train_classifier
+    from sosampler.training.train_sampler import TrainedSampler, train
     from sosampler.video import Limits, VideoMetadata, open_video
 
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.

@@ -37,7 +37,8 @@ def independence_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Up to which frame rate do frames stand by themselves? Exit code 1 if some videos could not be read."""
-    from sosampler.evaluation.independence import RATES, independence
+    from sosampler import independence  # says how to install what it needs
+    from sosampler.evaluation.independence import RATES
 
     steps = RATES if rates is None else _numbers(rates)
     if out is not None:

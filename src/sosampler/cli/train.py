@@ -12,9 +12,16 @@ import typer
 def train_command(
     bank: Annotated[Path, typer.Argument(help="A bank with a classifier's answers; `sosampler prepare` writes it.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the sampler, the log and the result.")],
+    sampler: Annotated[
+        str, typer.Option("--sampler", help="sosampler, ocsampler or scsampler: whose own recipe is taken.")
+    ] = "sosampler",
     recipe: Annotated[
-        str, typer.Option("--recipe", help="default, paper, authors, or a YAML file of settings.")
-    ] = "default",
+        str | None,
+        typer.Option(
+            "--recipe",
+            help="default, paper, authors, ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings.",
+        ),
+    ] = None,
     classifier: Annotated[
         str | None, typer.Option("--classifier", "-c", help="Whose answers: a saved folder, a fingerprint or a name.")
     ] = None,
@@ -45,23 +52,30 @@ def train_command(
     """
     given: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     import os
+    import time
 
+    from sosampler import train  # says how to install what it needs
     from sosampler.samplers.recipe import read_settings
-    from sosampler.training import train
+    from sosampler.training.processes import OtherProcessFailed
 
-    trained = train(
-        bank,
-        out=out,
-        recipe=recipe,
-        classifier=classifier,
-        weights=weights,
-        teacher=teacher,
-        device=device,
-        precision=precision,
-        workers=workers,
-        overwrite=overwrite,
-        say=lambda text: typer.echo(text, err=True),
-        **read_settings(setting or []) | {name: value for name, value in given.items() if value is not None},
-    )
+    try:
+        trained = train(
+            bank,
+            out=out,
+            recipe=recipe,
+            sampler=sampler,
+            classifier=classifier,
+            weights=weights,
+            teacher=teacher,
+            device=device,
+            precision=precision,
+            workers=workers,
+            overwrite=overwrite,
+            say=lambda text: typer.echo(text, err=True),
+            **read_settings(setting or []) | {name: value for name, value in given.items() if value is not None},
+        )
+    except OtherProcessFailed as error:
+        time.sleep(1)  # launchers end all when one ends: the process that found it speaks first
+        raise typer.Exit(2) from error
     if json_output and os.environ.get("RANK", "0") == "0":
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))

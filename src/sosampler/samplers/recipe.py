@@ -119,7 +119,7 @@ class SamplerRecipe:
         if not self.class_head and self.distill > 0:
             raise InvalidArgument(f"distill={self.distill} needs a class head; set class_head to true or distill to 0")
         self._check_reinforce()
-        if self.lam == 0 and not self.class_head:
+        if self.lam == 0 and not self.class_head and not self.calibrate:
             raise InvalidArgument("lam=0.0 without a class head leaves nothing to learn; raise lam or add a class head")
 
     def _check_reinforce(self) -> None:
@@ -173,6 +173,11 @@ _WHOLE = {"shift": 0, "input_size": 32, "epochs": 1, "batch_size": 1, "seed": 0}
 _ABOVE_0 = ("temperature", "lr")
 _AT_LEAST_0 = ("margin", "lam", "distill", "calibrate", "weight_decay")
 _SHARES = ("dropout", "momentum", "warmup", "ema")
+
+
+def drawn_frames(recipe: SamplerRecipe) -> int:
+    """How many frames loss="reinforce" draws; 0 for other losses."""
+    return OCSamplerSettings(**recipe.reinforce).num_frames if recipe.loss == "reinforce" else 0
 
 
 def list_recipes() -> list[str]:

@@ -17,7 +17,7 @@ class RunningMean:
     def __init__(self, network: nn.Module, decay: float) -> None:
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.decay = decay
-        self._pairs = None if decay == 0 else self._matched(network)
+        self._pairs = self._matched(network)
 
     def _matched(self, network: nn.Module) -> tuple[list[torch.Tensor], ...]:
         """Tensors that are averaged, here and there, and whole numbers, which are copied."""
@@ -29,8 +29,6 @@ class RunningMean:
     @torch.no_grad()
     def follow(self, step: int) -> None:
         """After optimiser step number `step`, from 0."""
-        if self._pairs is None:
-            return
         ours, theirs, our_counts, their_counts = self._pairs
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(ours, theirs, 1 - decay)

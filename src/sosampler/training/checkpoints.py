@@ -103,12 +103,16 @@ class RunFolder:
         with replacing(self.folder / CHECKPOINT) as temporary:
             torch.save(state, temporary)
 
-    def load(self, device: torch.device) -> dict[str, Any] | None:
+    def load(self) -> dict[str, Any] | None:
+        """The last checkpoint, on the CPU: networks and optimisers take what they need to their device themselves.
+
+        Counts of steps of an optimiser belong on the CPU, where reading them waits for nothing.
+        """
         path = self.folder / CHECKPOINT
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
             raise WeightsError(f"{path}: cannot be read ({first_line(error)}); remove it to start again") from error
         return state

@@ -15,12 +15,14 @@ from torch.utils.data import DataLoader
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.devices import autocast
 from sosampler.classifiers.registry import save_classifier
-from sosampler.errors import InvalidArgument
+from sosampler.errors import ClassifierError
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.progress import progress_bar
 from sosampler.training.checkpoints import RunFolder
+from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.examples import Example, TrainingBatches
 from sosampler.training.recipe import ClassifierRecipe, rate_at
+from sosampler.training.seeds import seed_generators
 
 # Seconds between checkpoints; a killed run repeats at most as much. They hold the network and its momenta, so that one
 # for each of many short epochs would take longer than the epochs.
@@ -84,7 +86,7 @@ class ClassifierLoop:
 
     def _train_step(self, batch: Example) -> float:
         # Dropout draws from here; the same numbers in a run that was killed and goes on.
-        torch.manual_seed((self.recipe.seed * 1_000_003 + self.step) % 2**63)
+        seed_generators(self.device, self.recipe.seed * 1_000_003 + self.step)
         frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
         rate = rate_at(self.step, self.total_steps, peak=self.recipe.lr or 0.0, warmup=self.recipe.warmup)
         for group in self.optimizer.param_groups:
@@ -99,21 +101,28 @@ class ClassifierLoop:
         self.scaler.update()
         self.step += 1
         value = float(loss.detach())
-        if not np.isfinite(value) and self.precision != "float16":
-            raise InvalidArgument(
-                f"the loss is {value} at step {self.step}; lower the learning rate (now {rate:.3g}) "
-                "or train with precision='float32'"
-            )
+        if self.precision != "float16":
+            self._check(value)
         self._loss_sum += value
         return value
 
+    def _check(self, loss: float) -> None:
+        lr = self.recipe.lr or 0.0
+        check_loss(loss, self.classifier, step=self.step, lr=lr, precision=self.precision)
+
     def _end_epoch(self, epoch: int, seconds: float) -> None:
-        probabilities, targets = predict(self.classifier, self.dev, self.precision)
+        self._check(self._loss_sum)
+        try:
+            probabilities, targets = predict(self.classifier, self.dev, self.precision)
+        except ClassifierError as error:
+            what, lr = f"the scores on dev are not finite after epoch {epoch + 1}", self.recipe.lr or 0.0
+            raise diverged(what, lr=lr, precision=self.precision) from error
         scores = measure(probabilities, targets, multi_label=self.classifier.multi_label)
         score = scores[main_metric(self.classifier)]
+        loss = self._loss_sum / len(self.batches)
         line = {
             "epoch": epoch,
-            "loss": self._loss_sum / len(self.batches),
+            "loss": finite_or_none(loss),
             **{f"dev_{name}": value for name, value in scores.items()},
         }
         self._loss_sum = 0.0
@@ -125,7 +134,7 @@ class ClassifierLoop:
         self._save_now_and_then()
         self.run.log(self.history)
         self.say(
-            f"epoch {epoch + 1}/{self.recipe.epochs}: loss {line['loss']:.4f}, "
+            f"epoch {epoch + 1}/{self.recipe.epochs}: loss {loss:.4f}, "
             f"dev {main_metric(self.classifier)} {100 * score:.2f} %{' (best)' if better else ''}, {seconds:.1f} s"
         )
 
@@ -164,7 +173,7 @@ class ClassifierLoop:
         )
 
     def _resume(self) -> None:
-        state = self.run.load(self.device)
+        state = self.run.load()
         if state is None:
             return
         self.classifier.net.load_state_dict(state["net"])

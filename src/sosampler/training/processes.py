@@ -6,15 +6,24 @@ Several are started by `accelerate launch` on GPUs, by `torchrun` on processors;
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of
-from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.devices import check_device
-from sosampler.errors import InvalidArgument, MissingDependency
+from sosampler.classifiers.pooled import import_timm
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+
+# How long the others wait while one evaluates; NCCL alone would give up after ten minutes.
+_PATIENCE = timedelta(minutes=30)
+
+
+class OtherProcessFailed(SosamplerError):
+    """Another process of the run found what is wrong and says it."""
 
 
 class Processes:
@@ -56,7 +65,7 @@ class Processes:
         if self._accelerator is None:
             return network
         if self.device.type == "cuda":
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+            network = synchronised(network)
         prepared: nn.Module = self._accelerator.prepare_model(network)
         return prepared
 
@@ -67,19 +76,42 @@ class Processes:
         found: Tensor = self._accelerator.reduce(sums, reduction="sum")
         return found
 
-    def wait(self) -> None:
-        """For all the others."""
-        if self._accelerator is not None:
-            self._accelerator.wait_for_everyone()
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What the processes do side by side, or one of them alone: all go on, or none does.
+
+        Bad input that any of them finds ends all. The first of those that found it raises it, the others raise
+        `OtherProcessFailed`, so that nobody waits for one that is gone and each sentence is said once.
+        """
+        own: SosamplerError | OSError | None = None
+        try:
+            yield
+        except (SosamplerError, OSError) as error:
+            own = error
+        told = self._gathered(None if own is None else str(own))
+        first = next((rank for rank, text in enumerate(told) if text is not None), None)
+        if first is None:
+            return
+        if own is not None and first == self.rank:
+            raise own
+        raise OtherProcessFailed(f"process {first} of {self.count}: {told[first]}") from own
+
+    def _gathered(self, text: str | None) -> list[str | None]:
+        """What each process says; waits for all."""
+        if self._accelerator is None:
+            return [text]
+        found: list[str | None] = [None] * self.count
+        torch.distributed.all_gather_object(found, text)
+        return found
 
 
-def settled_precision(device: torch.device, precision: str | None) -> str:
-    """What was asked for; else bfloat16 on GPUs that have it, float16 on others and float32 elsewhere."""
-    if precision is not None:
-        return one_of("precision", precision, PRECISIONS)
-    if device.type != "cuda":
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+def synchronised(network: nn.Module) -> nn.Module:
+    """The network with batch statistics of all processes, around the same parameters.
+
+    By timm's own way, which knows its layers that are batch norm and activation in one; PyTorch's loses the activation.
+    """
+    found: nn.Module = import_timm().layers.convert_sync_batchnorm(network)
+    return found
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -91,13 +123,18 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _accelerator(*, cpu: bool) -> Any:
     try:
-        from accelerate import Accelerator, DistributedDataParallelKwargs  # type: ignore[import-untyped]
+        from accelerate import (  # type: ignore[import-untyped]
+            Accelerator,
+            DistributedDataParallelKwargs,
+            InitProcessGroupKwargs,
+        )
     except ImportError as error:
         raise MissingDependency("training in several processes needs accelerate; install sosampler[train]") from error
     # Autocast, batches and schedules are the loop's own.
-    # Some ways of scoring leave a head out of the loss.
+    # The loss reaches every head, but some networks of timm have weights that no output depends on.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[unused])
+    patient = InitProcessGroupKwargs(timeout=_PATIENCE)
+    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[unused, patient])
 
 
 def _number(variable: str, default: int) -> int:

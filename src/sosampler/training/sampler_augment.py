@@ -68,7 +68,13 @@ def draw_cuts(
     return Cuts(np.stack([left, top, box_width, box_height], 1).astype(np.float32), flips)
 
 
-def cut(frames: Tensor, cuts: Cuts, sizes: np.ndarray, size: tuple[int, int]) -> Tensor:
+def points_a_pixel(sizes: np.ndarray, size: tuple[int, int]) -> int:
+    """How many points `cut` takes for a pixel and side, by the largest of the pictures [F, 2]."""
+    shrink = min(sizes[:, side].max() / size[side] for side in (0, 1))
+    return max(1, int(np.ceil(shrink - 0.5)))
+
+
+def cut(frames: Tensor, cuts: Cuts, sizes: np.ndarray, size: tuple[int, int], times: int | None = None) -> Tensor:
     """uint8 [F, H, W, 3] -> float32 [F, 3, h, w] in 0..255.
 
     Bilinear. Where pictures are much larger than `size` a multiple of the points is taken and averaged, so that fine
@@ -77,9 +83,9 @@ def cut(frames: Tensor, cuts: Cuts, sizes: np.ndarray, size: tuple[int, int]) ->
     Args:
         sizes: [F, 2] height and width of each picture, at the top left of its frame.
         size: height and width that come out.
+        times: points a pixel and side; default: by the largest of these pictures.
     """
-    shrink = min(sizes[:, side].max() / size[side] for side in (0, 1))
-    times = max(1, int(np.ceil(shrink - 0.5)))  # points a pixel and side
+    times = points_a_pixel(sizes, size) if times is None else times
     points = [
         _points(cuts, side, times * size[1 - side], sizes[:, 1 - side], frames.shape[2 - side], mirrored=side == 0)
         for side in (0, 1)

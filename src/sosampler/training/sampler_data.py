@@ -19,6 +19,7 @@ from sosampler.data.bank_teachers import Teacher
 from sosampler.data.positions import uniform_positions
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.examples import multi_hot
+from sosampler.training.machine import free_shared_memory
 from sosampler.training.sampler_augment import Cuts, draw_cuts
 from sosampler.training.sampler_frames import CachedFrames, FrameSource
 from sosampler.video.timeline import Indices
@@ -158,23 +159,54 @@ class _Steps(Sampler[tuple[int, int]]):
         return self.count - self.begin
 
 
+def batches_ahead(workers: int, nbytes: int, room: int | None) -> tuple[int, int | None]:
+    """How many worker processes there may be and how many batches each may have ready, in `room` bytes for them all.
+
+    Batches wait in memory that processes share; a container may have little of it and ends who takes more.
+
+    >>> batches_ahead(8, 10, None), batches_ahead(8, 10, 1000), batches_ahead(8, 10, 200), batches_ahead(8, 10, 15)
+    ((8, 2), (8, 2), (8, 1), (0, None))
+    """
+    # Besides those that wait, each worker is writing one.
+    fits = workers if room is None else min(workers, room // (2 * nbytes))
+    if fits == 0:
+        return 0, None
+    return fits, 2 if room is None or 3 * nbytes * fits <= room else 1
+
+
 class SamplerBatches:
     """Batches of an epoch, from any step on."""
 
     def __init__(
-        self, table: VideoTable, source: FrameSource, recipe: SamplerRecipe, *, part: slice, workers: int
+        self,
+        table: VideoTable,
+        source: FrameSource,
+        recipe: SamplerRecipe,
+        *,
+        part: slice,
+        workers: int,
+        sharers: int = 1,
     ) -> None:
+        """`sharers`: how many processes of this machine train together."""
         self.table, self.source, self.part = table, source, part
         self.plan = Plan(table.counts, source.sizes, recipe)
         self._steps = _Steps(len(self))
         # Frames in memory are there at once; others are decoded by processes while the network learns.
-        workers = 0 if isinstance(source, CachedFrames) else workers
+        share = (part.stop - part.start) * max(self.plan.num_candidates)
+        nbytes = int(source.sizes.max(0).prod()) * 3 * share
+        room = free_shared_memory()
+        self.workers, ahead = (
+            (0, None)
+            if isinstance(source, CachedFrames)
+            else batches_ahead(workers, nbytes, None if room is None else room // sharers)
+        )
         self._loader = DataLoader(
             _StepFrames(self.plan, source, part),
             batch_size=None,
             sampler=self._steps,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            num_workers=self.workers,
+            prefetch_factor=ahead,
+            persistent_workers=self.workers > 0,
         )
 
     def __len__(self) -> int:

@@ -6,11 +6,9 @@ which halves the time of decoding and moves pixels a little: training cuts them 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from sosampler.data.bank import Bank, BankItem
 from sosampler.progress import progress_bar
+from sosampler.training.machine import free_memory
 from sosampler.training.processes import sent
 from sosampler.video.sizes import target_size
 from sosampler.video.timeline import Indices
@@ -26,7 +25,6 @@ from sosampler.video.timeline import Indices
 _MOST_CACHE = 16 << 30
 _SHARE_OF_MEMORY = 0.4
 _SHARE_OF_DEVICE = 0.25
-_UNKNOWN_MEMORY = 4 << 30  # where the system does not tell
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,13 @@ class FrameSource(Protocol):
 
 
 class BankFrames:
-    """Frames that are decoded each time they are asked for. Pickles as its bank's path, for worker processes."""
+    """Frames that are decoded each time they are asked for. Pickles as its bank's path, for worker processes.
 
-    def __init__(self, bank: Bank, rows: Sequence[int], shape: Shape) -> None:
-        self._bank, self._rows, self._shape = bank, rows, shape
+    `threads`: how many decode the videos of a batch.
+    """
+
+    def __init__(self, bank: Bank, rows: Sequence[int], shape: Shape, *, threads: int = 1) -> None:
+        self._bank, self._rows, self._shape, self._threads = bank, rows, shape, max(1, threads)
         found = [bank[row] for row in rows]
         self.sizes = np.array([shape.of(video.width, video.height) for video in found], dtype=np.int64).reshape(-1, 2)
         self.counts = np.array([len(video) for video in found], dtype=np.int64)
@@ -88,9 +89,17 @@ class BankFrames:
     def frames(self, videos: Indices, positions: Indices) -> Tensor:
         height, width = self.sizes[videos].max(0)
         canvas = np.zeros((*positions.shape, height, width, 3), dtype=np.uint8)
-        for row, video in enumerate(videos.tolist()):
-            read = self.read(video, positions[row])
+
+        def decode(row: int) -> None:
+            read = self.read(int(videos[row]), positions[row])
             canvas[row, :, : read.shape[1], : read.shape[2]] = read
+
+        if self._threads == 1:
+            for row in range(len(videos)):
+                decode(row)
+        else:
+            with ThreadPoolExecutor(self._threads) as pool:
+                list(pool.map(decode, range(len(videos))))
         return torch.from_numpy(canvas)
 
 
@@ -153,10 +162,14 @@ def open_frames(
     cache_bytes: int,
     device: torch.device,
     workers: int,
+    threads: int = 1,
     show: bool = True,
 ) -> CachedFrames | BankFrames:
-    """Frames of some videos of a bank, in memory if they take at most `cache_bytes`, on the device if that has room."""
-    source = BankFrames(bank, rows, shape)
+    """Frames of some videos of a bank, in memory if they take at most `cache_bytes`, on the device if that has room.
+
+    Otherwise `threads` decode each batch again.
+    """
+    source = BankFrames(bank, rows, shape, threads=threads)
     if source.nbytes > cache_bytes:
         return source
     cached = CachedFrames(source, workers=workers, show=show)
@@ -168,15 +181,3 @@ def open_frames(
 def default_cache_bytes(processes: int = 1) -> int:
     """Two fifths of the memory that is free, at most 16 GiB, shared between the processes of one machine."""
     return min(int(_SHARE_OF_MEMORY * free_memory()), _MOST_CACHE) // processes
-
-
-def free_memory() -> int:
-    """Bytes of memory that could be had without swapping."""
-    told = Path("/proc/meminfo")
-    if told.exists():
-        for line in told.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return _UNKNOWN_MEMORY

@@ -15,20 +15,22 @@ from torch import Tensor, nn
 
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.devices import autocast
-from sosampler.errors import InvalidArgument
 from sosampler.progress import Bar, progress_bar
 from sosampler.samplers import SOSampler
 from sosampler.samplers.losses import SamplerLoss
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.averaging import RunningMean
 from sosampler.training.checkpoints import RunFolder
+from sosampler.training.clip_answers import clip_answers
+from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.event_log import EventLog
-from sosampler.training.online_teacher import ask_about_crops
+from sosampler.training.online_teacher import OnlineTeacher
 from sosampler.training.processes import Processes, sent
 from sosampler.training.recipe import rate_at
-from sosampler.training.sampler_augment import Normaliser, cut
+from sosampler.training.sampler_augment import Normaliser, cut, points_a_pixel
 from sosampler.training.sampler_data import Batch, SamplerBatches
 from sosampler.training.sampler_dev import EvaluationSet
+from sosampler.training.seeds import seed_generators
 
 # Seconds between checkpoints within an epoch; a killed run repeats at most as much.
 _SAVE_EVERY = 60.0
@@ -54,10 +56,13 @@ class SamplerLoop:
         say: Callable[[str], None],
     ) -> None:
         self.sampler, self.recipe, self.batches, self.dev, self.run = sampler, recipe, batches, dev, run
-        self.processes, self.precision, self.asked, self.say = processes, precision, asked, say
+        self.processes, self.precision, self.say = processes, precision, say
         self.device = sampler.device
         self.loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
         self.normalised = Normaliser(sampler.preprocessing, self.device)
+        # By the largest picture of all, so that a crop looks the same whichever others are cut with it.
+        self._points = points_a_pixel(batches.source.sizes, sampler.preprocessing.size)
+        self._teacher = None if asked is None else OnlineTeacher(asked, batches.source.sizes, self.device)
         self.optimizer = make_optimizer(sampler, recipe)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "float16")
         self.mean = RunningMean(sampler, recipe.ema) if recipe.ema else None
@@ -67,7 +72,9 @@ class SamplerLoop:
         self.best_state: dict[str, Tensor] = {}  # on the CPU
         self._sums: dict[str, Tensor] = {}  # losses of the running epoch, on the device
         self._saved_at = time.perf_counter()
-        self._resume()
+        self._unsaved: OSError | None = None  # why the last checkpoint within an epoch was not written
+        with processes.together():
+            self._resume()
         self.layout = memory_layout(sampler)
         self.network = processes.wrapped(sampler)
 
@@ -104,13 +111,14 @@ class SamplerLoop:
         processes = self.processes
         # Dropout draws from here; the same numbers in a run that was killed and goes on.
         number = self.step * processes.count + processes.rank
-        torch.manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
+        seed_generators(self.device, self.recipe.seed * 1_000_003 + number)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         frames, probs, labels = self._shown(batch)
         with autocast(self.device, self.precision):
             output = self.network(frames)
-        loss, parts = self.loss(output, probs, labels)
+        answers = clip_answers(probs, multi_label=self.sampler.multi_label) if self.loss.reinforce else None
+        loss, parts = self.loss(output, probs, labels, clip_probs=answers)
         # Gradients are averaged over processes; one with more videos counts for more.
         share = len(batch.labels) / self.batches.plan.batch_size
         self.optimizer.zero_grad(set_to_none=True)
@@ -132,12 +140,9 @@ class SamplerLoop:
         """Frames float [B, T, 3, h, w] as the network takes them, the teacher's probabilities and the labels."""
         shape = batch.draw.positions.shape
         pictures = sent(batch.frames, self.device)
-        crops = cut(pictures, batch.draw.cuts, batch.sizes, self.sampler.preprocessing.size)
+        crops = cut(pictures, batch.draw.cuts, batch.sizes, self.sampler.preprocessing.size, self._points)
         frames = self.normalised(crops).contiguous(memory_format=self.layout).unflatten(0, shape)
-        if self.asked is None:
-            probs = sent(batch.probs, self.device).float()
-        else:
-            probs = ask_about_crops(self.asked, pictures, batch)
+        probs = sent(batch.probs, self.device).float() if self._teacher is None else self._teacher(pictures, batch)
         return frames, probs, sent(batch.labels, self.device)
 
     def _rate(self) -> float:
@@ -146,59 +151,79 @@ class SamplerLoop:
     def _tell(self, bar: Bar, epoch: int, loss: Tensor) -> None:
         text = ""
         if self.step % _LOOK_EVERY == 0:
-            text = f"epoch {epoch + 1}/{self.recipe.epochs} loss {self._finite(loss):.4f}"
+            text = f"epoch {epoch + 1}/{self.recipe.epochs} loss {self._looked_at(loss):.4f}"
             if self.dev is not None and self.best["epoch"] >= 0:
                 text += f" best dev {self.dev.metric} {100 * self.best['score']:.1f} %"
         bar.advance(text=text)
 
-    def _finite(self, loss: Tensor) -> float:
+    def _looked_at(self, loss: Tensor) -> float:
+        """The loss; one process stops at once if it is none, several wait for the end of the epoch to stop together."""
         value = float(loss)
-        if not math.isfinite(value) and self.precision != "float16":
-            raise InvalidArgument(
-                f"the loss is {value} near step {self.step}; lower the learning rate (now {self._rate():.3g}) "
-                "or train with precision='float32'"
-            )
+        if self.processes.count == 1 and self.precision != "float16":
+            self._check(value)
         return value
+
+    def _check(self, loss: float) -> None:
+        networks = {self.sampler, self.judged}
+        check_loss(loss, *networks, step=self.step, lr=self.recipe.lr, precision=self.precision)
 
     def _end_epoch(self, epoch: int, begin: float) -> None:
         names = list(self._sums)
         sums = self.processes.total(torch.stack([self._sums[name] for name in names])).tolist()
         losses = {name: total / len(self.batches) for name, total in zip(names, sums, strict=True)}
-        self._finite(torch.tensor(losses["loss"]))
+        with self.processes.together():
+            self._check(losses["loss"])
+            if self._unsaved is not None:
+                raise self._unsaved
         self._sums = {}
-        line: dict[str, Any] = {"epoch": epoch, **losses, "lr": self.optimizer.param_groups[0]["lr"]}
-        if self.processes.is_main:
-            self._judge(line, begin)
+        line: dict[str, Any] = {"epoch": epoch, **{name: finite_or_none(value) for name, value in losses.items()}}
+        line["lr"] = self.optimizer.param_groups[0]["lr"]
         self.history.append(line)
-        if self.processes.is_main:
-            self.run.log(self.history)
-            self.save()
-        self.processes.wait()
+        with self.processes.together():
+            if self.processes.is_main:
+                self._judge(line, losses["loss"], begin)
+                self.run.log(self.history)
+                self.save()
 
-    def _judge(self, line: dict[str, Any], begin: float) -> None:
+    def _judge(self, line: dict[str, Any], loss: float, begin: float) -> None:
         """Evaluate, keep what is best, and say so."""
-        score, text = None, ""
+        score, text, usable = None, "", True
         if self.dev is not None:
-            score = self.dev.of_scores(self.dev.scores(self.judged, self.precision))
+            scores = self.dev.scores(self.judged, self.precision)
+            usable = bool(scores.isfinite().all())  # float16 may overflow
+            score = self.dev.of_scores(scores) if usable else None
             line[f"dev_{self.dev.metric}"] = score
-            text = f", dev {self.dev.metric} {100 * score:.2f} %"
+            text = ", dev scores are not finite" if score is None else f", dev {self.dev.metric} {100 * score:.2f} %"
         # Of equal ones the later, which has learnt longer.
-        if score is None or self.best["score"] is None or score >= self.best["score"]:
+        if usable and (score is None or self.best["score"] is None or score >= self.best["score"]):
             self.best = {"score": score, "epoch": line["epoch"]}
             state = self.judged.state_dict()
             self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
             text += " (best)" if self.dev is not None else ""
         line["seconds"] = round(time.perf_counter() - begin, 3)
-        self.say(
-            f"epoch {line['epoch'] + 1}/{self.recipe.epochs}: loss {line['loss']:.4f}{text}, {line['seconds']:.1f} s"
-        )
+        self.say(f"epoch {line['epoch'] + 1}/{self.recipe.epochs}: loss {loss:.4f}{text}, {line['seconds']:.1f} s")
+
+    def best_sampler(self) -> SOSampler:
+        """What was trained, in its best state."""
+        if not self.best_state:
+            raise diverged("the scores on dev are not finite", lr=self.recipe.lr, precision=self.precision)
+        self.judged.load_state_dict(self.best_state)
+        return self.judged
 
     # ---- where the run stands
 
     def _save_now_and_then(self, loss: Tensor) -> None:
-        if self.processes.is_main and time.perf_counter() - self._saved_at > _SAVE_EVERY:
-            self._finite(loss)
+        if not self.processes.is_main or time.perf_counter() - self._saved_at <= _SAVE_EVERY:
+            return
+        if not math.isfinite(self._looked_at(loss)) and self.precision != "float16":
+            return
+        try:
             self.save()
+        except OSError as error:
+            if self.processes.count == 1:
+                raise
+            self._unsaved = error  # told to all at the end of the epoch: now the others would wait for this one
+            self._saved_at = time.perf_counter()
 
     def save(self) -> None:
         self.run.save(
@@ -215,10 +240,10 @@ class SamplerLoop:
                 "history": self.history,
             }
         )
-        self._saved_at = time.perf_counter()
+        self._saved_at, self._unsaved = time.perf_counter(), None
 
     def _resume(self) -> None:
-        state = self.run.load(self.device)
+        state = self.run.load()
         if state is None:
             return
         self.sampler.load_state_dict(state["sampler"])
@@ -227,8 +252,8 @@ class SamplerLoop:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.best, self.history = state["step"], state["best"], state["history"]
-        self._sums = {name: total / self.processes.count for name, total in state["sums"].items()}
-        self.best_state = {key: tensor.cpu() for key, tensor in state["best_state"].items()}
+        self._sums = {name: total.to(self.device) / self.processes.count for name, total in state["sums"].items()}
+        self.best_state = state["best_state"]
         self.say(f"going on at step {self.step} of {self.total_steps}")
 
 

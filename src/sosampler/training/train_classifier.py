@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import torch
 
-from sosampler.checks import one_of, whole_number
-from sosampler.classifiers.base import PRECISIONS, Classifier
+from sosampler.checks import whole_number
+from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.registry import WEIGHTS, fit_weights
 from sosampler.classifiers.weights import read_state
@@ -22,6 +21,8 @@ from sosampler.training.checkpoints import RunFolder
 from sosampler.training.classifier_data import ClassifierData, open_source
 from sosampler.training.classifier_loop import ClassifierLoop, main_metric, measure, predict
 from sosampler.training.examples import TrainingBatches, evaluation_batches
+from sosampler.training.machine import usable_cores
+from sosampler.training.precision import settled_precision
 from sosampler.training.recipe import ClassifierRecipe
 from sosampler.training.starting_network import check_trainable, is_transformer, starting_network
 
@@ -75,15 +76,15 @@ def train_classifier(
     """
     recipe = _recipe(recipe, settings)
     place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    precision = _precision(place, precision)
-    workers = min(8, os.cpu_count() or 1) if workers is None else whole_number("workers", workers, at_least=0)
+    precision = settled_precision(place, precision)
+    workers = min(8, usable_cores()) if workers is None else whole_number("workers", workers, at_least=0)
     source = open_source(data, recipe)
     source.check()
     if source.kind == "pictures":
         recipe = replace(recipe, num_frames=1)
     recipe = replace(recipe, batch_size=min(recipe.batch_size, source.num_train))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed % 2**63)  # the fresh head
+        torch.default_generator.manual_seed(recipe.seed % 2**63)  # the fresh head, on the CPU
         network = starting_network(
             classifier,
             source.classes,
@@ -185,14 +186,6 @@ def _recipe(recipe: ClassifierRecipe | None, settings: dict[str, Any]) -> Classi
             allowed = ", ".join(ClassifierRecipe.__dataclass_fields__)
             raise InvalidArgument(f"train_classifier has no setting {name!r}; a recipe has: {allowed}")
     return replace(recipe, **settings)
-
-
-def _precision(device: torch.device, precision: str | None) -> str:
-    if precision is not None:
-        return one_of("precision", precision, PRECISIONS)
-    if device.type != "cuda":
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
 
 
 def _best_of(network: Classifier, run: RunFolder) -> Classifier:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-import sosampler
+from sosampler import __version__
 from sosampler.checks import one_of, whole_number
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.registry import create_classifier, saved_folder
@@ -22,13 +21,18 @@ from sosampler.data.bank_teachers import Teacher
 from sosampler.errors import InvalidArgument
 from sosampler.samplers import SOSampler
 from sosampler.samplers.backbones import load_backbone_weights
-from sosampler.samplers.recipe import SamplerRecipe, read_recipe
+from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
+from sosampler.samplers.registry import RECIPES
 from sosampler.training.calibration import fit_calibration
 from sosampler.training.checkpoints import RunFolder
-from sosampler.training.processes import Processes, settled_precision
+from sosampler.training.clip_answers import check_rewards
+from sosampler.training.divergence import diverged
+from sosampler.training.machine import usable_cores
+from sosampler.training.precision import settled_precision
+from sosampler.training.processes import Processes
 from sosampler.training.sampler_data import SamplerBatches, VideoTable
 from sosampler.training.sampler_dev import EvaluationSet
-from sosampler.training.sampler_frames import CachedFrames, Shape, default_cache_bytes, open_frames
+from sosampler.training.sampler_frames import CachedFrames, FrameSource, Shape, default_cache_bytes, open_frames
 from sosampler.training.sampler_loop import SamplerLoop
 
 TEACHERS = ("bank", "online")
@@ -36,6 +40,7 @@ KIND = "sampler"
 # Pictures are kept this much larger than the network's input, so that crops are seldom enlarged much.
 _ROOM_TO_CROP = 1.15
 _EVALUATED_CANDIDATES = 10  # T on dev where the recipe draws T at random
+_MOST_WORKERS = 16
 _CALIBRATION_VIDEOS = 256  # of train, where there is no dev
 # In channels-last memory a step of MobileNetV2 with 64 x 10 frames takes 31 instead of 93 ms on an H200, but cuDNN
 # spends 6.5 s on each new shape of a batch, that is on each T: it pays from about so many steps for each T on.
@@ -58,7 +63,8 @@ def train(
     bank: str | Path | Bank,
     *,
     out: str | Path,
-    recipe: str | Path | SamplerRecipe = "default",
+    recipe: str | Path | SamplerRecipe | None = None,
+    sampler: str = "sosampler",
     classifier: str | Path | Classifier | None = None,
     weights: str | Path | None = None,
     teacher: str = "bank",
@@ -76,66 +82,85 @@ def train(
         bank: frames and a classifier's answers about them, from `prepare`. Without a dev split the last epoch is kept.
         out: folder for the sampler (`SOSampler.from_pretrained(out)` loads it), the log and the result. Run again with
             the same settings, a killed run goes on.
-        recipe, settings: "default", "paper", "authors", a YAML file or a `SamplerRecipe`, and single settings of it:
+        recipe, settings: a name of `list_recipes()`, a YAML file or a `SamplerRecipe`, and single settings of it:
             epochs=20, lr=1e-3, ...
+        sampler: a name of `list_samplers()`, whose own recipe is taken where none is given.
         classifier: whose answers: the classifier, its saved folder, its fingerprint or its name in the bank; needed
             where the bank has several teachers, and as classifier or folder for teacher="online".
         weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained".
         teacher: "bank": targets are the kept answers about whole frames. "online": the classifier is asked about the
             same random crops that the sampler sees, which costs its forward pass a step; dev uses the kept answers.
+            A classifier that is given as such is frozen and stays on the device.
         device: default: the GPU if there is one. Under `accelerate launch` every process has its own.
         precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it.
         workers: threads that decode frames into memory, or processes that decode them again and again where they do
-            not fit; default: as many as there are cores, at most 16.
-        cache_bytes: memory for decoded frames; default: 40 % of what is free, at most 16 GiB.
+            not fit; default: as many as there are cores for this process, at most 16.
+        cache_bytes: memory for decoded frames; default: 40 % of what is free (in a container: under its limit), at
+            most 16 GiB.
         overwrite: start again in a folder that holds another run of a sampler.
         say: is given a line of text for each epoch.
     """
-    recipe = read_recipe(recipe, **settings)
-    one_of("teacher", teacher, TEACHERS)
-    workers = min(16, os.cpu_count() or 1) if workers is None else whole_number("workers", workers, at_least=0)
-    bank = bank if isinstance(bank, Bank) else Bank(bank)
     processes = Processes(device)
     if not processes.is_main:
         say = _say_nothing
-    precision = settled_precision(processes.device, precision)
-    if cache_bytes is None:
-        cache_bytes = default_cache_bytes(processes.local_count)
-    whole_number("cache_bytes", cache_bytes, at_least=0)
-    asked, answers = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
-    rows = _rows(bank, processes)
-    sampler = _new_sampler(bank, recipe, weights)
     run = RunFolder(Path(out), KIND)
-    if processes.is_main:
-        _begin(run, bank, answers, sampler, recipe, overwrite, teacher=teacher, weights=weights, precision=precision)
-    processes.wait()
-    finished = run.result()
-    if finished is not None:
-        say(f"{run.folder}: this run is finished")
-        return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, finished)
-    sampler.to(processes.device)
-    open_ = _Opening(bank, answers, cache_bytes, processes, workers)
-    batches = open_.training(rows["train"], recipe, asked)
-    taken = batches.source.nbytes if isinstance(batches.source, CachedFrames) else 0
-    dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] else None
-    if _channels_last_pays(processes.device, batches, recipe):
-        sampler.to(memory_format=torch.channels_last)
-    say(_first_words(sampler, processes, precision, batches, rows))
+    with processes.together():
+        own = RECIPES[one_of("sampler", sampler, RECIPES)]
+        recipe = read_recipe(own if recipe is None else recipe, **settings)
+        one_of("teacher", teacher, TEACHERS)
+        workers = _default_workers(processes) if workers is None else whole_number("workers", workers, at_least=0)
+        precision = settled_precision(processes.device, precision)
+        if cache_bytes is None:
+            cache_bytes = default_cache_bytes(processes.local_count)
+        whole_number("cache_bytes", cache_bytes, at_least=0)
+        bank = bank if isinstance(bank, Bank) else Bank(bank)
+        asked, answers = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
+        rows = _rows(bank, recipe, processes)
+        network = _new_sampler(bank, recipe, weights)
+    with processes.together():
+        if processes.is_main:
+            start = None if weights is None else network.fingerprint()
+            _begin(run, bank, answers, recipe, overwrite, teacher=teacher, start=start, precision=precision)
+    with processes.together():
+        finished = run.result()
+        if finished is not None:
+            say(f"{run.folder}: this run is finished")
+            return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, finished)
+        network.to(processes.device)
+        open_ = _Opening(bank, answers, cache_bytes, processes, workers)
+        batches = open_.training(rows["train"], recipe, asked)
+        offered = batches.plan.num_candidates[0]
+        check_rewards(recipe, answers.pooling, answers.about["name"], offered, drawn_frames(recipe))
+        taken = _bytes_taken(batches.source)
+        # One process evaluates.
+        dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] and processes.is_main else None
+        if _channels_last_pays(processes.device, batches, recipe):
+            network.to(memory_format=torch.channels_last)
+        say(_first_words(network, processes, precision, batches, rows))
     with torch.random.fork_rng(devices=[processes.device] if processes.device.type == "cuda" else []):
         loop = SamplerLoop(
-            *(sampler, recipe, batches, dev, run),
+            *(network, recipe, batches, dev, run),
             processes=processes,
             precision=precision,
             asked=asked,
             say=say,
         )
         loop.train()
-        if processes.is_main:
-            fitted = open_.evaluation(rows["train"][:_CALIBRATION_VIDEOS], recipe, taken) if dev is None else dev
-            result = _finish(loop, fitted, bank, answers, rows, say)
-            run.finish(result)
-    processes.wait()
+        with processes.together():
+            if processes.is_main:
+                fitted = open_.evaluation(rows["train"][:_CALIBRATION_VIDEOS], recipe, taken) if dev is None else dev
+                run.finish(_finish(loop, fitted, bank, answers, rows, say))
     return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, run.result() or {})
+
+
+def _bytes_taken(source: FrameSource) -> int:
+    """Memory of the machine that frames have; none where they went to the GPU or are decoded again and again."""
+    return source.nbytes if isinstance(source, CachedFrames) and source.device.type == "cpu" else 0
+
+
+def _default_workers(processes: Processes) -> int:
+    """The cores, shared between the processes of one machine."""
+    return max(1, min(_MOST_WORKERS, usable_cores() // processes.local_count))
 
 
 def _teacher(
@@ -158,7 +183,7 @@ def _teacher(
     return meant.to(device).freeze(), bank.teacher(meant)
 
 
-def _rows(bank: Bank, processes: Processes) -> dict[str, list[int]]:
+def _rows(bank: Bank, recipe: SamplerRecipe, processes: Processes) -> dict[str, list[int]]:
     """Places in the bank of the videos of train and dev that have a label."""
     found: dict[str, list[int]] = {"train": [], "dev": [], "unlabelled": []}
     for row, item in enumerate(bank.items):
@@ -170,12 +195,16 @@ def _rows(bank: Bank, processes: Processes) -> dict[str, list[int]]:
         raise InvalidArgument(
             f"{bank.path}: {len(found['train'])} videos with a label in the train split; give at least {least}"
         )
+    if recipe.batch_size < processes.count:
+        raise InvalidArgument(
+            f"batch_size={recipe.batch_size} is less than the {processes.count} processes; give each a video at least"
+        )
     return found
 
 
 def _new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed % 2**63)  # fresh layers
+        torch.default_generator.manual_seed(recipe.seed % 2**63)  # fresh layers, on the CPU
         sampler = SOSampler(
             backbone=recipe.backbone,
             shift=recipe.shift,
@@ -202,12 +231,11 @@ def _begin(
     run: RunFolder,
     bank: Bank,
     answers: Teacher,
-    sampler: SOSampler,
     recipe: SamplerRecipe,
     overwrite: bool,
     *,
     teacher: str,
-    weights: str | Path | None,
+    start: str | None,
     precision: str,
 ) -> None:
     here, there = run.folder.resolve(), bank.path.resolve()
@@ -223,7 +251,7 @@ def _begin(
                 "digest": hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16],
             },
             "teacher": {"name": answers.name, "asked": teacher},
-            "start": None if weights is None else sampler.fingerprint(),
+            "start": start,
             "recipe": recipe.to_dict(),
             "precision": precision,
         }
@@ -244,22 +272,22 @@ class _Opening:
         largest = max(recipe.input_size, *(asked.preprocessing.size if asked else ()), 1)
         source = self._frames(rows, Shape(math.ceil(_ROOM_TO_CROP * largest)))
         table = VideoTable(self.bank, rows, self.answers)
-        batch_size = min(recipe.batch_size, len(rows))
-        if batch_size < self.processes.count:
-            raise InvalidArgument(
-                f"batch_size={batch_size} is less than the {self.processes.count} processes; give each a video at least"
-            )
-        return SamplerBatches(table, source, recipe, part=self.processes.part(batch_size), workers=self.workers)
+        return SamplerBatches(
+            *(table, source, recipe),
+            part=self.processes.part(min(recipe.batch_size, len(rows))),
+            workers=self.workers,
+            sharers=self.processes.local_count,
+        )
 
     def evaluation(self, rows: list[int], recipe: SamplerRecipe, taken: int) -> EvaluationSet:
         """`taken`: bytes of memory that the frames of training have."""
-        source = self._frames(rows, Shape(recipe.input_size, square=True), taken)
+        source = self._frames(rows, Shape(recipe.input_size, square=True), taken, threads=self.workers)
         asked = recipe.num_candidates
         most = max(len(self.bank[row]) for row in rows)
         wanted = min(asked if isinstance(asked, int) else _EVALUATED_CANDIDATES, most)
         return EvaluationSet(self.bank, rows, self.answers, source, num_candidates=wanted)
 
-    def _frames(self, rows: list[int], shape: Shape, taken: int = 0) -> Any:
+    def _frames(self, rows: list[int], shape: Shape, taken: int = 0, *, threads: int = 1) -> Any:
         return open_frames(
             self.bank,
             rows,
@@ -267,6 +295,7 @@ class _Opening:
             cache_bytes=self.cache_bytes - taken,
             device=self.processes.device,
             workers=self.workers,
+            threads=threads,
             show=self.processes.is_main,
         )
 
@@ -283,7 +312,7 @@ def _first_words(
     where = (
         f"frames in memory ({source.nbytes / 1e9:.2f} GB, {source.device.type})"
         if isinstance(source, CachedFrames)
-        else "frames do not fit into memory and are decoded again in every epoch"
+        else f"frames do not fit into memory and are decoded again in every epoch ({batches.workers} worker processes)"
     )
     several = f" in {processes.count} processes" if processes.count > 1 else ""
     unlabelled = f" ({len(rows['unlabelled'])} without a label are left out)" if rows["unlabelled"] else ""
@@ -303,9 +332,11 @@ def _finish(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Calibrate the best sampler, write it, and tell how good it is."""
-    sampler, recipe = loop.judged, loop.recipe
-    sampler.load_state_dict(loop.best_state)
-    sampler.calibration = fit_calibration(fitted.scores(sampler, loop.precision), fitted.confidence)
+    sampler, recipe = loop.best_sampler(), loop.recipe
+    scores = fitted.scores(sampler, loop.precision)
+    if not scores.isfinite().all():
+        raise diverged("the sampler's scores are not finite", lr=recipe.lr, precision=loop.precision)
+    sampler.calibration = fit_calibration(scores, fitted.confidence)
     measured: dict[str, Any] = {"metric": fitted.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
         measured |= {
@@ -322,7 +353,7 @@ def _finish(
         "best_epoch": loop.best["epoch"],
         "calibrated_on": "train" if loop.dev is None else "dev",
         "seed": recipe.seed,
-        "sosampler": sosampler.__version__,
+        "sosampler": __version__,
         "recipe": recipe.to_dict(),
     }
     sampler.save_pretrained(loop.run.folder)
