@@ -151,5 +151,5 @@ def test_places_are_made(bank: Bank, tmp_path: Path) -> None:
 
 def test_help_names_all_policies() -> None:
     told = " ".join(run("--help").stdout.replace("│", " ").split())
-    for name in (*NAMES, "NAME=FOLDER", "+mmr", "+dpp"):
+    for name in (*NAMES, "NAME=FOLDER", "+mmr", "+dpp", "+aks", "+its", "+nms"):
         assert name in told

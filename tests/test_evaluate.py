@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.evaluation.policies import ALLOWED
 from sosampler.evaluation.rows import Cell, Evaluation
 from sosampler.evaluation.views import candidate_slots
-from sosampler.policies import rules
+from sosampler.policies import get_policy, rules
 from sosampler.policies.difference import change_scores
+from sosampler.policies.diverse import dpp_diverse, farthest_first, pixel_features
 from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
+from sosampler.policies.selectors import METHODS, difference_peaks
 from sosampler.video.candidates import segment_centres
 from taught_banks import FINGERPRINT, random_logits, sigmoid, softmax, teach, write_bank
 
@@ -353,7 +356,9 @@ def test_wrong_arguments(bank: Bank, options: dict[str, Any], message: str) -> N
         evaluate(bank, "uniform", **{"num_candidates": T, "num_frames": N, **options})
 
 
-@pytest.mark.parametrize("policy", ["keyframe", "unifrom", "uniform+mmr", "runs/nothing", "mine=runs/nothing", 7])
+@pytest.mark.parametrize(
+    "policy", ["keyframe", "unifrom", "uniform+mmr", "dpp+nms", "runs/nothing", "mine=runs/nothing", 7]
+)
 def test_unknown_policies_list_the_allowed(bank: Bank, policy: Any) -> None:
     with pytest.raises(InvalidArgument) as raised:
         evaluate(bank, [policy], num_frames=N, num_candidates=T)
@@ -630,6 +635,69 @@ def test_frame_difference_is_the_policy_of_that_name(bank: Bank) -> None:
     assert found.row("frame-difference").sampler_gmacs == 0.0
 
 
+def _by_change(method: str, pictures: np.ndarray, count: int) -> np.ndarray:
+    return METHODS[method](change_scores(pictures).astype(np.float64), count)
+
+
+@pytest.mark.parametrize("wanted", [1, 2, N])
+def test_rules_that_look_are_those_of_select(bank: Bank, wanted: int) -> None:
+    slow: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+        "farthest-first": lambda pictures, count: farthest_first(pixel_features(pictures), count),
+        "dpp": lambda pictures, count: dpp_diverse(pixel_features(pictures), count),
+        "difference-peaks": lambda pictures, count: difference_peaks(change_scores(pictures), count),
+    }
+    for method in METHODS:
+        slow[f"frame-difference+{method}"] = partial(_by_change, method)
+    found = evaluate(bank, list(slow), num_frames=wanted, num_candidates=T, bootstrap=0)
+    for policy, rule in slow.items():
+        for number, item in enumerate(bank):
+            offered = distinct(len(item))
+            pictures = item.frames(offered)
+            places = rule(pictures, min(wanted, len(offered))).tolist()
+            assert places == get_policy(policy).choose(len(offered), len(places), pictures, 0).positions.tolist()
+            assert found.chosen(policy)[number].tolist() == clip([offered[place] for place in places], wanted)
+        row = found.row(policy)
+        assert (row.sampler_gmacs, row.frames_decoded) == (0.0, T)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_on_what_the_oracles_know(bank: Bank, logits: list[np.ndarray], method: str) -> None:
+    plain = ["semi-optimal", "semi-optimal-max"]
+    given = [f"{policy}+{method}" for policy in plain]
+    found = evaluate(bank, [*given, *plain], num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
+    for number, (one, labels) in enumerate(zip(logits, LABELS, strict=True)):
+        offered = distinct(len(one))
+        probs = [softmax(one[place].astype(np.float64)) for place in offered]
+        for policy, values in (
+            (given[0], [confidence(each, labels) for each in probs]),
+            (given[1], [each.max() for each in probs]),
+        ):
+            expected = [offered[place] for place in METHODS[method](np.array(values), 3)]
+            assert found.chosen(policy)[number].tolist() == expected
+    assert any((found.chosen(one) != found.chosen(other)).any() for one, other in zip(given, plain, strict=True))
+
+
+@pytest.mark.parametrize("calibration", [(0.02, -3.0), None])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_on_what_samplers_say(bank: Bank, method: str, calibration: tuple[float, float] | None) -> None:
+    sampler, name = Bright(calibration=calibration), f"a+{method}"
+    found = evaluate(
+        *(bank, {name: sampler, "a": sampler, "a+mmr": sampler}),
+        num_frames=3,
+        num_candidates=T,
+        bootstrap=0,
+        classifier=FINGERPRINT,
+    )
+    for number, item in enumerate(bank):
+        offered = distinct(len(item))
+        scores = sampler.look(torch.from_numpy(item.frames(offered)).permute(0, 3, 1, 2)[None]).scores[0]
+        values = scores if calibration is None else sampler.confidences(scores)
+        expected = [offered[place] for place in METHODS[method](values.double().numpy(), 3)]
+        assert found.chosen(name)[number].tolist() == expected
+    assert (found.chosen(name) != found.chosen("a")).any()
+    assert found.row(name).sampler_gmacs == found.row("a").sampler_gmacs
+
+
 def test_a_saved_sampler_by_its_folder(bank: Bank, tmp_path: Path) -> None:
     from sosampler.samplers.sosampler import SOSampler
 
@@ -701,7 +769,7 @@ def test_samplers_that_mind_redundancy(
     assert (found.chosen(name) != found.chosen("a")).any()
 
 
-@pytest.mark.parametrize("method", ["mmr", "dpp"])
+@pytest.mark.parametrize("method", ["mmr", "dpp", *METHODS])
 def test_a_method_is_heeded_wherever_it_is_written(bank: Bank, method: str, tmp_path: Path) -> None:
     from sosampler.samplers.sosampler import SOSampler
 
@@ -725,6 +793,12 @@ def test_a_method_is_heeded_wherever_it_is_written(bank: Bank, method: str, tmp_
     assert chosen([f"mine={folder}+{method}"], "mine") == expected
     assert chosen([f"{name}={folder}+{method}"]) == expected
     assert chosen([f"{folder}+{method}"], f"{folder}+{method}") == expected
-    other = "dpp" if method == "mmr" else "mmr"
+    if method in METHODS:  # and select chooses the same
+        policy = get_policy(f"{folder}+{method}", device="cpu")
+        for number, item in enumerate(bank):
+            offered = distinct(len(item))
+            places = policy.choose(len(offered), 3, item.frames(offered), 0).positions
+            assert [offered[place] for place in places] == expected[number]
+    other = "nms" if method == "mmr" else "mmr"
     with pytest.raises(InvalidArgument, match=f"says {method}, but .* says {other}; write one of them"):
         chosen([f"{name}={folder}+{other}"])

@@ -25,7 +25,10 @@ from sosampler.cli.select_many import Job, Outputs
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
 from sosampler.options import SelectOptions
 from sosampler.policies import Policy, get_policy
+from sosampler.policies.rules import top
+from sosampler.policies.selectors import METHODS
 from sosampler.samplers import SOSampler
+from sosampler.samplers.policy import policy_of
 from sosampler.synthetic import numbered_video, read_number
 
 
@@ -229,6 +232,103 @@ class TestFolders:
             so.select(clip, policy=half)
 
 
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a calibrated sampler whose scores differ much; by confidence its frames rank in another shape."""
+    made = make_sampler(3)
+    with torch.no_grad():
+        made.importance_head.weight.mul_(400)
+    made.calibration = (2.0, -1.0)
+    path = tmp_path_factory.mktemp("runs") / "sure"
+    made.save_pretrained(path)
+    return path
+
+
+@pytest.mark.usefixtures("without_gpu")
+class TestMethods:
+    """Ways to choose from a sampler's scores other than the N best."""
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_against_the_rule_itself(self, method: str, folder: Path, clip: Path) -> None:
+        plain = so.select(clip, 5, num_candidates=20, policy=folder)
+        sel = so.select(clip, 5, num_candidates=20, policy=f"{folder}+{method}")
+        scores = plain.candidates.scores
+        np.testing.assert_array_equal(sel.candidates.scores, scores)
+        assert scores is not None
+        places = METHODS[method](scores.astype(np.float64), 5)
+        assert sel.frame_indices.tolist() == sel.candidates.frame_indices[places].tolist() == numbers(sel)
+        np.testing.assert_array_equal(sel.scores, scores[places])
+        assert sel.frame_indices.tolist() != plain.frame_indices.tolist()
+        assert sel.policy == f"{folder}+{method}"
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_calibrated_sampler_is_weighed_by_its_confidences(self, method: str, sure: Path, clip: Path) -> None:
+        sel = so.select(clip, 5, num_candidates=20, policy=f"{sure}+{method}")
+        scores = sel.candidates.scores
+        assert scores is not None
+        confidences = 1 / (1 + np.exp(1 - 2 * scores.astype(np.float64)))
+        assert sel.frame_indices.tolist() == sel.candidates.frame_indices[METHODS[method](confidences, 5)].tolist()
+        if method == "its":  # the one that heeds more than the order
+            assert METHODS[method](scores, 5).tolist() != METHODS[method](confidences, 5).tolist()
+
+    def test_a_sampler_as_it_is(self, sampler: SOSampler, folder: Path, clip: Path) -> None:
+        policy = policy_of(sampler, method="nms")
+        assert policy.name == "sosampler+nms"
+        by_text = so.select(clip, 5, num_candidates=20, policy=f"{folder}+nms")
+        assert so.select(clip, 5, num_candidates=20, policy=policy).frame_indices.tolist() == (
+            by_text.frame_indices.tolist()
+        )
+        with pytest.raises(InvalidArgument, match=r"method='mmr' .*aks, its, nms"):
+            policy_of(sampler, method="mmr")
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_short_videos(self, method: str, folder: Path) -> None:
+        sel = so.select(BY_NAME["two_frames"].data, 6, num_candidates=12, policy=f"{folder}+{method}")
+        assert len(sel) == 6
+        assert set(sel.frame_indices.tolist()) == {0, 1}
+        one = so.select(BY_NAME["two_frames"].data, 1, num_candidates=12, policy=f"{folder}+{method}")
+        assert len(one) == 1
+
+    def test_caches_and_journals_tell_them_apart(self, folder: Path, sampler: SOSampler) -> None:
+        told = {
+            method: Job(SelectOptions(policy=f"{folder}+{method}" if method else str(folder)), Outputs()).fingerprint()
+            for method in ("", *METHODS)
+        }
+        assert {method: facts["policy_identity"] for method, facts in told.items()} == {
+            "": sampler.fingerprint(),
+            **{method: f"{sampler.fingerprint()}+{method}" for method in METHODS},
+        }
+        assert len({facts["policy"] for facts in told.values()}) == 4
+
+    def test_a_folder_of_such_a_name_is_taken_as_it_is(self, sampler: SOSampler, tmp_path: Path, clip: Path) -> None:
+        make_sampler(5).save_pretrained(tmp_path / "run")
+        sampler.save_pretrained(tmp_path / "run+nms")
+        sel = so.select(clip, 5, num_candidates=20, policy=tmp_path / "run+nms")
+        assert sel.candidates.scores is not None
+        np.testing.assert_array_equal(
+            sel.candidates.scores, so.select(clip, 5, num_candidates=20, policy=sampler).candidates.scores
+        )
+        places = top(sel.candidates.scores, 5)
+        assert sel.frame_indices.tolist() == sel.candidates.frame_indices[places].tolist()
+
+    def test_wrong_ones_are_named(self, folder: Path, tmp_path: Path, clip: Path) -> None:
+        with pytest.raises(InvalidArgument, match=r"first\+best' is unknown; .*\+aks, \+its, \+nms go behind such"):
+            so.select(clip, policy=f"{folder}+best")
+        with pytest.raises(InvalidArgument, match=r"nope\+nms' is unknown; "):
+            so.select(clip, policy=f"{tmp_path / 'nope'}+nms")
+        with pytest.raises(InvalidArgument, match=r"\+nms' is a folder without config\.json"):
+            so.select(clip, policy=f"{tmp_path}+nms")
+
+    def test_pipelines(self, folder: Path, clip: Path) -> None:
+        classifier = so.create_classifier("timm:test_resnet", num_classes=2, device="cpu")
+        for policy in (f"{folder}+its", "frame-difference+nms", "dpp"):
+            pipeline = so.Pipeline(policy, classifier, num_candidates=10, num_frames=3, device="cpu", size=96)
+            selection = pipeline(clip).selection
+            assert (pipeline.policy.name, selection.policy) == (policy, policy)
+            expected = so.select(clip, 3, num_candidates=10, policy=policy, size=96)
+            assert selection.frame_indices.tolist() == expected.frame_indices.tolist()
+
+
 class TestPolicies:
     def test_given_as_it_is(self, clip: Path) -> None:
         rule = get_policy("centre")
@@ -251,7 +351,7 @@ class TestPolicies:
         assert SelectOptions(policy=str(folder)).to_dict()["policy"] == str(folder)
 
     def test_options_travel_to_other_processes(self, folder: Path) -> None:
-        for policy in ("uniform", str(folder)):
+        for policy in ("uniform", str(folder), f"{folder}+nms", "frame-difference+its"):
             options = SelectOptions(policy=policy, num_frames=3)
             copy = pickle.loads(pickle.dumps(options))
             assert copy == options
@@ -321,6 +421,19 @@ class TestCommand:
         code, err = cli(clip, "--device", "cpu")
         assert code == 2
         assert "--device cpu is for trained samplers, not for the policy 'uniform'; leave it out" in err
+
+    def test_methods(self, cli: Callable[..., tuple[int, str]], folder: Path, clip: Path) -> None:
+        for policy in (f"{folder}+nms", "frame-difference+aks", "difference-peaks", "farthest-first", "dpp"):
+            code, out = cli(clip, "-n", 3, "-t", 12, "--policy", policy, "--json")
+            assert code == 0
+            row = json.loads(out)
+            one = so.select(clip, 3, num_candidates=12, policy=policy)
+            assert (row["policy"], row["frame_indices"]) == (policy, one.frame_indices.tolist())
+        code, out = cli(clip, "-n", 3, "-t", 12, "--policy", f"{folder}+nms", "--device", "cpu", "--json")
+        assert (code, json.loads(out)["policy"]) == (0, f"{folder}+nms")
+        code, err = cli(clip, "--policy", "frame-difference+nms", "--device", "cpu")
+        assert code == 2
+        assert "is for trained samplers, not for the policy 'frame-difference+nms'" in err
 
     def test_an_unknown_folder_ends_with_a_sentence(
         self, cli: Callable[..., tuple[int, str]], clip: Path, tmp_path: Path

@@ -53,7 +53,8 @@ def select(
         source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
         num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (uniform: T = N).
-        policy: who is chosen: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one.
+        policy: who is chosen: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one. "+aks",
+            "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time.
         candidates: "exact" frames (the default), "keyframe" (many times faster to decode), or "snap": the keyframe
             where one lies within `snap_tolerance` seconds, else the exact frame.
         grid: where candidates lie: "uniform" (segment centres), "linspace" (ends included, as FrameExit),

@@ -30,7 +30,9 @@ def select_command(
         str,
         typer.Option(
             "--policy",
-            help="uniform, random, all, centre, keyframe, frame-difference, frameexit, or a trained sampler's folder.",
+            help="uniform, random, all, centre, keyframe, frame-difference, frameexit, difference-peaks, "
+            "farthest-first, dpp, or a trained sampler's folder. +aks, +its or +nms behind a folder or "
+            "frame-difference spreads the choice in time.",
         ),
     ] = SelectOptions.policy,
     device: Annotated[

@@ -143,7 +143,8 @@ class ScoreChooser:
         return Chosen(top_n(view.scores[self.scorer.key], num_frames, view.real))
 
     def values(self, view: CandidateView) -> Tensor:
-        return self.scorer.in_unit(view.scores[self.scorer.key], view.mask)
+        # In double precision, in which scores that differ stay apart.
+        return self.scorer.in_unit(view.scores[self.scorer.key].double(), view.mask)
 
     def similarity(self, view: CandidateView) -> Tensor:
         return view.similarity[self.scorer.key]
@@ -164,6 +165,24 @@ class RedundancyChooser:
         pick = mmr if self._method == "mmr" else dpp
         values, similarity = self._base.values(view).float(), self._base.similarity(view).float()
         return Chosen(pick(values, similarity, num_frames, mask=view.real))
+
+
+class MethodChooser:
+    """Another policy's values, from which a rule chooses in another way than the N highest."""
+
+    looks = True
+
+    def __init__(
+        self, name: str, base: SemiOptimalChooser | ScoreChooser, rule: Callable[[NDArray[np.float64], int], Indices]
+    ) -> None:
+        self.name, self._base, self._rule = name, base, rule
+        self.scorer = base.scorer
+
+    def choose(self, view: CandidateView, num_frames: int) -> Chosen:
+        values = self._base.values(view).double().cpu().numpy()
+        counts = view.counts.tolist()
+        rows = [self._rule(row[:count], num_frames) for row, count in zip(values, counts, strict=True)]
+        return Chosen(torch.from_numpy(np.stack(rows)).to(view.mask.device))
 
 
 def choose_all(chooser: Chooser, view: CandidateView, num_frames: int) -> Chosen:

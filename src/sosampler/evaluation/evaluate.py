@@ -64,9 +64,11 @@ def evaluate(
 
     Args:
         bank: with the answers of a classifier.
-        policies: names ("uniform", "random", "centre", "frameexit", "all", "frame-difference"; the oracles
-            "semi-optimal", "semi-optimal-max", "optimal"), samplers, folders of samplers, "NAME=FOLDER", or a dict
-            {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy or a folder minds redundancy.
+        policies: names ("uniform", "random", "centre", "frameexit", "all", "frame-difference", "difference-peaks",
+            "farthest-first", "dpp"; the oracles "semi-optimal", "semi-optimal-max", "optimal"), samplers, folders of
+            samplers, "NAME=FOLDER", or a dict {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy or a
+            folder minds redundancy; "+aks", "+its" or "+nms", also behind "frame-difference", spreads the choice in
+            time.
         num_frames, num_candidates: N and T; all combinations of what is given.
         pairs: (N, T) pairs instead.
         classifier: object, folder of a saved one, or the name of a teacher. Needed where the bank keeps no logits of

@@ -14,6 +14,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.evaluation.choosers import (
     RULES,
     Chooser,
+    MethodChooser,
     OptimalChooser,
     RandomChooser,
     RedundancyChooser,
@@ -22,12 +23,19 @@ from sosampler.evaluation.choosers import (
     SemiOptimalChooser,
 )
 from sosampler.evaluation.clips import Clips
-from sosampler.evaluation.scorers import DifferenceScorer, SamplerScorer
+from sosampler.evaluation.scorers import ORDERS, DifferenceScorer, DiverseScorer, SamplerScorer
+from sosampler.policies import SCORED
+from sosampler.policies.selectors import METHODS, difference_peaks, split_method
 
 REDUNDANCY = ("mmr", "dpp")
+SUFFIXES = (*REDUNDANCY, *METHODS)
 SEMI_OPTIMAL = ("semi-optimal", "semi-optimal-max")
-NAMES = (*RULES, "random", "frame-difference", *SEMI_OPTIMAL, "optimal")
-ALLOWED = (*NAMES, *(f"{name}+{method}" for name in SEMI_OPTIMAL for method in REDUNDANCY))
+NAMES = (*RULES, "random", "frame-difference", "difference-peaks", *ORDERS, *SEMI_OPTIMAL, "optimal")
+ALLOWED = (
+    *NAMES,
+    *(f"{name}+{method}" for name in SCORED for method in METHODS),
+    *(f"{name}+{method}" for name in SEMI_OPTIMAL for method in SUFFIXES),
+)
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
 _CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler
 
@@ -54,20 +62,21 @@ class ChooserMaker:
             return RandomChooser(self.seed, self.num_videos)
         if base == "optimal":
             return OptimalChooser(self.clips, self.beam_width)
+        if base in ORDERS:
+            return ScoreChooser(base, DiverseScorer(base))
+        if base == "difference-peaks":
+            return MethodChooser(base, ScoreChooser(base, DifferenceScorer()), difference_peaks)
         if base == "frame-difference":
-            return ScoreChooser(base, DifferenceScorer())
-        oracle = SemiOptimalChooser(base, self.clips)
-        return RedundancyChooser(name, oracle, method) if method else oracle
+            return _with_method(ScoreChooser(base, DifferenceScorer()), name, method)
+        return _with_method(SemiOptimalChooser(base, self.clips), name, method)
 
     def learned(self, name: str, sampler: Any, method: str) -> Chooser:
         if name in ALLOWED:
             raise InvalidArgument(f"a sampler cannot be called {name!r}, which is another policy; give another name")
         scorer = self._scorers.setdefault(id(sampler), SamplerScorer(sampler))
-        plain = ScoreChooser(name, scorer)
-        if not method:
-            return plain
-        scorer.wants_similarity = True
-        return RedundancyChooser(name, plain, method)
+        if method in REDUNDANCY:
+            scorer.wants_similarity = True
+        return _with_method(ScoreChooser(name, scorer), name, method)
 
     def loaded(self, folder: str) -> Any:
         if folder not in self._loaded:
@@ -78,6 +87,13 @@ class ChooserMaker:
                 sampler.precision = self.precision
             self._loaded[folder] = sampler
         return self._loaded[folder]
+
+
+def _with_method(base: SemiOptimalChooser | ScoreChooser, name: str, method: str) -> Chooser:
+    """`base` itself, or under this name what chooses from its values by one of `SUFFIXES`."""
+    if not method:
+        return base
+    return RedundancyChooser(name, base, method) if method in REDUNDANCY else MethodChooser(name, base, METHODS[method])
 
 
 def choosers_of(policies: Any, maker: ChooserMaker) -> list[Chooser]:
@@ -110,7 +126,7 @@ def _is_sampler(policy: Any) -> bool:
 def _chooser(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser:
     if _is_sampler(policy):
         name = name or "sosampler"
-        return maker.learned(name, policy, _split_method(name)[1])
+        return maker.learned(name, policy, split_method(name, SUFFIXES)[1])
     if not isinstance(policy, (str, os.PathLike)):
         raise InvalidArgument(
             f"a policy is a {type(policy).__name__}; choose from: {', '.join(ALLOWED)}, "
@@ -122,28 +138,24 @@ def _chooser(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser:
             raise InvalidArgument(f"the policy {text!r} cannot be called {name!r}; only samplers take other names")
         return maker.named(text)
     label, _, rest = text.partition("=")
-    if name is None and rest and not _is_folder(_split_method(text)[0]):
+    if name is None and rest and not _is_folder(_folder_and_method(text)[0]):
         name, text = label, rest
-    folder, method = _split_method(text)
+    folder, method = _folder_and_method(text)
     if not _is_folder(folder):
         raise InvalidArgument(
             f"policy={text!r} is unknown, and no folder of a trained sampler; choose from: {', '.join(ALLOWED)}, "
-            "or give such a folder, also as NAME=FOLDER, FOLDER+mmr or FOLDER+dpp"
+            f"or give such a folder, also as NAME=FOLDER, and with {', '.join('+' + way for way in SUFFIXES)} behind it"
         )
     # A row's name says what was done, so what a name ends in is done too.
-    in_name = _split_method(name or "")[1]
+    in_name = split_method(name or "", SUFFIXES)[1]
     if in_name and method and in_name != method:
         raise InvalidArgument(f"the name {name!r} says {in_name}, but {text!r} says {method}; write one of them")
     return maker.learned(name or text, maker.loaded(folder), method or in_name)
 
 
-def _split_method(text: str) -> tuple[str, str]:
-    """
-    >>> _split_method("runs/first+mmr"), _split_method("runs/a+b")
-    (('runs/first', 'mmr'), ('runs/a+b', ''))
-    """
-    base, _, method = text.rpartition("+")
-    return (base, method) if base and method in REDUNDANCY else (text, "")
+def _folder_and_method(text: str) -> tuple[str, str]:
+    """A folder may itself be called like one with a method behind it, and is then taken as it is."""
+    return (text, "") if _is_folder(text) else split_method(text, SUFFIXES)
 
 
 def _is_folder(text: str) -> bool:

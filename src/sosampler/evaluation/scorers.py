@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sosampler.evaluation.frames import FrameChunk
 from sosampler.evaluation.views import Videos
 from sosampler.policies.difference import change_scores
+from sosampler.policies.diverse import dpp_order, farthest_first_order, pixel_features
+from sosampler.video.timeline import Indices
 
 # Candidates that a sampler is handed at once.
 _FRAMES_AT_ONCE = 1024
+# Orders by likeness alone: the first n are the choice of n.
+ORDERS: dict[str, Callable[[ArrayLike, int], Indices]] = {"farthest-first": farthest_first_order, "dpp": dpp_order}
 
 
 class Scorer(Protocol):
@@ -75,6 +80,29 @@ class DifferenceScorer:
 
     def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
         return scores
+
+    def gmacs(self, num_candidates: int) -> float:
+        return 0.0
+
+
+class DiverseScorer:
+    """How early a greedy order takes a picture that is unlike the others."""
+
+    wants_similarity = False
+
+    def __init__(self, name: str) -> None:
+        self.key, self._order = name, ORDERS[name]
+
+    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        scores = torch.zeros(mask.shape)
+        pictures = frames.permute(0, 1, 3, 4, 2).numpy()
+        for row, count in enumerate(mask.sum(1).tolist()):
+            order = self._order(pixel_features(pictures[row, :count]), count)
+            scores[row, torch.from_numpy(order)] = -torch.arange(count, dtype=torch.float32)
+        return scores, None
+
+    def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return 1 + scores / mask.shape[1]
 
     def gmacs(self, num_candidates: int) -> float:
         return 0.0

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sosampler.errors import InvalidArgument
 from sosampler.policies import rules
 from sosampler.policies.difference import change_scores
+from sosampler.policies.diverse import dpp_diverse, farthest_first, pixel_features
+from sosampler.policies.selectors import METHODS, difference_peaks, split_method
 from sosampler.video.reader import Frames
 from sosampler.video.source import import_torch
 from sosampler.video.timeline import Indices
@@ -59,6 +62,22 @@ def _frame_difference(num_candidates: int, num_frames: int, frames: Frames | Non
     assert frames is not None, "select decodes the candidates for policies that need them"
     scores = change_scores(frames)
     return Choice(rules.top(scores, num_frames), scores)
+
+
+def _difference_peaks(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
+    assert frames is not None, "select decodes the candidates for policies that need them"
+    scores = change_scores(frames)
+    return Choice(difference_peaks(scores, num_frames), scores)
+
+
+def _by_looks(rule: Callable[[ArrayLike, int], Indices]) -> Callable[[int, int, Frames | None, int], Choice]:
+    """Choose by what the candidates look like; no candidate has a score of its own."""
+
+    def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
+        assert frames is not None, "select decodes the candidates for policies that need them"
+        return Choice(rule(pixel_features(frames), num_frames))
+
+    return choose
 
 
 _POLICIES: dict[str, Policy] = {
@@ -108,9 +127,32 @@ _POLICIES: dict[str, Policy] = {
             lambda t, n, frames, seed: Choice(rules.frameexit(t, n)),
             default_candidates=lambda n: max(10, n),
         ),
+        Policy(
+            "difference-peaks",
+            "the N most prominent peaks of the change between pictures",
+            _difference_peaks,
+            default_candidates=pool_size,
+            needs_frames=True,
+        ),
+        Policy(
+            "farthest-first",
+            "again and again the picture least like those chosen, from the middle on",
+            _by_looks(farthest_first),
+            default_candidates=pool_size,
+            needs_frames=True,
+        ),
+        Policy(
+            "dpp",
+            "N pictures unlike each other: greedy mode of a determinantal point process",
+            _by_looks(dpp_diverse),
+            default_candidates=pool_size,
+            needs_frames=True,
+        ),
     )
 }
 
+# Named policies whose scores the methods of `selectors` may choose from, as they may from those of any sampler.
+SCORED = ("frame-difference",)
 
 # What a folder must hold to be taken for a saved sampler.
 _CONFIG = "config.json"
@@ -119,6 +161,9 @@ _CONFIG = "config.json"
 def get_policy(policy: Any, *, device: Any = None) -> Policy:
     """The policy that is meant: a name, a sampler, the folder of a saved sampler, or a `Policy` as it is.
 
+    "+aks", "+its" or "+nms" behind a folder or "frame-difference" chooses from its scores in another way than the N
+    best.
+
     `device` is where a sampler runs: one given as an object stays where it is unless told, one that is loaded goes to
     the GPU if there is one.
     """
@@ -126,6 +171,8 @@ def get_policy(policy: Any, *, device: Any = None) -> Policy:
         return policy
     if isinstance(policy, str) and policy in _POLICIES:
         return _POLICIES[policy]
+    if isinstance(policy, str) and (parts := split_method(policy))[0] in SCORED:
+        return _chosen_by(_POLICIES[parts[0]], parts[1])
     if isinstance(policy, (str, os.PathLike)):
         return _from_folder(policy, device)
     if hasattr(policy, "score") and hasattr(policy, "preprocessing"):
@@ -138,26 +185,40 @@ def get_policy(policy: Any, *, device: Any = None) -> Policy:
     )
 
 
+def _chosen_by(policy: Policy, method: str) -> Policy:
+    """A policy that gives scores, with another way to choose from them."""
+
+    def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
+        scores = policy.choose(num_candidates, num_frames, frames, seed).scores
+        assert scores is not None, "whoever is in SCORED gives scores"
+        return Choice(METHODS[method](scores, num_frames), scores)
+
+    return replace(policy, name=f"{policy.name}+{method}", says=f"{policy.says}, by {method}", choose=choose)
+
+
 def _from_folder(given: str | os.PathLike[str], device: Any) -> Policy:
-    folder = Path(given)
+    text = os.fspath(given)
+    # A folder may itself be called like that, and is then taken as it is.
+    name, method = (text, "") if Path(text).is_dir() else split_method(text)
+    folder = Path(name)
     if (folder / _CONFIG).is_file():
         import_torch()  # says how to install it
         from sosampler.samplers.policy import load_policy
 
-        return load_policy(given, device=device)
+        return load_policy(name, method=method, device=device)
     if folder.is_dir():
         raise InvalidArgument(
-            f"policy={os.fspath(given)!r} is a folder without {_CONFIG}, so it holds no sampler; "
+            f"policy={text!r} is a folder without {_CONFIG}, so it holds no sampler; "
             f"give the folder of a trained one, or one of: {', '.join(_POLICIES)}"
         )
     raise InvalidArgument(
-        f"policy={os.fspath(given)!r} is unknown; choose one of: {', '.join(_POLICIES)}, "
-        "or give the folder of a trained sampler"
+        f"policy={text!r} is unknown; choose one of: {', '.join(_POLICIES)}, or give the folder of a trained sampler; "
+        f"{', '.join('+' + method for method in METHODS)} go behind such a folder or {' or '.join(SCORED)}"
     )
 
 
 def list_policies(pattern: str = "*") -> list[str]:
-    """Names of the policies that match a pattern such as "frame*"."""
+    """Names of the policies that match a pattern such as "frame*"; those with a method behind them are not listed."""
     return [name for name in _POLICIES if fnmatch(name, pattern)]
 
 

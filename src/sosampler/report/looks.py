@@ -12,13 +12,16 @@ from dataclasses import dataclass
 RULE, LEARNED, ORACLE = "rule", "learned", "oracle"
 
 MEANINGS = {
-    RULE: "never looks at the pictures",
+    RULE: "learned nothing: goes by places in time, or by how much the pictures differ",
     LEARNED: "looks at the candidates with a small network",
     ORACLE: "knows what the classifier says about every candidate; a bound, not a method",
 }
 """Kinds and what they know."""
 
-_RULES = ("uniform", "random", "centre", "frameexit", "all", "keyframe", "frame-difference")
+_RULES = (
+    *("uniform", "random", "centre", "frameexit", "all", "keyframe"),
+    *("frame-difference", "difference-peaks", "farthest-first", "dpp"),
+)
 _ORACLES = ("semi-optimal", "semi-optimal-max", "optimal")
 
 _DASHES = {RULE: (4.0, 2.2), LEARNED: (), ORACLE: (1.2, 1.8)}  # lengths of line and gap, in line widths
@@ -49,8 +52,8 @@ class Look:
 
 def kind_of(policy: str) -> str:
     """
-    >>> kind_of("uniform"), kind_of("semi-optimal+mmr"), kind_of("runs/first")
-    ('rule', 'oracle', 'learned')
+    >>> kind_of("uniform"), kind_of("dpp"), kind_of("semi-optimal+mmr"), kind_of("runs/a"), kind_of("runs/a+dpp")
+    ('rule', 'rule', 'oracle', 'learned', 'learned')
     """
     base = policy.split("+")[0]
     return RULE if base in _RULES else ORACLE if base in _ORACLES else LEARNED
