@@ -12,6 +12,7 @@ from sosampler.checks import one_of
 
 if TYPE_CHECKING:
     from sosampler.systems.base import System, SystemOutput, Views, decoded_frames, fit, predict, video_gmacs
+    from sosampler.systems.from_bank import bank_views
 
 _BASE = ("System", "SystemOutput", "Views", "decoded_frames", "fit", "predict", "video_gmacs")
 
@@ -27,6 +28,7 @@ __all__ = [
     "System",
     "SystemOutput",
     "Views",
+    "bank_views",
     "create_system",
     "decoded_frames",
     "fit",
@@ -49,6 +51,8 @@ def create_system(name: str, **config: Any) -> System:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "bank_views":
+        return import_module("sosampler.systems.from_bank").bank_views
     if name not in _BASE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("sosampler.systems.base"), name)

@@ -1,0 +1,49 @@
+"""Views of a bank's videos: kept features of the candidates that a system may look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sosampler.checks import whole_number
+from sosampler.data.bank import Bank
+from sosampler.data.positions import uniform_positions
+from sosampler.errors import InvalidArgument
+from sosampler.systems.base import Views
+from sosampler.training.examples import multi_hot
+
+
+def bank_views(bank: Bank, *, heavy: Any, light: Any, num_candidates: int = 10) -> tuple[Views, Tensor]:
+    """Features of T candidates of each video, evenly spread, and the labels [V, C]; all in memory, in half precision.
+
+    A video with fewer stored frames offers each once; the rest of its row is padding. Videos without a label are left
+    out.
+
+    Args:
+        bank: a bank or one split of it, with features that `add_features` wrote.
+        heavy, light: which features: names, fingerprints or the networks themselves, as `Bank.features` takes them.
+        num_candidates: T.
+    """
+    count = whole_number("num_candidates", num_candidates)
+    rows = [row for row, item in enumerate(bank.items) if item.labels]
+    if not rows:
+        raise InvalidArgument(f"{bank.path}: no video of this part has a label; give another split")
+    places = [np.unique(uniform_positions(len(bank[row]), count)) for row in rows]
+    mask = torch.zeros(len(rows), count, dtype=torch.bool)
+    for video, chosen in enumerate(places):
+        mask[video, : len(chosen)] = True
+    first, second = (_features(bank, name, rows, places, count) for name in (heavy, light))
+    labels = torch.stack([multi_hot(bank.rows[row].item.labels, len(bank.classes)) for row in rows])
+    return Views(first, second, None if mask.all() else mask), labels
+
+
+def _features(bank: Bank, name: Any, rows: list[int], places: list[np.ndarray], count: int) -> Tensor:
+    """[V, T, D], zeros where a video has no more frames."""
+    kept = bank.features(name)
+    found = np.zeros((len(rows), count, kept.width), dtype=np.float16)
+    for video, (row, chosen) in enumerate(zip(rows, places, strict=True)):
+        found[video, : len(chosen)] = kept[row][chosen]
+    return torch.from_numpy(found)

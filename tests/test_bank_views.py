@@ -1,0 +1,76 @@
+"""Systems on a bank: the views are the kept features, and the guide's example runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sosampler as so  # noqa: E402
+from sosampler.systems import bank_views  # noqa: E402
+
+TINY = "timm:test_resnet.r160_in1k"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bank of short videos, a saved classifier and a saved sampler, under the names of the guide."""
+    rng = np.random.default_rng(0)
+    entries = [
+        so.FrameEntry(
+            id=f"{split}{number}",
+            labels=(number % 2,),
+            frames=rng.integers(0, 255, (length, 40, 40, 3), dtype=np.uint8),
+            pts_seconds=np.arange(length) / 2,
+            split=split,
+        )
+        for split, count in (("train", 6), ("test", 4))
+        for number, length in enumerate([12, 10, 4, 11, 3, 10][:count])
+    ]
+    so.write_frames(tmp_path / "bank", entries, classes=("run", "jump"))
+    torch.manual_seed(0)
+    classifier = so.create_classifier(TINY, num_classes=2, input_size=32)
+    so.save_classifier(classifier, tmp_path / "runs/mine")
+    so.SOSampler(backbone=TINY, input_size=32).save_pretrained(tmp_path / "runs/sampler")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_views_are_the_kept_features_of_the_candidates(folder: Path) -> None:
+    classifier = so.create_classifier("runs/mine")
+    bank = so.add_features("bank", classifier, name="heavy")
+    bank = so.add_features(bank, so.load_sampler("runs/sampler"), name="light")
+    part = bank.split("train")
+    views, labels = bank_views(part, heavy="heavy", light="light", num_candidates=5)
+    assert views.heavy.shape[:2] == (6, 5)
+    assert labels.argmax(1).tolist() == [0, 1, 0, 1, 0, 1]
+    assert views.mask is not None
+    assert views.mask.sum(1).tolist() == [5, 5, 4, 5, 3, 5]
+    for row, item in enumerate(part):
+        places = item.uniform(5) if len(item) >= 5 else np.arange(len(item))
+        np.testing.assert_array_equal(views.heavy[row, : len(places)].numpy(), part.features("heavy")[row][places])
+        np.testing.assert_array_equal(views.light[row, : len(places)].numpy(), part.features("light")[row][places])
+    assert bank_views(part, heavy=classifier, light="light", num_candidates=3)[0].mask is None
+
+
+def test_a_split_without_videos(folder: Path) -> None:
+    bank = so.add_features("bank", so.create_classifier("runs/mine"), name="heavy")
+    with pytest.raises(so.InvalidArgument, match="no video of this part has a label"):
+        bank_views(bank.split("dev"), heavy="heavy", light="heavy")
+
+
+def test_the_example_of_the_guide_runs(folder: Path) -> None:
+    text = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code.replace("epochs=20", "epochs=2"), "systems.md", "exec"), names)
+    output, gmacs = names["output"], names["gmacs"]
+    assert output.probabilities.shape == (4, 2)
+    used = output.seen_heavy.sum(1)
+    assert (used >= 1).all()
+    assert torch.all(gmacs >= used * names["cost"][0])
