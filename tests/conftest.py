@@ -16,6 +16,9 @@ from sosampler.errors import MissingDependency
 from sosampler.synthetic import numbered_video
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests run side by side already: threads of two torches on the same cores wait for each other most of the time.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 REQUIRED = set(filter(None, os.environ.get("SOSAMPLER_TESTS_REQUIRE", "").split(",")))
 
 

@@ -412,7 +412,6 @@ def test_curves_go_to_tensorboard_where_it_is(bank: so.Bank, tmp_path: Path, mon
     [
         ({"sampler": "ocsampler", "reinforce": {"num_frames": 2, "reward": "label"}}, {"policy", "reward", "baseline"}),
         ({"sampler": "scsampler", "crop_scale": [0.5, 1.0]}, {"rank"}),
-        ({"recipe": "scsampler-ac", "crop_scale": [0.5, 1.0]}, {"guidance"}),
     ],
 )
 def test_other_samplers_learn_which_frames_are_useful(
@@ -424,6 +423,15 @@ def test_other_samplers_learn_which_frames_are_useful(
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert parts <= set(log[-1])
     assert so.load_sampler(tmp_path / "run").scoring.settings == trained.sampler.scoring.settings
+
+
+def test_a_light_classifier_learns_from_the_labels_alone(bank: so.Bank, tmp_path: Path) -> None:
+    """The pictures of this bank do not show their classes, so it can only learn them by heart."""
+    told = SMALL | {"recipe": "scsampler-ac", "epochs": 8, "lr": 5e-3}
+    trained = so.train(bank, out=tmp_path / "run", **told)
+    log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert log[-1]["loss"] == log[-1]["guidance"] < log[0]["guidance"]
+    assert trained.sampler.scoring.settings == {"saliency": "max"}
 
 
 def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:

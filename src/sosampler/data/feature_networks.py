@@ -83,7 +83,7 @@ class _ClassifierFeatures(FeatureNetwork):
 
     @torch.no_grad()
     def __call__(self, frames: Tensor) -> Tensor:
-        from sosampler.evaluation.frame_features import _one_row_a_frame
+        from sosampler.classifiers.penultimate import one_row_a_frame
 
         classifier = self.network.eval()
         self._own.seen = None
@@ -93,7 +93,7 @@ class _ClassifierFeatures(FeatureNetwork):
         seen, self._own.seen = self._own.seen, None
         if seen is None:
             raise ClassifierError(f"{self.name} does not use its class layer; give a network that does")
-        return check_finite(_one_row_a_frame(seen.float(), len(frames), self._layer, self.name), self.name)
+        return check_finite(one_row_a_frame(seen.float(), len(frames), self._layer, self.name), self.name)
 
 
 class _SamplerFeatures(FeatureNetwork):
@@ -141,7 +141,7 @@ def feature_network(network: Any, device: str | None) -> Iterator[FeatureNetwork
     if isinstance(network, SOSampler):
         yield _SamplerFeatures(network)
         return
-    from sosampler.evaluation.frame_features import class_layer
+    from sosampler.classifiers.penultimate import class_layer
 
     source = _ClassifierFeatures(network, class_layer(network))
     with source.watching():
