@@ -39,3 +39,13 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
     if value not in words:
         raise InvalidArgument(f"{name}={value!r} is unknown; choose one of: {', '.join(words)}")
     return str(value)
+
+
+def least_and_most(name: str, value: Any) -> tuple[float, float]:
+    """Return two numbers above 0 of which the first is not the larger one."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InvalidArgument(f"{name}={value!r} is not allowed; give two numbers, the least and the most")
+    low, high = (real_number(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
+    if low > high:
+        raise InvalidArgument(f"{name}={value!r} is not allowed; the least comes first")
+    return low, high

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from sosampler.checks import one_of, real_number, true_or_false, whole_number
+from sosampler.checks import least_and_most, one_of, real_number, true_or_false, whole_number
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.ocsampler_settings import OCSamplerSettings
 
@@ -97,7 +97,7 @@ class SamplerRecipe:
             if getattr(self, name) is not None:
                 self._set(name, real_number(name, getattr(self, name), above=0.0))
         for name in ("crop_scale", "crop_ratio"):
-            self._set(name, _range(name, getattr(self, name)))
+            self._set(name, least_and_most(name, getattr(self, name)))
         self._set("num_candidates", _num_candidates(self.num_candidates))
         for name in ("scoring", "reinforce"):
             self._set(name, _plain_settings(name, getattr(self, name)))
@@ -277,15 +277,6 @@ def _share(name: str, value: Any) -> float:
     if not 0 <= (number := real_number(name, value)) < 1:
         raise InvalidArgument(f"{name}={value!r} is not allowed; give a share of 0 to below 1")
     return number
-
-
-def _range(name: str, value: Any) -> tuple[float, float]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give two numbers, the least and the most")
-    low, high = (real_number(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
-    if low > high:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; the least comes first")
-    return low, high
 
 
 def _num_candidates(value: Any) -> int | tuple[int, int]:

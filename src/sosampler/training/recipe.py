@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sosampler.checks import one_of, real_number, true_or_false, whole_number
+from sosampler.checks import least_and_most, one_of, real_number, true_or_false, whole_number
 from sosampler.errors import InvalidArgument
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -48,7 +48,7 @@ class ClassifierRecipe:
             if not 0 <= real_number(name, getattr(self, name)) < 1:
                 raise InvalidArgument(f"{name}={getattr(self, name)!r} is not allowed; give a share of 0 to below 1")
         for name in ("crop_scale", "crop_ratio"):
-            object.__setattr__(self, name, _range(name, getattr(self, name)))
+            object.__setattr__(self, name, least_and_most(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
             raise InvalidArgument(f"crop_scale={self.crop_scale} is not allowed; a crop has at most the whole area, 1")
         true_or_false("flip", self.flip)
@@ -81,12 +81,3 @@ def rate_at(step: int, steps: int, *, peak: float, warmup: float) -> float:
     if step < rising:
         return peak * (step + 1) / rising
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
-
-
-def _range(name: str, value: Any) -> tuple[float, float]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give two numbers, the least and the most")
-    low, high = (real_number(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
-    if low > high:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; the least comes first")
-    return low, high
