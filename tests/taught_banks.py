@@ -12,9 +12,15 @@ from banks import CLASSES, picture
 from sosampler.data.bank import Bank
 from sosampler.data.bank_format import teacher_batch, teacher_schema, write_text
 from sosampler.data.bank_writer import writing_shard
+from sosampler.data.positions import uniform_positions
 from sosampler.data.write_frames import FrameEntry, write_frames
+from sosampler.video.candidates import segment_centres
 
 FINGERPRINT = "ab" * 8
+# The third is shorter than T and the last is shorter than N.
+LENGTHS = [12, 9, 5, 16, 8, 8, 11, 3]
+LABELS: list[tuple[int, ...]] = [(0,), (1,), (2,), (0,), (1,), (2,), (1,), (0,)]
+NUM_CANDIDATES = 8
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -87,3 +93,17 @@ def teach(bank: Bank, logits: Sequence[np.ndarray], *, multi_label: bool = False
             for row, answer in zip(bank.rows, logits, strict=True):
                 if row.shard == shard:
                     write(teacher_batch(schema, row.item.id, activate(answer).astype(np.float16), answer))
+
+
+def distinct(length: int, count: int = NUM_CANDIDATES) -> list[int]:
+    """Stored frames that are offered."""
+    return sorted(set(uniform_positions(length, count).tolist()))
+
+
+def clip(chosen: list[int], wanted: int) -> list[int]:
+    """What is shown of chosen stored frames: repeated evenly where they are too few."""
+    return chosen if len(chosen) >= wanted else [chosen[place] for place in segment_centres(len(chosen), wanted)]
+
+
+def confidence(probs: np.ndarray, labels: tuple[int, ...]) -> float:
+    return float(np.exp(np.mean(np.log(probs[list(labels)]))))

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.devices import autocast
+from sosampler.classifiers.outputs import check_finite
 from sosampler.errors import ClassifierError, InvalidArgument
+
+
+class Penultimate:
+    """What stands before the class layer of a classifier when it sees one frame as a clip of one.
+
+    For 2-D networks that is the pooled map, for TimeSformer the normalised class token. Frames are always shown at the
+    same place of the video, so that two differ by what they show alone. The layer is watched inside `watching`; each of
+    several threads that ask finds its own.
+    """
+
+    def __init__(self, classifier: Classifier) -> None:
+        self.classifier = classifier
+        self._layer = class_layer(classifier)
+        self._own = threading.local()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        hook = self._layer.register_forward_pre_hook(lambda _, inputs: setattr(self._own, "seen", inputs[0]))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @torch.no_grad()
+    def __call__(self, frames: Tensor) -> Tensor:
+        """uint8 [F, 3, H, W] -> float32 [F, D] on the CPU."""
+        classifier = self.classifier.eval()
+        self._own.seen = None
+        clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
+        with autocast(classifier.device, classifier.precision):
+            classifier(clips)
+        seen, self._own.seen = self._own.seen, None
+        if seen is None:
+            raise ClassifierError(f"{classifier.name} does not use its class layer; give a network that does")
+        return check_finite(_one_row_a_frame(seen.float(), len(frames), self._layer, classifier.name), classifier.name)
 
 
 def class_layer(classifier: Any) -> nn.Module:
@@ -41,7 +81,7 @@ def class_layer(classifier: Any) -> nn.Module:
     return used[-1]
 
 
-def one_row_a_frame(values: Tensor, num_frames: int, layer: nn.Module, name: str) -> Tensor:
+def _one_row_a_frame(values: Tensor, num_frames: int, layer: nn.Module, name: str) -> Tensor:
     """The input of a class layer, averaged over whatever moments and places it still has: [F, D]."""
     if values.ndim < 2 or values.shape[0] != num_frames:
         raise ClassifierError(

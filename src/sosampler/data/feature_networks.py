@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.devices import autocast, check_device
+from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.outputs import check_finite
+from sosampler.classifiers.penultimate import Penultimate
 from sosampler.classifiers.registry import create_classifier
-from sosampler.errors import ClassifierError, InvalidArgument
+from sosampler.errors import InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
@@ -55,45 +55,22 @@ class FeatureNetwork(ABC):
 
 
 class _ClassifierFeatures(FeatureNetwork):
-    """What stands before the class layer when a classifier sees one frame as a clip of one.
-
-    Each thread finds its own: the layer is watched once, and whoever runs it gets what it saw.
-    """
+    """What stands before the class layer of a classifier."""
 
     kind = "classifier"
 
-    def __init__(self, classifier: Classifier, layer: nn.Module) -> None:
-        super().__init__(classifier)
-        self.name, self.gmacs = classifier.name, classifier.gmacs(1)
-        self._layer = layer
-        self._own = threading.local()
+    def __init__(self, before: Penultimate) -> None:
+        super().__init__(before.classifier)
+        self.name, self.gmacs = before.classifier.name, before.classifier.gmacs(1)
+        self._before = before
 
     @property
     def net(self) -> nn.Module:
         found: nn.Module = self.network.net
         return found
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        hook = self._layer.register_forward_pre_hook(lambda _, inputs: setattr(self._own, "seen", inputs[0]))
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    @torch.no_grad()
     def __call__(self, frames: Tensor) -> Tensor:
-        from sosampler.classifiers.penultimate import one_row_a_frame
-
-        classifier = self.network.eval()
-        self._own.seen = None
-        clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
-        with autocast(classifier.device, classifier.precision):
-            classifier(clips)
-        seen, self._own.seen = self._own.seen, None
-        if seen is None:
-            raise ClassifierError(f"{self.name} does not use its class layer; give a network that does")
-        return check_finite(one_row_a_frame(seen.float(), len(frames), self._layer, self.name), self.name)
+        return self._before(frames)
 
 
 class _SamplerFeatures(FeatureNetwork):
@@ -141,8 +118,6 @@ def feature_network(network: Any, device: str | None) -> Iterator[FeatureNetwork
     if isinstance(network, SOSampler):
         yield _SamplerFeatures(network)
         return
-    from sosampler.classifiers.penultimate import class_layer
-
-    source = _ClassifierFeatures(network, class_layer(network))
-    with source.watching():
-        yield source
+    before = Penultimate(network)
+    with before.watching():
+        yield _ClassifierFeatures(before)

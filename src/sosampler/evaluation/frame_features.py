@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.devices import autocast
-from sosampler.classifiers.outputs import check_finite
-from sosampler.classifiers.penultimate import class_layer, one_row_a_frame
+from sosampler.classifiers.penultimate import Penultimate
 from sosampler.classifiers.registry import create_classifier, saved_folder
 from sosampler.data.bank import Bank
 from sosampler.data.manifest import Manifest, read_manifest
 from sosampler.data.manifest_rows import MANIFEST_SUFFIXES
-from sosampler.errors import ClassifierError, InvalidArgument, VideoError
+from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.reader import Frames
 from sosampler.video.source import open_video
 from sosampler.video.timeline import Indices, Seconds
@@ -125,14 +123,10 @@ def _of_bank(bank: Bank, place: int) -> FrameSource:
 
 
 class FrameFeatures:
-    """What stands before the class layer of a classifier when it sees one frame as a clip of one.
-
-    For 2-D networks that is the pooled map, for TimeSformer the normalised class token. The frame is always shown at
-    the same place of the video, so that two frames differ by what they show alone.
-    """
+    """`Penultimate` features of a classifier, under a name."""
 
     def __init__(self, classifier: Classifier, *, name: str | None = None, untrained: bool = False) -> None:
-        self._layer = class_layer(classifier)
+        self._before = Penultimate(classifier)
         self.classifier = classifier
         self.name = name or classifier.name
         self.untrained = untrained  # known to have random weights
@@ -143,23 +137,10 @@ class FrameFeatures:
         resize = self.classifier.preprocessing.resize
         return resize if isinstance(resize, int) else max(resize)
 
-    @torch.no_grad()
     def __call__(self, frames: Tensor) -> Tensor:
         """uint8 [F, 3, H, W] -> float32 [F, D] on the CPU."""
-        classifier = self.classifier.eval()
-        seen: list[Tensor] = []
-        hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
-            with autocast(classifier.device, classifier.precision):
-                classifier(clips)
-        finally:
-            hook.remove()
-        if not seen:
-            raise ClassifierError(f"{classifier.name} does not use its class layer; give a network that does")
-        return check_finite(
-            one_row_a_frame(seen[-1].float(), len(frames), self._layer, classifier.name), classifier.name
-        )
+        with self._before.watching():
+            return self._before(frames)
 
 
 def features_at(

@@ -21,6 +21,7 @@ from sosampler.progress import progress_bar
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.examples import Example, TrainingBatches
+from sosampler.training.optimizers import make_optimizer
 from sosampler.training.recipe import ClassifierRecipe, rate_at
 from sosampler.training.seeds import seed_generators
 
@@ -50,7 +51,12 @@ class ClassifierLoop:
         if recipe.trainable == "head":
             for layer in head_layers(classifier):
                 layer.requires_grad_(True)
-        self.optimizer = make_optimizer(classifier, recipe)
+        assert recipe.optimizer is not None, "a recipe is filled before its training begins"
+        assert recipe.lr is not None
+        assert recipe.weight_decay is not None
+        self.optimizer = make_optimizer(
+            classifier, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, nesterov=True
+        )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "float16")
         self.step = 0  # of all epochs together
         self.history: list[dict[str, Any]] = []
@@ -214,18 +220,6 @@ def classification_loss(scores: Tensor, targets: Tensor, classifier: Classifier,
     if classifier.multi_label:
         return functional.binary_cross_entropy_with_logits(scores, targets)
     return functional.cross_entropy(scores, targets.argmax(1), label_smoothing=smoothing)
-
-
-def make_optimizer(classifier: Classifier, recipe: ClassifierRecipe) -> torch.optim.Optimizer:
-    """Weight decay for weights alone, not for biases and norms."""
-    trained = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.lr)
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, nesterov=True)
 
 
 def head_layers(classifier: Classifier) -> list[nn.Module]:

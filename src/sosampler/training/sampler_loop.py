@@ -25,6 +25,7 @@ from sosampler.training.clip_answers import clip_answers
 from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.event_log import EventLog
 from sosampler.training.online_teacher import OnlineTeacher
+from sosampler.training.optimizers import make_optimizer
 from sosampler.training.processes import Processes, sent
 from sosampler.training.recipe import rate_at
 from sosampler.training.sampler_augment import Normaliser, cut, points_a_pixel
@@ -63,7 +64,9 @@ class SamplerLoop:
         # By the largest picture of all, so that a crop looks the same whichever others are cut with it.
         self._points = points_a_pixel(batches.source.sizes, sampler.preprocessing.size)
         self._teacher = None if asked is None else OnlineTeacher(asked, batches.source.sizes, self.device)
-        self.optimizer = make_optimizer(sampler, recipe)
+        self.optimizer = make_optimizer(
+            sampler, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=recipe.momentum
+        )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "float16")
         self.mean = RunningMean(sampler, recipe.ema) if recipe.ema else None
         self.step = 0  # of all epochs together
@@ -261,15 +264,3 @@ def memory_layout(network: nn.Module) -> torch.memory_format:
     """How the weights of the network's convolutions lie, so that frames come to it in the same way."""
     kernels = [weight for weight in network.parameters() if weight.ndim == 4 and not weight.is_contiguous()]
     return torch.channels_last if kernels else torch.contiguous_format
-
-
-def make_optimizer(sampler: nn.Module, recipe: SamplerRecipe) -> torch.optim.Optimizer:
-    """Weight decay for weights alone, not for biases and norms."""
-    trained = [parameter for parameter in sampler.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.lr)
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum)
