@@ -25,8 +25,6 @@ from taught_banks import (
     write_bank,
 )
 
-N = 4
-
 
 class MeanOfFrames(nn.Module):
     """The mean of a frame network's logits, as a network of clips."""
