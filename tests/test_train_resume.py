@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
 import time
 from pathlib import Path
@@ -97,9 +98,19 @@ def test_stopped_between_steps_and_evaluation_and_while_writing(
     assert_same(tmp_path / "run", whole)
 
 
-def _train_and_save_often(bank: Path, out: Path, threads: int) -> None:
+def _train_and_save_often(bank: Path, out: Path, threads: int, dies_after: int | None = None) -> None:
     torch.set_num_threads(threads)
     sampler_loop._SAVE_EVERY = 0.05
+    if dies_after is not None:
+        save, saved = SamplerLoop.save, []
+
+        def dying(self: SamplerLoop) -> None:
+            save(self)
+            saved.append(None)
+            if len(saved) == dies_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        SamplerLoop.save = dying  # type: ignore[method-assign]
     train(bank, out=out, **OPTIONS)
 
 
@@ -108,8 +119,12 @@ def test_killed_for_good_and_started_again(bank: so.Bank, whole: Path, tmp_path:
     context.set_forkserver_preload(["sosampler.training.train_sampler"])
     arguments = (bank.path, tmp_path / "run", torch.get_num_threads())
     rng = np.random.default_rng(0)
-    ends = []
-    for _ in range(3):
+    # One kills itself, which no busy machine can delay; the others are hit from outside at any moment.
+    first = context.Process(target=_train_and_save_often, args=(*arguments, 2))
+    first.start()
+    first.join()
+    assert first.exitcode == -signal.SIGKILL
+    for _ in range(2):
         process = context.Process(target=_train_and_save_often, args=arguments)
         before = _checkpoint_time(tmp_path / "run")
         process.start()
@@ -118,8 +133,6 @@ def test_killed_for_good_and_started_again(bank: so.Bank, whole: Path, tmp_path:
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
         process.join()
-        ends.append(process.exitcode)
-    assert ends[0] == -signal.SIGKILL  # it was hit while it trained
     last = context.Process(target=_train_and_save_often, args=arguments)
     last.start()
     last.join()
