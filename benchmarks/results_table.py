@@ -23,9 +23,9 @@ LONG = ((8, 30), (16, 60), (32, 100))
 Lines = dict[tuple[str, int, int], dict[str, Any]]
 
 
-def read(path: Path) -> tuple[dict[str, Any], Lines]:
-    result = json.loads(path.read_text(encoding="utf-8"))
-    return result, {(line["policy"], line["num_frames"], line["num_candidates"]): line for line in result["table"]}
+def by_cell(result: dict[str, Any]) -> Lines:
+    """The lines of the table by policy, N and T."""
+    return {(line["policy"], line["num_frames"], line["num_candidates"]): line for line in result["table"]}
 
 
 def percent(line: dict[str, Any] | None, name: str = "top1") -> str:
@@ -77,7 +77,7 @@ def variants(lines: Lines) -> list[str]:
 
 
 def tables(path: Path) -> list[list[str]]:
-    _, lines = read(path)
+    lines = by_cell(json.loads(path.read_text(encoding="utf-8")))
     found = [accuracy(lines), shares(lines), longer(lines)]
     return [*found, variants(lines)] if any(policy not in NAMES for policy, _, _ in lines) else found
 
