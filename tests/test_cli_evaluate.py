@@ -17,6 +17,7 @@ from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.policies import NAMES
+from system_banks import frame_exit, given_bank
 from taught_banks import random_logits, teach, write_bank
 
 LENGTHS = [8] * 9
@@ -69,6 +70,25 @@ def test_table_and_csv(bank: Bank, tmp_path: Path) -> None:
     assert (rows[0]["top1_low"], rows[0]["frames_decoded"]) == ("", "2")
 
 
+def test_systems_and_a_curve(tmp_path: Path) -> None:
+    made, _ = given_bank(tmp_path / "bank")
+    folder = frame_exit(tmp_path / "run")
+    done = run(
+        *(made.path, "--policies", f"uniform,me={folder}@all,{folder}@0.5", "-n", "1,2", "-t", 8, "--bootstrap", 20),
+        *("--curve", tmp_path / "new" / "curve.svg", "--csv", tmp_path / "rows.csv"),
+    )
+    assert done.exit_code == 0, done.output
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert names[:2] == ["uniform", "uniform"]
+    assert names[-1] == f"{folder}@0.5"
+    assert all(name.startswith("me@0.") for name in names[2:-1])
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["policy"] for row in rows] == names
+    assert all(1 <= float(row["frames_classified"]) <= 6 for row in rows)
+    assert (tmp_path / "new" / "curve.svg").read_text(encoding="utf-8").count("<svg") == 1
+
+
 def test_progress_and_notes_go_to_standard_error(bank: Bank) -> None:
     done = run(bank.path, "-p", "frame-difference", "-n", 2, "-t", 8, "--split", "test", "--bootstrap", 0, "--json")
     assert done.exit_code == 0, done.output
@@ -87,6 +107,7 @@ def test_progress_and_notes_go_to_standard_error(bank: Bank) -> None:
         (("--policies", ""), "--policies is empty; name some"),
         (("--policies", ",", "-p", "uniform"), "--policies is empty; name some"),
         (("--views", "3", "-t", "8"), "views=3 is not in this bank"),
+        (("--curve", "x.pdf"), "x.pdf: curves are written as .svg or .png"),
     ],
 )
 def test_wrong_arguments(bank: Bank, arguments: tuple[str, ...], message: str) -> None:
@@ -95,7 +116,7 @@ def test_wrong_arguments(bank: Bank, arguments: tuple[str, ...], message: str) -
     assert message in str(done.exception)
 
 
-@pytest.mark.parametrize("option", ["--csv", "--out"])
+@pytest.mark.parametrize("option", ["--csv", "--out", "--curve"])
 @pytest.mark.parametrize(
     ("place", "said"),
     [
@@ -125,7 +146,7 @@ def test_places_that_cannot_be_written_are_told_before_the_work(
 def test_two_results_need_two_files(bank: Bank, tmp_path: Path) -> None:
     done = run(bank.path, "--csv", tmp_path / "x", "--out", tmp_path / "x")
     assert isinstance(done.exception, InvalidArgument)
-    assert "give two files" in str(done.exception)
+    assert "--csv and --out name the same file" in str(done.exception)
 
 
 def test_numbers_are_shown_even_if_a_file_cannot_be_written(
@@ -151,5 +172,16 @@ def test_places_are_made(bank: Bank, tmp_path: Path) -> None:
 
 def test_help_names_all_policies() -> None:
     told = " ".join(run("--help").stdout.replace("│", " ").split())
-    for name in (*NAMES, "NAME=FOLDER", "+mmr", "+dpp", "+aks", "+its", "+nms"):
+    for name in (
+        *NAMES,
+        "NAME=FOLDER",
+        "+mmr",
+        "+dpp",
+        "+aks",
+        "+its",
+        "+nms",
+        "FOLDER@VALUE",
+        "FOLDER@all",
+        "--curve",
+    ):
         assert name in told

@@ -179,7 +179,7 @@ def test_nothing_is_recovered_where_there_is_nothing_to_gain(tmp_path: Path) -> 
     teach(made, [10 * np.tile(np.eye(3, dtype=np.float32)[label], (4, 1)) for (label,) in labels])
     row = evaluate(made, ["random"], num_frames=2, num_candidates=4, bootstrap=0).row("random")
     assert (row.top1, row.recovered) == (1.0, None)
-    assert row.versus_uniform == {"metric": "top1", "difference": 0.0, "ci95": None}
+    assert row.versus_uniform == {"num_frames": 2, "metric": "top1", "difference": 0.0, "ci95": None}
 
 
 def test_intervals_are_those_of_resampled_videos(found: Evaluation, logits: list[np.ndarray]) -> None:
@@ -201,7 +201,8 @@ def test_intervals_are_those_of_resampled_videos(found: Evaluation, logits: list
     assert row.versus_uniform is not None
     assert row.versus_uniform["difference"] == pytest.approx(top1(centre, truth) - top1(uniform, truth))
     assert row.versus_uniform["ci95"] == pytest.approx(np.percentile(differences, [2.5, 97.5]), abs=1e-6)
-    assert found.row("uniform", N).versus_uniform == {"metric": "top1", "difference": 0.0, "ci95": (0.0, 0.0)}
+    nothing = {"num_frames": N, "metric": "top1", "difference": 0.0, "ci95": (0.0, 0.0)}
+    assert found.row("uniform", N).versus_uniform == nothing
 
 
 def test_short_videos_repeat_nothing_while_another_frame_is_left(found: Evaluation) -> None:

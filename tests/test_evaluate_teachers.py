@@ -20,7 +20,7 @@ from sosampler.evaluation import evaluate as module
 from sosampler.evaluation import frames
 from sosampler.evaluation.bootstrap import Measured, Resamples
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.rows import Cell, Measuring, Tally
+from sosampler.evaluation.rows import Cell, Measuring, Spent, Tally
 from sosampler.evaluation.table import text_table
 from taught_banks import FINGERPRINT, random_logits, teach, write_bank
 
@@ -244,10 +244,8 @@ def test_rounding_is_no_gain() -> None:
     cells = [Cell(policy, 2, 2) for policy in ("uniform", "semi-optimal", "mine")]
     tallies = {cell: Tally(probs, np.zeros((4, 2), dtype=np.int64)) for cell in cells}
     measuring = Measuring(tallies, labels, "top1", Rounded(labels, 0, 0, torch.device("cpu")))
-    rows = [
-        measuring.row(cell, against=2, sampler_gmacs=0.0, classifier_gmacs=None, frames_decoded=2) for cell in cells
-    ]
+    rows = [measuring.row(cell, Spent(2, 2, 0.0, None), against=2) for cell in cells]
     for row in rows:
         assert row.recovered is None
-        assert row.versus_uniform == {"metric": "top1", "difference": 0.0, "ci95": None}
+        assert row.versus_uniform == {"num_frames": 2, "metric": "top1", "difference": 0.0, "ci95": None}
     assert "-0.0" not in text_table(rows, "top1")

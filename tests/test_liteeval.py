@@ -77,8 +77,8 @@ def by_hand(system: LiteEval, heavy: Tensor, light: Tensor) -> tuple[Tensor, lis
     with torch.no_grad():
         for place in range(len(heavy)):
             coarse = list(system.coarse(light[None, place], tuple(coarse)))
-            closed, opens = system.gate(torch.cat([coarse[0], fine[0]], dim=1))[0]
-            opened.append(bool(opens > closed))
+            _, opens = system.gate(torch.cat([coarse[0], fine[0]], dim=1))[0].softmax(dim=0)
+            opened.append(bool(opens > system.config["gate_open"]))
             if opened[-1]:
                 fine = list(system.fine(torch.cat([heavy[None, place], light[None, place]], dim=1), tuple(fine)))
             else:
@@ -92,8 +92,10 @@ def accuracy(output: SystemOutput, labels: Tensor) -> float:
     return float(labels.gather(1, output.probabilities.argmax(dim=1, keepdim=True)).float().mean())
 
 
-def test_run_is_the_loop_by_hand() -> None:
-    system, (views, _, _) = untrained(), problem(40, seed=2)
+@pytest.mark.parametrize("gate_open", [0.5, 0.2, 0.8])
+def test_run_is_the_loop_by_hand(gate_open: float) -> None:
+    system, (views, _, _) = untrained().turned(gate_open), problem(40, seed=2)
+    assert isinstance(system, LiteEval)
     output = system.run(views)
     for number in range(40):
         probabilities, opened = by_hand(system, views.heavy[number], views.light[number])
@@ -101,6 +103,12 @@ def test_run_is_the_loop_by_hand() -> None:
         assert torch.allclose(output.probabilities[number], probabilities, atol=1e-5)
     assert 0.2 < output.seen_heavy.float().mean() < 0.8
     assert output.seen_light.all()
+
+
+def test_gates_at_the_ends_of_the_dial() -> None:
+    system, (views, _, _) = untrained(), problem(20, seed=2)
+    assert system.turned(0).run(views).seen_heavy.all()
+    assert not system.turned(1).run(views).seen_heavy.any()
 
 
 def test_masked_frames_are_never_visited() -> None:
@@ -257,6 +265,7 @@ def test_training_is_the_same_for_the_same_seed() -> None:
         ({"budget_per": "frame"}, "video, batch"),
         ({"temperature": (5.0,)}, "start and end"),
         ({"temperature": (5.0, 0.0)}, "temperature"),
+        ({"gate_open": 1.01}, "probability from 0 to 1"),
     ],
 )
 def test_it_refuses(given: dict[str, Any], text: str) -> None:

@@ -33,6 +33,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},
     "liteeval": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "coarse_width": 3, "fine_width": 5},
 }
+ALL: dict[str, dict[str, Any]] = SMALL | {
+    "adaframe": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
+    "marl": {"heavy_width": 5, "num_classes": 3, "hidden": 8, "width": 6, "max_steps": 2},
+}
 
 
 class EveryOther(System):
@@ -126,6 +130,69 @@ def test_a_system_trains_by_fit_and_takes_multi_label(name: str) -> None:
     first_phase = [row for row in history if row["phase"] == system.phases[0]]
     assert first_phase[-1]["loss"] < 0.8 * first_phase[0]["loss"]
     assert predict(system, views).probabilities[:, 0].min() > 0.5
+
+
+def lively(name: str) -> System:
+    """Random weights, large enough that videos differ in what is done for them."""
+    torch.manual_seed(1)
+    system = create_system(name, **ALL[name] | ({"max_frames": 10} if name == "frameexit" else {}))
+    for weight in system.parameters():
+        nn.init.normal_(weight, std=0.8)
+    return system.eval()
+
+
+@pytest.mark.parametrize("name", list_systems())
+def test_a_turned_system_shares_its_weights_and_costs_more(name: str) -> None:
+    system, (views, _) = lively(name), some_views(60, frames=10)
+    system.about = {"dev": 0.5}
+    before, drawn, memory = dict(system.config), torch.get_rng_state(), {id(part) for part in system.parameters()}
+    spent = []
+    for value in system.dial_values:
+        turned = system.turned(value)
+        assert type(turned) is type(system)
+        assert turned.config == before | {system.dial: value}
+        assert {id(part) for part in turned.parameters()} == memory
+        assert not turned.training
+        assert turned.about == system.about
+        # Exactly what the class makes of these settings with these weights.
+        fresh = create_system(name, **turned.config)
+        fresh.load_state_dict(system.state_dict())
+        output, expected = turned.run(views), fresh.run(views)
+        assert torch.equal(output.probabilities, expected.probabilities)
+        assert torch.equal(output.seen_heavy, expected.seen_heavy)
+        spent.append(float(video_gmacs(turned, output, heavy_gmacs=4.0, light_gmacs=0.1).mean()))
+    assert system.config == before
+    torch.set_rng_state(drawn)
+    system.turned(system.dial_values[0])
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert spent == sorted(spent)
+    assert spent[-1] > 1.05 * spent[0]
+    assert system.dial in before
+    assert len(set(system.dial_values)) == len(system.dial_values) >= 5
+
+
+def test_a_turned_system_moves_and_learns_with_its_own() -> None:
+    system, (views, labels) = lively("marl"), some_views()
+    turned = system.turned(7)
+    fit(system, views, labels, epochs=1)
+    assert torch.equal(turned.run(views).probabilities, system.turned(7).run(views).probabilities)
+    turned.double()
+    assert next(system.parameters()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("frameexit", -0.1), ("frameexit", "much"), ("liteeval", 1.1), ("liteeval", -0.1), ("adaframe", 0), ("marl", 2.5)],
+)
+def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:
+    system = create_system(name, **ALL[name])
+    with pytest.raises(InvalidArgument, match=f"{system.dial}="):
+        system.turned(value)
+
+
+def test_who_has_no_dial_says_so() -> None:
+    with pytest.raises(InvalidArgument, match=r"every-other has no dial that could be turned to 0.5"):
+        EveryOther().turned(0.5)
 
 
 def test_run_in_the_middle_of_a_phase_keeps_fixed_layers_fixed() -> None:

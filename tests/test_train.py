@@ -441,7 +441,7 @@ def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_
     with pytest.raises(so.InvalidArgument, match="needs a classifier that averages the logits"):
         check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10, 6)
     with pytest.raises(so.InvalidArgument, match="choose one of: sosampler, ocsampler, scsampler"):
-        so.train(bank, out=tmp_path / "run", sampler="frameexit")
+        so.train(bank, out=tmp_path / "run", sampler="glimpse")
     with pytest.raises(so.InvalidArgument, match="offers fewer frames than reinforce draws"):
         so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [4, 8], "reinforce": {"num_frames": 6}})
 

@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from sosampler.samplers import SOSampler, list_samplers, load_sampler
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
     from sosampler.selection import Candidates, Selection
+    from sosampler.systems.folder import load_system
     from sosampler.training.recipe import ClassifierRecipe
     from sosampler.training.train_classifier import TrainedClassifier, train_classifier
     from sosampler.training.train_sampler import TrainedSampler, train
+    from sosampler.training.train_system import TrainedSystem
     from sosampler.video import Limits, VideoMetadata, open_video
 
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
@@ -90,9 +92,11 @@ _HOMES = {
     "WeightsError": "sosampler.errors",
     "train": "sosampler.training",
     "TrainedSampler": "sosampler.training",
+    "TrainedSystem": "sosampler.training.train_system",
     "SOSampler": "sosampler.samplers",
     "load_sampler": "sosampler.samplers",
     "list_samplers": "sosampler.samplers",
+    "load_system": "sosampler.systems.folder",
     "SamplerRecipe": "sosampler.samplers.recipe",
     "read_recipe": "sosampler.samplers.recipe",
     "list_recipes": "sosampler.samplers.recipe",
@@ -127,6 +131,7 @@ __all__ = [
     "SosamplerError",
     "TrainedClassifier",
     "TrainedSampler",
+    "TrainedSystem",
     "VideoClassifier",
     "VideoError",
     "VideoMetadata",
@@ -142,6 +147,7 @@ __all__ = [
     "list_recipes",
     "list_samplers",
     "load_sampler",
+    "load_system",
     "make_reels",
     "make_splits",
     "open_video",

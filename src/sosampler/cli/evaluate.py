@@ -21,7 +21,8 @@ def evaluate_command(
             help="By commas: uniform, random, centre, frameexit, all, frame-difference, difference-peaks, "
             "farthest-first, dpp; the oracles semi-optimal, semi-optimal-max, optimal; folders of samplers, also as "
             "NAME=FOLDER. +mmr or +dpp behind semi-optimal, semi-optimal-max or a folder minds redundancy; +aks, +its "
-            "or +nms, also behind frame-difference, spreads the choice in time.  "
+            "or +nms, also behind frame-difference, spreads the choice in time. Folders of trained systems too: "
+            "FOLDER@VALUE turns their dial, FOLDER@all tries all its values.  "
             "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]",
         ),
     ] = None,
@@ -53,15 +54,18 @@ def evaluate_command(
     precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows into this file.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write everything into this JSON file.")] = None,
+    curve: Annotated[
+        Path | None, typer.Option("--curve", help="Draw accuracy against cost into this .svg or .png file.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure policies and trained samplers on the videos of a bank: accuracy, cost, nearness to the best choice."""
+    """Measure policies, trained samplers and systems on the videos of a bank: accuracy, cost, nearness to the best."""
     asked = [*_texts(policies), *(policy or [])]
     if policies is not None and not _texts(policies):
         raise InvalidArgument("--policies is empty; name some, or leave it out for the default")
     numbers = _numbers("-n", num_frames), _numbers("-t", num_candidates)
     listed = None if pairs is None else [_pair(text) for text in _texts(pairs)]
-    _check_files(csv, out)
+    _check_files({"--csv": csv, "--out": out, "--curve": curve})
 
     from sosampler import evaluate  # says how to install what it needs
     from sosampler.cli.telling import telling
@@ -96,13 +100,14 @@ def evaluate_command(
         found.write_csv(csv)
     if out is not None:
         found.write_json(out)
+    if curve is not None:
+        found.write_curve(curve)
 
 
-def _check_files(csv: Path | None, out: Path | None) -> None:
+def _check_files(options: dict[str, Path | None]) -> None:
     """A place that cannot be written is told before the long work."""
-    for option, path in (("--csv", csv), ("--out", out)):
-        if path is None:
-            continue
+    given = {option: path for option, path in options.items() if path is not None}
+    for option, path in given.items():
         if path.is_dir():
             raise InvalidArgument(f"{option} {path}: is a folder; give the name of a file")
         folder = next(parent for parent in path.absolute().parents if parent.exists())  # the others will be made
@@ -110,8 +115,14 @@ def _check_files(csv: Path | None, out: Path | None) -> None:
             raise InvalidArgument(f"{option} {path}: {folder} is a file, not a folder; give another place")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InvalidArgument(f"{option} {path}: nothing can be written into {folder}; give another place")
-    if csv is not None and out is not None and csv.absolute() == out.absolute():
-        raise InvalidArgument(f"--csv and --out are both {csv}; give two files")
+    places = [path.absolute() for path in given.values()]
+    if len(places) > len(set(places)):
+        same = [option for option, path in given.items() if places.count(path.absolute()) > 1]
+        raise InvalidArgument(f"{' and '.join(same)} name the same file, {given[same[0]]}; give each its own")
+    if "--curve" in given:
+        from sosampler.report.cost_curve import check_curve_file
+
+        check_curve_file(given["--curve"])
 
 
 def _texts(given: str | None) -> list[str]:

@@ -11,28 +11,55 @@ import typer
 
 def train_command(
     bank: Annotated[Path, typer.Argument(help="A bank with a classifier's answers; `sosampler prepare` writes it.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the sampler, the log and the result.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the sampler or system, the log and the result.")],
     sampler: Annotated[
-        str, typer.Option("--sampler", help="sosampler, ocsampler or scsampler: whose own recipe is taken.")
+        str,
+        typer.Option(
+            "--sampler",
+            help="sosampler, ocsampler, scsampler; or a system, which brings a classifier of its own: frameexit, "
+            "liteeval, adaframe, marl. Its own recipe is taken.",
+        ),
     ] = "sosampler",
     recipe: Annotated[
         str | None,
         typer.Option(
             "--recipe",
-            help="default, paper, authors, ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings.",
+            help="default, paper, authors, ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
+            "system a YAML file.",
         ),
     ] = None,
     classifier: Annotated[
-        str | None, typer.Option("--classifier", "-c", help="Whose answers: a saved folder, a fingerprint or a name.")
+        str | None,
+        typer.Option(
+            "--classifier",
+            "-c",
+            help="Whose answers, for a system whose features: a saved folder, a fingerprint or a name.",
+        ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option("--weights", help="Start of the backbone: a file, or 'pretrained' from the web.")
+        str | None,
+        typer.Option(
+            "--weights",
+            help="Start of the backbone: a file, or 'pretrained' from the web; of a system: MobileNetV2, its light "
+            "network.",
+        ),
+    ] = None,
+    light: Annotated[
+        str | None,
+        typer.Option(
+            "--light",
+            help="Of a system, another light network: the folder of a sampler without shift, or the name of features "
+            "in the bank.",
+        ),
     ] = None,
     teacher: Annotated[
         str, typer.Option("--teacher", help="bank: the kept answers; online: ask the classifier about each crop.")
     ] = "bank",
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, e.g. loss=listwise; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="KEY=VALUE of the recipe, e.g. loss=listwise, or of the system, e.g. beta=1e-2; repeatable."
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", help="Videos a step, of all processes.")] = None,
@@ -46,7 +73,10 @@ def train_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again where --out holds another run.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a sampler on a bank. Run again after a kill, it goes on where it stopped.
+    """Train a sampler or a system on a bank. Run again after a kill, it goes on where it stopped.
+
+    A system first computes features of the classifier and of its light network for the whole bank, unless they are
+    kept there. Its training, of minutes, starts again after a kill and gives the same weights.
 
     Several GPUs: accelerate launch --num_processes 2 -m sosampler train ...; without GPUs: torchrun --nproc-per-node 2.
     """
@@ -55,8 +85,15 @@ def train_command(
     import time
 
     from sosampler import train  # says how to install what it needs
-    from sosampler.samplers.recipe import read_settings
+    from sosampler.samplers.recipe import SETTINGS, read_settings
+    from sosampler.systems import list_systems
+    from sosampler.systems.recipe import recipe_settings
     from sosampler.training.processes import OtherProcessFailed
+
+    allowed = recipe_settings(sampler) if sampler in list_systems() else SETTINGS
+    settings = read_settings(setting or [], allowed) | {
+        name: value for name, value in given.items() if value is not None
+    }
 
     try:
         trained = train(
@@ -66,13 +103,14 @@ def train_command(
             sampler=sampler,
             classifier=classifier,
             weights=weights,
+            light=light,
             teacher=teacher,
             device=device,
             precision=precision,
             workers=workers,
             overwrite=overwrite,
             say=lambda text: typer.echo(text, err=True),
-            **read_settings(setting or []) | {name: value for name, value in given.items() if value is not None},
+            **settings,
         )
     except OtherProcessFailed as error:
         time.sleep(1)  # launchers end all when one ends: the process that found it speaks first

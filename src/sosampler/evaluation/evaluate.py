@@ -30,9 +30,10 @@ from sosampler.evaluation.clips import Clips, clips_for
 from sosampler.evaluation.frames import FrameChunk, read_chunks
 from sosampler.evaluation.metrics import multi_hot
 from sosampler.evaluation.plan import Plan, pairs_of
-from sosampler.evaluation.policies import DEFAULT_POLICIES, ChooserMaker, choosers_of
-from sosampler.evaluation.rows import Cell, Evaluation, Measuring, Tally
+from sosampler.evaluation.policies import DEFAULT_POLICIES, ChooserMaker, policies_of
+from sosampler.evaluation.rows import Cell, Evaluation, Measuring, Spent, Tally
 from sosampler.evaluation.scorers import Scorer, score_chunk
+from sosampler.evaluation.systems import run_systems, tell_of_other_classifiers
 from sosampler.evaluation.views import CandidateView, Videos
 from sosampler.progress import progress_bar
 
@@ -68,8 +69,10 @@ def evaluate(
             "farthest-first", "dpp"; the oracles "semi-optimal", "semi-optimal-max", "optimal"), samplers, folders of
             samplers, "NAME=FOLDER", or a dict {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy or a
             folder minds redundancy; "+aks", "+its" or "+nms", also behind "frame-difference", spreads the choice in
-            time.
-        num_frames, num_candidates: N and T; all combinations of what is given.
+            time. Trained systems and their folders are given in the same ways; "FOLDER@VALUE" turns the dial of a
+            system, "FOLDER@all" gives a row for each value that it offers.
+        num_frames, num_candidates: N and T; all combinations of what is given. A system decides for itself how many
+            frames it looks at, so it has one row for each T.
         pairs: (N, T) pairs instead.
         classifier: object, folder of a saved one, or the name of a teacher. Needed where the bank keeps no logits of
             it, and for its GMACs.
@@ -97,28 +100,27 @@ def evaluate(
     videos = _labelled(part, teacher, where, clips, notes)
     _check_lengths(part, videos, [count for _, count in asked], notes)
     maker = ChooserMaker(clips, len(videos), seed, whole_number("beam_width", beam_width), where, precision)
-    plan = Plan(asked, choosers_of(policies, maker), maker, clips, notes.add)
+    choosers, systems = policies_of(policies, maker)
+    plan = Plan(asked, choosers, maker, clips, notes.add)
     _tell_of_strangers(plan, teacher, notes)
-    if not hasattr(judge, "gmacs"):
+    tell_of_other_classifiers(systems, teacher, notes.add)
+    if choosers and not hasattr(judge, "gmacs"):
         notes.add("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
 
+    of_systems = run_systems(systems, plan.candidates, part, videos)
+    for cell, (_, spent) in of_systems.items():
+        plan.compare_system(cell, spent.frames_classified)
     run = _Run(videos, clips, plan)
     run.all(part, on_progress)
 
+    tallies = {**run.tallies, **{cell: tally for cell, (tally, _) in of_systems.items()}}
     measuring = Measuring(
-        run.tallies, videos.labels, "mAP" if part.multi_label else "top1", Resamples(videos.labels, draws, seed, where)
+        tallies, videos.labels, "mAP" if part.multi_label else "top1", Resamples(videos.labels, draws, seed, where)
     )
-    rows = []
-    for cell, chooser in plan.shown:
-        rows.append(
-            measuring.row(
-                cell,
-                against=plan.against(cell),
-                sampler_gmacs=_sampler_gmacs(chooser, cell.num_candidates),
-                classifier_gmacs=_classifier_gmacs(judge, cell.num_frames),
-                frames_decoded=cell.num_candidates if chooser.looks else cell.num_frames,
-            )
-        )
+    spent_by = {cell: _spent(cell, chooser, judge) for cell, chooser in plan.shown}
+    spent_by |= {cell: spent for cell, (_, spent) in of_systems.items()}
+    rows = [measuring.row(cell, spent, against=plan.against(cell)) for cell, spent in spent_by.items()]
+    rows.sort(key=lambda row: plan.candidates.index(row.num_candidates))  # systems follow the policies of their T
     facts = {
         "num_candidates": _one_or_list([count for _, count in asked]),
         "num_frames": _one_or_list([wanted for wanted, _ in asked]),
@@ -141,8 +143,10 @@ def evaluate(
         "notes": notes.texts,
         "seconds": round(time.perf_counter() - begun, 3),
     }
+    if systems:
+        facts["systems"] = {policy.name: policy.facts() for policy in systems}
     ids = tuple(part.rows[place].item.id for place in videos.places)
-    return Evaluation(tuple(rows), facts, ids, {cell: run.tallies[cell].slots for cell, _ in plan.shown})
+    return Evaluation(tuple(rows), facts, ids, {cell: tallies[cell].slots for cell in spent_by})
 
 
 class _Notes:
@@ -253,14 +257,15 @@ def _one_or_list(numbers: Sequence[int]) -> int | list[int]:
     return distinct[0] if len(distinct) == 1 else distinct
 
 
-def _sampler_gmacs(chooser: Chooser, num_candidates: int) -> float | None:
-    if chooser.scorer is not None:
-        return chooser.scorer.gmacs(num_candidates)
-    return None if chooser.looks else 0.0
-
-
-def _classifier_gmacs(classifier: Any, num_frames: int) -> float | None:
-    return float(classifier.gmacs(num_frames)) if hasattr(classifier, "gmacs") else None
+def _spent(cell: Cell, chooser: Chooser, classifier: Any) -> Spent:
+    scorer = chooser.scorer
+    unasked = None if chooser.looks else 0.0  # what oracles know has no price
+    return Spent(
+        frames_classified=cell.wanted,
+        frames_decoded=cell.num_candidates if chooser.looks else cell.wanted,
+        sampler_gmacs=unasked if scorer is None else scorer.gmacs(cell.num_candidates),
+        classifier_gmacs=float(classifier.gmacs(cell.wanted)) if hasattr(classifier, "gmacs") else None,
+    )
 
 
 # ---- the run
@@ -272,9 +277,11 @@ class _Run:
     def __init__(self, videos: Videos, clips: Clips, plan: Plan) -> None:
         self._videos, self._clips, self._plan = videos, clips, plan
         num_videos, num_classes = videos.labels.shape
-        self.tallies = {cell: Tally.empty(num_videos, num_classes, cell.num_frames) for cell in plan.cells}
+        self.tallies = {cell: Tally.empty(num_videos, num_classes, cell.wanted) for cell in plan.cells}
 
     def all(self, bank: Bank, on_progress: OnProgress | None) -> None:
+        if not self._plan.cells:
+            return
         scorers = self._plan.scorers
         if scorers or self._clips.needs_frames:
             with _telling(len(self._videos), on_progress) as tell:
@@ -311,7 +318,7 @@ class _Run:
     def _judge_cell(self, cell: Cell, chooser: Chooser, view: CandidateView) -> None:
         begun = time.perf_counter()
         tally = self.tallies[cell]
-        chosen = choose_all(chooser, view, cell.num_frames)
+        chosen = choose_all(chooser, view, cell.wanted)
         tally.probs[view.numbers] = self._clips.probs(view, chosen.positions).cpu().numpy()
         tally.slots[view.numbers] = np.take_along_axis(view.slots, chosen.positions.cpu().numpy(), axis=1)
         if chosen.gap is not None:

@@ -12,6 +12,7 @@ from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.policies import ChooserMaker
 from sosampler.evaluation.rows import Cell
 from sosampler.evaluation.scorers import Scorer
+from sosampler.evaluation.systems import nearest_whole
 
 Pair = tuple[int, int]  # N, T
 
@@ -74,6 +75,10 @@ class Plan:
         self.frames_of = {count: [frames for frames, same in pairs if same == count] for count in self.candidates}
         self.shown: list[tuple[Cell, Chooser]] = []
         self.cells: dict[Cell, Chooser] = {}
+        self._maker, self._clips, self._note = maker, clips, note
+        self._nearest: dict[Cell, int] = {}  # of systems: N of the uniform choice that costs about as many frames
+        if not choosers:
+            return  # systems alone, which are measured against uniform as soon as it is known how much they look at
         names = {chooser.name for chooser in choosers}
         references = [maker.named(name) for name in ("uniform", "semi-optimal") if name not in names]
         unseen = [] if clips.needs_frames else references
@@ -97,6 +102,20 @@ class Plan:
             self.shown += [(Cell(one.name, count, count), one) for one in choosers if one.name == "all"]
         self.cells |= dict(self.shown)
 
+    def compare_system(self, cell: Cell, mean_frames: float) -> None:
+        """Let a system be measured against uniform with as many frames as it takes in the mean."""
+        frames = nearest_whole(mean_frames, cell.num_candidates)
+        uniform = Cell("uniform", frames, cell.num_candidates)
+        if uniform not in self.cells:
+            if self._clips.needs_frames:
+                self._note(
+                    f"no comparison of {cell.policy} with 'uniform', which the classifier would have to be run for: "
+                    f"add it to the policies with num_frames={frames} of {cell.num_candidates}"
+                )
+                return
+            self.cells[uniform] = self._maker.named("uniform")
+        self._nearest[cell] = frames
+
     @property
     def scorers(self) -> list[Scorer]:
         """Everybody who looks at pictures, once."""
@@ -111,6 +130,8 @@ class Plan:
 
     def against(self, cell: Cell) -> int | None:
         """N of the uniform and semi-optimal choices that a cell is compared with; None where several would do."""
+        if cell.num_frames is None:
+            return self._nearest.get(cell)
         if cell.policy != "all":
             return cell.num_frames
         wanted = self.frames_of[cell.num_candidates]

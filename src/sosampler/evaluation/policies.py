@@ -1,4 +1,4 @@
-"""From policies as users write them to choosers."""
+"""From policies as users write them to choosers and systems."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ from sosampler.evaluation.choosers import (
     SemiOptimalChooser,
 )
 from sosampler.evaluation.clips import Clips
+from sosampler.evaluation.dials import split_dial
 from sosampler.evaluation.scorers import ORDERS, DifferenceScorer, DiverseScorer, SamplerScorer
+from sosampler.evaluation.systems import SystemPolicy, system_policies
 from sosampler.policies import SCORED
 from sosampler.policies.selectors import METHODS, difference_peaks, split_method
+from sosampler.systems import list_systems
+from sosampler.systems.base import System
+from sosampler.systems.folder import is_system_folder, load_system
 
 REDUNDANCY = ("mmr", "dpp")
 SUFFIXES = (*REDUNDANCY, *METHODS)
@@ -37,7 +42,7 @@ ALLOWED = (
     *(f"{name}+{method}" for name in SEMI_OPTIMAL for method in SUFFIXES),
 )
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
-_CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler
+_CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler or system
 
 
 @dataclass
@@ -78,6 +83,12 @@ class ChooserMaker:
             scorer.wants_similarity = True
         return _with_method(ScoreChooser(name, scorer), name, method)
 
+    def loaded_system(self, folder: str) -> System:
+        if folder not in self._loaded:
+            self._loaded[folder] = load_system(folder, device=str(self.device))
+        system: System = self._loaded[folder]
+        return system
+
     def loaded(self, folder: str) -> Any:
         if folder not in self._loaded:
             from sosampler.samplers import load_sampler
@@ -96,9 +107,9 @@ def _with_method(base: SemiOptimalChooser | ScoreChooser, name: str, method: str
     return RedundancyChooser(name, base, method) if method in REDUNDANCY else MethodChooser(name, base, METHODS[method])
 
 
-def choosers_of(policies: Any, maker: ChooserMaker) -> list[Chooser]:
-    """Policies as they are given: names, samplers, folders of samplers, "NAME=FOLDER", or {name: any of them}."""
-    if isinstance(policies, (str, os.PathLike)) or _is_sampler(policies):
+def policies_of(policies: Any, maker: ChooserMaker) -> tuple[list[Chooser], list[SystemPolicy]]:
+    """Policies as they are given: names, samplers, systems, folders of them, "NAME=FOLDER", or {name: any of them}."""
+    if isinstance(policies, (str, os.PathLike, System)) or _is_sampler(policies):
         policies = [policies]
     if not isinstance(policies, Iterable):
         raise InvalidArgument(
@@ -107,30 +118,40 @@ def choosers_of(policies: Any, maker: ChooserMaker) -> list[Chooser]:
     given: Iterable[tuple[str | None, Any]] = (
         policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
     )
-    found = [_chooser(name, policy, maker) for name, policy in given]
-    if not found:
+    choosers: list[Chooser] = []
+    systems: list[SystemPolicy] = []
+    for name, policy in given:
+        found = _found(name, policy, maker)
+        if isinstance(found, list):
+            systems += found
+        else:
+            choosers.append(found)
+    names = [*(chooser.name for chooser in choosers), *(policy.name for policy in systems)]
+    if not names:
         raise InvalidArgument(f"policies are empty; choose from: {', '.join(ALLOWED)}, or give samplers")
-    names = [chooser.name for chooser in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InvalidArgument(
             f"two policies are called {twice!r}; name them apart: NAME=FOLDER, or {{name: sampler}} in Python"
         )
-    return found
+    return choosers, systems
 
 
 def _is_sampler(policy: Any) -> bool:
     return hasattr(policy, "look") and hasattr(policy, "gmacs")
 
 
-def _chooser(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser:
+def _found(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser | list[SystemPolicy]:
+    """One policy, or the rows of one system."""
+    if isinstance(policy, System):
+        return _systems(name or policy.name, policy, "")
     if _is_sampler(policy):
         name = name or "sosampler"
         return maker.learned(name, policy, split_method(name, SUFFIXES)[1])
     if not isinstance(policy, (str, os.PathLike)):
         raise InvalidArgument(
             f"a policy is a {type(policy).__name__}; choose from: {', '.join(ALLOWED)}, "
-            "or give a sampler or the folder of one"
+            "or give a sampler or a trained system, or the folder of one"
         )
     text = os.fspath(policy)
     if text in ALLOWED:
@@ -138,14 +159,21 @@ def _chooser(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser:
             raise InvalidArgument(f"the policy {text!r} cannot be called {name!r}; only samplers take other names")
         return maker.named(text)
     label, _, rest = text.partition("=")
-    if name is None and rest and not _is_folder(_folder_and_method(text)[0]):
+    if name is None and rest and not _is_folder(_parts(text)[0]):
         name, text = label, rest
-    folder, method = _folder_and_method(text)
+    folder, method, value = _parts(text)
     if not _is_folder(folder):
         raise InvalidArgument(
-            f"policy={text!r} is unknown, and no folder of a trained sampler; choose from: {', '.join(ALLOWED)}, "
-            f"or give such a folder, also as NAME=FOLDER, and with {', '.join('+' + way for way in SUFFIXES)} behind it"
+            f"policy={text!r} is unknown, and no folder of a trained sampler or system; choose from: "
+            f"{', '.join(ALLOWED)}, or give such a folder, also as NAME=FOLDER, and with "
+            f"{', '.join('+' + way for way in SUFFIXES)} behind that of a sampler, or @VALUE behind that of a system"
         )
+    if is_system_folder(folder):
+        if method:
+            raise InvalidArgument(f"{text!r}: +{method} is for samplers; a system decides for itself, so leave it out")
+        return _systems(name or folder, maker.loaded_system(folder), value, taken_as_it_is=name is None)
+    if value:
+        raise InvalidArgument(f"{text!r}: {folder} holds no trained system, and only these have a dial; leave out @")
     # A row's name says what was done, so what a name ends in is done too.
     in_name = split_method(name or "", SUFFIXES)[1]
     if in_name and method and in_name != method:
@@ -153,9 +181,31 @@ def _chooser(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser:
     return maker.learned(name or text, maker.loaded(folder), method or in_name)
 
 
-def _folder_and_method(text: str) -> tuple[str, str]:
-    """A folder may itself be called like one with a method behind it, and is then taken as it is."""
-    return (text, "") if _is_folder(text) else split_method(text, SUFFIXES)
+def _systems(name: str, system: System, value: str, *, taken_as_it_is: bool = False) -> list[SystemPolicy]:
+    """The rows of a system. As with samplers, what its name ends in is done; unless the name is that of its folder."""
+    name, in_name = (name, "") if taken_as_it_is else split_dial(name)
+    if in_name and value and in_name != value:
+        raise InvalidArgument(f"the name {name}@{in_name} says {in_name}, but the policy {value}; write one of them")
+    # The rule "frameexit" may be left out, and then a system may have the name of its class.
+    if name in ALLOWED and name not in list_systems():
+        raise InvalidArgument(f"a system cannot be called {name!r}, which is another policy; give another name")
+    method = "" if taken_as_it_is else split_method(name, SUFFIXES)[1]
+    if method:
+        raise InvalidArgument(f"a system cannot be called {name!r}: it decides for itself, so leave out +{method}")
+    return system_policies(name, system, value or in_name)
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """Folder, method and value of the dial.
+
+    A folder may itself be called like one with a method or a value behind it, and is then taken as it is.
+    """
+    folder, method = (text, "") if _is_folder(text) else split_method(text, SUFFIXES)
+    if not _is_folder(folder):
+        before, _, value = text.rpartition("@")
+        if before and value and _is_folder(before):
+            return before, "", value
+    return folder, method, ""
 
 
 def _is_folder(text: str) -> bool:

@@ -29,8 +29,24 @@ class Cell:
     """One policy with N of T."""
 
     policy: str
-    num_frames: int
+    num_frames: int | None  # None: a system, which decides for itself
     num_candidates: int
+
+    @property
+    def wanted(self) -> int:
+        """N of a policy."""
+        assert self.num_frames is not None, "a system is not told how many frames to look at"
+        return self.num_frames
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a policy takes for a video; of a system the means over videos."""
+
+    frames_classified: float
+    frames_decoded: float
+    sampler_gmacs: float | None
+    classifier_gmacs: float | None
 
 
 @dataclass(eq=False)
@@ -38,7 +54,7 @@ class Tally:
     """What came out of one cell, video by video."""
 
     probs: NDArray[np.float32]  # [V, C] of the chosen clips
-    slots: Indices  # [V, N] stored frames that were chosen, in time order
+    slots: Indices  # [V, N] stored frames that were chosen, in time order; of a system [V, T], filled up with -1
     gap: NDArray[np.float64] | None = None  # [V]
     methods: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -52,10 +68,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """One policy with N of T. Metrics are shares in 0..1; what could not be measured is None."""
+    """One policy with N of T, or one system. Metrics are shares in 0..1; what could not be measured is None."""
 
     policy: str
-    num_frames: int
+    num_frames: int | None  # N; None for a system, which decides for itself
     num_candidates: int
     top1: float
     mAP: float
@@ -63,11 +79,15 @@ class EvaluationRow:
     fidelity: float | None  # mean share of the optimal set that was chosen
     recovered: float | None  # share of the semi-optimal policy's gain over uniform, in the main metric
     gmacs: float | None  # sampler_gmacs + classifier_gmacs
-    sampler_gmacs: float | None  # of scoring T candidates; None for oracles, which know the answers
-    classifier_gmacs: float | None  # of a clip of N; None where the classifier is not at hand
-    frames_decoded: int
+    # Of scoring T candidates; of a system its light network and own layers; None for oracles, which know the answers.
+    sampler_gmacs: float | None
+    # Of a clip of N; of a system the heavy network; None where the classifier is not at hand.
+    classifier_gmacs: float | None
+    frames_classified: float  # N; of a system those that went through the heavy network, mean over videos
+    frames_decoded: float  # of a system those that any network saw, mean over videos
     ci95: dict[str, tuple[float, float]]  # of top1 and mAP
-    versus_uniform: dict[str, Any] | None  # metric, difference, ci95; paired by video
+    # num_frames of uniform (of a system the nearest to its mean), metric, difference, ci95; paired by video
+    versus_uniform: dict[str, Any] | None
     seconds: float  # scoring, choosing and judging all videos
     gap: dict[str, float] | None = None  # of the optimal policy: what its search may have missed, in probability
     method: str | None = None  # how the optimal policy searched
@@ -88,7 +108,7 @@ class Evaluation:
     rows: tuple[EvaluationRow, ...]
     facts: dict[str, Any]  # bank, split, teacher, seed, versions, notes, ...
     ids: tuple[str, ...]  # of the videos
-    choices: Mapping[Cell, Indices]  # [V, N] stored frames
+    choices: Mapping[Cell, Indices]  # [V, N] stored frames; of a system [V, T], filled up with -1
 
     @property
     def metric(self) -> str:
@@ -108,7 +128,11 @@ class Evaluation:
         raise KeyError(f"no row of {policy!r} with num_frames={num_frames}, num_candidates={num_candidates}")
 
     def chosen(self, policy: str, num_frames: int | None = None, num_candidates: int | None = None) -> Indices:
-        """Stored frames [V, N] that a policy chose, video by video as in `ids`."""
+        """Stored frames [V, N] that a policy chose, video by video as in `ids`, in time order.
+
+        Of a system [V, T]: those that went through its heavy network, and behind them -1, because it sees more of one
+        video than of another.
+        """
         row = self.row(policy, num_frames, num_candidates)
         return self.choices[Cell(policy, row.num_frames, row.num_candidates)]
 
@@ -132,6 +156,14 @@ class Evaluation:
         from sosampler.evaluation.table import csv_text
 
         return _write(path, csv_text(self.rows))
+
+    def write_curve(self, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+        """Draw the main metric against multiply-adds and against decoded frames; a .svg or .png file."""
+        from sosampler.report.cost_curve import write_cost_curve
+
+        if title is None:
+            title = f"{self.facts['num_videos']} videos of {self.facts['split']}, {self.facts['teacher']['name']}"
+        return write_cost_curve([row.to_dict() for row in self.rows], self.metric, path, title=title)
 
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:
@@ -169,18 +201,10 @@ class Measuring:
             }
         return self._measured[cell]
 
-    def row(
-        self,
-        cell: Cell,
-        *,
-        against: int | None,
-        sampler_gmacs: float | None,
-        classifier_gmacs: float | None,
-        frames_decoded: int,
-    ) -> EvaluationRow:
+    def row(self, cell: Cell, spent: Spent, *, against: int | None) -> EvaluationRow:
         """The row of a cell; `against`: N of the uniform and semi-optimal choices that it is compared with."""
         tally, measured = self._tallies[cell], self._of(cell)
-        both = sampler_gmacs is not None and classifier_gmacs is not None
+        both = spent.sampler_gmacs is not None and spent.classifier_gmacs is not None
         gap = tally.gap
         return EvaluationRow(
             policy=cell.policy,
@@ -190,11 +214,13 @@ class Measuring:
             mAP=measured["mAP"].value,
             confidence=float(confidences(tally.probs, self._labels).mean()),
             fidelity=self._fidelity(cell),
-            recovered=self._recovered(cell, against),
-            gmacs=(sampler_gmacs or 0.0) + (classifier_gmacs or 0.0) if both else None,
-            sampler_gmacs=sampler_gmacs,
-            classifier_gmacs=classifier_gmacs,
-            frames_decoded=frames_decoded,
+            # How near a system comes to the best choice for another classifier says nothing about it.
+            recovered=None if cell.num_frames is None else self._recovered(cell, against),
+            gmacs=(spent.sampler_gmacs or 0.0) + (spent.classifier_gmacs or 0.0) if both else None,
+            sampler_gmacs=spent.sampler_gmacs,
+            classifier_gmacs=spent.classifier_gmacs,
+            frames_classified=spent.frames_classified,
+            frames_decoded=spent.frames_decoded,
             ci95={name: one.ci95 for name, one in measured.items() if one.ci95 is not None},
             versus_uniform=self._versus_uniform(cell, against),
             seconds=round(tally.seconds, 4),
@@ -224,7 +250,7 @@ class Measuring:
             return None
         difference = self._of(cell)[self._metric].minus(self._of(uniform)[self._metric])
         value = difference.value if abs(difference.value) > _ROUNDING else 0.0
-        return {"metric": self._metric, "difference": value, "ci95": difference.ci95}
+        return {"num_frames": against, "metric": self._metric, "difference": value, "ci95": difference.ci95}
 
     def _recovered(self, cell: Cell, against: int | None) -> float | None:
         uniform, semi_optimal = self._other(cell, "uniform", against), self._other(cell, "semi-optimal", against)

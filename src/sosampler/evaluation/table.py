@@ -14,7 +14,10 @@ _NAMES = {"top1": "top-1 %", "mAP": "mAP %"}
 
 
 def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
-    """Columns for people: metrics in percent, the main one first and with its 95 % interval."""
+    """Columns for people: metrics in percent, the main one first and with its 95 % interval.
+
+    N and decoded of a system are means over videos, which their decimals tell.
+    """
     other = "mAP" if metric == "top1" else "top1"
     heads = ["policy", "N", "T", _NAMES[metric], "95 %", _NAMES[other], "vs uniform", "95 %"]
     # Without the classifier at hand the cost of the samplers is all that is known.
@@ -28,7 +31,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
         lines.append(
             [
                 row.policy,
-                str(row.num_frames),
+                _frames(row.frames_classified),
                 str(row.num_candidates),
                 _percent(getattr(row, metric)),
                 _bounds(row.ci95.get(metric)),
@@ -38,7 +41,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
                 _percent(row.fidelity),
                 _percent(row.recovered),
                 f"{getattr(row, cost):.2f}" if some_cost and getattr(row, cost) is not None else "",
-                str(row.frames_decoded),
+                _frames(row.frames_decoded),
             ]
         )
     # A column in which nobody has anything is left out.
@@ -63,6 +66,14 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
     return f"{rounded:{'+' if sign else ''}.1f}"
 
 
+def _frames(count: float) -> str:
+    """
+    >>> _frames(6), _frames(3.42), _frames(3.0)
+    ('6', '3.4', '3.0')
+    """
+    return str(count) if isinstance(count, int) else f"{count:.1f}"
+
+
 def _bounds(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
     return "" if bounds is None else f"{_percent(bounds[0], sign=sign)}..{_percent(bounds[1], sign=sign)}"
 
@@ -85,6 +96,7 @@ def _flat(row: EvaluationRow) -> dict[str, Any]:
     told["versus_uniform"] = None if versus is None else versus["difference"]
     bounds = None if versus is None else versus["ci95"]
     told["versus_uniform_low"], told["versus_uniform_high"] = bounds or (None, None)
+    told["versus_uniform_num_frames"] = None if versus is None else versus["num_frames"]
     for name in ("max", "mean", "share_below_1e-3"):
         told[f"gap_{name}"] = None if gap is None else gap[name]
     return told

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler.errors import MissingDependency
-from sosampler.report.looks import LEARNED, Look, looks_of
+from sosampler.evaluation.dials import is_system, line_of
+from sosampler.report.looks import LEARNED, SYSTEM, Look, looks_of_rows
 
 Row = Mapping[str, Any]
 """A row of an evaluation, as its JSON has it."""
@@ -30,9 +31,12 @@ _STAND_INS = {
     "learned-1": "#010209",
     "learned-2": "#01020a",
     "learned-3": "#01020b",
+    "system-1": "#01020c",
+    "system-2": "#01020d",
 }
 _SIZE = (5.7, 3.8)  # inches of one panel
 _LABEL_LETTERS = 22
+_FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
 _LABEL_STEP = 0.06  # least distance of two labels, as a share of the panel's height
 
 
@@ -46,76 +50,103 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class _Line:
-    """One policy in one panel."""
+class Line:
+    """One policy in one panel, or one system with all values of its dial."""
 
     policy: str
+    name: str  # the policy's, and T where it has a line for each
     xs: list[float]
     ys: list[float]  # percent
     bounds: list[tuple[float, float] | None]
+    number: int = 0  # which of the policy's lines
 
 
 def accuracy_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
     """Accuracy against N and, where they are known, against multiply-adds: two figures for each T that has several N.
 
-    Where no T has, but N grows with T, as in 8 of 30, 16 of 60, the pairs make one curve.
+    Where no T has, but N grows with T, as in 8 of 30, 16 of 60, the pairs make one curve. Systems, which have no N, are
+    in the figures of cost; they have one even where nobody has several N.
     """
-    looks = looks_of(row["policy"] for row in rows)
+    looks = looks_of_rows(rows)
+    by_candidates = {
+        f"{count} candidates": [row for row in rows if row["num_candidates"] == count]
+        for count in dict.fromkeys(row["num_candidates"] for row in rows)
+    }
     figures = []
-    for candidates in dict.fromkeys(row["num_candidates"] for row in rows):
-        part = [row for row in rows if row["num_candidates"] == candidates]
-        figures += _two_figures(part, metric, looks, f"{candidates} candidates")
-    if not figures:
-        pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in rows if row["policy"] != "all"})
-        if len({frames for _, frames in pairs}) == len(pairs):
-            figures = _two_figures(rows, metric, looks, ", ".join(f"{frames} of {count}" for count, frames in pairs))
-    return figures
+    for of_what, part in by_candidates.items():
+        if any(len(line.xs) > 1 for line in _lines_of_frames(part, metric)):
+            figures += _two_figures(part, metric, looks, of_what)
+    if figures:
+        return figures
+    told = [row for row in rows if row["policy"] != "all" and not is_system(row)]
+    pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in told})
+    if len(pairs) > 1 and len({frames for _, frames in pairs}) == len(pairs):
+        of_what = ", ".join(f"{frames} of {count}" for count, frames in pairs)
+        return _two_figures(rows, metric, looks, of_what)
+    return [one for of_what, part in by_candidates.items() for one in _cost_figure(part, metric, looks, of_what)]
+
+
+def _lines_of_frames(rows: Sequence[Row], metric: str) -> list[Line]:
+    return lines_of([row for row in rows if row["policy"] != "all" and not is_system(row)], metric, "num_frames")
 
 
 def _two_figures(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
-    lines = _lines([row for row in rows if row["policy"] != "all"], metric, "num_frames")
-    if all(len(line.xs) < 2 for line in lines):
-        return []
     every_candidate = [row for row in rows if row["policy"] == "all"]
     levels = {"all": 100 * every_candidate[0][metric]} if len(every_candidate) == 1 else {}
-    figures = [
+    lines = _lines_of_frames(rows, metric)
+    figure = Figure(
+        _draw(lines, levels, looks, x_name="frames given to the classifier (N)", y_name=axis_name(metric)),
+        f"Accuracy against the number of frames, {of_what}",
+        "Higher and further left is better. Bars: 95 % interval of the learned samplers and of uniform. "
+        "Solid: learned; dashed: rules; dotted: oracles."
+        + (" The level line gives the classifier every candidate." if levels else ""),
+    )
+    return [figure, *_cost_figure(rows, metric, looks, of_what)]
+
+
+def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
+    """None where there is nothing to compare: no two curves, and no system beside something else."""
+    known = [row for row in rows if row.get("gmacs") is not None]
+    lines = lines_of(known, metric, "gmacs")
+    systems = any(is_system(row) for row in known)
+    if sum(len(line.xs) > 1 for line in lines) < 2 and not (systems and len(known) > 1):
+        return []
+    return [
         Figure(
-            _draw(lines, levels, looks, x_name="frames given to the classifier (N)", y_name=_axis(metric)),
-            f"Accuracy against the number of frames, {of_what}",
-            "Higher and further left is better. Bars: 95 % interval of the learned samplers and of uniform. "
-            "Solid: learned; dashed: rules; dotted: oracles."
-            + (" The level line gives the classifier every candidate." if levels else ""),
+            _draw(lines, {}, looks, x_name="GMACs of sampler and classifier, a video", y_name=axis_name(metric)),
+            f"Accuracy against cost, {of_what}",
+            "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are not "
+            "here: what they know has no price."
+            + (" Dash-dotted: systems, mean over videos of what they really looked at." if systems else ""),
         )
     ]
-    lines = _lines([row for row in rows if row.get("gmacs") is not None], metric, "gmacs")
-    if sum(len(line.xs) > 1 for line in lines) > 1:
-        figures.append(
-            Figure(
-                _draw(lines, {}, looks, x_name="GMACs of sampler and classifier, a video", y_name=_axis(metric)),
-                f"Accuracy against cost, {of_what}",
-                "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are not "
-                "here: what they know has no price.",
-            )
-        )
-    return figures
 
 
-def _axis(metric: str) -> str:
+def axis_name(metric: str) -> str:
     return f"{METRIC_NAMES[metric]}, %"
 
 
-def _lines(rows: Sequence[Row], metric: str, x_name: str) -> list[_Line]:
+def lines_of(rows: Sequence[Row], metric: str, x_name: str) -> list[Line]:
+    """The rows as curves over `x_name`. A policy with several points at one T has a curve for each T."""
     lines = []
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        points = sorted((row for row in rows if row["policy"] == policy), key=lambda row: float(row[x_name]))
-        lines.append(
-            _Line(
-                policy,
-                [float(row[x_name]) for row in points],
-                [100 * float(row[metric]) for row in points],
-                [_percent_bounds(row, metric) for row in points],
+    for policy in dict.fromkeys(line_of(row) for row in rows):
+        own = [row for row in rows if line_of(row) == policy]
+        counts = [row.get("num_candidates") for row in own]
+        distinct = list(dict.fromkeys(counts))
+        split = len(distinct) > 1 and len(own) > len(distinct)
+        for number, count in enumerate(distinct if split else [None]):
+            points = [row for row, its_count in zip(own, counts, strict=True) if not split or its_count == count]
+            points.sort(key=lambda row: float(row[x_name]))
+            lines.append(
+                Line(
+                    policy,
+                    f"{shortened(policy)}, T={count}" if split else shortened(policy),
+                    [float(row[x_name]) for row in points],
+                    [100 * float(row[metric]) for row in points],
+                    [_percent_bounds(row, metric) for row in points],
+                    number,
+                )
             )
-        )
     return lines
 
 
@@ -150,17 +181,19 @@ def spread(wanted: Sequence[float], step: float) -> list[float]:
 
 
 def _draw(
-    lines: Sequence[_Line], levels: Mapping[str, float], looks: Mapping[str, Look], *, x_name: str, y_name: str
+    lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look], *, x_name: str, y_name: str
 ) -> str:
-    matplotlib, figure_class, canvas_class = _import_matplotlib()
+    matplotlib, figure_class, canvas_class = import_matplotlib()
     style = {"svg.fonttype": "none", "svg.hashsalt": "sosampler", "font.size": 10.5}
     with matplotlib.rc_context(style):
         figure = figure_class(figsize=_SIZE, layout="constrained")
         canvas_class(figure)
         axes = figure.add_subplot()
-        _dress(axes, x_name, y_name)
+        dress(axes, x_name, y_name, _STAND_INS)
         for line in lines:
-            _draw_line(axes, line, looks[line.policy])
+            look = looks[line.policy]
+            bars = look.kind in (LEARNED, SYSTEM) or line.policy == "uniform"
+            draw_line(axes, line, look, _STAND_INS, bars=bars)
         for level in levels.values():
             axes.axhline(level, color=_STAND_INS["rule"], linewidth=1, zorder=1)
         every_x = sorted({x for line in lines for x in line.xs})
@@ -174,7 +207,8 @@ def _draw(
     return _page_colours(stream.getvalue())
 
 
-def _import_matplotlib() -> tuple[Any, Any, Any]:
+def import_matplotlib() -> tuple[Any, Any, Any]:
+    """The module, its Figure, and a canvas that needs no screen."""
     try:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -184,52 +218,62 @@ def _import_matplotlib() -> tuple[Any, Any, Any]:
     return matplotlib, MatplotlibFigure, FigureCanvasSVG
 
 
-def _dress(axes: Any, x_name: str, y_name: str) -> None:
-    axes.set_xlabel(x_name, color=_STAND_INS["ink"])
-    axes.set_ylabel(y_name, color=_STAND_INS["ink"])
-    axes.tick_params(colors=_STAND_INS["faint"], labelcolor=_STAND_INS["ink"], length=3)
-    axes.grid(axis="y", color=_STAND_INS["grid"], linewidth=0.8)
+def dress(axes: Any, x_name: str, y_name: str, colours: Mapping[str, str]) -> None:
+    """Names, ticks and grid of a panel."""
+    axes.set_xlabel(x_name, color=colours["ink"])
+    axes.set_ylabel(y_name, color=colours["ink"])
+    axes.tick_params(which="both", colors=colours["faint"], labelcolor=colours["ink"], length=3)
+    axes.grid(axis="y", color=colours["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.04, y=0.08)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_STAND_INS["faint"])
+        spine.set_color(colours["faint"])
 
 
-def _draw_line(axes: Any, line: _Line, look: Look) -> None:
-    colour = _STAND_INS[look.colour]
-    learned = look.kind == LEARNED
-    if learned or line.policy == "uniform":
-        for x, bounds in zip(line.xs, line.bounds, strict=True):
-            if bounds is not None:
-                axes.vlines(x, *bounds, color=colour, linewidth=5, alpha=0.22, zorder=2)
-    axes.plot(
+def draw_line(
+    axes: Any, line: Line, look: Look, colours: Mapping[str, str], *, bars: bool, transform: Any = None
+) -> Any:
+    """A curve with its marks and, where asked for, its intervals; `transform` if it is not that of the data."""
+    colour = colours[look.colour]
+    strong = look.kind in (LEARNED, SYSTEM)
+    placed = {} if transform is None else {"transform": transform}
+    fills = (_FILLS[1], _FILLS[0], *_FILLS[2:]) if look.is_open else _FILLS
+    fill = fills[line.number % len(fills)]
+    for x, bounds in zip(line.xs, line.bounds, strict=True) if bars else ():
+        if bounds is not None:
+            axes.vlines(x, *bounds, color=colour, linewidth=5, alpha=0.22, zorder=2, **placed)
+    (drawn,) = axes.plot(
         line.xs,
         line.ys,
         color=colour,
-        linewidth=2.6 if learned else 1.5,
+        linewidth=2.6 if look.kind == LEARNED else 1.8 if strong else 1.5,
         linestyle=(0, look.dash) if look.dash else "-",
         marker=look.mark,
-        markersize=7 if learned else 5.5,
-        markerfacecolor=_STAND_INS["paper"] if look.is_open else colour,
+        markersize=(9 if look.mark == "*" else 7) if strong else 5.5,
+        fillstyle="full" if fill == "none" else fill,
+        markerfacecolor=colours["paper"] if fill == "none" else colour,
+        markerfacecoloralt=colours["paper"],
         markeredgecolor=colour,
-        markeredgewidth=1.3 if look.is_open else 0,
-        zorder=5 if learned else 3,
+        markeredgewidth=0 if fill == "full" else 1.3,
+        zorder=5 if strong else 3,
         clip_on=False,
+        **placed,
     )
+    return drawn
 
 
-def _label_ends(axes: Any, lines: Sequence[_Line], levels: Mapping[str, float], looks: Mapping[str, Look]) -> None:
+def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look]) -> None:
     """Names at the right ends, so that nobody has to look up a legend."""
     low, high = axes.get_ylim()
-    ends = [(line.policy, line.xs[-1], line.ys[-1]) for line in lines]
+    ends = [(line.policy, line.name, line.xs[-1], line.ys[-1]) for line in lines]
     right = axes.get_xlim()[1]
-    ends += [(policy, right, level) for policy, level in levels.items()]
-    places = spread([(y - low) / (high - low) for _, _, y in ends], _LABEL_STEP)
-    for (policy, x, y), place in zip(ends, places, strict=True):
+    ends += [(policy, policy, right, level) for policy, level in levels.items()]
+    places = spread([(y - low) / (high - low) for *_, y in ends], _LABEL_STEP)
+    for (policy, name, x, y), place in zip(ends, places, strict=True):
         look = looks[policy]
         axes.annotate(
-            f"{look.symbol} {_shortened(policy)}",
+            f"{look.symbol} {name}",
             xy=(x, y),
             xytext=(1.03, place),
             textcoords="axes fraction",
@@ -237,11 +281,14 @@ def _label_ends(axes: Any, lines: Sequence[_Line], levels: Mapping[str, float], 
             fontweight="bold" if look.kind == LEARNED else "normal",
             verticalalignment="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": _STAND_INS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
+            arrowprops={
+                **{"arrowstyle": "-", "color": _STAND_INS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
+                "relpos": (0, 0.5),  # not through the letters
+            },
         )
 
 
-def _shortened(policy: str) -> str:
+def shortened(policy: str) -> str:
     """The end of a long name: samplers are often named by their folder."""
     return policy if len(policy) <= _LABEL_LETTERS else f"…{policy[1 - _LABEL_LETTERS :]}"
 

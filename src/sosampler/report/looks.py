@@ -6,14 +6,18 @@ depends on colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-RULE, LEARNED, ORACLE = "rule", "learned", "oracle"
+from sosampler.evaluation.dials import is_system, split_dial
+
+RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 
 MEANINGS = {
     RULE: "learned nothing: goes by places in time, or by how much the pictures differ",
     LEARNED: "looks at the candidates with a small network",
+    SYSTEM: "looks at one frame after another, stops by itself, and names the class with layers of its own",
     ORACLE: "knows what the classifier says about every candidate; a bound, not a method",
 }
 """Kinds and what they know."""
@@ -24,12 +28,14 @@ _RULES = (
 )
 _ORACLES = ("semi-optimal", "semi-optimal-max", "optimal")
 
-_DASHES = {RULE: (4.0, 2.2), LEARNED: (), ORACLE: (1.2, 1.8)}  # lengths of line and gap, in line widths
-_NUM_COLOURS = {RULE: 1, LEARNED: 3, ORACLE: 1}
+# lengths of line and gap, in line widths
+_DASHES = {RULE: (4.0, 2.2), LEARNED: (), SYSTEM: (6.0, 1.6, 1.2, 1.6), ORACLE: (1.2, 1.8)}
+_NUM_COLOURS = {RULE: 1, LEARNED: 3, SYSTEM: 2, ORACLE: 1}
 # matplotlib's marks, and the same as text: filled ones, for oracles open ones
 _MARKS = {
-    RULE: (("s", "■"), ("X", "✖"), ("P", "✚"), ("v", "▼"), ("^", "▲")),
-    LEARNED: (("o", "●"), ("p", "⬟"), ("h", "⬢")),
+    RULE: (("s", "■"), ("X", "✖"), ("P", "✚"), ("v", "▼"), ("^", "▲"), ("d", "♦"), ("H", "⬣")),
+    LEARNED: (("o", "●"), ("p", "⬟"), ("h", "⬢"), ("D", "◆"), ("*", "★")),
+    SYSTEM: (("<", "◀"), (">", "▶"), ("D", "◆"), ("*", "★"), ("d", "♦")),
     ORACLE: (("D", "◇"), ("^", "△"), ("v", "▽"), ("s", "□"), ("p", "⬠")),
 }
 
@@ -39,7 +45,7 @@ class Look:
     """How one policy is drawn."""
 
     kind: str
-    colour: str  # name of a colour of the page: "rule", "learned-1", "oracle"
+    colour: str  # name of a colour of the page: "rule", "learned-1", "system-1", "oracle"
     mark: str  # matplotlib's name
     symbol: str  # the same as text
     dash: tuple[float, ...]
@@ -59,16 +65,29 @@ def kind_of(policy: str) -> str:
     return RULE if base in _RULES else ORACLE if base in _ORACLES else LEARNED
 
 
-def looks_of(policies: Iterable[str]) -> dict[str, Look]:
-    """A look for each policy, in the order in which they are first named."""
+def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str, Look]:
+    """A look for each policy, in the order in which they are first named.
+
+    Names in `systems` are systems. All values NAME@VALUE of a dial have the look of NAME, which is given too.
+    """
     looks: dict[str, Look] = {}
     used = dict.fromkeys(MEANINGS, 0)
     for policy in dict.fromkeys(policies):
-        kind = kind_of(policy)
-        number = used[kind]
-        used[kind] += 1
-        mark, symbol = _MARKS[kind][number % len(_MARKS[kind])]
-        several = _NUM_COLOURS[kind]
-        colour = kind if several == 1 else f"{kind}-{number % several + 1}"
-        looks[policy] = Look(kind, colour, mark, symbol, _DASHES[kind])
+        of_system = policy in systems
+        name = split_dial(policy)[0] if of_system else policy
+        if name not in looks:
+            kind = SYSTEM if of_system else kind_of(policy)
+            number = used[kind]
+            used[kind] += 1
+            mark, symbol = _MARKS[kind][number % len(_MARKS[kind])]
+            several = _NUM_COLOURS[kind]
+            colour = kind if several == 1 else f"{kind}-{number % several + 1}"
+            looks[name] = Look(kind, colour, mark, symbol, _DASHES[kind])
+        looks[policy] = looks[name]
     return looks
+
+
+def looks_of_rows(rows: Sequence[Mapping[str, Any]], more: Iterable[str] = ()) -> dict[str, Look]:
+    """The same for rows of an evaluation, as its JSON has them, and further policies."""
+    systems = {row["policy"] for row in rows if is_system(row)}
+    return looks_of([*(row["policy"] for row in rows), *more], systems)

@@ -10,9 +10,10 @@ from typing import Any
 
 from sosampler.checks import one_of
 from sosampler.errors import InvalidArgument, MissingDependency
+from sosampler.evaluation.dials import is_system
 from sosampler.files import replacing
 from sosampler.report.curves import METRIC_NAMES, Figure, Row, accuracy_figures
-from sosampler.report.looks import LEARNED, MEANINGS, looks_of
+from sosampler.report.looks import LEARNED, MEANINGS, SYSTEM, looks_of, looks_of_rows
 from sosampler.report.strips import Strip
 
 FILE = "index.html"
@@ -62,6 +63,8 @@ def write_report(
     one_of("metric", metric, METRIC_NAMES)
     if not rows:
         raise InvalidArgument("a report needs at least one row; evaluate a policy first")
+    looks = looks_of_rows(rows, (line.policy for strip in strips for line in strip.lines))
+    systems = any(look.kind == SYSTEM for look in looks.values())
     html = _template().render(
         title=title,
         intro=intro,
@@ -73,8 +76,8 @@ def write_report(
         metric=metric,
         other="mAP" if metric == "top1" else "top1",
         short_names=_SHORT_NAMES,
-        looks=looks_of([*(row["policy"] for row in rows), *(line.policy for strip in strips for line in strip.lines)]),
-        kinds=MEANINGS,
+        looks=looks,
+        kinds={kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or systems},
         nothing=NOTHING,
         search=_search(rows),
         facts=_flat(facts or {}),
@@ -101,7 +104,7 @@ def _template() -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"percent": _percent, "clock": _clock}
+    environment.filters |= {"percent": _percent, "clock": _clock, "count": _count}
     return environment.get_template("page.html.jinja")
 
 
@@ -120,6 +123,7 @@ class Tile:
 
 def tiles_of(rows: Sequence[Row], metric: str, headline: tuple[int, int] | None = None) -> list[Tile]:
     """Uniform, the best learned sampler and the oracle at one N of T; and what was won."""
+    rows = [row for row in rows if not is_system(row)]  # which have no N
     learned = [row for row in rows if looks_of([row["policy"]])[row["policy"]].kind == LEARNED]
     pairs = sorted({(row["num_frames"], row["num_candidates"]) for row in learned or rows if row["policy"] != "all"})
     if not pairs:
@@ -158,9 +162,10 @@ def _between(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
 
 
 def _groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of one N and T together; rules first, then learned, then oracles."""
-    looks = looks_of(row["policy"] for row in rows)
-    pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in rows})
+    """Rows of one N and T together; rules first, then learned, then oracles. Systems follow what has the same T."""
+    looks = looks_of_rows(rows)
+    distinct = {(row["num_candidates"], row["num_frames"]) for row in rows}
+    pairs = sorted(distinct, key=lambda pair: (pair[0], pair[1] is None, pair[1] or 0))
     order = list(MEANINGS)
     return [
         {
@@ -181,6 +186,7 @@ def _columns(rows: Sequence[Row], metric: str) -> dict[str, Column]:
     def lacks(name: str) -> bool:
         return all(row.get(name) is None for row in rows)
 
+    systems = any(is_system(row) for row in rows)
     main, other = _SHORT_NAMES[metric], _SHORT_NAMES["mAP" if metric == "top1" else "top1"]
     meanings = {
         "top-1": "share of videos whose true class gets the highest probability from the chosen frames",
@@ -198,8 +204,10 @@ def _columns(rows: Sequence[Row], metric: str) -> dict[str, Column]:
         "other": Column(f"{other}, %", meanings[other], lacks("mAP" if metric == "top1" else "top1")),
         "versus": Column(
             "against uniform",
-            f"difference in {main} from the uniform choice of as many frames, in percentage points, with the 95 % "
-            "interval of the paired bootstrap: where it holds 0, the difference may be chance",
+            f"difference in {main} from the uniform choice of as many frames"
+            + (" (of a system: as many as it takes in the mean, rounded)" if systems else "")
+            + ", in percentage points, with the 95 % interval of the paired bootstrap: where it holds 0, the "
+            "difference may be chance",
             lacks("versus_uniform"),
         ),
         "recovered": Column(
@@ -218,11 +226,20 @@ def _columns(rows: Sequence[Row], metric: str) -> dict[str, Column]:
         "gmacs": Column(
             "GMACs",
             "billions of multiply-adds for one video: scoring T candidates plus classifying N frames; none for "
-            "oracles, which are told the answers",
+            "oracles, which are told the answers"
+            + ("; of a system its light network and its own layers, plus the heavy network" if systems else ""),
             lacks("gmacs"),
         ),
+        "frames": Column(
+            "frames",
+            "frames that are classified: N; of a system those that it looked at, mean over videos",
+            not systems,
+        ),
         "decoded": Column(
-            "decoded", "frames that must be decoded: all T to look at them, or only the N", lacks("frames_decoded")
+            "decoded",
+            "frames that must be decoded: all T to look at them, or only the N"
+            + ("; of a system those that it looked at with any network, mean over videos" if systems else ""),
+            lacks("frames_decoded"),
         ),
     }
 
@@ -251,6 +268,14 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
     ('12.3', '−5.0', '–')
     """
     return NOTHING if value is None else f"{100 * value:{'+' if sign else ''}.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _count(frames: float | None) -> str:
+    """
+    >>> _count(6), _count(3.42), _count(None)
+    ('6', '3.4', '–')
+    """
+    return NOTHING if frames is None else str(frames) if isinstance(frames, int) else f"{frames:.1f}"
 
 
 def _clock(seconds: float) -> str:

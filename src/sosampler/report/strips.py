@@ -95,14 +95,18 @@ def strips_of(
     Args:
         bank: the split that was evaluated.
         evaluation: where the policies' choices are.
-        policies: that are shown, in this order.
+        policies: that are shown, in this order; also systems, whose answers are their own and not shown.
         num_frames, num_candidates: N and T.
     """
     places = {row.item.id: place for place, row in enumerate(bank.rows)}
     teacher = bank.teacher(evaluation.facts["teacher"]["fingerprint"], views=evaluation.facts["teacher"]["views"])
     # Only the mean of logits can be taken without the classifier.
     answers = teacher.pooling == "mean" and bool(teacher.about["features"]) and not bank.multi_label
-    chosen = {policy: evaluation.chosen(policy, num_frames, num_candidates) for policy in policies}
+    systems = {row.policy for row in evaluation.rows if row.num_frames is None}
+    chosen = {
+        policy: evaluation.chosen(policy, None if policy in systems else num_frames, num_candidates)
+        for policy in policies
+    }
     strips = []
     for number, name in enumerate(evaluation.ids[:count]):
         video, told = bank[places[name]], teacher[places[name]]
@@ -118,7 +122,9 @@ def strips_of(
                     StripLine(
                         policy,
                         _places_among(slots, own[number]),
-                        _answer(told, own[number], video.labels, bank.classes) if answers else None,
+                        _answer(told, own[number], video.labels, bank.classes)
+                        if answers and policy not in systems
+                        else None,
                     )
                     for policy, own in chosen.items()
                 ),
@@ -128,8 +134,9 @@ def strips_of(
 
 
 def _places_among(slots: Indices, chosen: ArrayLike) -> tuple[int, ...]:
-    """Where the chosen stored frames stand among the candidates; each once."""
-    return tuple(np.unique(np.searchsorted(slots, np.asarray(chosen))).tolist())
+    """Where the chosen stored frames stand among the candidates; each once, and without the -1 behind a system's."""
+    frames = np.asarray(chosen)
+    return tuple(np.unique(np.searchsorted(slots, frames[frames >= 0])).tolist())
 
 
 def _label_confidence(told: TeacherItem, labels: Sequence[int], slots: Indices) -> tuple[float, ...]:

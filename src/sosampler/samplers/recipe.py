@@ -128,7 +128,7 @@ class SamplerRecipe:
                 raise InvalidArgument(f"reinforce={self.reinforce} is for loss='reinforce'; set it to {{}}")
             return
         allowed = [field.name for field in fields(OCSamplerSettings)]
-        _known(self.reinforce, allowed, "reinforce")
+        check_known(self.reinforce, allowed, "reinforce")
         wanted = OCSamplerSettings(**self.reinforce).num_frames
         fewest = self.num_candidates if isinstance(self.num_candidates, int) else self.num_candidates[0]
         if fewest < wanted:
@@ -146,7 +146,7 @@ class SamplerRecipe:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplerRecipe:
         """A recipe of which every setting is given; names that are unknown or missing are told."""
-        _known(values, SETTINGS, "a recipe")
+        check_known(values, SETTINGS, "a recipe")
         missing = [name for name in SETTINGS if name not in values]
         if missing:
             raise InvalidArgument(f"the recipe has no {', '.join(missing)}; give every setting")
@@ -200,12 +200,12 @@ def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerR
         )
     if str(recipe) in _NAMES:
         text = files("sosampler.samplers").joinpath("recipes", f"{recipe}.yaml").read_text(encoding="utf-8")
-        return SamplerRecipe.from_dict({**_mapping(text, f"{recipe}.yaml"), **settings})
+        return SamplerRecipe.from_dict({**read_mapping(text, f"{recipe}.yaml"), **settings})
     return _read_file(Path(recipe)).changed(**settings)
 
 
-def read_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """KEY=VALUE texts as settings of a recipe; values are written as in YAML.
+def read_settings(texts: Iterable[str], allowed: Sequence[str] = SETTINGS) -> dict[str, Any]:
+    """KEY=VALUE texts as settings of a recipe that knows the allowed names; values are written as in YAML.
 
     >>> read_settings(["lr=3e-4", "num_candidates=[4, 16]", "clip=null", "loss=hinge"])
     {'lr': 0.0003, 'num_candidates': [4, 16], 'clip': None, 'loss': 'hinge'}
@@ -215,32 +215,39 @@ def read_settings(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not value:
             raise InvalidArgument(f"the setting {text!r} is not allowed; write KEY=VALUE, for example lr=0.001")
-        _known([name], SETTINGS, "a recipe")
+        check_known([name], allowed, "a recipe")
         found[name] = _yaml(value, f"the setting {text!r}")
     return found
 
 
-def _read_file(path: Path) -> SamplerRecipe:
+def read_recipe_file(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """What a user's YAML file says; `names` of the recipes that come with the package are for the message."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(
             f"the recipe {str(path)!r} cannot be read ({first_line(error)}); "
-            f"give one of: {', '.join(_NAMES)}; or a YAML file"
+            f"give one of: {', '.join(names)}; or a YAML file"
         ) from error
-    values = _mapping(text, str(path))
-    _known(values, (_BASE, *SETTINGS), f"the recipe {path}")
+    return read_mapping(text, str(path))
+
+
+def _read_file(path: Path) -> SamplerRecipe:
+    values = read_recipe_file(path, _NAMES)
+    check_known(values, (_BASE, *SETTINGS), f"the recipe {path}")
     base = read_recipe(one_of(_BASE, values.pop(_BASE, "default"), _NAMES))
     return base.changed(**{"name": path.stem, **values})
 
 
-def _known(names: Iterable[Any], allowed: Sequence[str], whose: str) -> None:
+def check_known(names: Iterable[Any], allowed: Sequence[str], whose: str) -> None:
+    """All names are allowed ones, or say which are."""
     unknown = [str(name) for name in names if name not in allowed]
     if unknown:
         raise InvalidArgument(f"{', '.join(unknown)}: no such setting in {whose}; choose from: {', '.join(allowed)}")
 
 
-def _mapping(text: str, whose: str) -> dict[str, Any]:
+def read_mapping(text: str, whose: str) -> dict[str, Any]:
+    """Settings written as YAML."""
     values = _yaml(text, whose)
     if not isinstance(values, dict):
         raise InvalidArgument(f"{whose} holds {type(values).__name__}, not settings; write one KEY: VALUE a line")

@@ -1,9 +1,12 @@
-"""Samplers by name and by folder."""
+"""Samplers by name and by folder, and the systems that are trained in the same way."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sosampler.errors import InvalidArgument
+from sosampler.systems import list_systems
 
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SOSampler
@@ -13,19 +16,25 @@ RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsam
 
 
 def list_samplers() -> list[str]:
-    """Names of the samplers that can be trained.
+    """Names of the samplers that can be trained, and then of the systems, which bring a classifier of their own.
 
     >>> list_samplers()
-    ['sosampler', 'ocsampler', 'scsampler']
+    ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
     """
-    return list(RECIPES)
+    return [*RECIPES, *list_systems()]
 
 
 def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
     """A trained sampler, frozen: from its folder, or by its id on the Hugging Face hub."""
     from sosampler.classifiers.devices import check_device
     from sosampler.samplers.sosampler import SOSampler
+    from sosampler.systems.folder import is_system_folder
 
+    if is_system_folder(path):
+        raise InvalidArgument(
+            f"{path}: holds a system, which classifies videos itself and chooses no frames for another classifier; "
+            "load it with so.load_system, compare it with `sosampler evaluate`, or give the folder of a sampler"
+        )
     where = None if device is None else check_device(device)
     sampler = SOSampler.from_pretrained(path).freeze()
     return sampler if where is None else sampler.to(where)

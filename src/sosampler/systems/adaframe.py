@@ -82,6 +82,8 @@ class AdaFrame(System):
     """
 
     name = "adaframe"
+    dial = "patience"
+    dial_values = (1, 2, 3, 4, 6, 10)  # from max_steps on it never stops early
 
     def __init__(
         self,

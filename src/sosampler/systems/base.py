@@ -67,15 +67,19 @@ class System(nn.Module):
     """Base of all systems.
 
     A subclass sets `name`, and `phases` if it trains in several, calls `super().__init__(config)` with the JSON values
-    that build it again, and defines `loss`, `decide` and `own_gmacs`.
+    that build it again, and defines `loss`, `decide` and `own_gmacs`. It may have a dial: a setting that trades
+    accuracy for cost when it runs and that no weight's shape depends on.
     """
 
     name: str = ""
     phases: tuple[str, ...] = ("all",)
+    dial: str = ""  # its key in the config
+    dial_values: tuple[float, ...] = ()  # some, from cheap to costly
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config: dict[str, Any] = dict(config)
+        self.about: dict[str, Any] = {}  # of a trained one: on what and how, as `load_system` found it
         self.multi_label = bool(config.get("multi_label", False))
 
     def loss(
@@ -122,6 +126,19 @@ class System(nn.Module):
         finally:
             for module, training in modes:
                 module.training = training
+
+    def turned(self, value: float) -> System:
+        """A system with the same weights in the same memory and another value of the dial, checked as any setting.
+
+        Training one of the two, or moving it to a device, does so to both.
+        """
+        if not self.dial:
+            raise InvalidArgument(f"{self.name} has no dial that could be turned to {value!r}; leave it as it is")
+        with torch.device("meta"):  # layers that have a shape and no memory; these weights take their place
+            other = type(self)(**{**self.config, self.dial: value})
+        other._parameters, other._buffers, other._modules = self._parameters, self._buffers, self._modules
+        other.training, other.about = self.training, self.about
+        return other
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         """What is trained in a phase."""

@@ -41,6 +41,8 @@ class FrameExit(System):
 
     name = "frameexit"
     phases = ("classifiers", "gates")
+    dial = "gate_exit"
+    dial_values = (0.95, 0.8, 0.5, 0.2, 0.05, 0.02)
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from sosampler.systems.base import Views
 from sosampler.training.examples import multi_hot
 
 
-def bank_views(bank: Bank, *, heavy: Any, light: Any, num_candidates: int = 10) -> tuple[Views, Tensor]:
+def bank_views(bank: Bank, *, heavy: Any, light: Any = None, num_candidates: int = 10) -> tuple[Views, Tensor]:
     """Features of T candidates of each video, evenly spread, and the labels [V, C]; all in memory, in half precision.
 
     A video with fewer stored frames offers each once; the rest of its row is padding. Videos without a label are left
@@ -25,6 +25,7 @@ def bank_views(bank: Bank, *, heavy: Any, light: Any, num_candidates: int = 10) 
     Args:
         bank: a bank or one split of it, with features that `add_features` wrote.
         heavy, light: which features: names, fingerprints or the networks themselves, as `Bank.features` takes them.
+            None for light: a system that looks at no light features gets some of width 0.
         num_candidates: T.
     """
     count = whole_number("num_candidates", num_candidates)
@@ -35,7 +36,8 @@ def bank_views(bank: Bank, *, heavy: Any, light: Any, num_candidates: int = 10) 
     mask = torch.zeros(len(rows), count, dtype=torch.bool)
     for video, chosen in enumerate(places):
         mask[video, : len(chosen)] = True
-    first, second = (_features(bank, name, rows, places, count) for name in (heavy, light))
+    first = _features(bank, heavy, rows, places, count)
+    second = first[:, :, :0] if light is None else _features(bank, light, rows, places, count)
     labels = torch.stack([multi_hot(bank.rows[row].item.labels, len(bank.classes)) for row in rows])
     return Views(first, second, None if mask.all() else mask), labels
 

@@ -7,10 +7,13 @@ layer on the fine state, and cross-entropy plus the squared distance of the gate
 what is decided at a frame depends on no later one.
 Different: both networks that make features are frozen; the budget may also be held by a batch instead of each video;
 the temperature's schedule is a choice of this file. While training, gates are drawn; when running, the likelier side is
-taken, so that the frames used come near the target only as far as the gates have become sure.
+taken (or what is above another threshold, `gate_open`), so that the frames used come near the target only as far as the
+gates have become sure.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +40,13 @@ class LiteEval(System):
         budget: weight of the budget term.
         budget_per: "video" holds the target in every video; "batch" lets videos differ.
         temperature: of the Gumbel-softmax at the start and at the end of training.
+        gate_open: when running, the gate opens where its probability of opening is above this; 0 opens it always.
         multi_label: probabilities by sigmoid instead of softmax.
     """
 
     name = "liteeval"
+    dial = "gate_open"
+    dial_values = (0.9, 0.7, 0.5, 0.3, 0.1, 0.02)
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class LiteEval(System):
         budget: float = 2.0,
         budget_per: str = "video",
         temperature: tuple[float, float] = (5.0, 0.5),
+        gate_open: float = 0.5,
         multi_label: bool = False,
     ) -> None:
         if fine_width < coarse_width:
@@ -63,6 +70,8 @@ class LiteEval(System):
             )
         if real_number("target", target, at_least=0) > 1:
             raise InvalidArgument(f"target={target!r} is not allowed; give a share of frames between 0 and 1")
+        if real_number("gate_open", gate_open, at_least=0) > 1:
+            raise InvalidArgument(f"gate_open={gate_open!r} is not allowed; give a probability from 0 to 1")
         if len(temperature) != 2:
             raise InvalidArgument(f"temperature={temperature!r} is not allowed; give that of start and end")
         super().__init__(
@@ -76,6 +85,7 @@ class LiteEval(System):
                 "budget": real_number("budget", budget, at_least=0),
                 "budget_per": one_of("budget_per", budget_per, BUDGET_PER),
                 "temperature": [real_number("temperature", value, above=0) for value in temperature],
+                "gate_open": float(gate_open),
                 "multi_label": true_or_false("multi_label", multi_label),
             }
         )
@@ -125,6 +135,7 @@ class LiteEval(System):
         real = views.real
         coarse, fine = self._start(views)
         opened = torch.zeros_like(real)
+        least_gap = log_odds(self.config["gate_open"])  # of the gate's two logits
         for step in range(real.shape[1]):
             rows = real[:, step].nonzero()[:, 0]
             if not len(rows):
@@ -133,7 +144,7 @@ class LiteEval(System):
             coarse_here, fine_here = _rows(coarse, rows), _rows(fine, rows)
             coarse_here = self.coarse(light, coarse_here)
             logits = self._gate_logits(coarse_here, fine_here)
-            looks = (logits[:, 1] > logits[:, 0]).nonzero()[:, 0]
+            looks = (logits[:, 1] - logits[:, 0] > least_gap).nonzero()[:, 0]
             next_fine = synchronise(fine_here, coarse_here)
             if len(looks):
                 # Only here is a heavy feature touched.
@@ -166,6 +177,17 @@ def synchronise(fine: State, coarse: State) -> State:
     width = coarse[0].shape[1]
     hidden, cell = (torch.cat([small, large[:, width:]], dim=1) for small, large in zip(coarse, fine, strict=True))
     return hidden, cell
+
+
+def log_odds(probability: float) -> float:
+    """log(p / (1 − p)): the least logit of a sigmoid above p.
+
+    >>> log_odds(0.5), log_odds(0.0), log_odds(1.0)
+    (0.0, -inf, inf)
+    """
+    if 0 < probability < 1:
+        return math.log(probability / (1 - probability))
+    return math.inf if probability else -math.inf
 
 
 def _mix(gate: Tensor, opened: State, closed: State) -> State:

@@ -64,6 +64,8 @@ class MARL(System):
     """
 
     name = "marl"
+    dial = "agents"
+    dial_values = (1, 2, 3, 5, 7, 10)
 
     def __init__(
         self,

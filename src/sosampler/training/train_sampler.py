@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +20,9 @@ from sosampler.errors import InvalidArgument
 from sosampler.samplers import SOSampler
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
-from sosampler.samplers.registry import RECIPES
+from sosampler.samplers.registry import RECIPES, list_samplers
+from sosampler.systems import list_systems
+from sosampler.training.bank_identity import bank_identity, check_apart
 from sosampler.training.calibration import fit_calibration
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.clip_answers import check_rewards
@@ -34,6 +34,9 @@ from sosampler.training.sampler_data import SamplerBatches, VideoTable
 from sosampler.training.sampler_dev import EvaluationSet
 from sosampler.training.sampler_frames import CachedFrames, FrameSource, Shape, default_cache_bytes, open_frames
 from sosampler.training.sampler_loop import SamplerLoop
+
+if TYPE_CHECKING:
+    from sosampler.systems.recipe import SystemRecipe
 
 TEACHERS = ("bank", "online")
 KIND = "sampler"
@@ -63,10 +66,11 @@ def train(
     bank: str | Path | Bank,
     *,
     out: str | Path,
-    recipe: str | Path | SamplerRecipe | None = None,
+    recipe: str | Path | SamplerRecipe | SystemRecipe | None = None,
     sampler: str = "sosampler",
     classifier: str | Path | Classifier | None = None,
     weights: str | Path | None = None,
+    light: str | Path | SOSampler | None = None,
     teacher: str = "bank",
     device: str | None = None,
     precision: str | None = None,
@@ -75,38 +79,65 @@ def train(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
     **settings: Any,
-) -> TrainedSampler:
-    """Train a sampler on a bank and keep the weights that are best on its dev split.
+) -> TrainedSampler | Any:  # Any: a `TrainedSystem`; who trains samplers need not tell the two apart
+    """Train a sampler on a bank and keep the weights that are best on its dev split; or train a system.
+
+    A sampler chooses frames for a classifier. A system (frameexit, liteeval, adaframe, marl) classifies itself, on
+    features of the classifier and of a light network. Those that the bank does not keep yet are computed for all of its
+    videos, once; then it trains within minutes, in memory and in float32. Returns a `TrainedSampler`, of a system a
+    `TrainedSystem`.
 
     Args:
         bank: frames and a classifier's answers about them, from `prepare`. Without a dev split the last epoch is kept.
-        out: folder for the sampler (`SOSampler.from_pretrained(out)` loads it), the log and the result. Run again with
-            the same settings, a killed run goes on.
+            Systems need no answers.
+        out: folder for the sampler (`SOSampler.from_pretrained(out)` loads it) or the system (`load_system(out)`), the
+            log and the result. Run again with the same settings, a killed run goes on; that of a system starts again
+            and gives the same weights.
         recipe, settings: a name of `list_recipes()`, a YAML file or a `SamplerRecipe`, and single settings of it:
-            epochs=20, lr=1e-3, ...
+            epochs=20, lr=1e-3, ...; for a system a YAML file, and its own settings as well: beta=1e-2, ...
         sampler: a name of `list_samplers()`, whose own recipe is taken where none is given.
         classifier: whose answers: the classifier, its saved folder, its fingerprint or its name in the bank; needed
-            where the bank has several teachers, and as classifier or folder for teacher="online".
-        weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained".
+            where the bank has several teachers, and as classifier or folder for teacher="online". For a system, whose
+            features: the same, where a name or a fingerprint will do if the bank keeps them.
+        weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained". For a
+            system, those of its light network, MobileNetV2, which they stay.
+        light: of a system, instead of that: a `SOSampler` without shift, its folder, or the name of features in the
+            bank. Systems that look at no light features take no notice.
         teacher: "bank": targets are the kept answers about whole frames. "online": the classifier is asked about the
             same random crops that the sampler sees, which costs its forward pass a step; dev uses the kept answers.
             A classifier that is given as such is frozen and stays on the device.
         device: default: the GPU if there is one. Under `accelerate launch` every process has its own.
-        precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it.
+        precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it; for systems float32.
         workers: threads that decode frames into memory, or processes that decode them again and again where they do
             not fit; default: as many as there are cores for this process, at most 16.
         cache_bytes: memory for decoded frames; default: 40 % of what is free (in a container: under its limit), at
-            most 16 GiB.
-        overwrite: start again in a folder that holds another run of a sampler.
+            most 16 GiB. It and `workers` change nothing for systems.
+        overwrite: start again in a folder that holds another run of the same kind, sampler or system.
         say: is given a line of text for each epoch.
     """
+    if sampler in list_systems():
+        from sosampler.training.train_system import train_system
+
+        _refuse_for_systems(sampler, teacher=teacher, precision=precision)
+        return train_system(
+            bank,
+            out=out,
+            system=sampler,
+            recipe=recipe,
+            classifier=classifier,
+            light=light,
+            weights=weights,
+            device=device,
+            overwrite=overwrite,
+            say=say,
+            **settings,
+        )
     processes = Processes(device)
     if not processes.is_main:
         say = _say_nothing
     run = RunFolder(Path(out), KIND)
     with processes.together():
-        own = RECIPES[one_of("sampler", sampler, RECIPES)]
-        recipe = read_recipe(own if recipe is None else recipe, **settings)
+        recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
         one_of("teacher", teacher, TEACHERS)
         workers = _default_workers(processes) if workers is None else whole_number("workers", workers, at_least=0)
         precision = settled_precision(processes.device, precision)
@@ -151,6 +182,25 @@ def train(
                 fitted = open_.evaluation(rows["train"][:_CALIBRATION_VIDEOS], recipe, taken) if dev is None else dev
                 run.finish(_finish(loop, fitted, bank, answers, rows, say))
     return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, run.result() or {})
+
+
+def _refuse_for_systems(system: str, *, teacher: str, precision: str | None) -> None:
+    """What would change nothing must not seem to."""
+    if one_of("teacher", teacher, TEACHERS) != "bank":
+        raise InvalidArgument(f"teacher={teacher!r} is for samplers; {system} learns from labels, so leave it out")
+    if precision not in (None, "float32"):
+        raise InvalidArgument(f"precision={precision!r} is for samplers; {system} trains in float32, so leave it out")
+
+
+def _sampler_recipe(sampler: str, recipe: Any, light: Any) -> Any:
+    """The recipe that is meant, where nothing given is for systems alone."""
+    own = RECIPES[one_of("sampler", sampler, list_samplers())]
+    if light is not None:
+        raise InvalidArgument(f"light is for systems ({', '.join(list_systems())}), not for {sampler}; leave it out")
+    system = recipe if isinstance(recipe, str) and recipe in list_systems() else getattr(recipe, "system", None)
+    if system is not None:
+        raise InvalidArgument(f"the recipe is of the system {system}; give sampler={system!r} (--sampler {system})")
+    return own if recipe is None else recipe
 
 
 def _bytes_taken(source: FrameSource) -> int:
@@ -238,18 +288,12 @@ def _begin(
     start: str | None,
     precision: str,
 ) -> None:
-    here, there = run.folder.resolve(), bank.path.resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise InvalidArgument(f"out={run.folder} and the bank {bank.path} lie inside each other; keep them apart")
+    check_apart(run.folder, bank)
     if overwrite:
         run.clear()
-    told = [[asdict(item) for item in bank.items], bank.classes, bank.multi_label, bank.settings]
     run.begin(
         {
-            "bank": {
-                "path": str(there),
-                "digest": hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16],
-            },
+            "bank": bank_identity(bank),
             "teacher": {"name": answers.name, "asked": teacher},
             "start": start,
             "recipe": recipe.to_dict(),

@@ -1,0 +1,42 @@
+"""Names of rows that a system has: NAME@VALUE, where VALUE is where its dial stands. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EVERY = "all"  # behind the @: every value that the system offers
+
+
+def split_dial(text: str) -> tuple[str, str]:
+    """A name and the value behind its @; a text that does not end in a number or "all" is a name as a whole.
+
+    >>> split_dial("runs/a@0.3"), split_dial("a@all"), split_dial("me@home"), split_dial("a")
+    (('runs/a', '0.3'), ('a', 'all'), ('me@home', ''), ('a', ''))
+    """
+    name, _, value = text.rpartition("@")
+    return (name, value) if name and (value == EVERY or number_of(value) is not None) else (text, "")
+
+
+def number_of(text: str) -> float | None:
+    """An int where it is one, because dials that count want whole numbers; None for what is no number."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def is_system(row: Mapping[str, Any]) -> bool:
+    """Whether a row of an evaluation, as its JSON has it, belongs to a system: it was told no number of frames."""
+    return row["num_frames"] is None
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """The name of the curve that a row is a point of: one for all values of a dial.
+
+    >>> line_of({"policy": "a@0.3", "num_frames": None}), line_of({"policy": "a@3", "num_frames": 4})
+    ('a', 'a@3')
+    """
+    return split_dial(row["policy"])[0] if is_system(row) else str(row["policy"])

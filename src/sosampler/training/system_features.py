@@ -1,0 +1,171 @@
+"""The features a system is trained on: those that the bank keeps, or those of a network that is then asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sosampler.classifiers.registry import create_classifier, saved_folder
+from sosampler.data.add_features import add_features
+from sosampler.data.bank import Bank
+from sosampler.data.feature_networks import feature_network
+from sosampler.data.shards import Progress
+from sosampler.errors import InvalidArgument
+from sosampler.progress import Bar, progress_bar
+from sosampler.samplers.folder import is_sampler_folder
+from sosampler.samplers.registry import load_sampler
+from sosampler.systems.light import light_network
+
+# What the features of a network are called where it is not said what for.
+_KINDS = {"heavy": "classifier", "light": "sampler"}
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Features that are in the bank under a name, or will be once their network was asked."""
+
+    name: str  # in the bank
+    fingerprint: str  # of the network
+    network: Any = None  # None where only the bank knows it
+    network_name: str = ""
+
+    def told(self, bank: Bank) -> dict[str, Any]:
+        """What is written about them."""
+        kept = bank.features(self.name)
+        return {
+            "name": self.name,
+            "network": kept.about["network_name"],
+            "fingerprint": self.fingerprint,
+            "width": kept.width,
+            "gmacs": kept.gmacs,
+        }
+
+
+def heavy_source(bank: Bank, classifier: Any) -> FeatureSource:
+    """What stands before the class layer of a classifier.
+
+    Args:
+        bank: where features are, or will be.
+        classifier: itself, its saved folder, or what the bank calls its features: their name, its fingerprint or its
+            name; None where the bank has features of one classifier alone.
+    """
+    if classifier is None:
+        return _only_one(bank)
+    known = _kept(bank, classifier, "heavy")
+    if known is not None:
+        return known
+    if isinstance(classifier, (str, Path)):
+        folder = saved_folder(classifier)
+        if folder is None:
+            raise InvalidArgument(
+                f"{bank.path}: there are no features of a classifier {str(classifier)!r}, and no saved one at that "
+                f"place that could be asked; give its saved folder, or one of: {_there(bank)}"
+            )
+        classifier = create_classifier(folder)
+    return _of_network(bank, classifier)
+
+
+def light_source(bank: Bank, light: Any, weights: str | Path | None) -> FeatureSource:
+    """What a light network sees in a frame.
+
+    Args:
+        bank: where features are, or will be.
+        light: a `SOSampler` without shift or its saved folder (a classifier or its folder will do too), or what the
+            bank calls its features; None: MobileNetV2 with `weights`.
+        weights: of that one.
+    """
+    if light is None:
+        if weights is None:
+            raise InvalidArgument(
+                "this system glances at frames with a light network, whose weights are not given; give weights "
+                "(--weights): a file of MobileNetV2 or 'pretrained'; or light (--light): a sampler without shift, or "
+                f"one of: {_there(bank)}"
+            )
+        return _of_network(bank, light_network(weights))
+    known = _kept(bank, light, "light")
+    if known is not None:
+        return known
+    if isinstance(light, (str, Path)):
+        if is_sampler_folder(light):
+            light = load_sampler(light)
+        elif saved_folder(light) is not None:
+            light = create_classifier(light)
+        else:
+            raise InvalidArgument(
+                f"{bank.path}: there are no features called {str(light)!r}, and no saved sampler at that place that "
+                f"could be asked; give the folder of a sampler without shift, or one of: {_there(bank)}"
+            )
+    return _of_network(bank, light)
+
+
+def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callable[[str], None]) -> None:
+    """Ask the network about every frame of the whole bank, unless that was done; a killed run goes on."""
+    bank = Bank(bank.path)
+    if source.network is None:
+        bank.features(source.name)  # says what is missing
+        return
+    about = bank.feature_sets.get(source.name)
+    if about is not None and not bank.folder.feature_answers(source.name).missing(bank.head.num_shards):
+        return
+    say(f"{bank.path}: asking {source.network_name} for the features of {len(bank)} videos, once and for all")
+    # As they were begun, if they were.
+    begun = {} if about is None else {"precision": about["precision"], "batch": about.get("batch")}
+    with ExitStack() as stack:
+        add_features(bank, source.network, name=source.name, device=device, on_progress=_shown(stack), **begun)
+
+
+def _shown(stack: ExitStack) -> Callable[[Progress], None]:
+    """A bar that appears with the first video."""
+    bars: list[Bar] = []
+
+    def tell(progress: Progress) -> None:
+        if not bars:
+            bars.append(stack.enter_context(progress_bar("features", progress.total, done=progress.before)))
+        bars[0].advance()
+
+    return tell
+
+
+def _only_one(bank: Bank) -> FeatureSource:
+    found = [name for name, about in bank.feature_sets.items() if about["network"] == _KINDS["heavy"]]
+    if len(found) != 1:
+        raise InvalidArgument(
+            f"{bank.path}: whose features the system is to look at is not clear; give classifier (--classifier): a "
+            f"saved folder, or one of: {_there(bank)}"
+        )
+    return FeatureSource(found[0], bank.feature_sets[found[0]]["fingerprint"])
+
+
+def _kept(bank: Bank, given: Any, role: str) -> FeatureSource | None:
+    """The features that a name or a fingerprint means, where the bank has them."""
+    if not isinstance(given, str):
+        return None
+    known = bank.feature_sets
+    if given in known:
+        return FeatureSource(given, known[given]["fingerprint"])
+    for key, kinds in (("fingerprint", list(_KINDS.values())), ("network_name", [_KINDS[role]])):
+        found = [name for name, about in known.items() if about[key] == given and about["network"] in kinds]
+        if len(found) > 1:
+            raise InvalidArgument(
+                f"{bank.path}: {given!r} fits several features: {', '.join(found)}; name one of these"
+            )
+        if found:
+            return FeatureSource(found[0], known[found[0]]["fingerprint"])
+    return None
+
+
+def _of_network(bank: Bank, network: Any) -> FeatureSource:
+    """Features of a network under the name they have; under its fingerprint where there are none yet."""
+    with feature_network(network, None) as ready:  # says what is wrong with it
+        fingerprint, called = ready.fingerprint, ready.name
+    found = [name for name, about in bank.feature_sets.items() if about["fingerprint"] == fingerprint]
+    finished = [name for name in found if not bank.folder.feature_answers(name).missing(bank.head.num_shards)]
+    return FeatureSource((finished or found or [fingerprint])[0], fingerprint, network, called)
+
+
+def _there(bank: Bank) -> str:
+    known = [f"{name} ({about['network']} {about['network_name']})" for name, about in bank.feature_sets.items()]
+    return "; ".join(known) or "(the bank has no features yet)"

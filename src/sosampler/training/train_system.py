@@ -1,0 +1,218 @@
+"""`train` for systems that decide one after another which frames to look at: FrameExit, LiteEval, AdaFrame, MARL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sosampler import __version__
+from sosampler.data.bank import Bank
+from sosampler.errors import InvalidArgument
+from sosampler.samplers.recipe import SamplerRecipe, list_recipes
+from sosampler.systems.base import System, fit
+from sosampler.systems.folder import load_system, save_system
+from sosampler.systems.from_bank import bank_views
+from sosampler.systems.recipe import SystemRecipe, read_system_recipe
+from sosampler.training.bank_identity import bank_identity, check_apart
+from sosampler.training.checkpoints import RunFolder
+from sosampler.training.divergence import diverged, is_finite
+from sosampler.training.processes import Processes
+from sosampler.training.system_dev import dial_curve, measure_system, metric_of
+from sosampler.training.system_features import FeatureSource, heavy_source, keep_features, light_source
+
+KIND = "system"
+_ON_DEV = ("metric", "dev", "dev_frames", "dev_frames_decoded", "dev_gmacs")  # None where there is no dev split
+
+
+@dataclass(frozen=True)
+class TrainedSystem:
+    """What came out of `train`: the system, and how good it is on dev."""
+
+    system: System
+    folder: Path
+    result: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"TrainedSystem({self.system.name}, {self.folder}, {self.result['metric']}, dev {self.result['dev']})"
+
+
+def train_system(
+    bank: str | Path | Bank,
+    *,
+    out: str | Path,
+    system: str,
+    recipe: Any = None,
+    classifier: Any = None,
+    light: Any = None,
+    weights: str | Path | None = None,
+    device: str | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    **settings: Any,
+) -> TrainedSystem:
+    """Train a system on the train split of a bank; `train` says what the arguments are.
+
+    Features that the bank does not keep yet are computed for all of its videos first, which is most of the work and
+    goes on after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
+    All features of the split are in memory, 2 bytes a number and 4 more while training.
+    """
+    processes = Processes(device)
+    with processes.together():
+        if processes.count > 1:
+            raise InvalidArgument(
+                f"{system} is trained in one process, not in {processes.count}; start it without a launcher"
+            )
+    recipe = _recipe_of(system, recipe, settings)
+    bank = Bank(bank.path if isinstance(bank, Bank) else bank)
+    sizes = _sizes(bank)
+    sources = [heavy_source(bank, classifier)]
+    if recipe.needs_light:
+        sources.append(light_source(bank, light, weights))
+    run = RunFolder(Path(out), KIND)
+    check_apart(run.folder, bank)
+    if overwrite:
+        run.clear()
+    run.begin(
+        {
+            "bank": bank_identity(bank),
+            "heavy": sources[0].fingerprint,
+            "light": sources[1].fingerprint if recipe.needs_light else None,
+            "recipe": recipe.to_dict(),
+        }
+    )
+    finished = run.result()
+    where = str(processes.device)
+    if finished is not None:
+        say(f"{run.folder}: this run is finished")
+        return TrainedSystem(load_system(run.folder, where), run.folder, finished)
+    for source in sources:
+        keep_features(bank, source, device=where, say=say)
+    result = _trained(Bank(bank.path), sources, recipe, run, sizes, where, say)
+    return TrainedSystem(load_system(run.folder, where), run.folder, result)
+
+
+def _recipe_of(system: str, recipe: Any, settings: dict[str, Any]) -> SystemRecipe:
+    if isinstance(recipe, SamplerRecipe) or (isinstance(recipe, str) and recipe in list_recipes()):
+        name = recipe if isinstance(recipe, str) else recipe.name
+        raise InvalidArgument(
+            f"the recipe {name!r} is of a sampler, but {system} is a system; leave the recipe out, or give a YAML file "
+            f"of settings for {system}"
+        )
+    return read_system_recipe(system if recipe is None else recipe, system=system, **settings)
+
+
+def _sizes(bank: Bank) -> dict[str, int]:
+    """Videos of train and dev with a label, and those of both without."""
+    found = {"train": 0, "dev": 0, "unlabelled": 0}
+    for item in bank.items:
+        split = item.split or "train"
+        if split in ("train", "dev"):
+            found[split if item.labels else "unlabelled"] += 1
+    if found["train"] < 2:
+        raise InvalidArgument(f"{bank.path}: {found['train']} videos with a label in the train split; give at least 2")
+    return found
+
+
+def _trained(
+    bank: Bank,
+    sources: list[FeatureSource],
+    recipe: SystemRecipe,
+    run: RunFolder,
+    sizes: dict[str, int],
+    device: str,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Train, measure on dev, write the folder; returns the result."""
+    heavy = sources[0].told(bank)
+    light = sources[1].told(bank) if recipe.needs_light else None
+    asked: dict[str, Any] = {
+        "heavy": heavy["name"],
+        "light": None if light is None else light["name"],
+        "num_candidates": recipe.num_candidates,
+    }
+    gmacs = {"heavy_gmacs": heavy["gmacs"], "light_gmacs": 0.0 if light is None else light["gmacs"]}
+    views, labels = bank_views(bank.split("train"), **asked)
+    system = recipe.build(
+        heavy_width=heavy["width"],
+        light_width=None if light is None else light["width"],
+        num_classes=len(bank.classes),
+        multi_label=bank.multi_label,
+    )
+    say(_first_words(system, device, sizes))
+    history = fit(
+        system,
+        views,
+        labels,
+        epochs=recipe.epochs,
+        lr=recipe.lr,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        device=device,
+        optimizer=recipe.optimizer,
+        weight_decay=recipe.weight_decay,
+        clip=recipe.clip,
+        say=say,
+    )
+    if not is_finite(system):
+        raise diverged(f"weights of {system.name} are not finite", lr=recipe.lr, precision="float32")
+    del views, labels
+    measured, curve = dict.fromkeys(_ON_DEV), []
+    measured["metric"] = metric = metric_of(system)
+    if sizes["dev"]:
+        views, labels = bank_views(bank.split("dev"), **asked)
+        found = measure_system(system, views, labels, **gmacs)
+        measured["dev"] = found.pop(metric)
+        measured |= {f"dev_{name}": value for name, value in found.items()}
+        curve = dial_curve(system, views, labels, **gmacs)
+    save_system(
+        run.folder,
+        system,
+        {
+            "classifier": heavy["network"],
+            "bank": bank.path.resolve().name,
+            "classes": list(bank.classes),
+            "num_candidates": recipe.num_candidates,
+            "heavy": heavy,
+            "light": light,
+            **measured,
+            "seed": recipe.seed,
+            "sosampler": __version__,
+            "recipe": recipe.to_dict(),
+        },
+    )
+    run.log(history)
+    result = {
+        **measured,
+        "dev_curve": curve,
+        "sizes": sizes,
+        "num_candidates": recipe.num_candidates,
+        "epochs": recipe.epochs,
+        "seed": recipe.seed,
+        "heavy": heavy["fingerprint"],
+        "light": None if light is None else light["fingerprint"],
+    }
+    run.finish(result)
+    say(_last_words(measured, run.folder))
+    return run.result() or {}
+
+
+def _first_words(system: System, device: str, sizes: dict[str, int]) -> str:
+    parameters = sum(weight.numel() for weight in system.parameters())
+    unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
+    dev = f"{sizes['dev']} dev" if sizes["dev"] else "no dev split"
+    return (
+        f"{system.name}, {parameters / 1e6:.2f} M parameters, on {device}: "
+        f"{sizes['train']} videos to train on, {dev}{unlabelled}"
+    )
+
+
+def _last_words(measured: dict[str, Any], folder: Path) -> str:
+    if measured["dev"] is None:
+        return f"written to {folder}"
+    return (
+        f"dev {measured['metric']} {100 * measured['dev']:.2f} % with {measured['dev_frames']:.2f} frames in the heavy "
+        f"network, {measured['dev_frames_decoded']:.2f} decoded, {measured['dev_gmacs']:.3f} GMACs a video; "
+        f"written to {folder}"
+    )
