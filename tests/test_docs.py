@@ -131,7 +131,7 @@ def test_classifier_table_is_what_is_counted() -> None:
         assert f"| `{given[0]}` |" in document
 
 
-@pytest.mark.parametrize("document", ["classifiers.md", "data.md", "sampler.md", "systems.md"])
+@pytest.mark.parametrize("document", ["classifiers.md", "data.md", "reproduce.md", "sampler.md", "systems.md"])
 def test_commands_of_the_guides_have_the_right_options(document: str) -> None:
     """Parsed, not run: they take their time."""
     from typer.main import get_command

@@ -99,6 +99,7 @@ COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "train": (["{folder}", "--out", "{folder}/run"], "train"),
     "evaluate": (["{folder}"], "train"),
     "independence": (["{video}", "-c", "resnet50"], "train"),
+    "reproduce": (["table1", "--bank", "{folder}", "--out", "{folder}/runs"], "train"),
     "reels": (["{folder}/reels", "--help"], None),
     "demo": (["--out", "{folder}/demo"], "train"),
     "bench": (["--help"], None),

@@ -18,6 +18,7 @@ from sosampler.cli import (
     independence,
     prepare,
     reels,
+    reproduce,
     select,
     train,
     train_classifier,
@@ -58,6 +59,7 @@ app.add_typer(bank.app, name="bank")
 app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("independence")(independence.independence_command)
+app.command("reproduce")(reproduce.reproduce_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,182 @@
+"""From evaluations of policies and trained samplers to the rows of a table, over several seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sosampler.reproduce.paper import PaperColumn
+from sosampler.reproduce.plan import ExperimentPlan, PlannedCell, extra_policies
+
+Row = dict[str, Any]
+"""A row of an evaluation, as its JSON has it: shares, not percent."""
+
+# Where all rows of one cell agree, so that their mean is the number itself.
+_MEANS = ("gmacs", "sampler_gmacs", "classifier_gmacs", "frames_classified", "frames_decoded")
+
+
+def policies_of(
+    plan: ExperimentPlan, cells: Sequence[PlannedCell], seeds: Sequence[int], folder: Path
+) -> dict[str, str]:
+    """What `evaluate` is given: names, and folders of what was trained."""
+    found = {name: name for name in extra_policies(plan.experiment, cells)}
+    for cell in cells:
+        names = cell.policy_names(seeds)
+        if cell.training is None:
+            found[names[0]] = names[0]
+            continue
+        for name, seed in zip(names, seeds, strict=True):
+            place = str(cell.training.folder(folder, seed))
+            found[name] = f"{place}@{cell.recipe.dial}" if cell.recipe.dial else place
+    return found
+
+
+def rows_of_cell(cell: PlannedCell, seeds: Sequence[int], rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of a cell, one a seed; of a system with its dial turned, such a list for each value."""
+    names = cell.policy_names(seeds)
+    count = cell.num_candidates
+    here = [row for row in rows if row["num_candidates"] == count]
+    if cell.recipe.dial is None:
+        # All candidates are one clip, whatever N is; a system decides for itself.
+        wanted = {cell.num_frames, None} | ({count} if cell.recipe.policy == "all" else set())
+        found = [row for name in names for row in here if row["policy"] == name and row["num_frames"] in wanted]
+        return [found] if found else []
+    by_value: dict[str, list[Row]] = {}
+    for name in names:
+        for row in here:
+            before, _, value = row["policy"].rpartition("@")
+            if before == name:
+                by_value.setdefault(value, []).append(row)
+    return list(by_value.values())
+
+
+def result_rows(
+    plan: ExperimentPlan, parts: Mapping[str, Any], seeds: Sequence[int], metric: str, column: PaperColumn | None
+) -> list[dict[str, Any]]:
+    """Rows of the result in the order of the recipes: means over seeds in percent, and the paper's figure."""
+    found = []
+    for cell in plan.cells:
+        measured = parts[part_name(cell.num_candidates)]["rows"]
+        for rows in rows_of_cell(cell, seeds, measured):
+            found.append(_result_row(cell, rows, metric, column))
+    return found
+
+
+def part_name(num_candidates: int) -> str:
+    """Under which an evaluation stands in evaluation.json."""
+    return f"T={num_candidates}"
+
+
+def _result_row(cell: PlannedCell, rows: Sequence[Row], metric: str, column: PaperColumn | None) -> dict[str, Any]:
+    recipe, first = cell.recipe, rows[0]
+    told: dict[str, Any] = {
+        "row": recipe.row,
+        "title": recipe.title,
+        "num_frames": first["num_frames"],
+        "num_candidates": first["num_candidates"],
+        "trained": None if cell.training is None else cell.training.name,
+        "seeds": len(rows) if cell.training is not None else 0,
+        "dial": first["policy"].rpartition("@")[2] if recipe.dial else None,
+        **_spread("score", [_percent(row[metric]) for row in rows]),
+        "score_ci95": _mean_bounds([row["ci95"].get(metric) for row in rows]),
+        "top1": _mean([_percent(row["top1"]) for row in rows]),
+        "mAP": _mean([_percent(row["mAP"]) for row in rows]),
+        **_spread("fidelity", [_percent(row["fidelity"]) for row in rows]),
+        **_spread("recovered", [_percent(row["recovered"]) for row in rows]),
+        **_versus(rows, metric),
+        **{name: _mean([row[name] for row in rows]) for name in _MEANS},
+        "note": recipe.note,
+    }
+    figures = paper_figures(recipe.paper_row, first, column)
+    # One figure of the paper that does not say of how many frames cannot stand beside several N, or values of a dial.
+    ambiguous = recipe.dial is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
+    told["paper"] = None if ambiguous else figures
+    return told
+
+
+def paper_figures(row: str, told: Row, column: PaperColumn | None) -> dict[str, Any] | None:
+    """What the paper prints for a row, in percent."""
+    figure = None if column is None else column.find(row, told["num_frames"], told["num_candidates"])
+    if figure is None or column is None:
+        return None
+    return {
+        "table": figure["table"],
+        "row": figure["row"],
+        "metric": figure["metric"],
+        "num_frames": figure["num_frames"],
+        "score": figure["value"],
+        "versus_uniform": column.versus_uniform(figure),
+        "gmacs": figure.get("gmacs"),
+        "videos_per_second": figure.get("videos_per_second"),
+    }
+
+
+def _versus(rows: Sequence[Row], metric: str) -> dict[str, Any]:
+    """Points above uniform with as many frames; the interval is paired by video."""
+    empty = {"versus_uniform": None, "versus_uniform_sd": None, "versus_uniform_ci95": None}
+    versus = [row["versus_uniform"] for row in rows]
+    if rows[0]["policy"] == "uniform" or metric == "fidelity" or any(one is None for one in versus):
+        return empty
+    if any(one["metric"] != metric for one in versus):
+        return empty  # a bank of one label a video, measured as the paper measures its data set
+    told = _spread("versus_uniform", [_percent(one["difference"]) for one in versus])
+    return {**told, "versus_uniform_ci95": _mean_bounds([one["ci95"] for one in versus])}
+
+
+def versus_from_scores(rows: list[dict[str, Any]]) -> None:
+    """Fill in points above uniform where the evaluation compared by another metric than the one shown."""
+    uniform = {(row["num_frames"], row["num_candidates"]): row["score"] for row in rows if row["row"] == "uniform"}
+    for row in rows:
+        pair = row["num_frames"], row["num_candidates"]
+        same_count = [score for (_, count), score in uniform.items() if count == pair[1]]
+        other = same_count[0] if row["row"] == "all" and len(same_count) == 1 else uniform.get(pair)
+        if row["row"] != "uniform" and row["versus_uniform"] is None and None not in (other, row["score"]):
+            row["versus_uniform"] = row["score"] - other
+
+
+def mean_rows(rows: Sequence[dict[str, Any]], metric: str) -> list[Row]:
+    """Rows of a result in the form of an evaluation's, for the figures and pages that draw these."""
+    found = []
+    for row in rows:
+        share = None if row["score"] is None else row["score"] / 100
+        bounds = row["score_ci95"]
+        found.append(
+            {
+                "policy": row["title"] if row["dial"] is None else f"{row['title']}@{row['dial']}",
+                **{name: row[name] for name in ("num_frames", "num_candidates", *_MEANS)},
+                "top1": row["top1"] / 100,
+                "mAP": row["mAP"] / 100,
+                metric: share,
+                "ci95": {} if bounds is None else {metric: [bound / 100 for bound in bounds]},
+                "fidelity": None if row["fidelity"] is None else row["fidelity"] / 100,
+                "recovered": None if row["recovered"] is None else row["recovered"] / 100,
+                "versus_uniform": None,
+            }
+        )
+    return found
+
+
+def _mean_bounds(intervals: Sequence[Sequence[float] | None]) -> list[float] | None:
+    """95 % intervals over videos, their ends averaged over seeds, in percent."""
+    known = [bounds for bounds in intervals if bounds is not None]
+    if not known or len(known) < len(intervals):
+        return None
+    return [100 * statistics.fmean(bounds[side] for bounds in known) for side in (0, 1)]
+
+
+def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean and, of several, standard deviation."""
+    known = [value for value in values if value is not None]
+    several = len(known) > 1
+    return {name: _mean(values), f"{name}_sd": statistics.stdev(known) if several else None}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
