@@ -26,6 +26,7 @@ import torch
 
 import sosampler as so
 from sosampler.bench.measure import circumstances
+from sosampler.data.make_reels import reel_recipe
 from sosampler.data.reels import SPORTS22
 
 # name -> the options of `sosampler train`; the first three are the recipes of the package
@@ -65,7 +66,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--parallel", type=int, default=3, help="Samplers that are trained at a time.")
     parser.add_argument("--counts", type=int, nargs=3, default=[2700, 300, 3000], help="Reels: train, dev, test.")
-    parser.add_argument("--long-count", type=int, default=500, help="Reels of each longer kind.")
+    parser.add_argument("--long-count", type=int, default=500, help="Reels of each longer kind to test on.")
+    parser.add_argument("--long-train", type=int, default=300, help="And to train on, for systems.py; 0 for none.")
+    parser.add_argument(
+        "--tune", type=int, nargs=2, default=[2000, 500], help="Reels of tune10, for systems.py: train, dev; 0 0: none."
+    )
     parser.add_argument("--classifier-epochs", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=None, help="Of the samplers; default: their recipes'.")
     parser.add_argument("--variants", action="store_true", help="Train the variants too, with the first seed.")
@@ -109,9 +114,17 @@ def make_reels(arguments: argparse.Namespace) -> None:
             recipe={"num_shots": count, "num_candidates": count},
             counts=dict(zip(("train", "dev", "test"), arguments.counts, strict=True))
             if count == 10
-            else {"test": arguments.long_count},
+            else {"test": arguments.long_count} | ({"train": arguments.long_train} if arguments.long_train else {}),
         )
         print(f"reels of {count}: {time.perf_counter() - begin:.0f} s", flush=True)
+    if 10 in arguments.candidates and all(arguments.tune):
+        so.make_reels(
+            tuning_pictures(arguments.pictures, arguments.work / "tuning_pictures"),
+            arguments.work / "tune10",
+            preset=None,
+            recipe=reel_recipe("sports22", {"num_shots": 10, "num_candidates": 10}),
+            counts=dict(zip(("train", "dev"), arguments.tune, strict=True)),
+        )
 
 
 def ask_classifier(arguments: argparse.Namespace) -> None:
@@ -127,14 +140,33 @@ def ask_classifier(arguments: argparse.Namespace) -> None:
 def classifier_pictures(pictures: Path, folder: Path) -> Path:
     """Links to the part of the training pictures that the classifier may see."""
     part = SPORTS22["classifier"]
-    for kind in sorted(path for path in (pictures / part.folder).iterdir() if path.is_dir()):
-        place = folder / "train" / kind.name
-        place.mkdir(parents=True, exist_ok=True)
-        for picture in sorted(kind.iterdir())[part.start : part.stop]:
-            link = place / picture.name
-            if not link.exists():
-                link.symlink_to(picture.resolve())
+    for kind in _folders(pictures / part.folder):
+        _link(sorted(kind.iterdir())[part.start : part.stop], folder / "train" / kind.name)
     return folder
+
+
+def tuning_pictures(pictures: Path, folder: Path) -> Path:
+    """Links to the pictures that samplers may see, one in five of them for dev, which then shares none with train."""
+    part = SPORTS22["train"]
+    kinds = {kind.name: sorted(kind.iterdir())[part.start : part.stop] for kind in _folders(pictures / part.folder)}
+    kinds["distractors"] = sorted((pictures / part.distractors).iterdir())
+    for name, found in kinds.items():
+        cut = len(found) - len(found) // 5
+        for split, some in (("train", found[:cut]), ("dev", found[cut:])):
+            _link(some, folder / (f"distractors/{split}" if name == "distractors" else f"{split}/{name}"))
+    return folder
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(one for one in path.iterdir() if one.is_dir())
+
+
+def _link(pictures: list[Path], place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        link = place / picture.name
+        if not link.exists():
+            link.symlink_to(picture.resolve())
 
 
 def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
@@ -214,7 +246,11 @@ def write_result(arguments: argparse.Namespace, rows: list[dict[str, Any]], fact
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "classifier": json.loads((arguments.work / "classifier" / "result.json").read_text()),
         "seeds": arguments.seeds,
-        "reels": {"train, dev, test": arguments.counts, "longer": arguments.long_count},
+        "reels": {
+            "train, dev, test": arguments.counts,
+            "longer": arguments.long_count,
+            "longer, train": arguments.long_train,
+        },
         "epoch_seconds": {
             f"{name}#{seed}": epoch_seconds(run_folder(arguments, name, seed)) for name, seed in runs_of(arguments)
         },

@@ -72,13 +72,20 @@ def make_learnable_bank(folder: Path, *, train: int, dev: int, multi_label: bool
         heavy.append(first)
         light.append(second)
     bank = write_frames(folder, entries, classes=CLASSES, multi_label=multi_label, videos_per_shard=400, quality=50)
-    _write_features(bank, "heavy", heavy, kind="classifier", fingerprint=HEAVY_PRINT, gmacs=HEAVY_GMACS)
-    _write_features(bank, "light", light, kind="sampler", fingerprint=LIGHT_PRINT, gmacs=LIGHT_GMACS)
+    write_features(bank, "heavy", heavy, kind="classifier", fingerprint=HEAVY_PRINT, gmacs=HEAVY_GMACS)
+    write_features(bank, "light", light, kind="sampler", fingerprint=LIGHT_PRINT, gmacs=LIGHT_GMACS)
     return Bank(folder)
 
 
-def _write_features(
-    bank: Bank, name: str, features: list[np.ndarray], *, kind: str, fingerprint: str, gmacs: float
+def write_features(
+    bank: Bank,
+    name: str,
+    features: list[np.ndarray],
+    *,
+    kind: str,
+    fingerprint: str,
+    gmacs: float,
+    precision: str = "float16",
 ) -> None:
     """Features [T, D] of each video, as `add_features` would have written them for some network."""
     answers, width = bank.folder.feature_answers(name), features[0].shape[1]
@@ -90,7 +97,7 @@ def _write_features(
         "network_name": f"by hand, {name}",
         "fingerprint": fingerprint,
         "width": width,
-        "precision": "float16",
+        "precision": precision,
         "computed_in": "float32",
         "batch": 1,
         "gmacs": gmacs,
@@ -98,9 +105,9 @@ def _write_features(
     }
     answers.path.mkdir(parents=True)
     write_text(answers.head, json.dumps(about))
-    schema = features_schema("float16", width)
+    schema = features_schema(precision, width)
     for shard in range(bank.head.num_shards):
         with writing_shard(answers.shard(shard), schema) as write:
             for number, row in enumerate(bank.rows):
                 if row.shard == shard:
-                    write(tables_batch(schema, row.item.id, features[number].astype(np.float16)))
+                    write(tables_batch(schema, row.item.id, features[number].astype(precision)))

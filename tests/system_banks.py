@@ -70,7 +70,15 @@ def looks(stops: Sequence[float], count: int, most: int) -> int:
     return min(count, most)
 
 
-def keep(bank: Bank, name: str, tables: Sequence[np.ndarray], gmacs: float, fingerprint: str = FINGERPRINT) -> None:
+def keep(
+    bank: Bank,
+    name: str,
+    tables: Sequence[np.ndarray],
+    gmacs: float,
+    fingerprint: str = FINGERPRINT,
+    *,
+    precision: str = "float16",
+) -> None:
     """Features, as `add_features` would write them."""
     folder, width = bank.folder.feature_answers(name), tables[0].shape[1]
     about = {
@@ -81,17 +89,17 @@ def keep(bank: Bank, name: str, tables: Sequence[np.ndarray], gmacs: float, fing
         "network_name": f"net of {name}",
         "fingerprint": fingerprint,
         "width": width,
-        "precision": "float16",
+        "precision": precision,
         "gmacs": gmacs,
     }
     folder.path.mkdir(parents=True)
     write_text(folder.head, json.dumps(about))
-    schema = features_schema("float16", width)
+    schema = features_schema(precision, width)
     for shard in range(bank.head.num_shards):
         with writing_shard(folder.shard(shard), schema) as write:
             for row, table in zip(bank.rows, tables, strict=True):
                 if row.shard == shard:
-                    write(tables_batch(schema, row.item.id, table.astype(np.float16)))
+                    write(tables_batch(schema, row.item.id, table.astype(precision)))
 
 
 def tables_of(lengths: Sequence[int], labels: Sequence[tuple[int, ...]], seed: int = 0) -> list[np.ndarray]:

@@ -24,7 +24,8 @@ from sosampler.systems.adaframe import (
     nearest_candidate,
     relative_place,
 )
-from sosampler.systems.base import SystemOutput, Views, fit, predict, video_gmacs
+from sosampler.systems.base import SystemOutput, Views, predict, video_gmacs
+from sosampler.systems.fitting import fit
 
 SMALL: dict[str, Any] = {"heavy_width": 6, "light_width": 3, "num_classes": 4, "hidden": 12, "width": 8}
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import sosampler as so  # noqa: E402
 from sosampler.systems import bank_views  # noqa: E402
+from system_runs import make_random_bank  # noqa: E402
 
 TINY = "timm:test_resnet.r160_in1k"
 ROOT = Path(__file__).parent.parent
@@ -56,6 +57,23 @@ def test_views_are_the_kept_features_of_the_candidates(folder: Path) -> None:
         np.testing.assert_array_equal(views.heavy[row, : len(places)].numpy(), part.features("heavy")[row][places])
         np.testing.assert_array_equal(views.light[row, : len(places)].numpy(), part.features("light")[row][places])
     assert bank_views(part, heavy=classifier, light="light", num_candidates=3)[0].mask is None
+
+
+def test_every_stored_frame(folder: Path) -> None:
+    bank = so.add_features("bank", so.create_classifier("runs/mine"), name="heavy")
+    views, _ = bank_views(bank, heavy="heavy", num_candidates=None)
+    assert views.mask is not None
+    assert views.mask.sum(1).tolist() == [len(item) for item in bank] == [12, 10, 4, 11, 3, 10, 12, 10, 4, 11]
+    for row, kept in enumerate(bank.features("heavy")):
+        np.testing.assert_array_equal(views.heavy[row, : len(kept)].numpy(), kept)
+
+
+def test_features_are_as_precise_as_they_are_kept(tmp_path: Path) -> None:
+    bank = make_random_bank(tmp_path / "bank", [3, 2], precision="float32", scale=1e6)  # beyond half precision
+    views, _ = bank_views(bank, heavy="heavy", light="light", num_candidates=3)
+    assert (views.heavy.dtype, views.light.dtype) == (torch.float32, torch.float16)
+    np.testing.assert_array_equal(views.heavy[0].numpy(), bank.features("heavy")[0])
+    assert views.heavy.abs().max() > 65504
 
 
 def test_a_split_without_videos(folder: Path) -> None:

@@ -120,6 +120,20 @@ def test_without_multiply_adds_there_is_one_panel() -> None:
     (axes,) = figure.axes
     assert axes.get_xlabel() == "decoded frames a video, mean"
     assert axes.get_ylabel() == "top-1 accuracy, %"
+    assert "no panel of GMACs: those of the classifier are not known" in figure._supxlabel.get_text()
+
+
+def test_curves_whose_cost_is_not_known_are_named() -> None:
+    """Where the classifier is not at hand, systems alone have a cost."""
+    assert "not known" not in cost_figure(ROWS, "top1")._supxlabel.get_text()  # oracles have none
+    unpriced = [{**one, "gmacs": None} if one["num_frames"] else one for one in ROWS]
+    figure = cost_figure(unpriced, "top1")
+    assert len(figure.axes) == 2
+    remark = figure._supxlabel.get_text()
+    assert remark.endswith("not in the panel of GMACs, because theirs are not known: uniform, runs/sampler, all")
+    more = [{**one, "gmacs": None} if one["num_frames"] else one for one in many()]
+    named = "uniform, random, centre, frame-difference and 4 more"
+    assert cost_figure(more, "top1")._supxlabel.get_text().endswith(named)
 
 
 def test_rows_may_be_plain() -> None:
@@ -172,7 +186,17 @@ def many(samplers: int = 3, systems: int = 4) -> list[dict[str, Any]]:
     return rows + [one for number in range(systems) for one in system(f"runs/system-{number}", 0.55 + number / 200)]
 
 
-@pytest.mark.parametrize("rows", [ROWS, many(), many(20, 9), [row("uniform", 2, 0.5)]])
+def _without_prices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**one, "gmacs": None} if one["num_frames"] else one for one in rows]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *(ROWS, many(), many(20, 9), [row("uniform", 2, 0.5)], _without_prices(many(20, 9))),
+        *(_without_prices(policy("uniform", 0.5)), _without_prices([*LOOKING, *system("a", 0.5)])),
+    ],
+)
 @pytest.mark.parametrize("title", [None, "120 videos of test, a classifier with a long name"])
 def test_nothing_overlaps(rows: list[dict[str, Any]], title: str | None) -> None:
     figure = cost_figure(rows, "top1", title=title)

@@ -68,7 +68,17 @@ def test_a_stopped_demonstration_goes_on(run: Any, out: Path) -> None:
 
 
 def test_every_part_is_there_and_can_be_opened(run: Any, out: Path) -> None:
-    parts = {"bank", "classifier", "clips", "demo.json", "evaluation.json", "report", "sampler", "videos"}
+    parts = {
+        "bank",
+        "classifier",
+        "clips",
+        "demo.json",
+        "evaluation.json",
+        "report",
+        "sampler",
+        "videos",
+        "videos.jsonl",
+    }
     assert {entry.name for entry in out.iterdir()} == parts
     bank = Bank(out / "bank")
     assert [len(bank.split(name)) for name in ("train", "dev", "test")] == [16, 6, 12]
@@ -114,7 +124,7 @@ def test_the_report_shows_what_was_measured(run: Any, out: Path) -> None:
     assert Path(told["report"]) == out / "report" / "index.html"
     page = (out / "report" / "index.html").read_text(encoding="utf-8")
     assert page.count('class="strip"') == 2
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
     assert page.count("sosampler</span>") >= 1
     for row in told["rows"]:
         assert f"<b>{100 * row['top1']:.1f}</b>" in page

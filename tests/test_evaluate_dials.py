@@ -83,7 +83,16 @@ def test_ways_to_write_a_dial(bank: Bank, tmp_path: Path, monkeypatch: pytest.Mo
         ({"a+nms": "fe"}, r"leave out \+nms"),
         ({"a@0.1": "fe@0.2"}, "says 0.1, but the policy 0.2"),
         ({"optimal": "fe"}, "a system cannot be called 'optimal'"),
+        (["fe@1_0"], "fe@1_0 is not allowed; write a number"),
+        (["fe@ 1"], "fe@ 1 is not allowed; write a number"),
+        (["fe@nan"], "fe@nan is not allowed; write a number"),
         (["fe", "fe"], "two policies are called 'fe'"),
+        (["frameexit", "frameexit=fe@all"], "'frameexit' and the system 'frameexit@0.95' would be one curve"),
+        (["frameexit=fe@0.5", "frameexit"], "'frameexit' and the system 'frameexit@0.5' would be one curve"),
+        (["x=sampler", "x=fe@all"], "'x' and the system 'x@0.95' would be one curve called 'x'"),
+        (["me=fe@0.1", "me=other@0.3"], "'me@0.1' and 'me@0.3' are two systems, but would be one curve called 'me'"),
+        (["me=fe", "me=other@0.3"], "'me' and 'me@0.3' are two systems"),
+        (["fe", "fe@0.3"], "'fe' and 'fe@0.3' are two systems"),  # the second is a folder of this very name
         (["fe@0.95", "fe@all"], "two policies are called 'fe@0.95'"),
         (["nothing@0.3"], "no folder of a trained sampler or system"),
     ],
@@ -95,10 +104,29 @@ def test_what_is_refused(
 
     monkeypatch.chdir(tmp_path)
     frame_exit(Path("fe"))
+    frame_exit(Path("other"), seed=1)
+    if policies == ["fe", "fe@0.3"]:
+        frame_exit(Path("fe@0.3"), seed=1)
     if "sampler" in str(policies):
         SOSampler(backbone="timm:test_resnet", input_size=32).save_pretrained("sampler")
     with pytest.raises(InvalidArgument, match=message):
         evaluate(bank, policies, num_frames=2, num_candidates=T, bootstrap=0)
+
+
+def test_one_system_may_be_given_several_times(bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as an object and as a folder: with its dial turned it is a point of the same curve."""
+    monkeypatch.chdir(tmp_path)
+    frame_exit(Path("fe"))
+    policies: Any = {"me@0.1": "fe", "me": load_system("fe"), "me@0.3": load_system("fe").turned(0.9)}
+    found = evaluate(bank, policies, num_frames=2, num_candidates=T, bootstrap=0, device="cpu")
+    assert [row.policy for row in found.rows] == ["me@0.1", "me", "me@0.3"]
+    frames = [row.frames_classified for row in found.rows]
+    assert frames[0] >= frames[1] >= frames[2]
+    # With the same weights, but other features to look at, it is another one.
+    other = load_system("fe")
+    other.about["heavy"] = {**other.about["heavy"], "name": "moved"}
+    with pytest.raises(InvalidArgument, match="are two systems"):
+        evaluate(bank, {"me@0.1": "fe", "me": other}, num_frames=2, num_candidates=T)
 
 
 def test_the_name_of_a_system_that_has_none(bank: Bank, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sosampler.errors import InvalidArgument
 from sosampler.policies.rules import FRAMEEXIT_ORDER_10, frameexit_order
-from sosampler.systems.base import SystemOutput, Views, fit, predict
+from sosampler.systems.base import SystemOutput, Views, predict
+from sosampler.systems.fitting import fit
 from sosampler.systems.frameexit import FrameExit, exit_labels, running_max, visiting_order
 
 C, T, D = 4, 10, 12
@@ -241,6 +242,36 @@ def test_loss_of_gates_is_taught_where_they_decide() -> None:
     assert 0 < sum(wanted) < len(wanted)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert parts["exits"].item() == pytest.approx(1 - sum(wanted) / len(wanted))
+
+
+def test_short_videos_alone_teach_gates_nothing() -> None:
+    system, (views, labels) = small(), problem(8, seed=6)
+    mask = torch.arange(T) < torch.tensor([2] * 6 + [5] * 2)[:, None]
+    short = Views(views.heavy, views.light, mask).some(torch.arange(6))
+    system.train_phase("gates")
+    loss, parts = system.loss(short, labels[:6], phase="gates")
+    loss.backward()
+    assert loss.item() == 0
+    assert all(float(value) == 0 for value in parts.values())
+    assert all(not weight.grad.any() for weight in system.gates.parameters())
+    # Among others they stop no training, and gates that decide are taught.
+    before = {key: value.clone() for key, value in system.gates.state_dict().items()}
+    fit(system, Views(views.heavy, views.light, mask), labels, epochs={"gates": 3}, batch_size=1)
+    assert any(not torch.equal(value, before[key]) for key, value in system.gates.state_dict().items())
+    with pytest.raises(InvalidArgument, match=r"no gate has anything to decide.* at least 3 candidates"):
+        fit(system, short, labels[:6], epochs={"gates": 1})
+
+
+def test_one_video_of_one_frame_cannot_be_normalised() -> None:
+    views, labels = problem(6, seed=6)
+    mask = torch.arange(T) < torch.tensor([1, 5, 5, 5, 5, 5])[:, None]
+    masked = Views(views.heavy, views.light, mask)
+    with pytest.raises(InvalidArgument, match="1 videos have one frame; give a larger batch_size"):
+        fit(small(), masked, labels, epochs={"classifiers": 1}, batch_size=1)
+    fit(small(), masked, labels, epochs={"classifiers": 1}, batch_size=5)  # that is three and three
+    fit(small(neck_width=None), masked, labels, epochs={"classifiers": 1}, batch_size=1)  # nothing is normalised
+    with pytest.raises(InvalidArgument, match="6 videos have one frame"):
+        fit(small(max_frames=1), views, labels, epochs={"classifiers": 1}, batch_size=1)
 
 
 def test_each_phase_trains_its_own_part() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sosampler.errors import InvalidArgument
-from sosampler.systems.base import SystemOutput, Views, decoded_frames, draw_uniform, fit, predict, video_gmacs
+from sosampler.systems.base import SystemOutput, Views, decoded_frames, draw_uniform, predict, video_gmacs
+from sosampler.systems.fitting import fit
 from sosampler.systems.liteeval import LiteEval, State, synchronise
 
 C, T, D, LIGHT = 4, 10, 8, 5

@@ -263,6 +263,14 @@ class TestFolders:
         with pytest.raises(InvalidArgument, match="dev and val both mean dev"):
             open_sources(tmp_path, ALL, size=8)
 
+    def test_train_and_dev_without_test(self, tmp_path: Path) -> None:
+        for split, count in (("train", 8), ("dev", 2)):
+            draw(tmp_path / split / "a", count)
+        found = open_sources(tmp_path, ["train", "dev"], size=8)
+        assert [len(names(source, 0)) for source in found.values()] == [8, 2]
+        with pytest.raises(InvalidArgument, match="has dev, train but no test"):
+            open_sources(tmp_path, ALL, size=8)
+
     def test_a_bank_from_a_folder(self, tmp_path: Path) -> None:
         for name in ("a", "b", "distractors"):
             draw(tmp_path / "p" / name, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import re
 from html.parser import HTMLParser
@@ -22,8 +23,9 @@ from sosampler.data.write_frames import write_frames
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.report.curves import accuracy_figures, spread
+from sosampler.report.finding import tiles_of
 from sosampler.report.looks import LEARNED, ORACLE, RULE, kind_of, looks_of
-from sosampler.report.page import tiles_of, write_report
+from sosampler.report.page import write_report
 from sosampler.report.strips import MAX_COLUMNS, Answer, Strip, StripLine, data_uri, strips_of
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "use", "rect"}
@@ -127,8 +129,15 @@ def page(text: str) -> Page:
 # ---- one file
 
 
-def test_nothing_is_fetched_and_nothing_runs(text: str, page: Page) -> None:
-    assert not [tag for tag, _ in page.elements if tag in ("script", "iframe", "object", "embed", "base")]
+def test_nothing_is_fetched_and_only_its_own_script_runs(text: str, page: Page) -> None:
+    assert not [tag for tag, _ in page.elements if tag in ("iframe", "object", "embed", "base")]
+    assert [attrs for tag, attrs in page.elements if tag == "script"] == [{}]
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [attrs["content"] for _, attrs in page.elements if "http-equiv" in attrs]
+    assert policy == (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"  # and no other
+    )
     links = [attrs[name] for _, attrs in page.elements for name in ("src", "href", "xlink:href") if name in attrs]
     assert len(links) > 10
     assert all(link and link.startswith(("data:", "#")) for link in links)
@@ -144,7 +153,9 @@ def test_what_is_given_is_escaped(text: str, tmp_path: Path) -> None:
     answer = StripLine(hostile, (0,), Answer(hostile, 0.5, True))
     shown = Strip(hostile, hostile, (data_uri(frame(1)),), (0.0,), None, (answer,))
     written = write_report(tmp_path, hostile, rows, strips=[shown], facts={hostile: hostile}, intro=hostile)
-    assert "script" not in {tag for tag, _ in Page(written.read_text(encoding="utf-8")).elements}
+    tags = [tag for tag, _ in Page(written.read_text(encoding="utf-8")).elements]
+    assert tags.count("script") == 1  # its own
+    assert "<script>alert" not in written.read_text(encoding="utf-8")
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -294,6 +305,11 @@ def test_points_lie_where_the_numbers_say() -> None:
     assert (y1 - y4) == pytest.approx((y1 - y2) / 2, rel=1e-3)
 
 
+def test_names_are_no_formulas() -> None:
+    (figure,) = accuracy_figures([row("$\\frac$", frames, 0.5) for frames in (1, 2)], "top1")
+    assert "● $\\frac$<" in figure.svg
+
+
 def test_one_number_of_frames_makes_no_curve(tmp_path: Path) -> None:
     single = [one for one in ROWS if one["num_frames"] == 2]
     assert accuracy_figures(single, "top1") == []
@@ -326,24 +342,39 @@ def test_labels_are_spread_in_order(wanted: list[float]) -> None:
 # ---- strips
 
 
-def test_each_policy_shows_the_frames_it_chose(page: Page) -> None:
+def test_each_policy_marks_the_frames_it_chose(page: Page) -> None:
     heads, uniform, learned = page.tables[0]
     assert heads[0] == "candidates"
-    assert [place for place, cell in enumerate(uniform[1:7]) if cell == ""] == [1, 4]  # a picture has no text
-    assert [place for place, cell in enumerate(learned[1:7]) if cell == ""] == [0, 5]
+    assert [place for place, cell in enumerate(uniform[1:7]) if cell == "■"] == [1, 4]
+    assert [place for place, cell in enumerate(learned[1:7]) if cell == "●"] == [0, 5]
+    assert {*uniform[1:7], *learned[1:7]} == {"■", "●", "·"}
     assert uniform[-1] == "✗ jump 40.0 %, wrong"
     assert learned[-1] == "✓ run 75.0 %, right"
     pictures = [attrs for tag, attrs in page.elements if tag == "img"]
-    assert [picture["alt"] for picture in pictures[6:8]] == ["candidate 2, 0:00.5", "candidate 5, 0:02.0"]
-    assert pictures[6]["src"] == pictures[1]["src"] == data_uri(frame(1))
+    assert [picture["alt"] for picture in pictures[1:5:3]] == ["candidate 2, 0:00.5", "candidate 5, 0:02.0"]
+    assert [picture["src"] for picture in pictures] == [data_uri(frame(number)) for number in range(6)]  # each once
 
 
-def test_many_candidates_show_the_chosen_alone(tmp_path: Path) -> None:
+def test_of_many_candidates_those_that_were_chosen_have_a_column(tmp_path: Path) -> None:
     page = Page(
         write_report(tmp_path, "t", ROWS, strips=[strip(MAX_COLUMNS + 1)], curves=()).read_text(encoding="utf-8")
     )
-    assert len(page.tables) == 1
+    heads, uniform, learned = page.tables[0]
+    assert heads == ["candidates", "0:00.0", "0:00.5", "0:02.0", "0:12.0"]
+    assert (uniform[1:5], learned[1:5]) == (["·", "■", "■", "·"], ["●", "·", "·", "●"])
     assert sum(tag == "img" for tag, _ in page.elements) == 4
+    styles = [attrs.get("style") or "" for tag, attrs in page.elements if tag in ("i", "b")]
+    assert sum("height: 25.0%" in style for style in styles) == MAX_COLUMNS + 1  # all of them on the time line
+    marks = [style for style in styles if style.startswith("left") and ";" not in style][:4]
+    assert marks == ["left: 4.17%", "left: 16.67%", "left: 0.0%", "left: 100.0%"]
+
+
+def test_scores_and_missing_pictures(tmp_path: Path) -> None:
+    line = StripLine("runs/mine", (1,), Answer("jump", 0.5, False, 0.25), (-1.234, 0.5, None))
+    bare = Strip("v", "run", (), (0.0, 1.0, 2.0), None, (line,))
+    page = Page(write_report(tmp_path, "t", ROWS, strips=[bare], curves=()).read_text(encoding="utf-8"))
+    assert page.tables[0][1] == ["● runs/mine", "· −1.23", "● 0.50", "· –", "✗ jump 50.0 %, wrong; label 25.0 %"]  # noqa: RUF001
+    assert "img" not in {tag for tag, _ in page.elements}
 
 
 def test_pictures_are_made_small_and_keep_their_shape() -> None:
@@ -398,5 +429,7 @@ def test_bad_input_is_told(tmp_path: Path) -> None:
         write_report(tmp_path / "file" / "below", "t", ROWS)
     with pytest.raises(InvalidArgument, match="needs as many times"):
         Strip("v", "run", (data_uri(frame(0)),), (0.0, 1.0), None, ())
+    with pytest.raises(InvalidArgument, match="2 scores of 1"):
+        Strip("v", "run", (), (0.0,), None, (StripLine("uniform", (0,), None, (0.0, 1.0)),))
     with pytest.raises(InvalidArgument, match=r"chose \(1,\) of 1 candidates"):
         Strip("v", "run", (data_uri(frame(0)),), (0.0,), None, (StripLine("uniform", (1,)),))

@@ -23,11 +23,11 @@ from sosampler.systems.base import (
     decoded_frames,
     draw_gumbel,
     draw_uniform,
-    fit,
     matrix_gmacs,
     predict,
     video_gmacs,
 )
+from sosampler.systems.fitting import fit
 
 SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},
@@ -261,9 +261,25 @@ def test_label_loss_is_that_of_torch() -> None:
     two = torch.tensor([[1.0, 1.0, 0.0]])
     assert torch.allclose(system.label_loss(logits[:1], two), F.cross_entropy(logits[:1], two / 2))
     system.multi_label = True
-    assert torch.allclose(system.label_loss(logits[:1], two)[0], F.binary_cross_entropy_with_logits(logits[:1], two))
+    # For each of the two true labels: what torch means over the three classes is a sum.
+    expected = F.binary_cross_entropy_with_logits(logits[:1], two) * 3 / 2
+    assert torch.allclose(system.label_loss(logits[:1], two)[0], expected)
     # Steps of a video share its labels.
     assert system.label_loss(logits.view(2, 3, 3), two[:, None]).shape == (2, 3)
+
+
+@pytest.mark.parametrize("classes", [20, 200, 2000])
+def test_several_labels_are_weighed_as_one_is(classes: int) -> None:
+    """Who knows nothing but how frequent labels are has about the same loss, however it is told."""
+    system, labels = EveryOther(), F.one_hot(torch.tensor([3]), classes)
+    known = float(system.label_loss(torch.zeros(1, classes), labels))
+    system.multi_label = True
+    rare = torch.full((1, classes), 1 / classes).logit()
+    assert float(system.label_loss(rare, labels)) == pytest.approx(known + 1, rel=0.02)
+    # A class that is sure and wrong costs as much among many as among few.
+    wrong = rare.clone()
+    wrong[0, 5] = 4.0
+    assert float(system.label_loss(wrong, labels)) == pytest.approx(known + 1 + 4, rel=0.03)
 
 
 def test_costs_add_up() -> None:

@@ -32,7 +32,7 @@ LEARNED = "sosampler"
 """What the sampler is called among the policies."""
 
 _POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
-_SHOWN = ("uniform", LEARNED, "semi-optimal")  # in the strips
+_SHOWN = ("uniform", LEARNED, "semi-optimal")  # in the finding
 _CLIP_SEED = 1_000_000  # clips are of other pictures than the videos
 _NUM_STEPS = 6
 _NEEDED = ("torch", "timm", "pyarrow", "matplotlib", "jinja2")
@@ -53,7 +53,7 @@ class DemoSettings:
     num_candidates: int = 16
     num_frames: tuple[int, ...] = (1, 2, 3, 4, 6)
     headline: int = 3  # N of the finding and of the strips
-    num_strips: int = 6
+    num_strips: int = 9
     workers: int | None = 1  # processes that read the classifier's clips
 
 
@@ -82,7 +82,8 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run the demonstration; returns the evaluation as evaluation.json holds it.
 
-    Below `out`: videos/ (mp4 files), clips/, classifier/, bank/, sampler/, evaluation.json and report/index.html.
+    Below `out`: videos/ (mp4 files), clips/, classifier/, bank/, sampler/, evaluation.json, videos.jsonl and
+    report/index.html.
     Killed and called again it goes on with what is there. A folder with anything else in it is refused.
 
     Args:
@@ -107,7 +108,7 @@ def run_demo(
     with steps.step("evaluating all policies"):
         evaluation = _evaluate(chosen, bank, classifier, sampler, seed, say)
     with steps.step("writing the report"):
-        report = _write_report(folder, chosen, bank, evaluation, steps)
+        report = _write_report(folder, chosen, evaluation)
     told = {
         **evaluation.to_dict(),
         "steps": steps.told(),
@@ -220,33 +221,22 @@ def _evaluate(settings: DemoSettings, bank: Bank, classifier: Any, sampler: Any,
     )
 
 
-def _write_report(folder: Path, settings: DemoSettings, bank: Bank, evaluation: Evaluation, steps: _Steps) -> Path:
-    from sosampler.report.page import write_report
-    from sosampler.report.strips import strips_of
+def _write_report(folder: Path, settings: DemoSettings, evaluation: Evaluation) -> Path:
+    from sosampler.report.page import FILE
+    from sosampler.report.run_report import write_run_report
 
-    pair = settings.headline, settings.num_candidates
-    strips = strips_of(
-        bank.split("test"),
-        evaluation,
-        _SHOWN,
-        num_frames=pair[0],
-        num_candidates=pair[1],
-        count=settings.num_strips,
-    )
-    told = evaluation.to_dict()
-    return write_report(
-        folder / "report",
-        "sosampler: the demonstration",
-        told.pop("rows"),
-        strips=strips,
-        facts={**told, "seconds of each step": {step["step"]: step["seconds"] for step in steps.told()}},
-        metric=evaluation.metric,
+    return write_run_report(
+        evaluation.write_run(folder),
+        folder / "report" / FILE,
+        title="sosampler: the demonstration",
+        videos=settings.num_strips,
+        bank=folder / "bank",
+        headline=(settings.headline, settings.num_candidates),
         intro=(
             f"A small classifier has learned {settings.num_classes} drawn shapes from trimmed clips. Now it is given a "
             "few frames of longer videos, in most of whose shots something else is to be seen. Which frames it is "
             "given decides how often it is right."
         ),
-        headline=pair,
     )
 
 

@@ -57,6 +57,10 @@ def evaluate_command(
     curve: Annotated[
         Path | None, typer.Option("--curve", help="Draw accuracy against cost into this .svg or .png file.")
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Folder for everything, video by video; `sosampler report` makes a page of it."),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure policies, trained samplers and systems on the videos of a bank: accuracy, cost, nearness to the best."""
@@ -66,6 +70,8 @@ def evaluate_command(
     numbers = _numbers("-n", num_frames), _numbers("-t", num_candidates)
     listed = None if pairs is None else [_pair(text) for text in _texts(pairs)]
     _check_files({"--csv": csv, "--out": out, "--curve": curve})
+    if run is not None:
+        _check_folder("--run", run)
 
     from sosampler import evaluate  # says how to install what it needs
     from sosampler.cli.telling import telling
@@ -102,6 +108,8 @@ def evaluate_command(
         found.write_json(out)
     if curve is not None:
         found.write_curve(curve)
+    if run is not None:
+        found.write_run(run)
 
 
 def _check_files(options: dict[str, Path | None]) -> None:
@@ -110,11 +118,7 @@ def _check_files(options: dict[str, Path | None]) -> None:
     for option, path in given.items():
         if path.is_dir():
             raise InvalidArgument(f"{option} {path}: is a folder; give the name of a file")
-        folder = next(parent for parent in path.absolute().parents if parent.exists())  # the others will be made
-        if not folder.is_dir():
-            raise InvalidArgument(f"{option} {path}: {folder} is a file, not a folder; give another place")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise InvalidArgument(f"{option} {path}: nothing can be written into {folder}; give another place")
+        _check_folder(option, path.parent, path)
     places = [path.absolute() for path in given.values()]
     if len(places) > len(set(places)):
         same = [option for option, path in given.items() if places.count(path.absolute()) > 1]
@@ -123,6 +127,16 @@ def _check_files(options: dict[str, Path | None]) -> None:
         from sosampler.report.cost_curve import check_curve_file
 
         check_curve_file(given["--curve"])
+
+
+def _check_folder(option: str, folder: Path, given: Path | None = None) -> None:
+    """A folder that is there or can be made; `given` is what the option named."""
+    place = folder.absolute()
+    found = next(one for one in (place, *place.parents) if one.exists())  # the others will be made
+    if not found.is_dir():
+        raise InvalidArgument(f"{option} {given or folder}: {found} is a file, not a folder; give another place")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"{option} {given or folder}: nothing can be written into {found}; give another place")
 
 
 def _texts(given: str | None) -> list[str]:

@@ -18,6 +18,7 @@ from sosampler.cli import (
     independence,
     prepare,
     reels,
+    report,
     reproduce,
     select,
     train,
@@ -60,6 +61,7 @@ app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("independence")(independence.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
+app.command("report")(report.report_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(bench.app, name="bench")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,16 +41,16 @@ def train_command(
         str | None,
         typer.Option(
             "--weights",
-            help="Start of the backbone: a file, or 'pretrained' from the web; of a system: MobileNetV2, its light "
-            "network.",
+            help="Start of the backbone: a file, or 'pretrained' from the web; of liteeval and adaframe: MobileNetV2, "
+            "their light network.",
         ),
     ] = None,
     light: Annotated[
         str | None,
         typer.Option(
             "--light",
-            help="Of a system, another light network: the folder of a sampler without shift, or the name of features "
-            "in the bank.",
+            help="Of liteeval and adaframe, another light network: the folder of a sampler without shift, or the name "
+            "of features in the bank.",
         ),
     ] = None,
     teacher: Annotated[
@@ -87,10 +88,13 @@ def train_command(
     from sosampler import train  # says how to install what it needs
     from sosampler.samplers.recipe import SETTINGS, read_settings
     from sosampler.systems import list_systems
-    from sosampler.systems.recipe import recipe_settings
+    from sosampler.systems.recipe import recipe_settings, refuse_light
     from sosampler.training.processes import OtherProcessFailed
 
-    allowed = recipe_settings(sampler) if sampler in list_systems() else SETTINGS
+    allowed: Sequence[str] = SETTINGS
+    if sampler in list_systems():
+        allowed = recipe_settings(sampler)
+        refuse_light(sampler, {"--light": light, "--weights": weights})
     settings = read_settings(setting or [], allowed) | {
         name: value for name, value in given.items() if value is not None
     }

@@ -164,10 +164,12 @@ def _from_folder(root: Path, splits: Sequence[str], size: int) -> dict[str, Pict
 def _place_of(root: Path, split: str) -> tuple[Path, Part]:
     """The folder with the pictures of a split, and which part of each list there is the split's."""
     own = _split_folders(root)
-    if not {"train", "test"} <= own.keys():
+    if "train" not in own or len(own) < 2:
         return root, _OF_ONE_FOLDER[split]
-    if split == "test" or "dev" in own:
+    if split in own and (split != "train" or "dev" in own):
         return own[split], _WHOLE
+    if split == "test":
+        raise InvalidArgument(f"{root}: has {', '.join(sorted(own))} but no test; add it, or ask for no reels of test")
     return own["train"], _OF_TRAIN[split]
 
 

@@ -212,6 +212,22 @@ def clips_for(teacher: Teacher, classifier: Any) -> Clips:
     return AskedClips(classifier, int(about["views"]))
 
 
+def gmacs_of_clips(clips: Clips, classifier: Any, teacher: Teacher) -> Callable[[int], float] | None:
+    """Giga multiply-adds of a clip of N frames, by N; None where nobody knows them.
+
+    Where the classifier is not at hand, features of it that the bank keeps say what one frame costs. That is the Nth
+    part of a clip, because such a classifier takes the mean over frames that it sees one by one.
+    """
+    if hasattr(classifier, "gmacs"):
+        return lambda num_frames: float(classifier.gmacs(num_frames))
+    if isinstance(clips, MeanClips):
+        for about in teacher.bank.feature_sets.values():
+            if about["network"] == "classifier" and about["fingerprint"] == teacher.about["fingerprint"]:
+                a_frame = float(about["gmacs"])
+                return lambda num_frames: num_frames * a_frame
+    return None
+
+
 def log_probabilities(logits: Tensor, activation: str) -> Tensor:
     """Exact logarithms of the probabilities of logits [..., C], float64."""
     logits = logits.double()

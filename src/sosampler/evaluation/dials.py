@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+# Not all that Python reads as a number: "1_0", " 3" and "nan" are more likely names.
+_WHOLE = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 EVERY = "all"  # behind the @: every value that the system offers
 
@@ -19,13 +24,14 @@ def split_dial(text: str) -> tuple[str, str]:
 
 
 def number_of(text: str) -> float | None:
-    """An int where it is one, because dials that count want whole numbers; None for what is no number."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None
+    """An int where it is one, because dials that count want whole numbers; None for what is no number.
+
+    >>> number_of("3"), number_of("0.30"), number_of("-1e-3"), number_of("1_0"), number_of("inf")
+    (3, 0.3, -0.001, None, None)
+    """
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else None
 
 
 def is_system(row: Mapping[str, Any]) -> bool:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sosampler import __version__
+from sosampler.bench.measure import circumstances
 from sosampler.checks import one_of, whole_number
 from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.devices import check_device
@@ -26,14 +28,15 @@ from sosampler.data.splits import SPLITS
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.bootstrap import Resamples
 from sosampler.evaluation.choosers import Chooser, choose_all
-from sosampler.evaluation.clips import Clips, clips_for
+from sosampler.evaluation.clips import Clips, clips_for, gmacs_of_clips
 from sosampler.evaluation.frames import FrameChunk, read_chunks
 from sosampler.evaluation.metrics import multi_hot
+from sosampler.evaluation.per_video import Answers, PerVideo
 from sosampler.evaluation.plan import Plan, pairs_of
 from sosampler.evaluation.policies import DEFAULT_POLICIES, ChooserMaker, policies_of
 from sosampler.evaluation.rows import Cell, Evaluation, Measuring, Spent, Tally
 from sosampler.evaluation.scorers import Scorer, score_chunk
-from sosampler.evaluation.systems import run_systems, tell_of_other_classifiers
+from sosampler.evaluation.systems import run_systems, tell_of_differences
 from sosampler.evaluation.views import CandidateView, Videos
 from sosampler.progress import progress_bar
 
@@ -70,12 +73,13 @@ def evaluate(
             samplers, "NAME=FOLDER", or a dict {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy or a
             folder minds redundancy; "+aks", "+its" or "+nms", also behind "frame-difference", spreads the choice in
             time. Trained systems and their folders are given in the same ways; "FOLDER@VALUE" turns the dial of a
-            system, "FOLDER@all" gives a row for each value that it offers.
+            system, "FOLDER@all" gives a row for each value that it offers. What `train` returns stands for the sampler
+            or the system in it.
         num_frames, num_candidates: N and T; all combinations of what is given. A system decides for itself how many
             frames it looks at, so it has one row for each T.
         pairs: (N, T) pairs instead.
         classifier: object, folder of a saved one, or the name of a teacher. Needed where the bank keeps no logits of
-            it, and for its GMACs.
+            it, and for its GMACs unless the bank keeps features of it.
         views: which teacher is meant where one classifier taught the bank with several numbers of views.
         split: "train", "dev" or "test". None takes test, or else dev, or else train, and says so.
         seed: of the random policy and of the bootstrap.
@@ -103,13 +107,13 @@ def evaluate(
     choosers, systems = policies_of(policies, maker)
     plan = Plan(asked, choosers, maker, clips, notes.add)
     _tell_of_strangers(plan, teacher, notes)
-    tell_of_other_classifiers(systems, teacher, notes.add)
-    if choosers and not hasattr(judge, "gmacs"):
+    tell_of_differences(systems, teacher, plan.candidates, notes.add)
+    price = gmacs_of_clips(clips, judge, teacher) if choosers else None
+    if choosers and price is None:
         notes.add("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
 
     of_systems = run_systems(systems, plan.candidates, part, videos)
-    for cell, (_, spent) in of_systems.items():
-        plan.compare_system(cell, spent.frames_classified)
+    plan.compare_systems({cell: spent.frames_classified for cell, (_, spent) in of_systems.items()})
     run = _Run(videos, clips, plan)
     run.all(part, on_progress)
 
@@ -117,7 +121,7 @@ def evaluate(
     measuring = Measuring(
         tallies, videos.labels, "mAP" if part.multi_label else "top1", Resamples(videos.labels, draws, seed, where)
     )
-    spent_by = {cell: _spent(cell, chooser, judge) for cell, chooser in plan.shown}
+    spent_by = {cell: _spent(cell, chooser, price) for cell, chooser in plan.shown}
     spent_by |= {cell: spent for cell, (_, spent) in of_systems.items()}
     rows = [measuring.row(cell, spent, against=plan.against(cell)) for cell, spent in spent_by.items()]
     rows.sort(key=lambda row: plan.candidates.index(row.num_candidates))  # systems follow the policies of their T
@@ -140,13 +144,21 @@ def evaluate(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+        "machine": circumstances(())["machine"],
         "notes": notes.texts,
         "seconds": round(time.perf_counter() - begun, 3),
     }
     if systems:
         facts["systems"] = {policy.name: policy.facts() for policy in systems}
     ids = tuple(part.rows[place].item.id for place in videos.places)
-    return Evaluation(tuple(rows), facts, ids, {cell: tallies[cell].slots for cell in spent_by})
+    kept = PerVideo(
+        part,
+        tuple(videos.places),
+        teacher,
+        {cell: Answers.of(tallies[cell].probs, videos.labels) for cell in spent_by},
+        _scores_by_policy(plan, videos),
+    )
+    return Evaluation(tuple(rows), facts, ids, {cell: tallies[cell].slots for cell in spent_by}, kept)
 
 
 class _Notes:
@@ -180,10 +192,8 @@ def _split_of(bank: Bank, split: str | None, notes: _Notes) -> tuple[Bank, str]:
     if name is None:
         raise InvalidArgument(f"{bank.path}: has no videos; prepare a bank with some")
     if name != "test":
-        notes.add(
-            f"the bank has no test split, so the policies are measured on {name}"
-            + (", which samplers are trained on" if name == "train" else ", by which training chooses its best epoch")
-        )
+        why = "which samplers and systems learn from" if name == "train" else "by which samplers keep their best epoch"
+        notes.add(f"the bank has no test split, so the policies are measured on {name}, {why}")
     return whole.split(name), name
 
 
@@ -257,15 +267,24 @@ def _one_or_list(numbers: Sequence[int]) -> int | list[int]:
     return distinct[0] if len(distinct) == 1 else distinct
 
 
-def _spent(cell: Cell, chooser: Chooser, classifier: Any) -> Spent:
+def _spent(cell: Cell, chooser: Chooser, price: Callable[[int], float] | None) -> Spent:
     scorer = chooser.scorer
     unasked = None if chooser.looks else 0.0  # what oracles know has no price
     return Spent(
         frames_classified=cell.wanted,
         frames_decoded=cell.num_candidates if chooser.looks else cell.wanted,
         sampler_gmacs=unasked if scorer is None else scorer.gmacs(cell.num_candidates),
-        classifier_gmacs=float(classifier.gmacs(cell.wanted)) if hasattr(classifier, "gmacs") else None,
+        classifier_gmacs=None if price is None else price(cell.wanted),
     )
+
+
+def _scores_by_policy(plan: Plan, videos: Videos) -> dict[tuple[str, int], NDArray[np.float32]]:
+    """Scores [V, T] of everybody who looked at pictures, by the name of the policy and T."""
+    found = {}
+    for cell, chooser in plan.shown:
+        if chooser.scorer is not None:
+            found[cell.policy, cell.num_candidates] = videos.scores[chooser.scorer.key, cell.num_candidates]
+    return found
 
 
 # ---- the run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sosampler.checks import whole_number
@@ -12,7 +12,7 @@ from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.policies import ChooserMaker
 from sosampler.evaluation.rows import Cell
 from sosampler.evaluation.scorers import Scorer
-from sosampler.evaluation.systems import nearest_whole
+from sosampler.evaluation.systems import whole_frames
 
 Pair = tuple[int, int]  # N, T
 
@@ -76,7 +76,7 @@ class Plan:
         self.shown: list[tuple[Cell, Chooser]] = []
         self.cells: dict[Cell, Chooser] = {}
         self._maker, self._clips, self._note = maker, clips, note
-        self._nearest: dict[Cell, int] = {}  # of systems: N of the uniform choice that costs about as many frames
+        self._as_many: dict[Cell, int] = {}  # of systems: N of the uniform choice that has no fewer frames
         if not choosers:
             return  # systems alone, which are measured against uniform as soon as it is known how much they look at
         names = {chooser.name for chooser in choosers}
@@ -102,19 +102,23 @@ class Plan:
             self.shown += [(Cell(one.name, count, count), one) for one in choosers if one.name == "all"]
         self.cells |= dict(self.shown)
 
-    def compare_system(self, cell: Cell, mean_frames: float) -> None:
-        """Let a system be measured against uniform with as many frames as it takes in the mean."""
-        frames = nearest_whole(mean_frames, cell.num_candidates)
-        uniform = Cell("uniform", frames, cell.num_candidates)
-        if uniform not in self.cells:
-            if self._clips.needs_frames:
-                self._note(
-                    f"no comparison of {cell.policy} with 'uniform', which the classifier would have to be run for: "
-                    f"add it to the policies with num_frames={frames} of {cell.num_candidates}"
-                )
-                return
-            self.cells[uniform] = self._maker.named("uniform")
-        self._nearest[cell] = frames
+    def compare_systems(self, mean_frames: Mapping[Cell, float]) -> None:
+        """Let systems be measured against uniform with as many frames as each takes in the mean, rounded up."""
+        missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
+        for cell, mean in mean_frames.items():
+            frames = whole_frames(mean, cell.num_candidates)
+            uniform = Cell("uniform", frames, cell.num_candidates)
+            if uniform not in self.cells:
+                if self._clips.needs_frames:
+                    missing.setdefault(cell.num_candidates, {})[cell.policy] = frames
+                    continue
+                self.cells[uniform] = self._maker.named("uniform")
+            self._as_many[cell] = frames
+        for count, wanted in missing.items():
+            self._note(
+                f"no comparison of {', '.join(wanted)} with 'uniform', which the classifier would have to be run for: "
+                f"add it to the policies with num_frames={','.join(map(str, sorted(set(wanted.values()))))} of {count}"
+            )
 
     @property
     def scorers(self) -> list[Scorer]:
@@ -131,7 +135,7 @@ class Plan:
     def against(self, cell: Cell) -> int | None:
         """N of the uniform and semi-optimal choices that a cell is compared with; None where several would do."""
         if cell.num_frames is None:
-            return self._nearest.get(cell)
+            return self._as_many.get(cell)
         if cell.policy != "all":
             return cell.num_frames
         wanted = self.frames_of[cell.num_candidates]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from sosampler.evaluation.choosers import (
 from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.dials import split_dial
 from sosampler.evaluation.scorers import ORDERS, DifferenceScorer, DiverseScorer, SamplerScorer
-from sosampler.evaluation.systems import SystemPolicy, system_policies
+from sosampler.evaluation.systems import SystemPolicy, same_but_for_dial, system_policies
 from sosampler.policies import SCORED
 from sosampler.policies.selectors import METHODS, difference_peaks, split_method
 from sosampler.systems import list_systems
@@ -108,7 +108,10 @@ def _with_method(base: SemiOptimalChooser | ScoreChooser, name: str, method: str
 
 
 def policies_of(policies: Any, maker: ChooserMaker) -> tuple[list[Chooser], list[SystemPolicy]]:
-    """Policies as they are given: names, samplers, systems, folders of them, "NAME=FOLDER", or {name: any of them}."""
+    """Policies as they are given: names, samplers, systems, what `train` made of them, folders of them, "NAME=FOLDER",
+    or {name: any of them}.
+    """
+    policies = _what_was_trained(policies)
     if isinstance(policies, (str, os.PathLike, System)) or _is_sampler(policies):
         policies = [policies]
     if not isinstance(policies, Iterable):
@@ -134,7 +137,39 @@ def policies_of(policies: Any, maker: ChooserMaker) -> tuple[list[Chooser], list
         raise InvalidArgument(
             f"two policies are called {twice!r}; name them apart: NAME=FOLDER, or {{name: sampler}} in Python"
         )
+    _check_lines(choosers, systems)
     return choosers, systems
+
+
+def _check_lines(choosers: Sequence[Chooser], systems: Sequence[SystemPolicy]) -> None:
+    """All rows NAME@VALUE make one curve called NAME, so nothing else may be called NAME."""
+    others = {chooser.name for chooser in choosers}
+    first_of: dict[str, SystemPolicy] = {}
+    for policy in systems:
+        line = split_dial(policy.name)[0]
+        if line in others:
+            raise InvalidArgument(
+                f"the policy {line!r} and the system {policy.name!r} would be one curve called {line!r}; give the "
+                "system another name: NAME=FOLDER, or {name: system} in Python"
+            )
+        first = first_of.setdefault(line, policy)
+        if first is not policy and not same_but_for_dial(first.system, policy.system):
+            raise InvalidArgument(
+                f"{first.name!r} and {policy.name!r} are two systems, but would be one curve called {line!r}; name "
+                "them apart: NAME=FOLDER, or {name: system} in Python"
+            )
+
+
+def _what_was_trained(policy: Any) -> Any:
+    """The sampler or system in what `train` returns; anything else as it is."""
+    if not (hasattr(policy, "folder") and hasattr(policy, "result")):
+        return policy
+    from sosampler.training.train_sampler import TrainedSampler
+    from sosampler.training.train_system import TrainedSystem
+
+    if isinstance(policy, TrainedSystem):
+        return policy.system
+    return policy.sampler if isinstance(policy, TrainedSampler) else policy
 
 
 def _is_sampler(policy: Any) -> bool:
@@ -143,6 +178,7 @@ def _is_sampler(policy: Any) -> bool:
 
 def _found(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser | list[SystemPolicy]:
     """One policy, or the rows of one system."""
+    policy = _what_was_trained(policy)
     if isinstance(policy, System):
         return _systems(name or policy.name, policy, "")
     if _is_sampler(policy):

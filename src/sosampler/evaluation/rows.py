@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from sosampler.evaluation.bootstrap import Measured, Resamples
 from sosampler.evaluation.metrics import confidences, shared_share
 from sosampler.files import replacing
 from sosampler.video.timeline import Indices
+
+if TYPE_CHECKING:
+    from sosampler.evaluation.per_video import PerVideo
 
 # Gaps of the optimal policy below this share of probability do not matter.
 _SMALL_GAP = 1e-3
@@ -86,7 +89,7 @@ class EvaluationRow:
     frames_classified: float  # N; of a system those that went through the heavy network, mean over videos
     frames_decoded: float  # of a system those that any network saw, mean over videos
     ci95: dict[str, tuple[float, float]]  # of top1 and mAP
-    # num_frames of uniform (of a system the nearest to its mean), metric, difference, ci95; paired by video
+    # num_frames of uniform (of a system its mean rounded up), metric, difference, ci95; paired by video
     versus_uniform: dict[str, Any] | None
     seconds: float  # scoring, choosing and judging all videos
     gap: dict[str, float] | None = None  # of the optimal policy: what its search may have missed, in probability
@@ -109,6 +112,7 @@ class Evaluation:
     facts: dict[str, Any]  # bank, split, teacher, seed, versions, notes, ...
     ids: tuple[str, ...]  # of the videos
     choices: Mapping[Cell, Indices]  # [V, N] stored frames; of a system [V, T], filled up with -1
+    per_video: PerVideo | None = field(default=None, repr=False)
 
     @property
     def metric(self) -> str:
@@ -151,6 +155,27 @@ class Evaluation:
 
     def write_json(self, path: str | os.PathLike[str]) -> Path:
         return _write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+
+    def write_run(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `folder`/evaluation.json and videos.jsonl, which says of every video what was chosen and answered.
+
+        `sosampler report` makes a page of such a folder. Each file is replaced whole, and a videos.jsonl of other rows
+        is told from one of these.
+        """
+        from sosampler.evaluation.per_video import EVALUATION_FILE, VIDEOS_FILE, video_lines
+
+        target, kept = Path(folder), self.per_video
+        if kept is None or set(kept.answers) != set(self.choices) or len(kept.places) != len(self.ids):
+            raise InvalidArgument("nothing is known of the single videos of this evaluation; write one of so.evaluate")
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"{target}: the folder cannot be made ({error.strerror}); give another") from error
+        with replacing(target / VIDEOS_FILE) as temporary:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(video_lines(self, kept))
+            self.write_json(target / EVALUATION_FILE)
+        return target
 
     def write_csv(self, path: str | os.PathLike[str]) -> Path:
         from sosampler.evaluation.table import csv_text

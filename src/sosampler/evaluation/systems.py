@@ -5,8 +5,10 @@ A system has a classifier of its own, so nobody judges its choice: what it says 
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,7 @@ from sosampler.video.timeline import Indices
 
 NOT_SEEN = -1  # fills up the row of a video in the table of seen frames
 
-# Numbers of features that are laid out at once (128 MiB of float16).
+# Numbers of features that are laid out at once (128 MiB of float16, or 256 of float32).
 _NUMBERS_AT_ONCE = 1 << 26
 
 
@@ -37,11 +39,17 @@ class SystemPolicy:
 
     name: str
     system: System
+    base: str  # the name without the value of its dial
 
     def facts(self) -> dict[str, Any]:
         """What a reader of its row should be able to look up, as JSON values."""
         system, about = self.system, self.system.about
-        told = {"system": system.name, "num_candidates": about.get("num_candidates"), "heavy": about.get("heavy")}
+        told = {
+            "system": system.name,
+            "multi_label": system.multi_label,
+            "num_candidates": about.get("num_candidates"),
+            "heavy": about.get("heavy"),
+        }
         if about.get("light") is not None:
             told["light"] = about["light"]
         if system.dial:
@@ -52,7 +60,7 @@ class SystemPolicy:
 def system_policies(name: str, system: System, value: str) -> list[SystemPolicy]:
     """One row, or with "all" one for each value of the dial; an empty `value` leaves the dial where it is."""
     if not value:
-        return [SystemPolicy(name, system)]
+        return [SystemPolicy(name, system, name)]
     if not system.dial:
         raise InvalidArgument(f"{name}: {system.name} has no dial that could be turned to {value}; leave out @{value}")
     if value == EVERY:
@@ -65,7 +73,23 @@ def system_policies(name: str, system: System, value: str) -> list[SystemPolicy]
                 f"for example {', '.join(map(str, system.dial_values))}, or {EVERY} for all of these"
             )
         values = [number]
-    return [SystemPolicy(f"{name}@{one}", system.turned(one)) for one in values]
+    return [SystemPolicy(f"{name}@{one}", system.turned(one), name) for one in values]
+
+
+def same_but_for_dial(one: System, other: System) -> bool:
+    """Whether two systems would be the same with their dials at one place: points of one curve."""
+    if _told_without_dial(one) != _told_without_dial(other):
+        return False
+    weights, others = one.state_dict(), other.state_dict()
+    return weights.keys() == others.keys() and all(
+        torch.equal(weight.cpu(), others[key].cpu()) for key, weight in weights.items()
+    )
+
+
+def _told_without_dial(system: System) -> str:
+    settings = {key: value for key, value in system.config.items() if key != system.dial}
+    looks_with = [system.about.get("heavy"), system.about.get("light")]
+    return json.dumps([system.name, settings, looks_with], sort_keys=True)
 
 
 # ---- what they need
@@ -92,19 +116,31 @@ def _ready(policy: SystemPolicy, bank: Bank) -> _Ready:
             "made or so.load_system read"
         )
     classes = about.get("classes")
-    known = len(bank.classes) if isinstance(classes, int) else list(bank.classes)
-    if (list(classes) if isinstance(classes, (list, tuple)) else classes) != known:
+    if not isinstance(classes, (list, tuple)):
+        raise InvalidArgument(
+            f"{policy.name}: this {system.name} does not say the names of its classes (classes={classes!r}), so nobody "
+            "knows whether they are those of the bank; give one that so.train made or so.load_system read"
+        )
+    if list(classes) != list(bank.classes):
         raise InvalidArgument(
             f"{policy.name} was trained for {_classes_in_words(classes)}, but {bank.path} has "
             f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
+        )
+    if system.multi_label != bank.multi_label:
+        raise InvalidArgument(
+            f"{policy.name} was trained for videos with {_labels_in_words(system.multi_label)}, but those of "
+            f"{bank.path} have {_labels_in_words(bank.multi_label)}; give a bank of that kind, or train the system "
+            "on this one"
         )
     needs_light = "light_width" in system.config
     return _Ready(policy, _kept(policy, bank, "heavy"), _kept(policy, bank, "light") if needs_light else None)
 
 
-def _classes_in_words(classes: Any) -> str:
-    if not isinstance(classes, (list, tuple)):
-        return f"{classes} classes"
+def _labels_in_words(multi_label: bool) -> str:
+    return "several labels (multi_label)" if multi_label else "one label"
+
+
+def _classes_in_words(classes: Sequence[str]) -> str:
     some = ", ".join(map(str, classes[:3]))
     return f"{len(classes)} classes ({some}{', ...' if len(classes) > 3 else ''})"
 
@@ -122,7 +158,9 @@ def _kept(policy: SystemPolicy, bank: Bank, part: str) -> Features:
             f"({fingerprint}), which {policy.name} looks at, are not in this bank; it has: {there}. "
             "`sosampler train` of a system or so.add_features with that network writes them"
         )
-    kept = bank.features(wanted["name"] if wanted.get("name") in matching else matching[0])
+    # The set that it was trained on, or else another of that network; but one that is finished.
+    matching.sort(key=lambda name: (_is_unfinished(bank, name), name != wanted.get("name")))
+    kept = bank.features(matching[0])
     if kept.width != policy.system.config[f"{part}_width"]:
         raise InvalidArgument(
             f"{bank.path}: the features {kept.name} have {kept.width} numbers a frame, but {policy.name} looks at "
@@ -131,15 +169,28 @@ def _kept(policy: SystemPolicy, bank: Bank, part: str) -> Features:
     return kept
 
 
-def tell_of_other_classifiers(systems: Sequence[SystemPolicy], teacher: Teacher, note: Any) -> None:
-    """Systems on features of another classifier than the one that judges the policies."""
-    for policy in systems:
-        heavy = policy.system.about.get("heavy") or {}
+def _is_unfinished(bank: Bank, name: str) -> bool:
+    return bool(bank.folder.feature_answers(name).missing(bank.head.num_shards))
+
+
+def tell_of_differences(
+    systems: Sequence[SystemPolicy], teacher: Teacher, candidates: Sequence[int], note: Callable[[str], None]
+) -> None:
+    """Note what differs from training, once a system: another number of candidates, another classifier as judge."""
+    for policy in {policy.base: policy for policy in systems}.values():
+        about = policy.system.about
+        heavy, trained = about.get("heavy") or {}, about.get("num_candidates")
         if heavy.get("fingerprint") != teacher.about["fingerprint"]:
             note(
-                f"{policy.name} looks with {policy.system.about.get('classifier')} ({heavy.get('fingerprint')}), but "
+                f"{policy.base} looks with {about.get('classifier')} ({heavy.get('fingerprint')}), but "
                 f"{teacher.about['name']} ({teacher.about['fingerprint']}) judges the policies: they differ in more "
                 "than the choice of frames"
+            )
+        others = [str(count) for count in candidates if count != trained]
+        if trained is not None and others:
+            note(
+                f"{policy.base} was trained with {trained} candidates, but is offered {' and '.join(others)} here: it "
+                "may do worse than one that was trained with as many"
             )
 
 
@@ -151,7 +202,7 @@ def run_systems(
 ) -> dict[Cell, tuple[Tally, Spent]]:
     """Every system with each number of candidates, on the videos in their order.
 
-    Features are read for some videos at a time, once for all systems; as in training they come in half precision.
+    Features are read for some videos at a time, once for all systems, and as precise as the bank keeps them.
 
     Returns:
         By cell what was said and what was spent. `Tally.slots` [V, T] are the stored frames that went through the heavy
@@ -176,8 +227,8 @@ def run_systems(
 
 
 def _rows(kept: Features, videos: Videos, numbers: Indices, slots: Indices) -> Tensor:
-    """[B, T, D] in half precision; padding repeats the last candidate and is masked."""
-    found = np.empty((*slots.shape, kept.width), dtype=np.float16)
+    """[B, T, D] in the precision of the set; padding repeats the last candidate and is masked."""
+    found = np.empty((*slots.shape, kept.width), dtype=kept.precision)
     for row, number in enumerate(numbers.tolist()):
         found[row] = kept[videos.places[number]][slots[row]]
     return torch.from_numpy(found)
@@ -187,7 +238,7 @@ class _Run:
     """One system with one number of candidates."""
 
     def __init__(self, ready: _Ready, num_candidates: int, videos: Videos) -> None:
-        self._ready = ready
+        self._ready, self._videos = ready, videos
         self.cell = Cell(ready.policy.name, None, num_candidates)
         num_videos, num_classes = videos.labels.shape
         self.tally = Tally.empty(num_videos, num_classes, num_candidates)
@@ -199,12 +250,25 @@ class _Run:
         begun = time.perf_counter()
         output = predict(system, Views(heavy, light, None if bool(mask.all()) else mask))
         self.tally.seconds += time.perf_counter() - begun
+        self._check(numbers, output.probabilities)
         self.tally.probs[numbers] = output.probabilities.float().numpy()
         self.tally.slots[numbers] = _packed(slots, output.seen_heavy.numpy())
         self._frames[numbers] = output.seen_heavy.sum(dim=1).numpy()
         self._decoded[numbers] = decoded_frames(output).numpy()
         light_gmacs = 0.0 if self._ready.light is None else self._ready.light.gmacs
         self._side[numbers] = video_gmacs(system, output, heavy_gmacs=0.0, light_gmacs=light_gmacs).cpu().numpy()
+
+    def _check(self, numbers: Indices, probabilities: Tensor) -> None:
+        """Numbers that are not finite would count as some class."""
+        strange = numbers[~torch.isfinite(probabilities).all(dim=1).numpy()]
+        if len(strange):
+            heavy = self._ready.heavy
+            item = heavy.bank.rows[self._videos.places[strange[0]]].item
+            raise InvalidArgument(
+                f"{self._ready.policy.name}: probabilities of {len(strange)} of {len(numbers)} videos are not finite, "
+                f"{item.id!r} the first; look for such numbers in the features "
+                f"{' and '.join(kept.name for kept in self._ready.feature_sets)}, or train the system again"
+            )
 
     def spent(self) -> Spent:
         """Means over videos."""
@@ -226,10 +290,10 @@ def _packed(slots: Indices, seen: NDArray[np.bool_]) -> Indices:
     return np.take_along_axis(np.where(seen, slots, NOT_SEEN), order, axis=1)
 
 
-def nearest_whole(frames: float, num_candidates: int) -> int:
-    """The number of frames, 1 to T, that is nearest to a mean.
+def whole_frames(mean: float, num_candidates: int) -> int:
+    """The least number of frames, 1 to T, that is no smaller than a mean: who is compared with it has no more.
 
-    >>> nearest_whole(2.5, 10), nearest_whole(0.2, 10), nearest_whole(10.0, 8)
-    (3, 1, 8)
+    >>> whole_frames(2.1, 10), whole_frames(3.0, 10), whole_frames(0.0, 10), whole_frames(9.0, 8)
+    (3, 3, 1, 8)
     """
-    return min(num_candidates, max(1, int(frames + 0.5)))
+    return min(num_candidates, max(1, math.ceil(mean)))

@@ -16,7 +16,8 @@ _NAMES = {"top1": "top-1 %", "mAP": "mAP %"}
 def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
     """Columns for people: metrics in percent, the main one first and with its 95 % interval.
 
-    N and decoded of a system are means over videos, which their decimals tell.
+    N and decoded of a system are means over videos, which their decimals tell. Where uniform has another N than the
+    row, that N stands behind the difference.
     """
     other = "mAP" if metric == "top1" else "top1"
     heads = ["policy", "N", "T", _NAMES[metric], "95 %", _NAMES[other], "vs uniform", "95 %"]
@@ -36,7 +37,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
                 _percent(getattr(row, metric)),
                 _bounds(row.ci95.get(metric)),
                 _percent(getattr(row, other)),
-                "" if versus is None else _percent(versus["difference"], sign=True),
+                _versus(row),
                 "" if versus is None else _bounds(versus["ci95"], sign=True),
                 _percent(row.fidelity),
                 _percent(row.recovered),
@@ -64,6 +65,14 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
         return ""
     rounded = round(100 * value, 1) + 0.0  # no -0.0
     return f"{rounded:{'+' if sign else ''}.1f}"
+
+
+def _versus(row: EvaluationRow) -> str:
+    versus = row.versus_uniform
+    if versus is None:
+        return ""
+    with_frames = f" (N={versus['num_frames']})" if versus["num_frames"] != row.num_frames else ""
+    return _percent(versus["difference"], sign=True) + with_frames
 
 
 def _frames(count: float) -> str:

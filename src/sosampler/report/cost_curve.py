@@ -9,9 +9,20 @@ from typing import Any
 
 from sosampler.checks import one_of
 from sosampler.errors import InvalidArgument
+from sosampler.evaluation.dials import line_of
 from sosampler.files import replacing
-from sosampler.report.curves import METRIC_NAMES, Line, Row, axis_name, draw_line, dress, import_matplotlib, lines_of
-from sosampler.report.looks import MEANINGS, Look, looks_of_rows
+from sosampler.report.curves import (
+    METRIC_NAMES,
+    Line,
+    Row,
+    axis_name,
+    draw_line,
+    dress,
+    import_matplotlib,
+    lines_of,
+    shortened,
+)
+from sosampler.report.looks import MEANINGS, ORACLE, Look, looks_of_rows
 
 SUFFIXES = (".svg", ".png")
 
@@ -33,6 +44,7 @@ _HEADINGS = {"rule": "rules", "learned": "learned samplers", "system": "systems"
 _PANEL = (4.7, 4.3)  # inches
 _LEGEND_WIDTH, _LEGEND_LINE = 2.5, 0.225  # inches
 _SIDE_BY_SIDE, _WIDEST = 7.0, 70.0  # points between curves that would hide each other, and from the first to the last
+_NAMED = 4  # curves that a remark names; of more it tells how many
 _DPI = 160
 
 
@@ -42,7 +54,7 @@ def write_cost_curve(
     """Draw two panels: a metric with its 95 % intervals against giga multiply-adds, and against decoded frames.
 
     One curve a policy over its N; one a system over the values of its dial, whose rows are called NAME@VALUE. The first
-    panel is left out where nobody's multiply-adds are known.
+    panel is left out where nobody's multiply-adds are known; a remark says whose are not.
 
     Args:
         rows: of an evaluation, as its JSON has them. Read are policy, num_frames (None for a system), frames_decoded,
@@ -101,7 +113,9 @@ def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -
         last.set_xlim(0, _right_end(decoded, moved))
         last.xaxis.get_major_locator().set_params(integer=True)
         _add_legend(figure, entries, handles)
-        figure.supxlabel(_remark(priced, decoded, looks), fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
+        remarks = [_remark(priced, decoded, looks), _remark_on_prices(rows, looks, panels)]
+        told = "\n".join(remark for remark in remarks if remark)
+        figure.supxlabel(told, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
         if title:
             figure.suptitle(title, fontsize=11.5, color=COLOURS["ink"], x=0.01, ha="left")
     return figure
@@ -195,6 +209,7 @@ def _add_legend(figure: Any, entries: Sequence[tuple[str, int | None]], handles:
         labelspacing=0.42,
     )
     for text, (_, number) in zip(legend.get_texts(), entries, strict=True):
+        text.set_parse_math(False)  # a $ in a name is a $
         text.set_color(COLOURS["faint" if number is None else "ink"])
         text.set_fontweight("bold" if number is None else "normal")
 
@@ -208,3 +223,15 @@ def _remark(priced: Sequence[Line], decoded: Sequence[Line], looks: Mapping[str,
     if any(_side_by_side(decoded)):
         told.append("curves side by side decode the same number of frames")
     return "; ".join(told)
+
+
+def _remark_on_prices(rows: Sequence[Row], looks: Mapping[str, Look], panels: int) -> str:
+    """Whose multiply-adds are not known; those of oracles nobody asks for."""
+    unpriced = [row for row in rows if not (row.get("gmacs") or 0) > 0 and looks[line_of(row)].kind != ORACLE]
+    names = list(dict.fromkeys(shortened(line_of(row)) for row in unpriced))
+    if not names:
+        return ""
+    if panels == 1:
+        return "no panel of GMACs: those of the classifier are not known"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"not in the panel of GMACs, because theirs are not known: {', '.join(names[:_NAMED])}{more}"

@@ -122,6 +122,47 @@ def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
     ]
 
 
+def report_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
+    """All that can be drawn of the rows: accuracy against N, cost and T, and fidelity against N."""
+    return [*accuracy_figures(rows, metric), *_candidates_figures(rows, metric), *_fidelity_figures(rows)]
+
+
+def _candidates_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
+    """Accuracy against T, for each N that has several."""
+    looks = looks_of_rows(rows)
+    told = [row for row in rows if row["policy"] != "all" and not is_system(row)]
+    figures = []
+    for wanted in sorted({row["num_frames"] for row in told}):
+        lines = lines_of([row for row in told if row["num_frames"] == wanted], metric, "num_candidates")
+        if any(len(line.xs) > 1 for line in lines):
+            svg = _draw(lines, {}, looks, x_name="candidates that are offered (T)", y_name=axis_name(metric))
+            caption = "What it is worth to look at more candidates; the classifier is given as many frames as before."
+            title = f"Accuracy against the number of candidates, {_frames_in_words(wanted)}"
+            figures.append(Figure(svg, title, caption))
+    return figures
+
+
+def _frames_in_words(count: int) -> str:
+    return f"{count} frame chosen" if count == 1 else f"{count} frames chosen"
+
+
+def _fidelity_figures(rows: Sequence[Row]) -> list[Figure]:
+    """The share of the optimal choice that others chose too, for each T that has several N."""
+    looks = looks_of_rows(rows)
+    told = [row for row in rows if row["policy"] != "optimal" and row.get("fidelity") is not None]
+    figures = []
+    for count in dict.fromkeys(row["num_candidates"] for row in told):
+        lines = _lines_of_frames([row for row in told if row["num_candidates"] == count], "fidelity")
+        if any(len(line.xs) > 1 for line in lines):
+            svg = _draw(lines, {}, looks, x_name="frames given to the classifier (N)", y_name="fidelity, %")
+            caption = (
+                "Mean share of the optimal frames that a policy chose too. Chance alone gives N of T; other sets of "
+                "frames may be nearly as good as the optimal one."
+            )
+            figures.append(Figure(svg, f"Fidelity to the optimal choice, {count} candidates", caption))
+    return figures
+
+
 def axis_name(metric: str) -> str:
     return f"{METRIC_NAMES[metric]}, %"
 
@@ -281,6 +322,7 @@ def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], l
             fontweight="bold" if look.kind == LEARNED else "normal",
             verticalalignment="center",
             annotation_clip=False,
+            parse_math=False,  # a $ in a name is a $
             arrowprops={
                 **{"arrowstyle": "-", "color": _STAND_INS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
                 "relpos": (0, 0.5),  # not through the letters

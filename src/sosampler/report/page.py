@@ -1,35 +1,50 @@
-"""`write_report`: an evaluation as one HTML file that needs nothing beside it."""
+"""One HTML file that needs nothing beside it: from what is to be shown to the page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from sosampler.checks import one_of
 from sosampler.errors import InvalidArgument, MissingDependency
-from sosampler.evaluation.dials import is_system
 from sosampler.files import replacing
+from sosampler.report.comparing import ClassDifference, Contrast, VideoLine
 from sosampler.report.curves import METRIC_NAMES, Figure, Row, accuracy_figures
-from sosampler.report.looks import LEARNED, MEANINGS, SYSTEM, looks_of, looks_of_rows
-from sosampler.report.strips import Strip
+from sosampler.report.finding import Pair, tiles_of
+from sosampler.report.grids import Grid
+from sosampler.report.looks import MEANINGS, SYSTEM, looks_of_rows
+from sosampler.report.numbers import columns_of, groups_of, search_of
+from sosampler.report.strips import Gallery, Strip
+from sosampler.report.words import NOTHING, SHORT_NAMES, clock, count, flat, percent, score
 
 FILE = "index.html"
-NOTHING = "\N{EN DASH}"
-"""Where a number is not known."""
-_NO_GAP = 1e-6  # what rounding leaves
-_SHORT_NAMES = {"top1": "top-1", "mAP": "mAP"}
+# Of more classes only those that differ most are shown at once, of more videos only the first are listed.
+MAX_CLASSES, MAX_VIDEOS = 24, 5000
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: what it is called, what it says, and what it means."""
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What the page shows of one run; what is empty is left out."""
 
-    name: str
-    meaning: str
-    is_empty: bool
+    title: str = ""
+    summary: str = ""
+    rows: Sequence[Row] = ()  # of an evaluation, as its JSON has them
+    metric: str = "top1"
+    headline: Pair | None = None
+    figures: Sequence[Figure] = ()
+    grids: Sequence[Grid] = ()
+    galleries: Sequence[Gallery] = ()
+    contrast: Contrast | None = None  # whom classes and videos compare
+    classes: Sequence[ClassDifference] = ()
+    videos: Sequence[VideoLine] = ()
+    notes: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_report(
@@ -42,12 +57,9 @@ def write_report(
     facts: Mapping[str, Any] | None = None,
     metric: str = "top1",
     intro: str = "",
-    headline: tuple[int, int] | None = None,
+    headline: Pair | None = None,
 ) -> Path:
     """Write `folder`/index.html: the finding, curves, strips of chosen frames, the table with intervals, the facts.
-
-    Pictures, figures and style are inside of the file; it has no script and asks the network for nothing. It follows
-    the reader's choice of light or dark, fits telephones and prints.
 
     Args:
         folder: is made if need be.
@@ -63,33 +75,77 @@ def write_report(
     one_of("metric", metric, METRIC_NAMES)
     if not rows:
         raise InvalidArgument("a report needs at least one row; evaluate a policy first")
-    looks = looks_of_rows(rows, (line.policy for strip in strips for line in strip.lines))
-    systems = any(look.kind == SYSTEM for look in looks.values())
+    galleries = [Gallery("Chosen frames", "", tuple(strips))] if strips else []
+    figures = accuracy_figures(rows, metric) if curves is None else curves
+    part = Part(
+        rows=rows, metric=metric, headline=headline, figures=figures, galleries=galleries, facts=dict(facts or {})
+    )
+    return write_page(Path(folder) / FILE, title, [part], intro=intro)
+
+
+def write_page(path: str | os.PathLike[str], title: str, parts: Sequence[Part], *, intro: str = "") -> Path:
+    """Write one file for one or several runs.
+
+    Pictures, figures, style and a script that sorts and filters tables are inside of it. It asks the network for
+    nothing, and no other script may run in it. It follows the reader's choice of light or dark, fits telephones and
+    prints; without the script its tables are plain.
+    """
+    if not parts:
+        raise InvalidArgument("a page needs at least one run; give some")
+    script = files("sosampler.report").joinpath("templates", "tables.js").read_text(encoding="utf-8")
+    # What stands between the tags, to the letter, is what a browser holds against the hash.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     html = _template().render(
         title=title,
         intro=intro,
-        tiles=tiles_of(rows, metric, headline),
-        curves=accuracy_figures(rows, metric) if curves is None else curves,
-        strips=strips,
-        groups=_groups(rows),
-        columns=_columns(rows, metric),
-        metric=metric,
-        other="mAP" if metric == "top1" else "top1",
-        short_names=_SHORT_NAMES,
-        looks=looks,
-        kinds={kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or systems},
+        parts=[_context(part, number) for number, part in enumerate(parts, start=1)],
+        several=len(parts) > 1,
+        script=script,
+        script_hash=f"sha256-{digest}",
         nothing=NOTHING,
-        search=_search(rows),
-        facts=_flat(facts or {}),
     )
-    target = Path(folder) / FILE
+    target = Path(path)
+    if target.is_dir():
+        raise InvalidArgument(f"{target} is a folder; give the name of a file, for example report.html")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidArgument(f"{folder}: the folder cannot be made ({error.strerror}); give another") from error
+        raise InvalidArgument(f"{target.parent}: the folder cannot be made ({error.strerror}); give another") from error
     with replacing(target) as temporary:
-        temporary.write_text(html, encoding="utf-8")
+        temporary.write_text(html, encoding="utf-8", errors="replace")  # names of files may hold halves of letters
     return target
+
+
+def _context(part: Part, number: int) -> dict[str, Any]:
+    """A part as the templates want it; `number` keeps its anchors apart from those of other parts."""
+    drawn = [line.policy for gallery in part.galleries for strip in gallery.strips for line in strip.lines]
+    looks = looks_of_rows(part.rows, drawn)
+    systems = any(look.kind == SYSTEM for look in looks.values())
+    many = len(part.classes) > MAX_CLASSES
+    ends = [*part.classes[: MAX_CLASSES // 2], *part.classes[-(MAX_CLASSES // 2) :]]
+    return {
+        "number": number,
+        "title": part.title,
+        "summary": part.summary,
+        "tiles": tiles_of(part.rows, part.metric, part.headline),
+        "figures": part.figures,
+        "grids": part.grids,
+        "galleries": part.galleries,
+        "contrast": part.contrast,
+        "class_tables": [ends, part.classes] if many else [part.classes] if part.classes else [],
+        "widest": max((abs(one.difference) for one in part.classes), default=0.0) or 1.0,
+        "videos": part.videos[:MAX_VIDEOS],
+        "num_videos": len(part.videos),
+        "groups": groups_of(part.rows),
+        "columns": columns_of(part.rows, part.metric),
+        "metric": part.metric,
+        "other": "mAP" if part.metric == "top1" else "top1",
+        "looks": looks,
+        "kinds": {kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or systems},
+        "search": search_of(part.rows),
+        "notes": part.notes,
+        "facts": flat(part.facts),
+    }
 
 
 def _template() -> Any:
@@ -104,205 +160,6 @@ def _template() -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"percent": _percent, "clock": _clock, "count": _count}
+    environment.filters |= {"percent": percent, "clock": clock, "count": count, "score": score}
+    environment.globals |= {"short_names": SHORT_NAMES}
     return environment.get_template("page.html.jinja")
-
-
-# ---- the finding
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number at the top of the page."""
-
-    name: str
-    value: str
-    remark: str
-    kind: str
-
-
-def tiles_of(rows: Sequence[Row], metric: str, headline: tuple[int, int] | None = None) -> list[Tile]:
-    """Uniform, the best learned sampler and the oracle at one N of T; and what was won."""
-    rows = [row for row in rows if not is_system(row)]  # which have no N
-    learned = [row for row in rows if looks_of([row["policy"]])[row["policy"]].kind == LEARNED]
-    pairs = sorted({(row["num_frames"], row["num_candidates"]) for row in learned or rows if row["policy"] != "all"})
-    if not pairs:
-        return []
-    pair = headline or pairs[len(pairs) // 2]
-    here = {row["policy"]: row for row in rows if (row["num_frames"], row["num_candidates"]) == pair}
-    tiles = []
-    if "uniform" in here:
-        tiles.append(_tile("uniform", here["uniform"], metric, f"{pair[0]} of {pair[1]} frames, evenly spread"))
-    samplers = [row for row in learned if here.get(row["policy"]) is row]
-    if samplers:
-        # With several, the one that won is named; the table has the others.
-        best = max(samplers, key=lambda row: float(row[metric]))
-        tiles.append(_tile(best["policy"], best, metric, f"{pair[0]} of {pair[1]} frames, learned"))
-        versus, recovered = best.get("versus_uniform"), best.get("recovered")
-        if versus:
-            remark = f"percentage points over uniform{_between(versus.get('ci95'), sign=True)}"
-            if recovered is not None:
-                remark += f"; {100 * recovered:.0f} % of what the semi-optimal oracle gains"
-            tiles.append(Tile("gain", _percent(versus["difference"], sign=True), remark, LEARNED))
-    if "semi-optimal" in here:
-        tiles.append(_tile("semi-optimal", here["semi-optimal"], metric, "the oracle that knows the label"))
-    return tiles
-
-
-def _tile(name: str, row: Row, metric: str, remark: str) -> Tile:
-    bounds = (row.get("ci95") or {}).get(metric)
-    return Tile(name, f"{_percent(row[metric])} %", f"{remark}{_between(bounds)}", looks_of([name])[name].kind)
-
-
-def _between(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
-    return f" (95 %: {_percent(bounds[0], sign=sign)} to {_percent(bounds[1], sign=sign)})" if bounds else ""
-
-
-# ---- the table
-
-
-def _groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of one N and T together; rules first, then learned, then oracles. Systems follow what has the same T."""
-    looks = looks_of_rows(rows)
-    distinct = {(row["num_candidates"], row["num_frames"]) for row in rows}
-    pairs = sorted(distinct, key=lambda pair: (pair[0], pair[1] is None, pair[1] or 0))
-    order = list(MEANINGS)
-    return [
-        {
-            "num_frames": frames,
-            "num_candidates": candidates,
-            "rows": sorted(
-                (row for row in rows if (row["num_candidates"], row["num_frames"]) == (candidates, frames)),
-                key=lambda row: order.index(looks[row["policy"]].kind),
-            ),
-        }
-        for candidates, frames in pairs
-    ]
-
-
-def _columns(rows: Sequence[Row], metric: str) -> dict[str, Column]:
-    """What is known of at least one row."""
-
-    def lacks(name: str) -> bool:
-        return all(row.get(name) is None for row in rows)
-
-    systems = any(is_system(row) for row in rows)
-    main, other = _SHORT_NAMES[metric], _SHORT_NAMES["mAP" if metric == "top1" else "top1"]
-    meanings = {
-        "top-1": "share of videos whose true class gets the highest probability from the chosen frames",
-        "mAP": "mean average precision: for each class the videos are ranked by its probability; the mean over classes",
-    }
-    return {
-        "policy": Column(
-            "policy", "who chooses N of the T candidates. Its sign and colour are those of the figures", False
-        ),
-        "main": Column(
-            f"{main}, %",
-            f"{meanings[main]}. Below it, and as a bar from 0 to 100, the 95 % interval of a bootstrap over videos",
-            False,
-        ),
-        "other": Column(f"{other}, %", meanings[other], lacks("mAP" if metric == "top1" else "top1")),
-        "versus": Column(
-            "against uniform",
-            f"difference in {main} from the uniform choice of as many frames"
-            + (" (of a system: as many as it takes in the mean, rounded)" if systems else "")
-            + ", in percentage points, with the 95 % interval of the paired bootstrap: where it holds 0, the "
-            "difference may be chance",
-            lacks("versus_uniform"),
-        ),
-        "recovered": Column(
-            "recovered, %",
-            f"share of the semi-optimal oracle's gain in {main} over uniform that this policy reaches",
-            lacks("recovered"),
-        ),
-        "fidelity": Column(
-            "fidelity, %",
-            "mean share of the optimal set's frames that were chosen too; there may be other sets as good",
-            lacks("fidelity"),
-        ),
-        "confidence": Column(
-            "confidence, %", "mean probability that the classifier gives the true class", lacks("confidence")
-        ),
-        "gmacs": Column(
-            "GMACs",
-            "billions of multiply-adds for one video: scoring T candidates plus classifying N frames; none for "
-            "oracles, which are told the answers"
-            + ("; of a system its light network and its own layers, plus the heavy network" if systems else ""),
-            lacks("gmacs"),
-        ),
-        "frames": Column(
-            "frames",
-            "frames that are classified: N; of a system those that it looked at, mean over videos",
-            not systems,
-        ),
-        "decoded": Column(
-            "decoded",
-            "frames that must be decoded: all T to look at them, or only the N"
-            + ("; of a system those that it looked at with any network, mean over videos" if systems else ""),
-            lacks("frames_decoded"),
-        ),
-    }
-
-
-def _search(rows: Sequence[Row]) -> str:
-    """How the optimal policy was found, and what its search may have missed."""
-    found = [row for row in rows if row.get("gap")]
-    if not found:
-        return ""
-    methods = " and ".join(dict.fromkeys(str(row["method"]) for row in found))
-    missed = max(float(row["gap"]["max"]) for row in found)
-    bound = (
-        f"no other set of frames gives the true class a probability that is higher by more than {missed:.2g}"
-        if missed > _NO_GAP
-        else "no other set of frames gives the true class a higher probability"
-    )
-    return f"The optimal policy was found by {methods}: {bound}."
-
-
-# ---- words and numbers
-
-
-def _percent(value: float | None, *, sign: bool = False) -> str:
-    """
-    >>> _percent(0.1234), _percent(-0.05, sign=True), _percent(None)
-    ('12.3', '−5.0', '–')
-    """
-    return NOTHING if value is None else f"{100 * value:{'+' if sign else ''}.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _count(frames: float | None) -> str:
-    """
-    >>> _count(6), _count(3.42), _count(None)
-    ('6', '3.4', '–')
-    """
-    return NOTHING if frames is None else str(frames) if isinstance(frames, int) else f"{frames:.1f}"
-
-
-def _clock(seconds: float) -> str:
-    """
-    >>> _clock(75.26), _clock(3.04)
-    ('1:15.3', '0:03.0')
-    """
-    tenths = round(10 * seconds)
-    return f"{tenths // 600}:{tenths % 600 // 10:02d}.{tenths % 10}"
-
-
-def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Names and values as text, depth first; what is empty is left out."""
-    found: list[tuple[str, str]] = []
-    for name, value in facts.items():
-        label = f"{before}{name}".replace("_", " ")
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{label}: ")
-        elif isinstance(value, (list, tuple)):
-            if value:
-                found.append((label, "; ".join(_text(one) for one in value)))
-        elif value is not None and value != "":
-            found.append((label, _text(value)))
-    return found
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return " of ".join(_text(one) for one in value) if len(value) == 2 else ", ".join(_text(one) for one in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)

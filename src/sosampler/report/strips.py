@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from sosampler.errors import InvalidArgument
+from sosampler.evaluation.per_video import label_confidence
+from sosampler.report.run_videos import RowKey, RunVideo, RunVideos
 from sosampler.video.timeline import Indices
 
 if TYPE_CHECKING:
@@ -22,17 +24,18 @@ if TYPE_CHECKING:
 
 # With more candidates than this, pictures in one row would be too small to see: only the chosen ones are shown.
 MAX_COLUMNS = 24
-_THUMBNAIL = 88  # pixels of the short side
+_THUMBNAIL, _SMALL_THUMBNAIL = 88, 64  # pixels of the short side
 _QUALITY = 78
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the classifier made of a chosen clip."""
+    """What was made of a chosen clip."""
 
     label: str
     probability: float
     right: bool
+    confidence: float | None = None  # in the true labels
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class StripLine:
     policy: str
     chosen: tuple[int, ...]  # places among the candidates, in time order
     answer: Answer | None = None
+    scores: tuple[float | None, ...] | None = None  # [T]
 
 
 @dataclass(frozen=True)
@@ -50,23 +54,48 @@ class Strip:
 
     title: str
     label: str
-    pictures: tuple[str, ...]  # [T] data URIs
+    pictures: tuple[str, ...]  # [T] data URIs; empty where the pictures are not at hand, "" for one that is not shown
     seconds: tuple[float, ...]  # [T]
     values: tuple[float, ...] | None  # [T] in 0..1: the classifier's confidence in the label, frame by frame
     lines: tuple[StripLine, ...]
 
     def __post_init__(self) -> None:
-        count = len(self.pictures)
-        if len(self.seconds) != count or (self.values is not None and len(self.values) != count):
-            raise InvalidArgument(f"{self.title}: a strip of {count} pictures needs as many times and values")
+        count = len(self.seconds)
+        pictures = self.pictures or self.seconds
+        if len(pictures) != count or (self.values is not None and len(self.values) != count):
+            raise InvalidArgument(f"{self.title}: a strip of {len(pictures)} pictures needs as many times and values")
         for line in self.lines:
             if any(not 0 <= place < count for place in line.chosen):
                 raise InvalidArgument(f"{self.title}: {line.policy} chose {line.chosen} of {count} candidates")
+            if line.scores is not None and len(line.scores) != count:
+                raise InvalidArgument(f"{self.title}: {line.policy} has {len(line.scores)} scores of {count}")
 
     @property
     def is_wide(self) -> bool:
         """Whether the candidates are too many for one row."""
-        return len(self.pictures) > MAX_COLUMNS
+        return len(self.seconds) > MAX_COLUMNS
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Candidates that have a column: all, or of too many those that anybody chose."""
+        if not self.is_wide:
+            return tuple(range(len(self.seconds)))
+        return tuple(sorted({place for line in self.lines for place in line.chosen}))
+
+    @property
+    def places(self) -> tuple[float, ...]:
+        """Where candidates lie between the first and the last one, in percent."""
+        first, length = self.seconds[0], max(self.seconds[-1] - self.seconds[0], 1e-9)
+        return tuple(round(100 * (one - first) / length, 2) for one in self.seconds)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Strips under one heading."""
+
+    title: str
+    note: str  # by which rule they were chosen
+    strips: tuple[Strip, ...]
 
 
 def data_uri(frame: NDArray[np.uint8], side: int = _THUMBNAIL) -> str:
@@ -79,6 +108,43 @@ def data_uri(frame: NDArray[np.uint8], side: int = _THUMBNAIL) -> str:
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=_QUALITY, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+# ---- of a run on disk
+
+
+def strip_of(videos: RunVideos, video: RunVideo, keys: Sequence[RowKey], bank: Bank | None) -> Strip:
+    """One video of a run.
+
+    Args:
+        keys: of the rows that are shown, all with the same T.
+        bank: where the pictures are; without one there are none.
+    """
+    offered = video.offered[keys[0][2]]
+    lines = []
+    for key in keys:
+        said = video.said[videos.keys.index(key)]
+        scores = offered.confidence if key[0] == "semi-optimal" else offered.scores.get(key[0])
+        answer = Answer(videos.classes[said.predicted], said.probability, said.right, said.confidence)
+        lines.append(StripLine(key[0], _places_among(np.array(offered.slots), said.chosen), answer, scores))
+    bare = Strip(video.id, videos.label(video), (), offered.seconds, offered.confidence, tuple(lines))
+    if bank is None:
+        return bare
+    return Strip(bare.title, bare.label, _pictures(bare, offered.slots, bank), bare.seconds, bare.values, bare.lines)
+
+
+def _pictures(strip: Strip, slots: Sequence[int], bank: Bank) -> tuple[str, ...]:
+    """Only of the columns; smaller where they are many."""
+    video = bank[bank.ids.index(strip.title)]
+    frames = video.frames([slots[place] for place in strip.columns])
+    side = _SMALL_THUMBNAIL if len(strip.columns) > MAX_COLUMNS else _THUMBNAIL
+    found = [""] * len(slots)
+    for place, frame in zip(strip.columns, frames, strict=True):
+        found[place] = data_uri(frame, side)
+    return tuple(found)
+
+
+# ---- of an evaluation in memory
 
 
 def strips_of(
@@ -117,7 +183,7 @@ def strips_of(
                 label=", ".join(bank.classes[label] for label in video.labels),
                 pictures=tuple(data_uri(frame) for frame in video.frames(slots)),
                 seconds=tuple(video.pts_seconds[slots].tolist()),
-                values=_label_confidence(told, video.labels, slots),
+                values=tuple(label_confidence(told, video.labels, slots).tolist()),
                 lines=tuple(
                     StripLine(
                         policy,
@@ -135,14 +201,8 @@ def strips_of(
 
 def _places_among(slots: Indices, chosen: ArrayLike) -> tuple[int, ...]:
     """Where the chosen stored frames stand among the candidates; each once, and without the -1 behind a system's."""
-    frames = np.asarray(chosen)
+    frames = np.asarray(chosen, dtype=np.int64)
     return tuple(np.unique(np.searchsorted(slots, frames[frames >= 0])).tolist())
-
-
-def _label_confidence(told: TeacherItem, labels: Sequence[int], slots: Indices) -> tuple[float, ...]:
-    """The geometric mean over the true labels."""
-    probs = told.frame_probs[slots][:, list(labels)].astype(np.float64)
-    return tuple(np.exp(np.log(np.maximum(probs, 1e-12)).mean(axis=1)).tolist())
 
 
 def _answer(told: TeacherItem, chosen: Indices, labels: Sequence[int], classes: Sequence[str]) -> Answer:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sosampler.classifiers.registry import CONFIG, WEIGHTS
 from sosampler.classifiers.weights import State, load_weights, read_state, some_of
@@ -97,8 +97,7 @@ def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) ->
                 "if a newer sosampler wrote them, install that one"
             )
     state = read_state(_weights_file(folder), names_as_they_are=True)
-    broken = sorted(key for key, tensor in state.items() if not _finite(tensor))
-    if broken:
+    if broken := not_finite(state):
         raise WeightsError(
             f"{folder / WEIGHTS}: {len(broken)} tensors hold numbers that are not finite: {some_of(broken)}; "
             "train or fetch the sampler again"
@@ -156,8 +155,10 @@ def _weights_file(folder: Path) -> Path:
     return path
 
 
-def _finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+def not_finite(state: State) -> list[str]:
+    """Names of the tensors that hold numbers which are none."""
+    real = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
+    return sorted(key for key, tensor in real.items() if not bool(torch.isfinite(tensor).all()))
 
 
 def local_folder(source: str | Path, **options: Any) -> Path:

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 from sosampler.checks import one_of
 
 if TYPE_CHECKING:
-    from sosampler.systems.base import System, SystemOutput, Views, decoded_frames, fit, predict, video_gmacs
+    from sosampler.systems.base import System, SystemOutput, Views, decoded_frames, predict, video_gmacs
+    from sosampler.systems.fitting import fit
     from sosampler.systems.folder import is_system_folder, load_system, save_system
     from sosampler.systems.from_bank import bank_views
     from sosampler.systems.recipe import SystemRecipe, read_system_recipe
 
-_BASE = ("System", "SystemOutput", "Views", "decoded_frames", "fit", "predict", "video_gmacs")
+_BASE = ("System", "SystemOutput", "Views", "decoded_frames", "predict", "video_gmacs")
 # Where each public name lives. Imported on first use, so that names can be listed without torch.
 _HOMES = {
     **dict.fromkeys(_BASE, "sosampler.systems.base"),
     "bank_views": "sosampler.systems.from_bank",
+    "fit": "sosampler.systems.fitting",
     "is_system_folder": "sosampler.systems.folder",
     "load_system": "sosampler.systems.folder",
     "save_system": "sosampler.systems.folder",

@@ -7,22 +7,16 @@ of a frame only if it says so in `seen_heavy` and `seen_light`: these two are wh
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, real_number, whole_number
-from sosampler.classifiers.devices import check_device
+from sosampler.checks import whole_number
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.targets import label_shares
-
-OPTIMIZERS = ("adamw", "sgd")
 
 
 class Views(NamedTuple):
@@ -159,15 +153,32 @@ class System(nn.Module):
     def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """How badly logits [..., C] name the labels [..., C], one number each: [...].
 
-        Cross-entropy, where several true labels share the target; for `multi_label` binary, mean over classes.
+        Cross-entropy, where several true labels share the target. For `multi_label` the binary one, summed over classes
+        for each true label: a mean over classes would shrink with their number, and what is weighed against it (a
+        budget, a reward) or measured by it (the loss that is good enough to leave) would mean something else.
         """
         if self.multi_label:
             wanted = labels.to(logits.dtype).expand_as(logits)
-            return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(dim=-1)
+            losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(dim=-1)
+            return losses / (wanted > 0).sum(dim=-1).clamp_min(1)
         return -(label_shares(labels, logits.dtype) * logits.log_softmax(dim=-1)).sum(dim=-1)
+
+    def check_training(self, frames: Tensor, *, smallest_batch: int, phases: Collection[str]) -> None:
+        """Say before training what could not be learnt; a subclass knows what it needs.
+
+        Args:
+            frames: int64 [V], candidates that each video offers.
+            smallest_batch: videos in the smallest batch.
+            phases: those that are trained.
+        """
 
     def check(self, views: Views) -> Views:
         """Views on this device and in float32, or say what does not fit; `heavy_width`, `light_width` of the config."""
+        self.check_shapes(views)
+        return views.to(self.device)
+
+    def check_shapes(self, views: Views) -> None:
+        """Say what does not fit."""
         for name, features in (("heavy", views.heavy), ("light", views.light)):
             width = self.config.get(f"{name}_width", features.shape[-1])
             if features.dim() != 3 or features.shape[-1] != width:
@@ -188,7 +199,6 @@ class System(nn.Module):
                 )
             if not bool(views.mask.any(dim=1).all()):
                 raise InvalidArgument("a video has no real candidate in the mask; leave such videos out")
-        return views.to(self.device)
 
 
 def matrix_gmacs(*modules: nn.Module) -> float:
@@ -234,125 +244,6 @@ def predict(system: System, views: Views, *, batch_size: int = 256, seed: int = 
         torch.cat([output.seen_light.cpu() for output in outputs]),
         torch.cat(steps) if steps else None,
     )
-
-
-def fit(
-    system: System,
-    views: Views,
-    labels: Tensor,
-    *,
-    epochs: int | Mapping[str, int] = 20,
-    lr: float = 1e-3,
-    batch_size: int = 64,
-    seed: int = 0,
-    device: Any = None,
-    optimizer: str = "adamw",
-    weight_decay: float = 1e-4,
-    clip: float | None = 10.0,
-    say: Callable[[str], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Train all phases of a system on features in memory; the same arguments give the same weights.
-
-    Args:
-        system: trained in place; left in eval mode on `device`.
-        views: of the training videos.
-        labels: multi-hot [B, C].
-        epochs: of each phase, or one number a phase; a phase with 0, or with nothing to train, is left out.
-        lr: at the start of each phase; falls to 0 as a cosine.
-        batch_size: at most so many videos a step; batches of an epoch differ by at most one video.
-        seed: of the order of videos and of everything that is drawn.
-        device: where it trains; None = where the system is.
-        optimizer: "adamw", or "sgd" with momentum 0.9.
-        weight_decay: of the optimiser.
-        clip: longest gradient, over all weights together; None = any.
-        say: gets one line an epoch.
-
-    Returns:
-        For each epoch: phase, epoch, loss and its parts (means over videos), and the lr of its first step.
-    """
-    real_number("lr", lr, above=0), real_number("weight_decay", weight_decay, at_least=0)
-    one_of("optimizer", optimizer, OPTIMIZERS)
-    counts = _epochs_of_phases(system, epochs)
-    _check_labels(views, labels)
-    system.to(check_device(device) if device is not None else system.device)
-    views, labels = system.check(views), labels.to(system.device)
-    steps = -(-len(labels) // whole_number("batch_size", batch_size))
-    history: list[dict[str, Any]] = []
-    for number, (phase, count) in enumerate(counts.items()):
-        weights = [weight for weight in system.phase_parameters(phase) if weight.requires_grad]
-        if not weights:
-            continue
-        optimiser = _optimiser(optimizer, weights, lr, weight_decay)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, count * steps)
-        for epoch in range(count):
-            system.train_phase(phase)
-            row: dict[str, Any] = {"phase": phase, "epoch": epoch, "lr": schedule.get_last_lr()[0]}
-            order = np.random.default_rng([seed, number, epoch]).permutation(len(labels))
-            for step, part in enumerate(np.array_split(order, steps)):
-                rows = torch.from_numpy(part).to(system.device)
-                progress = (epoch * steps + step) / (count * steps)
-                optimiser.zero_grad(set_to_none=True)
-                with _seeded([seed, number, epoch, step], system.device) as generator:
-                    losses = _backward(system, views.some(rows), labels[rows], generator, progress, phase)
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(weights, clip)
-                optimiser.step()
-                schedule.step()
-                for key, value in losses.items():
-                    row[key] = row.get(key, 0.0) + value * len(rows) / len(labels)
-            history.append(row)
-            if say is not None:
-                numbers = ", ".join(f"{key} {row[key]:.4f}" for key in row if key not in ("phase", "epoch", "lr"))
-                say(f"{system.name} {phase} {epoch + 1}/{count}: {numbers}")
-    system.eval()
-    return history
-
-
-def _backward(
-    system: System, views: Views, labels: Tensor, generator: torch.Generator, progress: float, phase: str
-) -> dict[str, float]:
-    """Gradients of one batch; its loss and parts as numbers."""
-    loss, parts = system.loss(views, labels, generator=generator, progress=progress, phase=phase)
-    total = float(loss.detach())
-    if not math.isfinite(total):
-        raise InvalidArgument(
-            f"the loss of {system.name} is {total} in phase {phase!r}, {progress:.0%} of it done; "
-            "look for such numbers in the features, or give a lower lr"
-        )
-    loss.backward()
-    return {"loss": total, **{key: float(value) for key, value in parts.items()}}
-
-
-def _epochs_of_phases(system: System, epochs: int | Mapping[str, int]) -> dict[str, int]:
-    given = dict(epochs) if isinstance(epochs, Mapping) else dict.fromkeys(system.phases, epochs)
-    for phase, count in given.items():
-        one_of("phase", phase, system.phases), whole_number("epochs", count, at_least=0)
-    return {phase: given[phase] for phase in system.phases if given.get(phase)}
-
-
-def _check_labels(views: Views, labels: Tensor) -> None:
-    if labels.dim() != 2 or len(labels) != len(views.heavy) or not len(labels):
-        raise InvalidArgument(f"labels of shape {list(labels.shape)} do not fit {len(views.heavy)} videos; give [B, C]")
-    if not bool((labels > 0).any(dim=1).all()):
-        raise InvalidArgument("a video has no label; leave such videos out")
-
-
-def _optimiser(name: str, weights: list[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=weight_decay)
-    return torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
-
-
-@contextmanager
-def _seeded(key: list[int], device: torch.device) -> Iterator[torch.Generator]:
-    """A generator of the CPU for this key. Layers that draw by themselves (dropout) are seeded too, and no one else."""
-    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield torch.Generator().manual_seed(seed)
 
 
 def _raised(values: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.registry import CONFIG, WEIGHTS
 from sosampler.classifiers.weights import load_weights, read_state, some_of
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.files import replacing
+from sosampler.samplers.folder import not_finite
 from sosampler.systems import create_system, list_systems, system_arguments
 from sosampler.systems.base import System
 
@@ -72,8 +72,7 @@ def load_system(folder: str | Path, device: str | None = None) -> System:
     if not (folder / WEIGHTS).is_file():
         raise WeightsError(f"{folder}: has no {WEIGHTS}; copy the whole folder, or train the system again")
     state = read_state(folder / WEIGHTS, names_as_they_are=True)
-    broken = sorted(key for key, tensor in state.items() if not _finite(tensor))
-    if broken:
+    if broken := not_finite(state):
         raise WeightsError(
             f"{folder / WEIGHTS}: {len(broken)} tensors hold numbers that are not finite: {some_of(broken)}; "
             "train or copy the system again"
@@ -98,6 +97,15 @@ def is_system_folder(path: Any) -> bool:
     except (ValueError, OSError):
         return False
     return isinstance(told, dict) and told.get("kind") == KIND
+
+
+def refuse_system_folder(argument: str, given: Any) -> None:
+    """Say so where the folder of a system was given as another network."""
+    if is_system_folder(given):
+        raise InvalidArgument(
+            f"{argument}={str(given)!r} holds a trained system, which shows no features and answers about whole videos "
+            f"only; give the folder of a {argument if argument == 'classifier' else 'sampler without shift'}"
+        )
 
 
 def _read_config(folder: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -160,7 +168,3 @@ def _check_place(folder: Path) -> None:
     raise InvalidArgument(
         f"{folder} holds {what}, which would be lost; give another folder to save the system in, or remove that one"
     )
-
-
-def _finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

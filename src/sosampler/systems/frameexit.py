@@ -11,7 +11,7 @@ thinned to equal stretches; neck, gates and classifiers are counted in the cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,8 @@ class FrameExit(System):
     Args:
         heavy_width: D, features of a frame.
         num_classes: C.
-        max_frames: K, frames that are looked at where no gate closes; each number of frames has its classifier.
+        max_frames: K, frames that are looked at where no gate closes; each number of frames has its classifier, which
+            learns only from videos that offer so many candidates.
         neck_width: of the layer between the heavy features and their maximum; None where the heavy features are already
             those of a FrameExit head.
         gate_widths: of the two projections in each gate.
@@ -111,6 +112,17 @@ class FrameExit(System):
         last = losses.gather(1, visited.sum(dim=1, keepdim=True) - 1).mean()
         return total, {"first": losses[:, 0].mean().detach(), "last": last.detach()}
 
+    def check_training(self, frames: Tensor, *, smallest_batch: int, phases: Collection[str]) -> None:
+        visited = frames.clamp_max(self.max_frames)
+        normalised = self.config["neck_width"] is not None
+        if "classifiers" in phases and normalised and smallest_batch < 2 and bool((visited < 2).any()):
+            raise InvalidArgument(
+                "a batch of one video with one frame cannot be normalised, but batches may be of one video and "
+                f"{int((visited < 2).sum())} videos have one frame; give a larger batch_size, or leave these videos out"
+            )
+        if "gates" in phases and len(self.gates) and not bool((visited > 2).any()):
+            raise _nothing_to_decide()
+
     def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
         visits, visited = visiting_order(views.real, self.max_frames)
         last = visited.sum(dim=1) - 1  # [B], the step that ends in any case
@@ -183,11 +195,11 @@ class FrameExit(System):
                 values.append(self.gates[step - 1](pooled[rows, step], pooled[rows, step - 1]))
                 wanted.append((~exits[rows, step]).to(pooled.dtype))
         logits, go_on = torch.cat(values), torch.cat(wanted)
-        if not len(logits):
-            raise InvalidArgument(
-                "no gate has anything to decide: a gate stands between the first and the last frame; "
-                "give videos with at least 3 candidates and max_frames of at least 3, or train the classifiers only"
-            )
+        if not len(self.gates):
+            raise _nothing_to_decide()
+        if not len(logits):  # short videos alone; others of the same training have longer ones
+            nothing = torch.stack([weight.sum() for weight in self.gates.parameters()]).sum() * 0
+            return nothing, {"exits": nothing.detach(), "right": nothing.detach()}
         right = ((logits >= 0) == (go_on > 0)).to(pooled.dtype)
         parts = {"exits": 1 - go_on.mean(), "right": right.mean().detach()}
         return F.binary_cross_entropy_with_logits(logits, go_on), parts
@@ -243,6 +255,13 @@ def exit_labels(losses: Tensor, beta: float) -> Tensor:
     """Where a gate should exit, bool [B, K]: the loss at step t = 0, 1, ... is at most beta·exp(t/2)."""
     steps = torch.arange(losses.shape[1], device=losses.device)
     return losses <= beta * torch.exp(steps / 2)
+
+
+def _nothing_to_decide() -> InvalidArgument:
+    return InvalidArgument(
+        "no gate has anything to decide: a gate stands between the first and the last frame; "
+        "give videos with at least 3 candidates and max_frames of at least 3, or train the classifiers only"
+    )
 
 
 def _projection(inner: int, outer: int) -> nn.Sequential:

@@ -15,7 +15,8 @@ from sosampler.checks import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.recipe import check_known, read_mapping, read_recipe_file
 from sosampler.systems import create_system, list_systems, system_arguments
-from sosampler.systems.base import OPTIMIZERS, System
+from sosampler.systems.base import System
+from sosampler.systems.fitting import OPTIMIZERS
 
 # Arguments of a system that follow from the bank.
 OF_THE_DATA = ("heavy_width", "light_width", "num_classes", "multi_label")
@@ -61,7 +62,7 @@ class SystemRecipe:
     @property
     def needs_light(self) -> bool:
         """Whether the system also looks at features of a light network."""
-        return "light_width" in system_arguments(self.system)
+        return _looks_at_light(self.system)
 
     def build(self, *, heavy_width: int, light_width: int | None, num_classes: int, multi_label: bool) -> System:
         """The system with fresh weights, which depend on the seed alone."""
@@ -94,6 +95,21 @@ def recipe_settings(system: str) -> list[str]:
     """Everything that can be changed in the recipe of a system: its fields and the settings of the class."""
     own = [field.name for field in fields(SystemRecipe) if field.name != "system"]
     return [*own, *(name for name in system_arguments(system) if name not in OF_THE_DATA)]
+
+
+def refuse_light(system: str, given: Mapping[str, Any]) -> None:
+    """Say so where a light network, by the names of its options, is given for a system that has none."""
+    useless = [name for name, value in given.items() if value is not None]
+    if useless and not _looks_at_light(one_of("system", system, list_systems())):
+        others = [name for name in list_systems() if _looks_at_light(name)]
+        raise InvalidArgument(
+            f"{' and '.join(useless)} would change nothing: {system} looks at no light features, only "
+            f"{' and '.join(others)} do; leave {'it' if len(useless) == 1 else 'them'} out"
+        )
+
+
+def _looks_at_light(system: str) -> bool:
+    return "light_width" in system_arguments(system)
 
 
 def read_system_recipe(recipe: str | Path | SystemRecipe, *, system: str | None = None, **changes: Any) -> SystemRecipe:

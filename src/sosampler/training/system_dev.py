@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.systems.base import System, Views, decoded_frames, predict, video_gmacs
 from sosampler.training.divergence import finite_or_none
@@ -27,6 +28,11 @@ def measure_system(
         heavy_gmacs, light_gmacs: of one frame in the two networks.
     """
     output = predict(system, views)
+    if not bool(output.probabilities.isfinite().all()):
+        raise InvalidArgument(
+            f"{system.name} gives probabilities that are not finite on dev; look for such numbers in the features of "
+            "its videos, or give a lower lr"
+        )
     probabilities, truth = output.probabilities.numpy(), labels.cpu().numpy()
     found = mean_average_precision(probabilities, truth) if system.multi_label else top1(probabilities, truth)
     spent = video_gmacs(system, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)

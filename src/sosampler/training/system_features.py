@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,14 +14,17 @@ from sosampler.data.add_features import add_features
 from sosampler.data.bank import Bank
 from sosampler.data.feature_networks import feature_network
 from sosampler.data.shards import Progress
-from sosampler.errors import InvalidArgument
+from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.progress import Bar, progress_bar
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler
+from sosampler.systems.folder import refuse_system_folder
 from sosampler.systems.light import light_network
 
 # What the features of a network are called where it is not said what for.
 _KINDS = {"heavy": "classifier", "light": "sampler"}
+_PRECISION = "float16"  # in which they are kept, unless they are too large for it
+_TOO_LARGE = "too large for half precision"  # what is said of these
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,13 @@ class FeatureSource:
     fingerprint: str  # of the network
     network: Any = None  # None where only the bank knows it
     network_name: str = ""
+    computed_in: str = ""  # of a network: the precision in which it would be asked now
+
+    def identity(self, bank: Bank) -> dict[str, Any]:
+        """What decides the features, but for their last bits; the same before they are computed and after."""
+        about = bank.feature_sets.get(self.name) or {"computed_in": self.computed_in, "precision": _PRECISION}
+        told = {"name": self.name, "fingerprint": self.fingerprint}
+        return told | {key: about.get(key) for key in ("computed_in", "precision")}
 
     def told(self, bank: Bank) -> dict[str, Any]:
         """What is written about them."""
@@ -54,6 +65,7 @@ def heavy_source(bank: Bank, classifier: Any) -> FeatureSource:
     """
     if classifier is None:
         return _only_one(bank)
+    refuse_system_folder("classifier", classifier)
     known = _kept(bank, classifier, "heavy")
     if known is not None:
         return known
@@ -85,6 +97,7 @@ def light_source(bank: Bank, light: Any, weights: str | Path | None) -> FeatureS
                 f"one of: {_there(bank)}"
             )
         return _of_network(bank, light_network(weights))
+    refuse_system_folder("light", light)
     known = _kept(bank, light, "light")
     if known is not None:
         return known
@@ -102,7 +115,10 @@ def light_source(bank: Bank, light: Any, weights: str | Path | None) -> FeatureS
 
 
 def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callable[[str], None]) -> None:
-    """Ask the network about every frame of the whole bank, unless that was done; a killed run goes on."""
+    """Ask the network about every frame of the whole bank, unless that was done; a killed run goes on.
+
+    Features that half precision cannot hold are kept in float32.
+    """
     bank = Bank(bank.path)
     if source.network is None:
         bank.features(source.name)  # says what is missing
@@ -112,9 +128,21 @@ def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callab
         return
     say(f"{bank.path}: asking {source.network_name} for the features of {len(bank)} videos, once and for all")
     # As they were begun, if they were.
-    begun = {} if about is None else {"precision": about["precision"], "batch": about.get("batch")}
+    begun = {"precision": _PRECISION} if about is None else {key: about.get(key) for key in ("precision", "batch")}
+    try:
+        _ask(bank, source, device, begun)
+    except ClassifierError as error:
+        if begun["precision"] != _PRECISION or _TOO_LARGE not in str(error):
+            raise
+        say(f"{bank.path}: features of {source.network_name} are {_TOO_LARGE}; they are kept in float32")
+        # What was written until now can never be brought to an end.
+        shutil.rmtree(bank.folder.feature_answers(source.name).path)
+        _ask(bank, source, device, begun | {"precision": "float32"})
+
+
+def _ask(bank: Bank, source: FeatureSource, device: str, how: dict[str, Any]) -> None:
     with ExitStack() as stack:
-        add_features(bank, source.network, name=source.name, device=device, on_progress=_shown(stack), **begun)
+        add_features(bank, source.network, name=source.name, device=device, on_progress=_shown(stack), **how)
 
 
 def _shown(stack: ExitStack) -> Callable[[Progress], None]:
@@ -160,10 +188,11 @@ def _kept(bank: Bank, given: Any, role: str) -> FeatureSource | None:
 def _of_network(bank: Bank, network: Any) -> FeatureSource:
     """Features of a network under the name they have; under its fingerprint where there are none yet."""
     with feature_network(network, None) as ready:  # says what is wrong with it
-        fingerprint, called = ready.fingerprint, ready.name
+        fingerprint, called, computed_in = ready.fingerprint, ready.name, ready.precision
     found = [name for name, about in bank.feature_sets.items() if about["fingerprint"] == fingerprint]
+    found.sort(key=lambda name: name != fingerprint)  # those of `train` before those of the user's own name
     finished = [name for name in found if not bank.folder.feature_answers(name).missing(bank.head.num_shards)]
-    return FeatureSource((finished or found or [fingerprint])[0], fingerprint, network, called)
+    return FeatureSource((finished or found or [fingerprint])[0], fingerprint, network, called, computed_in)
 
 
 def _there(bank: Bank) -> str:

@@ -22,11 +22,13 @@ from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
 from sosampler.systems import list_systems
+from sosampler.systems.folder import refuse_system_folder
 from sosampler.training.bank_identity import bank_identity, check_apart
 from sosampler.training.calibration import fit_calibration
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.clip_answers import check_rewards
 from sosampler.training.divergence import diverged
+from sosampler.training.labelled import labelled_rows
 from sosampler.training.machine import usable_cores
 from sosampler.training.precision import settled_precision
 from sosampler.training.processes import Processes
@@ -84,12 +86,12 @@ def train(
 
     A sampler chooses frames for a classifier. A system (frameexit, liteeval, adaframe, marl) classifies itself, on
     features of the classifier and of a light network. Those that the bank does not keep yet are computed for all of its
-    videos, once; then it trains within minutes, in memory and in float32. Returns a `TrainedSampler`, of a system a
-    `TrainedSystem`.
+    videos, once; then it trains within minutes, in memory and in float32. Its last epoch is kept, for what it spends
+    differs between epochs; dev is measured only. Returns a `TrainedSampler`, of a system a `TrainedSystem`.
 
     Args:
-        bank: frames and a classifier's answers about them, from `prepare`. Without a dev split the last epoch is kept.
-            Systems need no answers.
+        bank: frames and a classifier's answers about them, from `prepare`; of one split of it, `bank.split("train")`,
+            no more is used. Without a dev split the last epoch is kept. Systems need no answers.
         out: folder for the sampler (`SOSampler.from_pretrained(out)` loads it) or the system (`load_system(out)`), the
             log and the result. Run again with the same settings, a killed run goes on; that of a system starts again
             and gives the same weights.
@@ -102,7 +104,7 @@ def train(
         weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained". For a
             system, those of its light network, MobileNetV2, which they stay.
         light: of a system, instead of that: a `SOSampler` without shift, its folder, or the name of features in the
-            bank. Systems that look at no light features take no notice.
+            bank. Systems that look at no light features (frameexit, marl) take no notice of it and of `weights`.
         teacher: "bank": targets are the kept answers about whole frames. "online": the classifier is asked about the
             same random crops that the sampler sees, which costs its forward pass a step; dev uses the kept answers.
             A classifier that is given as such is frozen and stays on the device.
@@ -218,6 +220,7 @@ def _teacher(
 ) -> tuple[Classifier | None, Teacher]:
     """The classifier if it is to be asked, and its kept answers."""
     meant: Any = classifier
+    refuse_system_folder("classifier", classifier)
     if isinstance(classifier, (str, Path)) and str(classifier) not in bank.teachers and saved_folder(classifier):
         meant = create_classifier(classifier)
     elif isinstance(classifier, (str, Path)):
@@ -235,16 +238,7 @@ def _teacher(
 
 def _rows(bank: Bank, recipe: SamplerRecipe, processes: Processes) -> dict[str, list[int]]:
     """Places in the bank of the videos of train and dev that have a label."""
-    found: dict[str, list[int]] = {"train": [], "dev": [], "unlabelled": []}
-    for row, item in enumerate(bank.items):
-        split = item.split or "train"
-        if split in ("train", "dev"):
-            found[split if item.labels else "unlabelled"].append(row)
-    least = max(2, processes.count)
-    if len(found["train"]) < least:
-        raise InvalidArgument(
-            f"{bank.path}: {len(found['train'])} videos with a label in the train split; give at least {least}"
-        )
+    found = labelled_rows(bank, least=max(2, processes.count))
     if recipe.batch_size < processes.count:
         raise InvalidArgument(
             f"batch_size={recipe.batch_size} is less than the {processes.count} processes; give each a video at least"

@@ -11,13 +11,15 @@ from sosampler import __version__
 from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
-from sosampler.systems.base import System, fit
+from sosampler.systems.base import System
+from sosampler.systems.fitting import fit
 from sosampler.systems.folder import load_system, save_system
 from sosampler.systems.from_bank import bank_views
 from sosampler.systems.recipe import SystemRecipe, read_system_recipe
 from sosampler.training.bank_identity import bank_identity, check_apart
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.divergence import diverged, is_finite
+from sosampler.training.labelled import labelled_rows
 from sosampler.training.processes import Processes
 from sosampler.training.system_dev import dial_curve, measure_system, metric_of
 from sosampler.training.system_features import FeatureSource, heavy_source, keep_features, light_source
@@ -56,7 +58,11 @@ def train_system(
 
     Features that the bank does not keep yet are computed for all of its videos first, which is most of the work and
     goes on after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
-    All features of the split are in memory, 2 bytes a number and 4 more while training.
+    Features of all stored frames of the split are in memory, 2 bytes a number, 4 where they are kept in float32. Each
+    epoch shows other T of these, as samplers are shown them. T is at most what the longest video has, and no system
+    looks at more frames than it was trained with.
+
+    The last epoch is kept: dev chooses none, because a system spends more or less from epoch to epoch.
     """
     processes = Processes(device)
     with processes.together():
@@ -65,8 +71,8 @@ def train_system(
                 f"{system} is trained in one process, not in {processes.count}; start it without a launcher"
             )
     recipe = _recipe_of(system, recipe, settings)
-    bank = Bank(bank.path if isinstance(bank, Bank) else bank)
-    sizes = _sizes(bank)
+    bank = bank if isinstance(bank, Bank) else Bank(bank)
+    sizes = {name: len(rows) for name, rows in labelled_rows(bank).items()}
     sources = [heavy_source(bank, classifier)]
     if recipe.needs_light:
         sources.append(light_source(bank, light, weights))
@@ -74,14 +80,7 @@ def train_system(
     check_apart(run.folder, bank)
     if overwrite:
         run.clear()
-    run.begin(
-        {
-            "bank": bank_identity(bank),
-            "heavy": sources[0].fingerprint,
-            "light": sources[1].fingerprint if recipe.needs_light else None,
-            "recipe": recipe.to_dict(),
-        }
-    )
+    run.begin(_told(bank, sources, recipe))
     finished = run.result()
     where = str(processes.device)
     if finished is not None:
@@ -89,6 +88,7 @@ def train_system(
         return TrainedSystem(load_system(run.folder, where), run.folder, finished)
     for source in sources:
         keep_features(bank, source, device=where, say=say)
+    run.begin(_told(bank, sources, recipe))  # again, for features may have become others than they were meant to be
     result = _trained(Bank(bank.path), sources, recipe, run, sizes, where, say)
     return TrainedSystem(load_system(run.folder, where), run.folder, result)
 
@@ -103,16 +103,31 @@ def _recipe_of(system: str, recipe: Any, settings: dict[str, Any]) -> SystemReci
     return read_system_recipe(system if recipe is None else recipe, system=system, **settings)
 
 
-def _sizes(bank: Bank) -> dict[str, int]:
-    """Videos of train and dev with a label, and those of both without."""
-    found = {"train": 0, "dev": 0, "unlabelled": 0}
-    for item in bank.items:
-        split = item.split or "train"
-        if split in ("train", "dev"):
-            found[split if item.labels else "unlabelled"] += 1
-    if found["train"] < 2:
-        raise InvalidArgument(f"{bank.path}: {found['train']} videos with a label in the train split; give at least 2")
-    return found
+def _told(bank: Bank, sources: list[FeatureSource], recipe: SystemRecipe) -> dict[str, Any]:
+    """What decides the outcome of a run."""
+    told = [source.identity(bank) for source in sources]
+    return {
+        "bank": bank_identity(bank),
+        "heavy": told[0],
+        "light": told[1] if recipe.needs_light else None,
+        "recipe": recipe.to_dict(),
+    }
+
+
+def _fitted(recipe: SystemRecipe, stored: int, say: Callable[[str], None]) -> SystemRecipe:
+    """The recipe with no more candidates than the longest video has, and no layers for frames that are never offered.
+
+    Such layers would keep the weights they were drawn with, and be asked where videos are longer.
+    """
+    offered = min(recipe.num_candidates, stored)
+    changes = {"num_candidates": offered}
+    if offered < recipe.num_candidates:
+        say(f"the bank stores {stored} frames of a video at most, so T is {offered} instead of {recipe.num_candidates}")
+    most = recipe.settings.get("max_frames", 0)
+    if most > offered:
+        say(f"{recipe.system} looks at {offered} frames at most instead of {most}, for T is {offered}")
+        changes["max_frames"] = offered
+    return recipe.changed(**changes)
 
 
 def _trained(
@@ -127,13 +142,10 @@ def _trained(
     """Train, measure on dev, write the folder; returns the result."""
     heavy = sources[0].told(bank)
     light = sources[1].told(bank) if recipe.needs_light else None
-    asked: dict[str, Any] = {
-        "heavy": heavy["name"],
-        "light": None if light is None else light["name"],
-        "num_candidates": recipe.num_candidates,
-    }
+    asked: dict[str, Any] = {"heavy": heavy["name"], "light": None if light is None else light["name"]}
     gmacs = {"heavy_gmacs": heavy["gmacs"], "light_gmacs": 0.0 if light is None else light["gmacs"]}
-    views, labels = bank_views(bank.split("train"), **asked)
+    views, labels = bank_views(bank.split("train"), num_candidates=None, **asked)
+    recipe = _fitted(recipe, views.heavy.shape[1], say)
     system = recipe.build(
         heavy_width=heavy["width"],
         light_width=None if light is None else light["width"],
@@ -145,6 +157,7 @@ def _trained(
         system,
         views,
         labels,
+        num_candidates=recipe.num_candidates,
         epochs=recipe.epochs,
         lr=recipe.lr,
         batch_size=recipe.batch_size,
@@ -161,7 +174,7 @@ def _trained(
     measured, curve = dict.fromkeys(_ON_DEV), []
     measured["metric"] = metric = metric_of(system)
     if sizes["dev"]:
-        views, labels = bank_views(bank.split("dev"), **asked)
+        views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **asked)
         found = measure_system(system, views, labels, **gmacs)
         measured["dev"] = found.pop(metric)
         measured |= {f"dev_{name}": value for name, value in found.items()}

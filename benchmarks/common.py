@@ -1,0 +1,61 @@
+"""The result file of a measurement in stages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sosampler.files import replacing
+
+ROW_LENGTH = 1000  # letters
+
+
+class Results:
+    """The JSON file. It is written anew after every step, and what it holds is not measured again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def put(self, **parts: Any) -> None:
+        self.told |= _rounded(parts)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as temporary:
+            temporary.write_text(_laid_out(self.told) + "\n", encoding="utf-8")
+
+    def __getitem__(self, key: str) -> Any:
+        return self.told[key]
+
+    def needed(self, key: str, stage: str) -> Any:
+        if key not in self.told:
+            raise SystemExit(f"{self.path}: has no {key!r} yet; run --stage {stage} first")
+        return self.told[key]
+
+    def took(self, stage: str, seconds: float) -> None:
+        times = self.told.get("seconds", {})
+        self.put(seconds=times | {stage: [*times.get(stage, []), round(seconds, 1)]})
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits; more would be noise."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _laid_out(value: Any, indent: int = 0) -> str:
+    """JSON with one row a line: what fits into a line stays in one, the rest is broken up."""
+    whole = json.dumps(value)
+    if len(whole) <= ROW_LENGTH or not isinstance(value, (dict, list)):
+        return whole
+    inner = " " * (indent + 1)
+    parts = (
+        [f"{inner}{json.dumps(key)}: {_laid_out(one, indent + 1)}" for key, one in value.items()]
+        if isinstance(value, dict)
+        else [inner + _laid_out(one, indent + 1) for one in value]
+    )
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n" + ",\n".join(parts) + f"\n{' ' * indent}{end}"

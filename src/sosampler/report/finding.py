@@ -1,0 +1,125 @@
+"""What a report says first: the best learned choice against uniform, in a sentence and in a few large numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sosampler.evaluation.dials import is_system
+from sosampler.report.curves import Row
+from sosampler.report.looks import LEARNED, kind_of, looks_of
+from sosampler.report.words import between, percent
+
+Pair = tuple[int, int]  # N, T
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number at the top of the page."""
+
+    name: str
+    value: str
+    remark: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The rows that the finding is about, all with the same N of T."""
+
+    pair: Pair
+    uniform: Row | None
+    sampler: Row | None  # the learned one with the highest metric
+    semi_optimal: Row | None
+
+
+def headline_of(rows: Sequence[Row], metric: str, pair: Pair | None = None) -> Headline | None:
+    """The rows of one N of T: the given one, or the middle one of those that a learned sampler has."""
+    policies = [row for row in rows if not is_system(row)]  # systems have no N
+    learned = [row for row in policies if kind_of(row["policy"]) == LEARNED]
+    pairs = sorted({_pair(row) for row in learned or policies if row["policy"] != "all"})
+    if not pairs:
+        return None
+    pair = pair or pairs[len(pairs) // 2]
+    here = {row["policy"]: row for row in policies if _pair(row) == pair}
+    samplers = [row for row in learned if here.get(row["policy"]) is row]
+    # With several, the one that won is named; the table has the others.
+    best = max(samplers, key=lambda row: float(row[metric]), default=None)
+    return Headline(pair, here.get("uniform"), best, here.get("semi-optimal"))
+
+
+def _pair(row: Row) -> Pair:
+    return row["num_frames"], row["num_candidates"]
+
+
+def tiles_of(rows: Sequence[Row], metric: str, headline: Pair | None = None) -> list[Tile]:
+    """Uniform, the best learned sampler and the oracle at one N of T; and what was won."""
+    found = headline_of(rows, metric, headline)
+    if found is None:
+        return []
+    frames = f"{found.pair[0]} of {found.pair[1]} frames"
+    tiles = []
+    if found.uniform is not None:
+        tiles.append(_tile("uniform", found.uniform, metric, f"{frames}, evenly spread"))
+    if found.sampler is not None:
+        best = found.sampler
+        tiles.append(_tile(best["policy"], best, metric, f"{frames}, learned"))
+        versus, recovered = best.get("versus_uniform"), best.get("recovered")
+        if versus:
+            remark = f"percentage points over uniform{between(versus.get('ci95'), sign=True)}"
+            if recovered is not None:
+                remark += f"; {100 * recovered:.0f} % of what the semi-optimal oracle gains"
+            tiles.append(Tile("gain", percent(versus["difference"], sign=True), remark, LEARNED))
+    if found.semi_optimal is not None:
+        tiles.append(_tile("semi-optimal", found.semi_optimal, metric, "the oracle that knows the label"))
+    return tiles
+
+
+def _tile(name: str, row: Row, metric: str, remark: str) -> Tile:
+    bounds = (row.get("ci95") or {}).get(metric)
+    return Tile(name, f"{percent(row[metric])} %", f"{remark}{between(bounds)}", looks_of([name])[name].kind)
+
+
+def sentence_of(rows: Sequence[Row], metric: str, facts: Mapping[str, Any], headline: Pair | None = None) -> str:
+    """The finding in words, with its interval and what the interval says; empty where nothing can be compared."""
+    found = headline_of(rows, metric, headline)
+    if found is None or found.sampler is None or found.uniform is None:
+        return ""
+    best, uniform = found.sampler, found.uniform
+    where = _where(facts)
+    does, scores = ("is right on", "of the videos") if metric == "top1" else ("has a mean average precision of", "")
+    text = (
+        f"{where}with {found.pair[0]} of {found.pair[1]} frames {best['policy']} {does} {_with_unit(best[metric])}"
+        f"{scores and ' ' + scores}{between((best.get('ci95') or {}).get(metric))}, uniform "
+        f"{'on' if metric == 'top1' else 'one of'} {_with_unit(uniform[metric])}. "
+    )
+    text = text[0].upper() + text[1:]
+    versus = best.get("versus_uniform")
+    if not versus:
+        return text.strip()
+    bounds = versus.get("ci95")
+    text += f"The difference is {percent(versus['difference'], sign=True)} percentage points"
+    if bounds:
+        text += (
+            f", {percent(bounds[0], sign=True)} to {percent(bounds[1], sign=True)} in 95 % of resamples of the videos: "
+        )
+        text += "it may be chance" if bounds[0] <= 0 <= bounds[1] else "more than chance would give"
+    if best.get("recovered") is not None:
+        text += f". It is {100 * best['recovered']:.0f} % of what the semi-optimal oracle gains"
+    return f"{text}."
+
+
+def _where(facts: Mapping[str, Any]) -> str:
+    teacher = facts.get("teacher")
+    judge = teacher.get("name") if isinstance(teacher, Mapping) else None
+    parts = []
+    if facts.get("num_videos") and facts.get("split"):
+        parts.append(f"on {facts['num_videos']} videos of {facts['split']}")
+    if judge:
+        parts.append(f"judged by {judge}")
+    return "".join(f"{part}, " for part in parts)
+
+
+def _with_unit(share: float) -> str:
+    return f"{percent(share)} %"
