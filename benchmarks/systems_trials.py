@@ -51,12 +51,12 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"recipe": "scsampler-rank", "margin": 0.1},
         {"recipe": "scsampler-ac", "lr": 3e-3},
     ),
-    "frameexit": (
+    "frameexit": (  # gates learn from losses on train, which are small; a smaller beta looks at more frames
         {},
-        {"beta": 1e-2},
-        {"lr": 3e-4},
-        {"beta": 1e-2, "lr": 1e-4},
         {"beta": 1e-4},
+        {"beta": 1e-4, "lr": 3e-4},
+        {"beta": 1e-5, "lr": 1e-4},
+        {"beta": 1e-2},
         {"beta": 1e-1, "lr": 3e-4},
     ),
     "liteeval": (

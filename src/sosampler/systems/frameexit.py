@@ -43,7 +43,7 @@ class FrameExit(System):
     name = "frameexit"
     phases = ("classifiers", "gates")
     dial = "gate_exit"
-    dial_values = (0.95, 0.8, 0.5, 0.2, 0.05, 0.02)
+    dial_values = (0.9, 0.5, 0.1, 0.01, 0.001, 0.0)  # gates become sure; 0 leaves only the first exit
 
     def __init__(
         self,
