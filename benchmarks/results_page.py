@@ -16,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 
 import results_table
+import systems_table
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results.md"
@@ -145,9 +146,12 @@ def samplers(result: Result) -> list[str]:
     return text
 
 
-# In the order of the page; a value is the name of a file and what is made of it
+# In the order of the page: the name of a file, and what is made of it
 SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "samplers": samplers,
+    "systems_reels": systems_table.sections,
+    "systems_yoga": systems_table.sections,
+    "systems_airtlab": systems_table.sections,
     "demo": demonstration,
     "sampler_training": training,
     "certified": certified,

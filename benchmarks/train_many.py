@@ -53,7 +53,7 @@ class Trainers:
     def train(self, tasks: Mapping[str, Task], done: Callable[[str, Reply], None] | None = None) -> dict[str, Reply]:
         """Run all tasks, the first ones first; `done` is told of each in this thread.
 
-        What the package refuses is in the reply as "failed". A process that dies otherwise ends the whole.
+        What the package refuses, or torch cannot do, is in the reply as "failed". A process that dies ends the whole.
         """
         waiting: queue.SimpleQueue[tuple[str, Task]] = queue.SimpleQueue()
         replies: queue.SimpleQueue[tuple[str, Reply | None]] = queue.SimpleQueue()
@@ -113,13 +113,15 @@ def run(task: Task) -> Reply:
     import torch
 
     import sosampler as so
-    from sosampler.errors import SosamplerError
+    from sosampler.errors import SosamplerError, first_line
 
     begin = time.perf_counter()
     try:
         told: Reply = {"result": so.train(say=_say, **task).result}
     except SosamplerError as error:
         told = {"failed": str(error)}
+    except RuntimeError as error:  # a GPU that is too small for one must not end the others
+        told = {"failed": f"{type(error).__name__}: {first_line(error)}"}
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
