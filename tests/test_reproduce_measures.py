@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import sosampler as so
 from banks import small_net
 from sampler_banks import CLASSES, TINY, make_bank
 from sosampler.data.bank import Bank
+from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.reproduce import Reproduction, reproduce, throughput
-from sosampler.reproduce.cases import Judged, choose_cases, judge, narrowed
+from sosampler.evaluation.rows import Cell
+from sosampler.reproduce import Reproduction, reproduce
+from sosampler.reproduce.before import BeforeTraining
+from sosampler.reproduce.cases import chosen_cases, narrowed
 from sosampler.reproduce.clock import Clock, Part, in_words
 from sosampler.reproduce.experiments import EXPERIMENTS
-from sosampler.reproduce.measuring import mean_rows, result_rows
+from sosampler.reproduce.measuring import mean_rows, missing_uniform, result_rows
+from sosampler.reproduce.outcome import can_be_followed, empty_result
 from sosampler.reproduce.paper import column_for
 from sosampler.reproduce.places import find_places
-from sosampler.reproduce.plan import make_plan
+from sosampler.reproduce.plan import make_plan, searches_sets
 from sosampler.reproduce.records import git_state
-from taught_banks import teach
+from sosampler.reproduce.request import Request, checked_request
 
 SMALL: dict[str, Any] = {"backbone": TINY, "shift": 0, "input_size": 32, "batch_size": 8}
 
@@ -69,7 +75,12 @@ def row(policy: str, score: float, difference: float, **more: Any) -> dict[str, 
         "frames_classified": 6,
         "frames_decoded": 10,
         "ci95": {"top1": (score - 0.1, score + 0.2)},
-        "versus_uniform": {"metric": "top1", "difference": difference, "ci95": (difference - 0.1, difference + 0.1)},
+        "versus_uniform": {
+            "num_frames": 6,
+            "metric": "top1",
+            "difference": difference,
+            "ci95": (difference - 0.1, difference + 0.1),
+        },
         **more,
     }
 
@@ -103,8 +114,17 @@ def test_means_and_deviations_over_seeds(taught: Bank) -> None:
     drawn = mean_rows(found, "top1")
     assert drawn[1]["top1"] == pytest.approx(np.mean(scores))
     assert drawn[1]["policy"] == "MSE, label"
-    # With another metric than the one compared by, nothing is made up.
-    assert result_rows(plan, {"T=10": {"rows": rows}}, (0, 1, 2), "mAP", column)[1]["versus_uniform"] is None
+    # In another metric than the one that the evaluation compares by: from the scores of each seed.
+    others = result_rows(plan, {"T=10": {"rows": rows}}, (0, 1, 2), "mAP", column)[1]
+    points = [100 * (score / 2 - 0.2) for score in scores]
+    assert others["versus_uniform"] == pytest.approx(np.mean(points))
+    assert others["versus_uniform_sd"] == pytest.approx(np.std(points, ddof=1))
+    assert others["versus_uniform_ci95"] is None
+    without = [one for one in rows if one["policy"] != "uniform"]
+    assert missing_uniform(without, "mAP") == [(6, 10)]
+    assert (
+        missing_uniform(rows, "mAP") == missing_uniform(without, "top1") == missing_uniform(without, "fidelity") == []
+    )
 
 
 def test_values_of_a_dial_are_rows_of_their_own(taught: Bank) -> None:
@@ -123,6 +143,30 @@ def test_values_of_a_dial_are_rows_of_their_own(taught: Bank) -> None:
         ["frameexit#0@0.9", "frameexit#1@0.9"],
         ["frameexit#0@0.5", "frameexit#1@0.5"],
     ]
+
+
+def test_figures_of_the_paper_beside_rows_that_are_left_out(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", stored=10, train=0, dev=4)
+    (place,) = find_places({"activitynet": bank})
+    found = {}
+    for name in ("figureI", "table3"):
+        plan = make_plan(EXPERIMENTS[name], place, changes=SMALL)
+        left_out = empty_result(plan, Request(tmp_path / "out", (0,)))["left_out"]
+        found |= {(name, row["row"], row["num_frames"]): row["paper"] for row in left_out}
+    assert found["figureI", "sosampler", 4]["score"] == 76.2
+    assert found["figureI", "scsampler", 6] is None, "nobody knows for which of the N it would be"
+    assert found["figureI", "frameexit", None] is None, "nor for which value of the dial"
+    assert found["table3", "scsampler", 6]["score"] == 72.9
+    assert found["table3", "frameexit", None]["score"] == 76.1, "a system has no N of its own"
+
+
+def test_advice_that_cannot_be_followed_is_dropped(taught: Bank) -> None:
+    said: list[str] = []
+    evaluate(taught, ["uniform"], num_frames=6, num_candidates=10, split="dev", bootstrap=0, say=said.append)
+    assert said
+    assert all(can_be_followed(note) for note in said)
+    for note in ("no comparison with 'semi-optimal': add it to the policies", "no fidelity: add the policy 'optimal'"):
+        assert not can_be_followed(note)
 
 
 # ---- the clock
@@ -165,82 +209,26 @@ def test_the_state_of_a_checkout(tmp_path: Path) -> None:
     assert git_state(tmp_path / "nowhere") is None
 
 
-# ---- speed
-
-
-def test_speed_is_told_as_a_ratio_to_uniform() -> None:
-    ways = {"uniform": lambda: time.sleep(0.01), "slow": lambda: time.sleep(0.04)}
-    found = throughput.measure(ways, 8, rounds=3)
-    assert found["uniform"]["times_uniform"] == 1.0
-    assert 0.1 < found["slow"]["times_uniform"] < 0.5
-    assert found["slow"]["videos_per_second"] < 8 / 0.04
-
-
-class Counting:
-    """A classifier, sampler and light network that write down what they are shown."""
-
-    def __init__(self) -> None:
-        self.clips: list[torch.Tensor] = []
-        self.glances: list[int] = []
-
-    def clip_probs(self, frames: torch.Tensor) -> None:
-        self.clips.append(frames[:, :, 0, 0, 0])
-
-    def choose(self, frames: torch.Tensor, num_frames: int) -> torch.Tensor:
-        return torch.arange(frames.shape[1] - num_frames, frames.shape[1]).expand(len(frames), -1)
-
-    def look(self, frames: torch.Tensor) -> None:
-        self.glances.append(frames.shape[1])
-
-
-def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = torch.arange(3 * 8, dtype=torch.uint8).reshape(3, 8, 1, 1, 1).expand(-1, -1, 3, 2, 2)
-    seen = Counting()
-    throughput.uniform_way(seen, frames, 2, batch=2)()
-    assert torch.cat(seen.clips).tolist() == [[2, 6], [10, 14], [18, 22]]
-    assert [len(clip) for clip in seen.clips] == [2, 1]
-    seen = Counting()
-    throughput.sampler_way(seen, seen, frames, 2, batch=2)()
-    assert torch.cat(seen.clips).tolist() == [[6, 7], [14, 15], [22, 23]]
-
-    from sosampler.systems import base
-
-    heavy = torch.zeros(3, 8, dtype=torch.bool)
-    heavy[0, [1, 5]] = heavy[2, 7] = True
-    light = torch.zeros_like(heavy)
-    light[:, :4] = True
-    monkeypatch.setattr(base, "predict", lambda system, views: base.SystemOutput(torch.zeros(3, 2), heavy, light))
-    seen = Counting()
-    throughput.system_way(None, None, seen, seen, frames)()
-    assert [clip.tolist() for clip in seen.clips] == [[[1]], [[5]], [[23]]], "one frame after the other"
-    assert seen.glances == [4, 4, 4]
-
-
 # ---- single videos
 
 
-def test_cases_are_chosen_by_the_difference_of_confidence() -> None:
-    rng = np.random.default_rng(0)
-    sampler, uniform = (Judged(rng.random(50).round(2), rng.random(50) < 0.5) for _ in range(2))
-    for success, (better, worse) in ((True, (sampler, uniform)), (False, (uniform, sampler))):
+def test_cases_are_chosen_by_the_difference_of_confidence(taught: Bank) -> None:
+    found = evaluate(taught, ["uniform", "random", "optimal"], num_frames=1, num_candidates=8, split="dev", bootstrap=0)
+    assert found.per_video is not None
+    by = {name: found.per_video.answers[Cell(name, 1, 8)] for name in ("optimal", "uniform")}
+    seen = 0
+    for success, (better, worse) in ((True, ("optimal", "uniform")), (False, ("uniform", "optimal"))):
         slow = sorted(
-            (video for video in range(50) if better.right[video] and not worse.right[video]),
-            key=lambda video: (worse.confidence[video] - better.confidence[video], video),
+            (video for video in range(len(found.ids)) if by[better].right[video] and not by[worse].right[video]),
+            key=lambda video: (by[worse].confidence[video] - by[better].confidence[video], video),
         )
-        assert choose_cases(sampler, uniform, success=success, count=5) == slow[:5]
-    assert choose_cases(sampler, sampler, success=True, count=5) == []
-
-
-def test_clips_are_judged_as_the_evaluation_does(taught: Bank) -> None:
-    found = evaluate(taught, ["uniform", "semi-optimal"], num_frames=3, num_candidates=8, split="dev", bootstrap=0)
-    for policy in ("uniform", "semi-optimal"):
-        told = judge(taught.split("dev"), "a" * 16, None, found, policy, 3, 8)
-        measured = found.row(policy)
-        assert told.right.mean() == pytest.approx(measured.top1)
-        assert told.confidence.mean() == pytest.approx(measured.confidence, abs=1e-5)
-    few = narrowed(found, [4, 1], {"semi-optimal": "best"})
+        assert chosen_cases(found, "optimal", "uniform", (1, 8), success=success) == slow
+        seen += len(slow)
+    assert seen
+    assert chosen_cases(found, "uniform", "uniform", (1, 8), success=True) == []
+    few = narrowed(found, [4, 1], {"optimal": "best"})
     assert few.ids == (found.ids[4], found.ids[1])
-    assert few.chosen("best", 3, 8).tolist() == found.chosen("semi-optimal", 3, 8)[[4, 1]].tolist()
+    assert few.chosen("best", 1, 8).tolist() == found.chosen("optimal", 1, 8)[[4, 1]].tolist()
 
 
 # ---- with the classifier at hand
@@ -283,6 +271,61 @@ def test_speed_and_cost_of_samplers_and_systems(found: dict[str, Reproduction]) 
     line = next(line for line in text.splitlines() if line.startswith("AR-Net"))
     assert line.split()[-4:] == ["package", "73.8", "33.4", "23.1"]
     assert "for orientation only" in text
+    assert "the paper's videos a second are of one NVIDIA TITAN Xp" in text
+    assert "uniform with 6 of 10 frames is 1, whatever N a row has" in text
+
+
+def test_systems_are_compared_with_what_lies_there(
+    folder: Path, found: dict[str, Reproduction], tmp_path: Path
+) -> None:
+    (place,) = find_places({"own": folder / "bank"}, f"resnet50={folder / 'classifier'}", device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(tmp_path / "light")
+    others: dict[str, Any] = {"device": "cpu", "precision": None, "workers": 1, "bootstrap": 10, "num_cases": 2}
+    for light, sentence in ((folder / "light", ""), (tmp_path / "light", "liteeval|adaframe.*light.fingerprint was")):
+        request = checked_request(folder / "out", 0, 1, SMALL, None, light, **others)
+        plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, light=request.light)
+        assert {"frameexit", "adaframe"} <= {training.sampler for training in plan.trainings}
+        with pytest.raises(InvalidArgument, match=sentence) if sentence else nullcontext():
+            BeforeTraining(request).check(plan)
+    # Weights of another backbone, which samplers begin with, are none for the light network.
+    network = timm.create_model(TINY.removeprefix("timm:"), pretrained=False)
+    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, tmp_path / "tiny.safetensors")
+    request = checked_request(tmp_path / "out", 0, 1, SMALL, tmp_path / "tiny.safetensors", None, **others)
+    plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, weights=request.weights)
+    with pytest.raises(WeightsError, match=r"the light network of systems, MobileNetV2.*; give --light as well"):
+        BeforeTraining(request).check(plan)
+
+
+def test_points_above_uniform_in_the_metric_of_the_paper(folder: Path) -> None:
+    """The bank has one label a video, and the paper measures its data set in mAP."""
+    (one,) = reproduce(
+        "tableII",
+        {"activitynet-v1.3": folder / "bank"},
+        classifiers=f"resnet50={folder / 'classifier'}",
+        out=folder / "points",
+        light=str(folder / "light"),
+        seeds=(0, 1),
+        epochs=1,
+        settings=SMALL,
+        device="cpu",
+        workers=1,
+        bootstrap=0,
+    )
+    assert (one.result["metric"], one.result["bank"]["data"]) == ("mAP", "activitynet")
+    rows = {row["row"]: row for row in one.result["rows"]}
+    told = json.loads((one.folder / "evaluation.json").read_text())["parts"]["T=10"]["rows"]
+    uniform = {row["num_frames"]: 100 * row["mAP"] for row in told if row["policy"] == "uniform"}
+    for name, row in rows.items():
+        if name != "uniform":
+            of_seeds = [other for other in told if other["policy"].rpartition("#")[0] == row["trained"]]
+            of_seeds = [other for other in of_seeds if other["num_frames"] == row["num_frames"]]
+            points = [100 * other["mAP"] - uniform[other["versus_uniform"]["num_frames"]] for other in of_seeds]
+            assert len(points) == 2
+            assert row["versus_uniform"] == pytest.approx(np.mean(points)), name
+            assert row["versus_uniform_sd"] == pytest.approx(np.std(points, ddof=1)), name
+    assert rows["sosampler"]["num_frames"] == 5
 
 
 def test_how_alike_frames_are(found: dict[str, Reproduction]) -> None:
@@ -298,6 +341,7 @@ def test_pages_of_single_videos(found: dict[str, Reproduction]) -> None:
     assert len(one.result["videos"]) == 2
     page = (one.folder / "report" / "index.html").read_text(encoding="utf-8")
     assert all(video in page for video in one.result["videos"])
+    assert "The paper claims: Each frame is scored by itself" in page
     assert one.result["seeds"] == [0]
 
 
@@ -342,19 +386,13 @@ def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
     assert rows["optimal"]["paper"]["score"] == 91.5
     assert rows["optimal"]["versus_uniform"] is not None
     assert rows["optimal"]["score_ci95"] is None
+    # Each set of the optimal policy is asked about, which takes much longer than the rest.
+    kinds = json.loads((tmp_path / "out" / "activitynet" / "timesformer" / "durations.json").read_text())
+    assert list(kinds) == [
+        "evaluating with 10 candidates, the classifier asked about clips and for the best of all sets"
+    ]
+    assert place.asks_about_clips
+    assert not searches_sets(plan.experiment, plan.cells)
     # Only its answers: nothing can be judged, and that is told for this teacher alone.
     found = reproduce("table1", bank, out=tmp_path / "all", bootstrap=0)
     assert {one.result["classifier"]["name"]: bool(one.refused) for one in found} == {"by-hand": False, "clips": True}
-
-
-def test_two_teachers_of_one_name_get_folders_of_their_own(tmp_path: Path) -> None:
-    bank = make_bank(tmp_path / "bank", stored=8, train=4, dev=4)
-    answers = [bank.teacher()[place].features for place in range(len(bank))]
-    teach(bank, answers, name="ab" * 8)
-    teach(bank, answers, name="cd" * 8)
-    places = find_places(bank)
-    assert [place.classifier_name for place in places] == ["by-hand", "given-abababab", "given-cdcdcdcd"]
-    named = find_places([bank], ["resnet50=" + "ab" * 8, "by hand"])
-    assert [place.classifier_name for place in named] == ["resnet50", "by-hand"]
-    assert [place.teacher for place in named] == ["ab" * 8, "a" * 16]
-    assert [place.paper_classifier for place in named] == ["resnet50", None]

@@ -13,6 +13,7 @@ import pytest
 
 from conftest import unavailable
 from sosampler.checks import whole_number
+from sosampler.data.catalog import CATALOG
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.policies import ALLOWED
 from sosampler.reproduce.experiments import (
@@ -28,6 +29,7 @@ from sosampler.reproduce.paper import (
     column_for,
     data_sets,
     metric_for,
+    named_data_set,
     paper_classifier,
     read_paper,
     rows_elsewhere,
@@ -208,11 +210,43 @@ def test_names_of_networks() -> None:
     assert paper_classifier("x3d_s") == "x3d_s"
     assert paper_classifier("TimeSformer") == "timesformer"
     assert paper_classifier("timm:vit_base") is None
+    others = ("timm:wide_resnet50_2", "timm:seresnet50", "slowonly101", "timm:resnet50d", "my_resnet50v2", "x3d_m")
+    assert [paper_classifier(name) for name in others] == [None] * len(others)
+    assert paper_classifier("timm:resnet50.a1_in1k") == "resnet50"
+    assert all(paper_classifier(name) == name for name in read_paper()["classifiers"])
     assert (metric_for("activitynet", "top1"), metric_for(None, "top1"), metric_for("coin", "mAP")) == (
         "mAP",
         "top1",
         "top1",
     )
+
+
+def test_names_of_data_sets() -> None:
+    same = ("ActivityNet", "activitynet-v1.3", "ACTIVITYNET_V1.3", "activitynet")
+    assert [named_data_set(name) for name in same] == ["activitynet"] * len(same)
+    assert [named_data_set(known.name) for known in CATALOG][:4] == list(data_sets())
+    assert [named_data_set(name) for name in ("reels", "kinetics-400", "activitynet2")] == [None, None, None]
+
+
+def test_metrics_are_those_of_the_catalog() -> None:
+    told = {named_data_set(known.name): known.metric.replace("top-1", "top1") for known in CATALOG}
+    assert {name: told[name] for name in data_sets()} == {name: one["metric"] for name, one in data_sets().items()}
+
+
+def test_what_a_reader_of_the_papers_figures_should_know() -> None:
+    def notes(tables: tuple[str, ...], data: str, classifier: str) -> str:
+        column = column_for(tables, data, classifier)
+        assert column is not None
+        return "; ".join(column.notes())
+
+    assert "another number of frames" in notes(("table3", "table1"), "activitynet", "slowonly50")
+    assert "leave out attention" in notes(("table3", "table1"), "activitynet", "timesformer")
+    assert notes(("table5",), "activitynet", "timesformer") == "", "no GFLOPs are printed there"
+    assert "text says mAP for COIN, its tables top-1" in notes(("table4",), "coin", "resnet50")
+    assert notes(("table3", "table1"), "activitynet", "resnet50") == ""
+    for note in read_paper()["notes"]:
+        assert note["classifier"] in read_paper()["classifiers"]
+        assert set(note["tables"]) <= {row["table"] for row in ROWS}
 
 
 # ---- experiments and recipes
@@ -303,6 +337,8 @@ def test_the_same_settings_are_one_training() -> None:
         ({"pairs": [[7, 6]]}, "is no N of T"),
         ({"colour": "red"}, "no such setting"),
         ({"metric": None}, "has no metric"),
+        ({"data": ["reels"]}, "data='reels' is unknown"),
+        ({"classifier": ["i3d"]}, "classifier='i3d' is unknown"),
     ],
 )
 def test_recipes_that_make_no_sense_are_told(changes: dict[str, Any], sentence: str) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 from sosampler.reproduce.paper import PaperColumn
 from sosampler.reproduce.plan import ExperimentPlan, PlannedCell, extra_policies
+from sosampler.reproduce.rows import Pair, RowRecipe
 
 Row = dict[str, Any]
 """A row of an evaluation, as its JSON has it: shares, not percent."""
 
+UNIFORM = "uniform"
+_FIDELITY = "fidelity"
 # Where all rows of one cell agree, so that their mean is the number itself.
 _MEANS = ("gmacs", "sampler_gmacs", "classifier_gmacs", "frames_classified", "frames_decoded")
 
@@ -60,7 +63,7 @@ def result_rows(
     for cell in plan.cells:
         measured = parts[part_name(cell.num_candidates)]["rows"]
         for rows in rows_of_cell(cell, seeds, measured):
-            found.append(_result_row(cell, rows, metric, column))
+            found.append(_result_row(cell, rows, _versus(rows, measured, metric), metric, column))
     return found
 
 
@@ -69,7 +72,9 @@ def part_name(num_candidates: int) -> str:
     return f"T={num_candidates}"
 
 
-def _result_row(cell: PlannedCell, rows: Sequence[Row], metric: str, column: PaperColumn | None) -> dict[str, Any]:
+def _result_row(
+    cell: PlannedCell, rows: Sequence[Row], versus: dict[str, Any], metric: str, column: PaperColumn | None
+) -> dict[str, Any]:
     recipe, first = cell.recipe, rows[0]
     told: dict[str, Any] = {
         "row": recipe.row,
@@ -85,15 +90,22 @@ def _result_row(cell: PlannedCell, rows: Sequence[Row], metric: str, column: Pap
         "mAP": _mean([_percent(row["mAP"]) for row in rows]),
         **_spread("fidelity", [_percent(row["fidelity"]) for row in rows]),
         **_spread("recovered", [_percent(row["recovered"]) for row in rows]),
-        **_versus(rows, metric),
+        **versus,
         **{name: _mean([row[name] for row in rows]) for name in _MEANS},
         "note": recipe.note,
     }
-    figures = paper_figures(recipe.paper_row, first, column)
-    # One figure of the paper that does not say of how many frames cannot stand beside several N, or values of a dial.
-    ambiguous = recipe.dial is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
-    told["paper"] = None if ambiguous else figures
+    told["paper"] = figures_beside(recipe, first, column)
     return told
+
+
+def figures_beside(recipe: RowRecipe, told: Row, column: PaperColumn | None) -> dict[str, Any] | None:
+    """What the paper prints for a row, where it is clear that it is of this row.
+
+    One figure that does not say of how many frames cannot stand beside several N, or values of a dial.
+    """
+    figures = paper_figures(recipe.paper_row, told, column)
+    several = recipe.dial is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
+    return None if several else figures
 
 
 def paper_figures(row: str, told: Row, column: PaperColumn | None) -> dict[str, Any] | None:
@@ -113,27 +125,41 @@ def paper_figures(row: str, told: Row, column: PaperColumn | None) -> dict[str, 
     }
 
 
-def _versus(rows: Sequence[Row], metric: str) -> dict[str, Any]:
-    """Points above uniform with as many frames; the interval is paired by video."""
+def _versus(rows: Sequence[Row], measured: Sequence[Row], metric: str) -> dict[str, Any]:
+    """Points above uniform with as many frames, mean and deviation over seeds.
+
+    The interval is paired by video, which evaluations do for their main metric alone.
+    """
     empty = {"versus_uniform": None, "versus_uniform_sd": None, "versus_uniform_ci95": None}
     versus = [row["versus_uniform"] for row in rows]
-    if rows[0]["policy"] == "uniform" or metric == "fidelity" or any(one is None for one in versus):
+    if rows[0]["policy"] == UNIFORM or metric == _FIDELITY or any(one is None for one in versus):
         return empty
-    if any(one["metric"] != metric for one in versus):
-        return empty  # a bank of one label a video, measured as the paper measures its data set
-    told = _spread("versus_uniform", [_percent(one["difference"]) for one in versus])
-    return {**told, "versus_uniform_ci95": _mean_bounds([one["ci95"] for one in versus])}
+    if all(one["metric"] == metric for one in versus):
+        told = _spread("versus_uniform", [_percent(one["difference"]) for one in versus])
+        return {**told, "versus_uniform_ci95": _mean_bounds([one["ci95"] for one in versus])}
+    uniform = _uniform_scores(measured, metric)
+    others = [uniform.get(_compared(row)) for row in rows]
+    differences = [None if other is None else row[metric] - other for row, other in zip(rows, others, strict=True)]
+    return empty | _spread("versus_uniform", [_percent(one) for one in differences])
 
 
-def versus_from_scores(rows: list[dict[str, Any]]) -> None:
-    """Fill in points above uniform where the evaluation compared by another metric than the one shown."""
-    uniform = {(row["num_frames"], row["num_candidates"]): row["score"] for row in rows if row["row"] == "uniform"}
-    for row in rows:
-        pair = row["num_frames"], row["num_candidates"]
-        same_count = [score for (_, count), score in uniform.items() if count == pair[1]]
-        other = same_count[0] if row["row"] == "all" and len(same_count) == 1 else uniform.get(pair)
-        if row["row"] != "uniform" and row["versus_uniform"] is None and None not in (other, row["score"]):
-            row["versus_uniform"] = row["score"] - other
+def _compared(row: Row) -> Pair:
+    """N and T of the uniform frames that a row is compared with."""
+    return int(row["versus_uniform"]["num_frames"]), int(row["num_candidates"])
+
+
+def _uniform_scores(measured: Sequence[Row], metric: str) -> dict[Pair, float]:
+    return {(row["num_frames"], row["num_candidates"]): row[metric] for row in measured if row["policy"] == UNIFORM}
+
+
+def missing_uniform(measured: Sequence[Row], metric: str) -> list[Pair]:
+    """N and T of uniform rows that differences in a metric need and that were not kept."""
+    if metric == _FIDELITY:
+        return []
+    there = _uniform_scores(measured, metric)
+    compared = [row for row in measured if row["versus_uniform"] is not None]
+    wanted = [_compared(row) for row in compared if row["versus_uniform"]["metric"] != metric]
+    return sorted({pair for pair in wanted if pair not in there})
 
 
 def mean_rows(rows: Sequence[dict[str, Any]], metric: str) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,12 +13,12 @@ from typing import Any
 PaperRow = dict[str, Any]
 """table, row, classifier, data, num_frames, num_candidates, metric, value; gmacs, videos_per_second where printed."""
 
-# Networks of this package by what their names hold, and what the paper calls them; the first that fits is meant.
+# Names of networks without what stands before a ":" or "/" and behind a ".", and what the paper calls them.
 _CLASSIFIER_NAMES = (
-    ("timesformer", "timesformer"),
-    ("slowonly", "slowonly50"),
-    ("x3d_s", "x3d_s"),
-    ("resnet50", "resnet50"),
+    (r"timesformer([-_]base.*)?", "timesformer"),
+    (r"slow[-_]?only[-_]?(r|resnet)?[-_]?50|slow_r50", "slowonly50"),
+    (r"x3d[-_]?s", "x3d_s"),
+    (r"resnet[-_]?50([-_]v1)?", "resnet50"),
 )
 _WITH_UNIFORM = ("table1", "table5")  # tables that have a row of uniform frames
 _UNIFORM = "uniform"
@@ -25,7 +26,7 @@ _UNIFORM = "uniform"
 
 @cache
 def read_paper() -> dict[str, Any]:
-    """All of paper.json: source, data_sets, classifiers, elsewhere (systems that this package lacks), rows."""
+    """All of paper.json: source, data_sets, classifiers, elsewhere (systems that this package lacks), notes, rows."""
     found: dict[str, Any] = json.loads(files("sosampler.reproduce").joinpath("paper.json").read_text(encoding="utf-8"))
     return found
 
@@ -36,16 +37,26 @@ def data_sets() -> dict[str, dict[str, Any]]:
     return found
 
 
+def named_data_set(name: str) -> str | None:
+    """The data set of the paper that a name means, whatever its case, dashes and version; None for others.
+
+    >>> named_data_set("ActivityNet-v1.3"), named_data_set("mini-kinetics"), named_data_set("reels")
+    ('activitynet', 'mini_kinetics', None)
+    """
+    plain = re.sub(r"[-_. ]*v?1[._]3$", "", name.lower()).replace("-", "_")
+    return plain if plain in data_sets() else None
+
+
 def paper_classifier(name: str) -> str | None:
-    """Which of the paper's classifiers a network is, by its name.
+    """Which of the paper's classifiers a network is, by its whole name.
 
     >>> paper_classifier("resnet50_v1"), paper_classifier("hf:facebook/timesformer-base"), paper_classifier("i3d")
     ('resnet50', 'timesformer', None)
+    >>> paper_classifier("timm:wide_resnet50_2"), paper_classifier("timm:resnet50.a1_in1k")
+    (None, 'resnet50')
     """
-    lower = name.lower()
-    if lower in read_paper()["classifiers"]:
-        return lower
-    return next((told for part, told in _CLASSIFIER_NAMES if part in lower), None)
+    plain = re.split(r"[:/]", name.lower())[-1].partition(".")[0]
+    return next((told for known, told in _CLASSIFIER_NAMES if re.fullmatch(known, plain)), None)
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,17 @@ class PaperColumn:
         ]
         warning = f"; another {' and another '.join(others)}, for orientation only" if others else ""
         return f"the paper on {name}{network}{warning}"
+
+    def notes(self) -> list[str]:
+        """What a reader of these figures should know."""
+        told = read_paper()
+        found = [
+            str(note["text"])
+            for note in told["notes"]
+            if note["classifier"] == self.classifier and not set(note["tables"]).isdisjoint(self.tables)
+        ]
+        of_data = told["data_sets"][self.data].get("note")
+        return [*found, *([str(of_data)] if of_data else [])]
 
     def rows(self, table: str) -> list[PaperRow]:
         """What a table has in this column."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
-from sosampler.reproduce.paper import data_sets, paper_classifier
+from sosampler.reproduce.paper import data_sets, named_data_set, paper_classifier
+from sosampler.training.bank_identity import bank_identity
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -27,6 +28,7 @@ class Place:
     classifier_name: str
     teacher: str  # name of the classifier's answers in the bank
     classifier: Any  # itself, or None where only its answers are at hand
+    named: bool = False  # whether the user gave the bank a name
 
     def folder(self, out: Path) -> Path:
         return out / self.bank_name / self.classifier_name
@@ -39,6 +41,23 @@ class Place:
     @property
     def paper_classifier(self) -> str | None:
         return paper_classifier(self.classifier_name) or paper_classifier(str(self.about["name"]))
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Of the bank, by its content."""
+        return bank_identity(self.bank)
+
+    @property
+    def heavy(self) -> Any:
+        """What `train` takes as classifier of a system: itself, or its fingerprint, by which the bank has features."""
+        return self.about["fingerprint"] if self.classifier is None else self.classifier
+
+    @cached_property
+    def asks_about_clips(self) -> bool:
+        """Whether the classifier is run for every clip, because the bank keeps nothing that clips follow from."""
+        from sosampler.evaluation.clips import clips_for
+
+        return clips_for(self.bank.teacher(self.teacher), self.classifier).needs_frames
 
     @property
     def judge(self) -> Any:
@@ -71,14 +90,24 @@ class Place:
         return found
 
 
+def sentence_of_name(place: Place) -> str:
+    """What follows from a name that is none of the paper's data sets; empty where it is one, or none was given."""
+    if place.data is not None or not place.named:
+        return ""
+    return (
+        f"--bank {place.bank_name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of "
+        "another one and for orientation only"
+    )
+
+
 def find_places(
     banks: Any, classifiers: Any = None, *, device: str | None = None, precision: str | None = None
 ) -> list[Place]:
     """Every bank with every classifier.
 
     Args:
-        banks: folders, "NAME=FOLDER", banks, or {name: folder or bank}. A name of `data_sets()` says that it is that
-            data set.
+        banks: folders, "NAME=FOLDER", banks, or {name: folder or bank}. A name of `data_sets()`, in any
+            spelling that `named_data_set` knows, says that it is that data set.
         classifiers: folders of saved ones, names of teachers, "NAME=" and either, classifiers, or {name: any of them};
             None: all teachers of each bank.
         device, precision: of the classifiers that are loaded.
@@ -109,11 +138,26 @@ def _place(bank: Bank, bank_name: str, given_name: str | None, label: str | None
     return Place(
         bank=bank,
         bank_name=bank_name,
-        data=given_name if given_name in data_sets() else None,
-        classifier_name=label or _plain(str(bank.teachers[teacher]["name"])),
+        data=None if given_name is None else named_data_set(given_name),
+        classifier_name=label or _own_name(bank, teacher),
         teacher=teacher,
         classifier=None if isinstance(classifier, str) else classifier,
+        named=given_name is not None,
     )
+
+
+def _own_name(bank: Bank, teacher: str) -> str:
+    """What the network is called; of several teachers of one name the first keeps it, whichever come later."""
+    known = bank.teachers
+    name = _plain(str(known[teacher]["name"]))
+    same = [other for other, about in known.items() if _plain(str(about["name"])) == name]
+    oldest = min(same, key=lambda other: (_written(bank, other), other))
+    return name if teacher == oldest else f"{name}-{teacher[:8]}"
+
+
+def _written(bank: Bank, teacher: str) -> int:
+    """When a teacher began to answer, in nanoseconds."""
+    return (bank.folder.teacher_answers(teacher).path / "teacher.json").stat().st_mtime_ns
 
 
 def _teacher(bank: Bank, classifier: Any) -> str:
@@ -127,27 +171,19 @@ def _teacher(bank: Bank, classifier: Any) -> str:
 
 
 def _named_apart(places: list[Place]) -> list[Place]:
-    """Two classifiers of one name get the beginning of their teacher's name behind it."""
-    names = [place.classifier_name for place in places]
+    """Where two names are one still, the later place gets the beginning of its teacher's name behind it."""
     teachers = [place.teacher for place in places]
     twice = next((place for place in places if teachers.count(place.teacher) > 1), None)
     if twice is not None:
         raise InvalidArgument(
             f"{twice.bank.path}: the teacher {twice.teacher} ({twice.about['name']}) is asked for twice; name it once"
         )
-    return [
-        place
-        if names.count(place.classifier_name) == 1
-        else Place(
-            place.bank,
-            place.bank_name,
-            place.data,
-            f"{place.classifier_name}-{place.teacher[:8]}",
-            place.teacher,
-            place.classifier,
-        )
-        for place in places
-    ]
+    apart: list[Place] = []
+    for place in places:
+        if any(place.classifier_name == other.classifier_name for other in apart):
+            place = replace(place, classifier_name=f"{place.classifier_name}-{place.teacher[:8]}")
+        apart.append(place)
+    return apart
 
 
 def _named(given: Any, what: str, meant: str) -> list[tuple[str | None, Any]]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sosampler.errors import InvalidArgument
-from sosampler.reproduce.experiments import FIDELITY, INDEPENDENCE, THROUGHPUT, Experiment
+from sosampler.reproduce.experiments import CASES, FIDELITY, INDEPENDENCE, THROUGHPUT, Experiment
 from sosampler.reproduce.places import Place
 from sosampler.reproduce.rows import Pair, RowRecipe, rows_of
 from sosampler.reproduce.trainings import Training
 
 _LEAST_TO_TRAIN = 2  # videos
+_LEAST_CLASSES = 2
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,17 @@ class ExperimentPlan:
         return {count: tuple(cells) for count, cells in found.items()}
 
     def without(self, failed: Mapping[str, str]) -> ExperimentPlan:
-        """Without what could not be trained; `failed`: why, by the name of the training."""
+        """Without what could not be trained; `failed`: why, by the name of the training.
+
+        Refused where nothing that was to be trained is left: a table of uniform frames alone shows nothing.
+        """
         gone = [cell for cell in self.cells if cell.training is not None and cell.training.name in failed]
         if not gone:
             return self
         reasons = [LeftOut(cell.recipe, *cell.pair, failed[cell.training.name]) for cell in gone if cell.training]
         kept = tuple(cell for cell in self.cells if cell not in gone)
-        return replace(self, cells=kept, left_out=(*self.left_out, *reasons))
+        refused = "" if any(cell.training is not None for cell in kept) else reasons[0].why
+        return replace(self, cells=kept, left_out=(*self.left_out, *reasons), refused=refused)
 
 
 def make_plan(
@@ -114,6 +119,9 @@ def make_plan(
                 cells.append(PlannedCell(recipe, *pair, training))
     if not cells:
         return ExperimentPlan(experiment, place, (), tuple(left_out), left_out[0].why)
+    if experiment.kind == CASES and experiment.success is not None and all(cell.training is None for cell in cells):
+        why = next(one.why for one in left_out if one.recipe.sampler is not None)
+        return ExperimentPlan(experiment, place, (), tuple(left_out), f"it is about a trained sampler, and {why}")
     return ExperimentPlan(experiment, place, tuple(cells), tuple(left_out))
 
 
@@ -155,6 +163,8 @@ def _why_not(place: Place, pair: Pair, training: Training | None, weights: Any, 
 def _why_not_trained(place: Place, training: Training, weights: Any, light: Any) -> str:
     pooling, name = place.about["pooling"], place.about["name"]
     recipe = training.full_recipe()
+    if len(place.bank.classes) < _LEAST_CLASSES and (training.is_system or recipe.scoring):
+        return "it looks at how sure it is of one class and not of another, but the bank has only one"
     if not training.is_system:
         if recipe.loss == "reinforce" and pooling != "mean":
             return (
@@ -177,3 +187,8 @@ def extra_policies(experiment: Experiment, cells: Sequence[PlannedCell]) -> list
     wanted = ["uniform", *(["optimal"] if experiment.kind == FIDELITY else [])]
     there = {cell.recipe.policy for cell in cells}
     return [name for name in wanted if name not in there]
+
+
+def searches_sets(experiment: Experiment, cells: Sequence[PlannedCell]) -> bool:
+    """Whether the best sets are searched, for which a classifier of clips is asked hundreds of times a video."""
+    return "optimal" in [*extra_policies(experiment, cells), *(cell.recipe.policy for cell in cells)]

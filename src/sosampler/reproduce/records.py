@@ -16,6 +16,11 @@ RUN, EVALUATION, RESULT = "run.json", "evaluation.json", "result.json"
 KIND = "sosampler reproduction"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "transformers")
 _GIT_SECONDS = 20
+_OF_ROWS = ("policy", "num_frames", "num_candidates", "top1", "mAP", "ci95", "versus_uniform")
+_OF_RESULTS = (
+    *("experiment", "kind", "title", "claim", "bank", "classifier", "metric", "seeds", "paper", "rows", "left_out"),
+    *("elsewhere", "notes", "files", "refused"),
+)
 
 
 class ExperimentFolder:
@@ -50,8 +55,8 @@ class ExperimentFolder:
                 "with it, another --out, or delete the folder"
             )
 
-    def begin(self, settings: dict[str, Any], device: str) -> None:
-        """Start, or go on."""
+    def begin(self, settings: dict[str, Any], device: str, begun: str) -> None:
+        """Start, or go on; `begun`: when training for it began."""
         self.check(settings)
         if (self.folder / RUN).exists() and self._read(RUN).get("settings") == _plain(settings):
             return
@@ -59,7 +64,7 @@ class ExperimentFolder:
         told = {
             "kind": KIND,
             "settings": _plain(settings),
-            "begun": now(),
+            "begun": begun,
             "ended": None,
             **circumstances(_PACKAGES),
             "device": device,
@@ -71,14 +76,27 @@ class ExperimentFolder:
         """What was measured, by the name of the part."""
         if not (self.folder / EVALUATION).exists():
             return {}
-        parts: dict[str, Any] = self._read(EVALUATION).get("parts", {})
+        parts = self._read(EVALUATION).get("parts")
+        if not isinstance(parts, dict) or not all(_is_evaluation(told) for told in parts.values()):
+            raise InvalidArgument(
+                f"{self.folder / EVALUATION}: is not what a reproduction writes; delete the folder to start again"
+            )
         return parts
 
     def add_part(self, name: str, told: dict[str, Any]) -> None:
         write_json(self.folder / EVALUATION, {"parts": {**self.finished_parts(), name: told}})
 
     def result(self) -> dict[str, Any] | None:
-        return self._read(RESULT) if (self.folder / RESULT).exists() else None
+        """What came out, once it is finished."""
+        if not (self.folder / RESULT).exists():
+            return None
+        told = self._read(RESULT)
+        missing = [name for name in _OF_RESULTS if name not in told]
+        if missing:
+            raise InvalidArgument(
+                f"{self.folder / RESULT}: has no {', '.join(missing[:3])}; delete the folder to start again"
+            )
+        return told
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.folder / RUN, {**self._read(RUN), "ended": now()})
@@ -93,6 +111,13 @@ class ExperimentFolder:
         if not isinstance(told, dict):
             raise InvalidArgument(f"{path}: is not a JSON object; delete the folder to start again")
         return told
+
+
+def _is_evaluation(told: Any) -> bool:
+    """Whether a part has the form that `Evaluation.to_dict` gives it."""
+    if not isinstance(told, dict) or not isinstance(told.get("notes"), list) or not isinstance(told.get("rows"), list):
+        return False
+    return all(isinstance(row, dict) and all(name in row for name in _OF_ROWS) for row in told["rows"])
 
 
 def now() -> str:

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sosampler.checks import whole_number
+from sosampler.checks import one_of, whole_number
+from sosampler.classifiers.base import PRECISIONS
+from sosampler.classifiers.devices import check_device
+from sosampler.classifiers.weights import read_state
+from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.reproduce.experiments import CASES
 from sosampler.reproduce.plan import ExperimentPlan
 from sosampler.reproduce.trainings import recipe_dict
 from sosampler.samplers.recipe import SETTINGS, check_known
-from sosampler.training.bank_identity import bank_identity
+from sosampler.training.system_features import light_source
 
 _PRETRAINED = "pretrained"
 _NOT_TO_CHANGE = ("name", "seed")  # the seeds are an argument of their own
@@ -28,7 +32,7 @@ class Request:
     seeds: tuple[int, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings of every sampler
     weights: str | Path | None = None
-    light: Any = None
+    light: Any = None  # a network, or the name of features in a bank
     device: str | None = None
     precision: str | None = None
     workers: int | None = None
@@ -43,9 +47,10 @@ def checked_request(
     epochs: int | None,
     settings: Mapping[str, Any] | None,
     weights: Any,
+    light: Any = None,
     **others: Any,
 ) -> Request:
-    """A request, or what is wrong with it."""
+    """A request, or what is wrong with it; the light network is loaded."""
     if not isinstance(out, (str, Path)) or not str(out):
         raise InvalidArgument(f"out={out!r} is not allowed; give a folder")
     folder = Path(out)
@@ -57,9 +62,47 @@ def checked_request(
         changes["epochs"] = whole_number("epochs", epochs)
     whole_number("bootstrap", others["bootstrap"], at_least=0)
     whole_number("num_cases", others["num_cases"])
-    if weights is not None and str(weights) != _PRETRAINED and not Path(weights).is_file():
+    if others["device"] is not None:
+        check_device(others["device"])
+    if others["precision"] is not None:
+        one_of("precision", others["precision"], PRECISIONS)
+    if others["workers"] is not None:
+        whole_number("workers", others["workers"], at_least=0)
+    chosen = _checked_seeds(seeds)
+    _check_weights(weights)
+    return Request(folder, chosen, changes, weights, _checked_light(light), **others)
+
+
+def _check_weights(weights: Any) -> None:
+    """Whether the file can be read; whether it fits shows with the networks that begin with it."""
+    if weights is None or str(weights) == _PRETRAINED:
+        return
+    if not isinstance(weights, (str, Path)) or not Path(weights).is_file():
         raise InvalidArgument(f"weights={str(weights)!r}: no such file; give one, or {_PRETRAINED!r}")
-    return Request(folder, _checked_seeds(seeds), changes, weights, **others)
+    read_state(Path(weights))
+
+
+def _checked_light(light: Any) -> Any:
+    """The network of a saved folder, so that it is read once; names of features are for the banks to know."""
+    from sosampler.classifiers.registry import create_classifier, saved_folder
+    from sosampler.samplers.folder import is_sampler_folder
+    from sosampler.samplers.registry import load_sampler
+    from sosampler.systems.folder import refuse_system_folder
+
+    if not isinstance(light, (str, Path)):
+        return light
+    refuse_system_folder("light", light)
+    if is_sampler_folder(light):
+        return load_sampler(light)
+    folder = saved_folder(light)
+    if folder is not None:
+        return create_classifier(str(folder))
+    if isinstance(light, Path) or light != Path(light).name:  # more than a plain name
+        raise InvalidArgument(
+            f"--light {str(light)!r}: no saved sampler or classifier is there; give the folder of a sampler without "
+            "shift, or the name of features in the bank"
+        )
+    return light
 
 
 def _checked_seeds(given: Any) -> tuple[int, ...]:
@@ -80,7 +123,7 @@ def settings_of(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
     place, trains = plan.place, bool(plan.trainings)
     return {
         "experiment": plan.experiment.name,
-        "bank": {**bank_identity(place.bank), "name": place.bank_name, "data": place.data, "split": place.split},
+        "bank": {**place.identity, "name": place.bank_name, "data": place.data, "split": place.split},
         "classifier": {
             "name": place.classifier_name,
             "teacher": place.teacher,
@@ -90,8 +133,10 @@ def settings_of(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
         "seeds": list(seeds_of(plan, request)),
         "changes": dict(request.changes) if trains else {},
         "weights": _identity(request.weights) if trains else None,
-        "light": _light_name(request.light) if trains and request.light is not None else None,
+        "light": light_fingerprint(place.bank, request.light) if trains and request.light is not None else None,
+        "precision": request.precision,
         "bootstrap": request.bootstrap,
+        **({"num_cases": request.num_cases} if plan.experiment.kind == CASES else {}),
         "rows": [
             {"row": cell.recipe.row, "num_frames": cell.num_frames, "num_candidates": cell.num_candidates}
             | ({"policy": cell.recipe.policy} if cell.training is None else {"recipe": recipe_dict(cell.training)})
@@ -108,5 +153,6 @@ def _identity(weights: Any) -> dict[str, str] | None:
     return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
 
 
-def _light_name(light: Any) -> str:
-    return str(light) if isinstance(light, (str, Path)) else str(light.fingerprint())
+def light_fingerprint(bank: Bank, light: Any) -> str:
+    """A light network by its content, whatever its folder or the bank calls it."""
+    return light_source(bank, light, None).fingerprint if isinstance(light, str) else str(light.fingerprint())

@@ -11,9 +11,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sosampler.checks import whole_number
+from sosampler.checks import one_of, whole_number
 from sosampler.errors import InvalidArgument
 from sosampler.reproduce.experiments import EXPERIMENTS, Experiment
+from sosampler.reproduce.paper import data_sets, read_paper
 from sosampler.samplers.recipe import check_known, read_mapping
 
 Pair = tuple[int, int]  # N, T
@@ -74,7 +75,12 @@ def rows_of(experiment: str) -> tuple[RowRecipe, ...]:
 def _read(experiment: Experiment, name: str) -> RowRecipe:
     path = files("sosampler.reproduce").joinpath("recipes", experiment.name, f"{name}.yaml")
     whose = f"recipes/{experiment.name}/{name}.yaml"
-    return row_recipe(read_mapping(path.read_text(encoding="utf-8"), whose), whose)
+    recipe = row_recipe(read_mapping(path.read_text(encoding="utf-8"), whose), whose)
+    if (recipe.table, recipe.metric) != (experiment.name, experiment.metric):
+        raise InvalidArgument(
+            f"{whose}: is of {recipe.table} and {recipe.metric}, but {experiment.name} shows {experiment.metric}"
+        )
+    return recipe
 
 
 def row_recipe(values: dict[str, Any], whose: str) -> RowRecipe:
@@ -94,6 +100,10 @@ def row_recipe(values: dict[str, Any], whose: str) -> RowRecipe:
         given.pop(key, None)
     for key in ("classifier", "data", "exceptions"):
         given[key] = tuple(given.get(key, ()))
+    for data in given["data"]:
+        one_of(f"{whose}: data", data, data_sets())
+    for classifier in given["classifier"]:
+        one_of(f"{whose}: classifier", classifier, read_paper()["classifiers"])
     return RowRecipe(
         **{**given, "title": given.get("title", given["row"]), "paper_row": given.get("paper_row", given["row"])},
         pairs=pairs,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.errors import InvalidArgument
 from sosampler.files import replacing
+from sosampler.reproduce.before import BeforeTraining
 from sosampler.reproduce.clock import Clock, Part
 from sosampler.reproduce.experiments import (
     CASES,
@@ -20,9 +21,9 @@ from sosampler.reproduce.experiments import (
 )
 from sosampler.reproduce.measuring import part_name
 from sosampler.reproduce.outcome import empty_result, finished_result
-from sosampler.reproduce.places import find_places
-from sosampler.reproduce.plan import ExperimentPlan, make_plan
-from sosampler.reproduce.records import RESULT, ExperimentFolder
+from sosampler.reproduce.places import find_places, sentence_of_name
+from sosampler.reproduce.plan import ExperimentPlan, make_plan, searches_sets
+from sosampler.reproduce.records import RESULT, ExperimentFolder, now
 from sosampler.reproduce.request import Request, checked_request, seeds_of, settings_of
 from sosampler.reproduce.steps import (
     draw_figures,
@@ -32,8 +33,9 @@ from sosampler.reproduce.steps import (
     show_cases,
 )
 from sosampler.reproduce.tables import name_in_words, table
-from sosampler.reproduce.trainings import Training, check_trained, train_one
+from sosampler.reproduce.trainings import Training, train_one
 from sosampler.training.bank_identity import check_apart
+from sosampler.training.divergence import Diverged
 
 OVERVIEW = "tables.md"
 TABLES = {"markdown": "table.md", "text": "table.txt", "csv": "table.csv"}
@@ -78,7 +80,8 @@ def reproduce(
     """Make tables and figures of the paper for each bank and classifier.
 
     What is needed is trained once, however many tables show it. Killed and called again with the same arguments, it
-    goes on; in a folder with other settings it refuses.
+    goes on; in a folder with other settings it refuses, before anything is written. Rows whose training diverges are
+    left out; whatever else is wrong stops the run.
 
     Args:
         experiments: names of `list_experiments()`, or "all": everything that the paper has for the data set.
@@ -120,32 +123,34 @@ def reproduce(
     for place in places:
         check_apart(request.out, place.bank)
         for experiment in experiments_of(asked, place.data):
-            plans.append(make_plan(experiment, place, changes=request.changes, weights=weights, light=light))
-    if plans and all(plan.refused for plan in plans):
-        raise InvalidArgument(f"{plans[0].experiment.name}: {plans[0].refused}")
+            plans.append(make_plan(experiment, place, changes=request.changes, weights=weights, light=request.light))
+    _refuse_nothing([(plan.experiment.name, plan.refused) for plan in plans])
+    before = BeforeTraining(request)
     for plan in plans:
-        _check_folders(plan, request)
+        if not plan.refused:
+            folder_of(plan, request).check(settings_of(plan, request))
+            before.check(plan)
+    for sentence in dict.fromkeys(sentence_of_name(place) for place in places):
+        if sentence:
+            say(sentence)
     run = _Run(request, Clock(say))
     run.plan(plans)
     found = []
     for plan in plans:
         found.append(run.one(plan))
         write_overview(plan.place.folder(request.out))
+    _refuse_nothing([(one.experiment.name, one.refused) for one in found])
     return found
+
+
+def _refuse_nothing(refused: Sequence[tuple[str, str]]) -> None:
+    """Say why where nothing at all can be done; (experiment, why not) of each."""
+    if refused and all(why for _, why in refused):
+        raise InvalidArgument(": ".join(refused[0]))
 
 
 def folder_of(plan: ExperimentPlan, request: Request) -> ExperimentFolder:
     return ExperimentFolder(plan.place.folder(request.out) / plan.experiment.name)
-
-
-def _check_folders(plan: ExperimentPlan, request: Request) -> None:
-    """Whatever lies there already was made with the same settings."""
-    if plan.refused:
-        return
-    folder_of(plan, request).check(settings_of(plan, request))
-    for training in plan.trainings:
-        for seed in seeds_of(plan, request):
-            check_trained(training, training.folder(plan.place.folder(request.out), seed), seed)
 
 
 class _Run:
@@ -154,6 +159,7 @@ class _Run:
     def __init__(self, request: Request, clock: Clock) -> None:
         self._request, self._clock = request, clock
         self._say = request.say
+        self._failed: dict[tuple[Path, str], str] = {}  # why, by place and training: no other table tries again
 
     def plan(self, plans: Sequence[ExperimentPlan]) -> None:
         """Tell what is to be done and, as far as that is known, how long it will take."""
@@ -200,7 +206,11 @@ class _Run:
         title = f"{plan.experiment.name}: evaluating with {count} candidates ({self._where(plan)})"
         trained = {cell.training.name for cell in plan.parts[count] if cell.training is not None}
         weight = 1.0 + len(trained) * len(seeds_of(plan, self._request))
-        return Part(f"evaluating with {count} candidates", title, plan.place.folder(self._request.out), weight)
+        kind = f"evaluating with {count} candidates"
+        if plan.place.asks_about_clips:
+            searches = searches_sets(plan.experiment, plan.parts[count])
+            kind += ", the classifier asked about clips" + (" and for the best of all sets" if searches else "")
+        return Part(kind, title, plan.place.folder(self._request.out), weight)
 
     def _extra_part(self, plan: ExperimentPlan) -> Part:
         kind = f"{plan.experiment.kind} measured"
@@ -212,21 +222,25 @@ class _Run:
     def one(self, plan: ExperimentPlan) -> Reproduction:
         folder = folder_of(plan, self._request)
         title = f"{name_in_words(plan.experiment.name)} ({self._where(plan)})"
+        begun, settings = now(), {}
+        if not plan.refused:
+            finished = folder.result()
+            if finished is not None:
+                self._say(f"{title}: finished before, {folder.folder}")
+                _write_tables(folder.folder, finished, only_missing=True)
+                return Reproduction(plan.experiment, folder.folder, finished)
+            settings = settings_of(plan, self._request)
+            plan = self._trained(plan)
         if plan.refused:
             self._say(f"{title}: left out, {plan.refused}")
             return Reproduction(plan.experiment, folder.folder, empty_result(plan, self._request))
-        finished = folder.result()
-        if finished is not None:
-            self._say(f"{title}: finished before, {folder.folder}")
-            return Reproduction(plan.experiment, folder.folder, finished)
-        folder.begin(settings_of(plan, self._request), device_name(self._request.device))
+        folder.begin(settings, device_name(self._request.device), begun)
         if plan.experiment.kind == INDEPENDENCE:
             with self._clock.running(self._extra_part(plan)):
                 result = measure_independence(plan, self._request, folder.folder)
         else:
             result = self._table(plan, folder)
-        for style, name in TABLES.items():
-            write_text(folder.folder / name, table(result, style))
+        _write_tables(folder.folder, result)
         result["files"] = sorted([*result["files"], *TABLES.values()])
         folder.finish(result)
         self._say(f"{title}: written to {folder.folder}")
@@ -234,7 +248,6 @@ class _Run:
 
     def _table(self, plan: ExperimentPlan, folder: ExperimentFolder) -> dict[str, Any]:
         seeds = seeds_of(plan, self._request)
-        plan = plan.without(self._train(plan, seeds))
         evaluations = {}
         for count in plan.parts:
             name = part_name(count)
@@ -243,8 +256,8 @@ class _Run:
                 self._clock.skip(part)
                 continue
             with self._clock.running(part):
-                evaluations[name] = evaluate_part(plan, count, seeds, self._request)
-                folder.add_part(name, evaluations[name].to_dict())
+                evaluations[name], told = evaluate_part(plan, count, seeds, self._request)
+                folder.add_part(name, told)
         result = finished_result(plan, self._request, folder.finished_parts(), seeds)
         if plan.experiment.kind == THROUGHPUT:
             with self._clock.running(self._extra_part(plan)):
@@ -255,32 +268,43 @@ class _Run:
         draw_figures(plan, result, folder.folder)
         return result
 
-    def _train(self, plan: ExperimentPlan, seeds: Sequence[int]) -> dict[str, str]:
-        """Train what is not finished; tells why by name where that came to nothing, as with too high a rate."""
-        failed: dict[str, str] = {}
-        first: SosamplerError | None = None
+    # ---- training
+
+    def _trained(self, plan: ExperimentPlan) -> ExperimentPlan:
+        """Train what is not finished; the plan without what came to nothing, as with too high a rate."""
+        place = plan.place.folder(self._request.out)
         for training in plan.trainings:
-            parts = {seed: self._training_part(plan, training, seed) for seed in seeds}
-            for seed, part in parts.items():
-                try:
-                    self._train_one(plan, training, seed, part)
-                except SosamplerError as error:
-                    first = first or error
-                    failed[training.name] = f"training with seed {seed} failed: {error}"
-                    self._indented(failed[training.name])
-                    for other in parts.values():
-                        self._clock.skip(other)
-                    break
-        if first is not None and len(failed) == len(plan.trainings):
-            raise first  # the fault of what all have in common
-        return failed
+            if (place, training.name) not in self._failed:
+                why = self._train_seeds(plan, training)
+                if why:
+                    self._failed[place, training.name] = why
+        failed = {name: why for (where, name), why in self._failed.items() if where == place}
+        left = plan.without(failed)
+        if left.refused and not plan.refused:
+            for part in self._parts(plan):
+                self._clock.skip(part)
+        return left
+
+    def _train_seeds(self, plan: ExperimentPlan, training: Training) -> str:
+        """Train with every seed; why it came to nothing, empty where it did not. Other errors stop the run."""
+        parts = {seed: self._training_part(plan, training, seed) for seed in seeds_of(plan, self._request)}
+        for seed, part in parts.items():
+            try:
+                self._train_one(plan, training, seed, part)
+            except Diverged as error:
+                why = f"training with seed {seed} failed: {error}"
+                self._indented(why)
+                for other in parts.values():
+                    self._clock.skip(other)
+                return why
+        return ""
 
     def _train_one(self, plan: ExperimentPlan, training: Training, seed: int, part: Part) -> None:
         request, place = self._request, plan.place
         arguments: dict[str, Any] = {
             "bank": place.bank.path,
             "teacher": place.teacher,
-            "classifier": place.classifier if place.classifier is not None else place.about["fingerprint"],
+            "classifier": place.heavy,
             "weights": request.weights,
             "light": request.light,
             "device": request.device,
@@ -302,9 +326,16 @@ class _Run:
 
 def write_overview(folder: Path) -> None:
     """All finished tables of a bank and a classifier on one page, in the paper's order."""
-    pages = [folder / name / TABLES["markdown"] for name in list_experiments() if (folder / name / RESULT).is_file()]
+    finished = [folder / name for name in list_experiments() if (folder / name / RESULT).is_file()]
+    pages = [path / TABLES["markdown"] for path in finished if (path / TABLES["markdown"]).is_file()]
     if pages:
         write_text(folder / OVERVIEW, "\n".join(page.read_text(encoding="utf-8") for page in pages))
+
+
+def _write_tables(folder: Path, result: dict[str, Any], *, only_missing: bool = False) -> None:
+    for style, name in TABLES.items():
+        if not only_missing or not (folder / name).is_file():
+            write_text(folder / name, table(result, style))
 
 
 def device_name(device: str | None) -> str:

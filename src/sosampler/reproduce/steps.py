@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sosampler.evaluation.rows import Evaluation
 from sosampler.reproduce.experiments import CURVE
-from sosampler.reproduce.measuring import mean_rows, policies_of
-from sosampler.reproduce.outcome import independence_result
+from sosampler.reproduce.measuring import UNIFORM, mean_rows, missing_uniform, policies_of
+from sosampler.reproduce.outcome import can_be_followed, independence_result, metric_of
 from sosampler.reproduce.plan import ExperimentPlan, PlannedCell
 from sosampler.reproduce.request import Request
+from sosampler.reproduce.rows import Pair
 from sosampler.reproduce.tables import name_in_words
 
 REPORT, CURVE_FILE = "report", "curve.svg"
 
 
-def evaluate_part(plan: ExperimentPlan, num_candidates: int, seeds: Sequence[int], request: Request) -> Evaluation:
-    """All rows of one T in one evaluation, so that differences are paired by video."""
+def evaluate_part(
+    plan: ExperimentPlan, num_candidates: int, seeds: Sequence[int], request: Request
+) -> tuple[Evaluation, dict[str, Any]]:
+    """All rows of one T in one evaluation, so that differences are paired by video; also as evaluation.json keeps it.
+
+    Where the table shows another metric than the one by which evaluations compare, uniform rows are kept for every N
+    that a row is compared with; a system's N is only known once it has run.
+    """
+    place, cells = plan.place, plan.parts[num_candidates]
+    pairs = list(dict.fromkeys(cell.pair for cell in cells))
+    found = _evaluated(plan, policies_of(plan, cells, seeds, place.folder(request.out)), pairs, seeds, request)
+    told = found.to_dict()
+    missing = missing_uniform(told["rows"], metric_of(plan))
+    if missing:
+        told["rows"] += _evaluated(plan, {UNIFORM: UNIFORM}, missing, seeds, request).to_dict()["rows"]
+    return found, told
+
+
+def _evaluated(
+    plan: ExperimentPlan, policies: dict[str, str], pairs: Sequence[Pair], seeds: Sequence[int], request: Request
+) -> Evaluation:
     from sosampler.evaluation.evaluate import evaluate
 
-    place, cells = plan.place, plan.parts[num_candidates]
+    place = plan.place
     return evaluate(
         place.bank.path,
-        policies_of(plan, cells, seeds, place.folder(request.out)),
-        pairs=list(dict.fromkeys(cell.pair for cell in cells)),
+        policies,
+        pairs=list(pairs),
         classifier=place.judge,
         views=None if place.classifier is None else int(place.about["views"]),
         split=place.split,
@@ -33,7 +54,7 @@ def evaluate_part(plan: ExperimentPlan, num_candidates: int, seeds: Sequence[int
         bootstrap=request.bootstrap,
         device=request.device,
         precision=request.precision,
-        say=lambda text: request.say(f"    note: {text}"),
+        say=lambda text: request.say(f"    note: {text}") if can_be_followed(text) else None,
     )
 
 
@@ -76,7 +97,8 @@ def measure_throughput(plan: ExperimentPlan, request: Request, result: dict[str,
         names.append(name)
         if way is None:
             result["notes"].append(
-                f"{cell.recipe.title} was not timed: its light network is not at hand; give --weights"
+                f"{cell.recipe.title} was not timed: its light network is not at hand; give --weights, or a "
+                "sampler as --light"
             )
         else:
             ways[name] = way
@@ -85,6 +107,11 @@ def measure_throughput(plan: ExperimentPlan, request: Request, result: dict[str,
     result["notes"].append(
         f"videos a second: {videos} videos with frames in memory on {classifier.device}, seed {seed}, batches of "
         f"{throughput.BATCH}, median of {throughput.ROUNDS} rounds; decoding is not in it"
+    )
+    reference = next(cell for cell in plan.cells if cell.recipe.row == throughput.UNIFORM)
+    result["notes"].append(
+        f"times uniform: uniform with {reference.num_frames} of {reference.num_candidates} frames is 1, whatever N a "
+        "row has; points to uniform are to uniform with as many frames as the row"
     )
 
 
@@ -104,7 +131,7 @@ def _way(plan: ExperimentPlan, cell: PlannedCell, frames: Any, request: Request)
     from sosampler.systems.folder import load_system
     from sosampler.systems.from_bank import bank_views
 
-    light = _light(request, device) if cell.training.needs_light else None
+    light = _light(request, classifier) if cell.training.needs_light else None
     if cell.training.needs_light and light is None:
         return None
     system = load_system(folder, device)
@@ -115,17 +142,19 @@ def _way(plan: ExperimentPlan, cell: PlannedCell, frames: Any, request: Request)
     return throughput.system_way(system, views.some(torch.arange(len(frames))), classifier, light, frames)
 
 
-def _light(request: Request, device: str) -> Any:
-    """The light network of systems; None where only its features are known."""
-    from sosampler.samplers.folder import is_sampler_folder
-    from sosampler.samplers.registry import load_sampler
+def _light(request: Request, classifier: Any) -> Any:
+    """The light network of systems where and as precise as the classifier; None where only its features are known."""
     from sosampler.systems.light import light_network
 
     if request.light is None:
-        return None if request.weights is None else light_network(request.weights).to(device)
-    if isinstance(request.light, (str, Path)):
-        return load_sampler(request.light, device=device) if is_sampler_folder(request.light) else None
-    return request.light
+        found = None if request.weights is None else light_network(request.weights)
+    else:
+        # A copy: what the network computes in is part of what trainings are told apart by.
+        found = copy.deepcopy(request.light) if hasattr(request.light, "look") else None
+    if found is None:
+        return None
+    found.precision = classifier.precision
+    return found.to(classifier.device)
 
 
 # ---- single videos
@@ -137,20 +166,17 @@ def show_cases(
     """A page with videos and the frames that were chosen of them; the videos are found by a rule."""
     from sosampler.report.page import write_report
     from sosampler.report.strips import strips_of
-    from sosampler.reproduce.cases import choose_cases, judge, narrowed
+    from sosampler.reproduce.cases import chosen_cases, narrowed
 
     place, experiment = plan.place, plan.experiment
     part = place.bank.split(place.split)
     pair = plan.cells[0].pair
     names = {cell.policy_names(request.seeds[:1])[0]: cell.recipe.title for cell in plan.cells}
-    sampler = next((cell.policy_names(request.seeds[:1])[0] for cell in plan.cells if cell.training), None)
-    if experiment.success is None or sampler is None:
+    if experiment.success is None:
         videos, rule = list(range(min(request.num_cases, len(evaluation.ids)))), "the first videos"
     else:
-        judged = [
-            judge(part, place.teacher, place.classifier, evaluation, name, *pair) for name in (sampler, "uniform")
-        ]
-        videos = choose_cases(*judged, success=experiment.success, count=request.num_cases)
+        sampler = next(cell.policy_names(request.seeds[:1])[0] for cell in plan.cells if cell.training)
+        videos = chosen_cases(evaluation, sampler, UNIFORM, pair, success=experiment.success)[: request.num_cases]
         right, wrong = ("the sampler", "uniform") if experiment.success else ("uniform", "the sampler")
         rule = f"videos that {right} gets right and {wrong} wrong, by the difference of confidence in the label"
     shown = narrowed(evaluation, videos, names)
@@ -166,7 +192,7 @@ def show_cases(
         strips=strips,
         facts=_facts(result),
         metric=evaluation.metric,
-        intro=f"{experiment.claim} Shown are {rule}.",
+        intro=f"The paper claims: {experiment.claim} Shown are {rule}.",
         headline=pair,
     )
     result["files"].append(str(page.relative_to(folder)))
@@ -184,7 +210,8 @@ def draw_figures(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> 
 
     rows, metric = mean_rows(result["rows"], result["metric"]), result["metric"]
     title = f"{name_in_words(plan.experiment.name)}: {plan.experiment.title}"
-    page = write_report(folder / REPORT, title, rows, facts=_facts(result), metric=metric, intro=plan.experiment.claim)
+    intro = f"The paper claims: {plan.experiment.claim}"
+    page = write_report(folder / REPORT, title, rows, facts=_facts(result), metric=metric, intro=intro)
     where = f"{result['bank']['name']}, {result['classifier']['name']}"
     curve = write_cost_curve(rows, metric, folder / CURVE_FILE, title=f"{plan.experiment.title}: {where}")
     result["files"] += [str(path.relative_to(folder)) for path in (page, curve)]

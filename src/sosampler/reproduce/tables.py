@@ -129,7 +129,7 @@ def _footnotes(result: dict[str, Any]) -> list[str]:
     if any("score" in row and row["num_frames"] is None for row in rows):
         lines.append(
             "A system decides for itself how many frames it looks at: its N is the mean, and it is compared with as "
-            "many uniform ones, rounded"
+            "many uniform ones, rounded up"
         )
     return [*lines, *(f"note: {text}" for text in result["notes"])]
 

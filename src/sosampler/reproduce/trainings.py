@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sosampler.checks import one_of
-from sosampler.errors import InvalidArgument
 from sosampler.samplers.recipe import SamplerRecipe, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
 from sosampler.systems import list_systems
-from sosampler.training.checkpoints import RESULT, SETTINGS, differences
+from sosampler.training.checkpoints import RESULT
 
 _LONGEST_NAME = 80
 
@@ -96,24 +95,6 @@ class Training:
 
     def is_finished(self, place: Path, seed: int) -> bool:
         return (self.folder(place, seed) / RESULT).is_file()
-
-
-def check_trained(training: Training, folder: Path, seed: int) -> None:
-    """What lies in a folder was trained by this recipe; told before anything else is done."""
-    path = folder / SETTINGS
-    if not path.is_file():
-        return
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))["recipe"]
-    except (ValueError, KeyError, TypeError):
-        return  # `train` says what is wrong with it
-    wanted = json.loads(json.dumps(training.full_recipe(seed).to_dict()))
-    changed = differences(told, wanted)
-    if changed:
-        raise InvalidArgument(
-            f"{folder}: was trained with other settings: {'; '.join(changed[:3])}; give the same to go on, another "
-            "--out, or delete the folder"
-        )
 
 
 def _differences(before: Any, after: Any, name: str = "") -> list[str]:

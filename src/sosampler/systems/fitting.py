@@ -16,6 +16,7 @@ from sosampler.classifiers.devices import check_device
 from sosampler.errors import InvalidArgument
 from sosampler.systems.base import System, Views
 from sosampler.systems.drawing import draw_candidates
+from sosampler.training.divergence import Diverged
 
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -112,7 +113,7 @@ def _backward(
     loss, parts = system.loss(views, labels, generator=generator, progress=progress, phase=phase)
     total = float(loss.detach())
     if not math.isfinite(total):
-        raise InvalidArgument(
+        raise Diverged(
             f"the loss of {system.name} is {total} in phase {phase!r}, {progress:.0%} of it done; "
             "look for such numbers in the features, or give a lower lr"
         )

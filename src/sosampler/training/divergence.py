@@ -10,6 +10,10 @@ from torch import nn
 from sosampler.errors import InvalidArgument
 
 
+class Diverged(InvalidArgument):
+    """A training came to nothing, as with too high a rate; what it was given may be all right."""
+
+
 def is_finite(network: nn.Module) -> bool:
     """Whether all weights and running statistics are numbers."""
     real = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
@@ -27,9 +31,9 @@ def check_loss(loss: float, *networks: nn.Module, step: int, lr: float, precisio
     raise diverged(f"the loss is {loss} near step {step}", lr=lr, precision=precision)
 
 
-def diverged(what: str, *, lr: float, precision: str) -> InvalidArgument:
+def diverged(what: str, *, lr: float, precision: str) -> Diverged:
     more = "" if precision == "float32" else " or train with precision='float32'"
-    return InvalidArgument(f"{what}; lower the learning rate (lr={lr:.3g}){more}")
+    return Diverged(f"{what}; lower the learning rate (lr={lr:.3g}){more}")
 
 
 def finite_or_none(value: float) -> float | None:

@@ -149,7 +149,7 @@ def train(
         bank = bank if isinstance(bank, Bank) else Bank(bank)
         asked, answers = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
         rows = _rows(bank, recipe, processes)
-        network = _new_sampler(bank, recipe, weights)
+        network = new_sampler(bank, recipe, weights)
     with processes.together():
         if processes.is_main:
             start = None if weights is None else network.fingerprint()
@@ -246,7 +246,8 @@ def _rows(bank: Bank, recipe: SamplerRecipe, processes: Processes) -> dict[str, 
     return found
 
 
-def _new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
+def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
+    """The network of a recipe before its first step, with its fresh layers drawn by the recipe's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed % 2**63)  # fresh layers, on the CPU
         sampler = SOSampler(
