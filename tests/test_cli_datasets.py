@@ -55,7 +55,7 @@ def test_the_list_names_counts_metric_and_source() -> None:
 def test_the_list_as_json() -> None:
     listed = json.loads(run("--json"))["datasets"]
     coin = next(known for known in listed if known["name"] == "coin")
-    assert (coin["videos"], coin["classes"], coin["metric"], coin["reader"]) == (11_827, 180, "mAP", "coin")
+    assert (coin["videos"], coin["classes"], coin["metric"], coin["reader"]) == (11_827, 180, "top-1", "coin")
     assert coin["where"].startswith("http")
 
 

@@ -87,13 +87,13 @@ def test_ways_to_write_a_dial(bank: Bank, tmp_path: Path, monkeypatch: pytest.Mo
         (["fe@ 1"], "fe@ 1 is not allowed; write a number"),
         (["fe@nan"], "fe@nan is not allowed; write a number"),
         (["fe", "fe"], "two policies are called 'fe'"),
-        (["frameexit", "frameexit=fe@all"], "'frameexit' and the system 'frameexit@0.95' would be one curve"),
+        (["frameexit", "frameexit=fe@all"], "'frameexit' and the system 'frameexit@0.9' would be one curve"),
         (["frameexit=fe@0.5", "frameexit"], "'frameexit' and the system 'frameexit@0.5' would be one curve"),
-        (["x=sampler", "x=fe@all"], "'x' and the system 'x@0.95' would be one curve called 'x'"),
+        (["x=sampler", "x=fe@all"], "'x' and the system 'x@0.9' would be one curve called 'x'"),
         (["me=fe@0.1", "me=other@0.3"], "'me@0.1' and 'me@0.3' are two systems, but would be one curve called 'me'"),
         (["me=fe", "me=other@0.3"], "'me' and 'me@0.3' are two systems"),
         (["fe", "fe@0.3"], "'fe' and 'fe@0.3' are two systems"),  # the second is a folder of this very name
-        (["fe@0.95", "fe@all"], "two policies are called 'fe@0.95'"),
+        (["fe@0.9", "fe@all"], "two policies are called 'fe@0.9'"),
         (["nothing@0.3"], "no folder of a trained sampler or system"),
     ],
 )

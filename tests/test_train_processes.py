@@ -135,7 +135,7 @@ def test_what_one_process_finds_ends_all(bank: so.Bank, tmp_path: Path) -> None:
     for name, kind, text in (
         ("other settings", "InvalidArgument", "recipe.lr was 0.05, is 0.01"),
         ("few videos", "InvalidArgument", "batch_size=1 is less than the 2 processes"),
-        ("exploding", "InvalidArgument", "lower the learning rate (lr=1e+30)"),
+        ("exploding", "Diverged", "lower the learning rate (lr=1e+30)"),
         ("full disk", "OSError", "No space left on device"),
     ):
         assert first[name][0] == kind, name
