@@ -53,7 +53,7 @@ def made_up_video(
         candidates[str(count)] = {
             "slots": list(range(count)),
             "positions": [(place + 0.5) / count for place in range(count)],
-            "seconds": [0.5 * place for place in range(count)],
+            "seconds": [float(place) for place in range(count)],
             "confidence": rng.random(count).round(4).tolist(),
             "scores": {"mine": rng.normal(size=count).round(3).tolist()},
         }
@@ -106,7 +106,14 @@ def write_made_up_run(
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / EVALUATION_FILE).write_text(json.dumps(told), encoding="utf-8")
-    head = {"kind": KIND, "version": VERSION, "evaluation": rows_digest(rows), "classes": list(classes), "rows": keys}
+    head = {
+        "kind": KIND,
+        "version": VERSION,
+        "evaluation": rows_digest(rows),
+        "videos": len(videos),
+        "classes": list(classes),
+        "rows": keys,
+    }
     lines = [json.dumps(line) for line in (head, *videos)]
     (folder / VIDEOS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return told, videos

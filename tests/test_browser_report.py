@@ -133,6 +133,22 @@ def test_keys_sort_too_and_one_column_at_a_time(opened: Opened) -> None:
     assert ways == ["ascending"] + ["none"] * 5
 
 
+def test_policies_sort_by_their_names_and_not_by_their_signs(opened: Opened) -> None:
+    table = ".numbers[data-filter]:not(.classes):not(.videos)"
+    opened.page.locator(f"{table} thead button").first.click()
+    names = [line.split()[1] for line in column(opened, table, 0)]
+    assert names == ["mine", "optimal", "semi-optimal", "uniform"] * len(SEVERAL)
+
+
+def test_sorting_is_told_where_a_browser_has_no_property_for_it(browser: Any, report: Path) -> None:
+    page = browser.new_page()
+    page.add_init_script("delete Element.prototype.ariaSort")
+    page.goto(report.as_uri())
+    page.locator(".classes thead button").first.click()
+    assert page.locator(".classes thead th").first.get_attribute("aria-sort") == "ascending"
+    page.close()
+
+
 def test_groups_stay_together_and_what_is_unknown_comes_last(opened: Opened) -> None:
     table = ".numbers[data-filter]:not(.classes):not(.videos)"
     groups = opened.page.eval_on_selector_all(f"{table} .group", "rows => rows.map(row => row.textContent.trim())")
@@ -222,6 +238,25 @@ def test_paper_has_no_boxes_to_type_into(opened: Opened) -> None:
     assert not opened.page.locator(".filter").first.is_visible()
     assert opened.page.locator(".strip").first.is_visible()
     assert len(opened.page.pdf(format="A4")) > 10_000
+
+
+def test_paper_has_all_rows_whatever_the_screen_shows(opened: Opened) -> None:
+    table = ".numbers[data-filter]:not(.classes):not(.videos)"
+    rows = opened.page.locator(f"{table} tbody tr")
+    opened.page.locator(".filter input").nth(0).fill("semi-optimal")
+    assert 0 < opened.page.locator(f"{table} tbody tr:visible").count() < rows.count()
+    opened.page.emulate_media(media="print")
+    assert opened.page.locator(f"{table} tbody tr:visible").count() == rows.count()
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_long_names_do_not_stick_out(browser: Any, tmp_path: Path, width: int) -> None:
+    long = "aratherlongnamewithoutanyblank" * 8
+    write_made_up_run(tmp_path / "run", ids=IDS[:6], teacher={"name": long}, split=long)
+    path = write_run_report(tmp_path / "run", tmp_path / "long.html", title=long, intro=long)
+    found = Opened(browser, path, viewport={"width": width, "height": 800})
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+    found.page.close()
 
 
 def test_without_the_script_tables_are_plain(browser: Any, report: Path) -> None:

@@ -45,6 +45,27 @@ def test_several_runs_on_one_page(run: Path, tmp_path: Path) -> None:
     assert referred <= set(named)
 
 
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        write_made_up_run(tmp_path / name / "evaluation", ids=IDS)
+    write_made_up_run(tmp_path / "other", ids=IDS)
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    paths = [tmp_path / "x" / "evaluation", tmp_path / "y" / "evaluation", tmp_path / "other"]
+    again = [tmp_path / "x" / ".." / "y" / "evaluation", tmp_path / "link"]
+    text = text_of(*paths, *again, out=tmp_path, videos=0)
+    assert re.findall(r'<h2 id="run-\d">([^<]*)</h2>', text) == ["x/evaluation", "y/evaluation", "other"]
+    for path in paths:
+        assert f"<dt>run</dt><dd>{path}</dd>" in text
+
+
+def test_a_page_does_not_replace_what_it_is_made_from(run: Path) -> None:
+    before = (run / "evaluation.json").read_bytes()
+    for given_path in (run, run / "evaluation.json"):
+        with pytest.raises(InvalidArgument, match=r"is a file of the run .*; give another name"):
+            write_run_report(given_path, run / ".." / "run" / "evaluation.json")
+    assert (run / "evaluation.json").read_bytes() == before
+
+
 # ---- reproductions and independence
 
 
@@ -98,8 +119,57 @@ def test_reproductions_show_the_papers_column(tmp_path: Path) -> None:
     assert first[2][3] == "left out"
     assert "[1] too few frames &lt;b&gt;" in text
     assert "the column of ActivityNet, for orientation only" in text
-    assert "<dt>git: commit</dt><dd>abc</dd>" in text
+    assert "<dt>git: commit: table1</dt><dd>abc</dd>" in text
     assert heads_of(text_of(place / "table1", out=tmp_path))[0] == "Table 1: A title"
+
+
+def test_facts_that_differ_are_told_by_experiment(tmp_path: Path) -> None:
+    place = tmp_path / "own" / "resnet50"
+    write_json(place / "table1" / "result.json", result_of("table1"))
+    bank = {"name": "own", "path": "banks/own", "split": "dev", "videos": 500}
+    write_json(place / "table3" / "result.json", result_of("table3", seeds=[0, 1, 2], bank=bank))
+    text = text_of(tmp_path, out=tmp_path)
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", text))
+    assert facts["bank: name"] == "own"
+    assert (facts["bank: videos: table1"], facts["bank: videos: table3"]) == ("9", "500")
+    assert (facts["seeds: table1"], facts["seeds: table3"]) == ("0", "0; 1; 2")
+    assert "measured on 9 videos of test in own, and on 500 videos of dev in own." in text
+
+
+def test_unfinished_experiments_are_told(tmp_path: Path) -> None:
+    place = tmp_path / "own" / "resnet50"
+    write_json(place / "table1" / "result.json", result_of("table1"))
+    write_json(place / "table5" / "run.json", {"kind": "sosampler reproduction", "settings": {}})
+    write_json(place / "table5" / "evaluation.json", {"parts": {}})
+    write_json(place / "other" / "run.json", {"kind": "something"})
+    notes: list[str] = []
+    text = text_of(tmp_path, out=tmp_path, say=notes.append)
+    assert notes == [f"Begun and not finished, so it is not shown: {place / 'table5'}."]
+    assert notes[0] in text
+    with pytest.raises(InvalidArgument, match="no experiment is finished"):
+        text_of(place / "table5", out=tmp_path)
+
+
+def test_other_files_of_that_name_do_no_harm(run: Path, tmp_path: Path) -> None:
+    for name, told in {"list": "[1]", "cut": "{", "training": '{"epochs": 3}', "bytes": "\udcff"}.items():
+        (run / name).mkdir()
+        (run / name / "result.json").write_text(told, encoding="utf-8", errors="surrogateescape")
+    assert "All videos" in heads_of(text_of(run, out=tmp_path))
+    write_json(run / "x" / "y" / "table1" / "result.json", result_of("table1"))
+    heads = heads_of(text_of(run, out=tmp_path))
+    assert {"All videos", "Table 1: A title"} <= set(heads)
+    # What a reproduction itself wrote has to be whole.
+    write_json(run / "x" / "y" / "table3" / "run.json", {"kind": "sosampler reproduction"})
+    (run / "x" / "y" / "table3" / "result.json").write_text("{")
+    with pytest.raises(InvalidArgument, match=r"table3/result\.json: is not JSON"):
+        text_of(run, out=tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"bank": {"name": "own"}}, {"bank": None}, {"rows": None}, {"classifier": {}}])
+def test_a_reproduction_that_lacks_something_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
+    write_json(tmp_path / "table1" / "result.json", result_of("table1", **change))
+    with pytest.raises(InvalidArgument, match=r"result\.json: is not what `sosampler reproduce` writes"):
+        text_of(tmp_path / "table1", out=tmp_path)
 
 
 def test_reproduced_curves_are_drawn(tmp_path: Path) -> None:
@@ -131,7 +201,7 @@ def write_independence(folder: Path) -> None:
 def test_densities_of_independence(tmp_path: Path) -> None:
     write_independence(tmp_path / "kde")
     text = text_of(tmp_path / "kde", out=tmp_path)
-    assert heads_of(text) == ["How alike neighbouring frames are"]
+    assert heads_of(text) == ["How alike neighbouring frames are", "What was measured"]
     assert text.count('src="data:image/png;base64,') == 1
     assert "frames stand by themselves up to 1 frames a second" in text
     assert Page(text).tables[0][1] == ["resnet", "0.5", "60", "0.581", "10.0", "yes"]
@@ -167,6 +237,17 @@ def test_a_page_without_a_table_is_a_grid_without_rows() -> None:
         {"rows": [made_up_row("a", 2, 6, 0.5, ci95=[0.1, 0.2])]},
         {"rows": [made_up_row("a", 2, 6, 0.5, versus_uniform={"ci95": None})]},
         {"rows": [made_up_row("a", 2, 6, 0.5, fidelity="high")]},
+        {"rows": [made_up_row("a", 2, 6, 85.0)]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, mAP=-0.1)]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, fidelity=1.5)]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, gmacs=float("inf"))]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, gmacs=10**400)]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, frames_classified="x")]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, gap=[1])]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, gap={"mean": 1.0})]},
+        {"rows": [made_up_row("a", 2, 6, 0.5, ci95={"top1": [0.9, 0.1]})]},
+        {"notes": json.loads("[" * 500 + "]" * 500)},
+        {"metric": ["top1"]},
         {"metric": "f1"},
         {"notes": "one"},
     ],
@@ -199,6 +280,17 @@ def test_places_that_are_no_run_are_refused(tmp_path: Path, run: Path) -> None:
         text_of(tmp_path / "x.json", out=tmp_path)
 
 
+def test_what_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: Path, run: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(InvalidArgument, match=r"deep\.json: is nested too deeply"):
+        text_of(deep, out=tmp_path)
+    with pytest.raises(InvalidArgument, match="File name too long"):
+        text_of(tmp_path / ("a" * 300), out=tmp_path)
+    with pytest.raises(InvalidArgument, match="cannot be written"):
+        write_run_report(run, tmp_path / ("a" * 300 + ".html"), videos=0)
+
+
 # ---- the command
 
 
@@ -227,5 +319,7 @@ def test_the_command_tells_as_json_what_is_missing(tmp_path: Path) -> None:
     assert told["bytes"] == (tmp_path / "r.html").stat().st_size
     assert told["notes"][0].startswith("No pictures are shown")
     assert "note: No pictures are shown" in done.stderr
+    alone = report_by_command(tmp_path / "run" / "evaluation.json", "-o", tmp_path / "r.html", "--json")
+    assert json.loads(alone.stdout)["notes"][0].startswith("Nothing is known of single videos")
     assert isinstance(report_by_command(tmp_path / "no", "-o", tmp_path / "x.html").exception, InvalidArgument)
     assert not (tmp_path / "x.html").exists()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +19,10 @@ from typer.testing import CliRunner
 from report_runs import text_of, write_made_up_run
 from sosampler.cli.evaluate import evaluate_command
 from sosampler.data.bank import Bank
+from sosampler.data.write_frames import FrameEntry, write_frames
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.evaluation.evaluate import evaluate
+from sosampler.evaluation.per_video import VERSION
 from sosampler.evaluation.rows import Evaluation
 from sosampler.policies.difference import change_scores
 from sosampler.report.run_videos import read_run_videos
@@ -96,7 +101,7 @@ def test_candidates_are_told_with_places_and_scores(
         for count, told in video["candidates"].items():
             slots = distinct(LENGTHS[number], int(count))
             assert told["slots"] == slots
-            assert told["seconds"] == pytest.approx(bank[number].pts_seconds[slots].tolist(), rel=1e-4)
+            assert told["seconds"] == pytest.approx(bank[number].pts_seconds[slots].tolist(), abs=1e-3)
             assert told["positions"] == pytest.approx(bank[number].positions[slots].tolist(), rel=1e-4)
             assert all(0 <= one <= 1 for one in told["positions"])
             alone = [softmax(logits[number][slot])[LABELS[number][0]] for slot in slots]
@@ -104,6 +109,41 @@ def test_candidates_are_told_with_places_and_scores(
             assert list(told["scores"]) == ["frame-difference"]
             expected = change_scores(bank[number].frames(slots))
             assert told["scores"]["frame-difference"] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
+
+
+def test_times_far_from_the_beginning_keep_their_milliseconds(tmp_path: Path) -> None:
+    times = 95443.7 + 0.25 * np.arange(8)
+    entries = [
+        FrameEntry(
+            id=f"v{number}",
+            labels=(number,),
+            frames=np.zeros((8, 16, 16, 3), np.uint8),
+            pts_seconds=times,
+            split="test",
+        )
+        for number in range(3)
+    ]
+    made = write_frames(tmp_path / "bank", entries, classes=["a", "b", "c"])
+    teach(made, random_logits([8] * 3, [(0,), (1,), (2,)]))
+    found = evaluate(Bank(made.path), ["uniform"], num_frames=2, num_candidates=8, bootstrap=0)
+    _, *videos = lines_of(found.write_run(tmp_path / "run"))
+    assert videos[0]["candidates"]["8"]["seconds"] == pytest.approx(times.tolist(), abs=1e-3)
+    text = text_of(tmp_path / "run", out=tmp_path)
+    assert "<img" in text
+    assert re.findall(r'class="time">([^<]*)', text)[:3] == ["1590:43.7", "1590:44.0", "1590:44.2"]
+
+
+def test_a_path_with_half_a_letter_is_written_and_read(found: Evaluation, bank: Bank, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"bank-\xff")
+    shutil.copytree(bank.path, odd)
+    moved = replace(found, facts={**found.facts, "bank": str(odd), "split": "test \N{GREEK SMALL LETTER PI}"})
+    folder = moved.write_run(tmp_path / os.fsdecode(b"run-\xff"))
+    told = (folder / "evaluation.json").read_text(encoding="utf-8")
+    assert "\N{GREEK SMALL LETTER PI}" in told
+    assert json.loads(told) == moved.to_dict()
+    assert "No pictures are shown" in text_of(folder, out=tmp_path)
+    (folder / "evaluation.json").write_text(told.replace(" \N{GREEK SMALL LETTER PI}", ""), encoding="utf-8")
+    assert "No pictures are shown" in text_of(folder, out=tmp_path)
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -144,7 +184,7 @@ def test_a_run_comes_back(found: Evaluation, tmp_path: Path) -> None:
     (alone,) = read_runs(tmp_path / "evaluation.json")
     assert isinstance(alone, EvaluationRun)
     assert alone.videos is None
-    assert "evaluate --run" in alone.notes[-1]
+    assert "evaluate --run" in alone.missing[-1]
 
 
 def test_nothing_is_left_of_a_run_that_could_not_be_written(
@@ -214,7 +254,8 @@ def change(told: dict[str, Any], *path: Any) -> None:
     ("line", "path"),
     [
         pytest.param(0, ("kind", "something"), id="another kind"),
-        pytest.param(0, ("version", 2), id="a later version"),
+        pytest.param(0, ("version", VERSION + 1), id="a later version"),
+        pytest.param(0, ("version", 1), id="an earlier version"),
         pytest.param(0, ("classes", 0, 5), id="a class that is no text"),
         pytest.param(0, ("rows", 0, ["uniform", -1, 6]), id="a row with fewer than no frames"),
         pytest.param(1, ("labels", 0, 3), id="a label beyond the classes"),
@@ -224,6 +265,15 @@ def change(told: dict[str, Any], *path: Any) -> None:
         pytest.param(1, ("answers", 0, "predicted", "run"), id="an answer that is no number"),
         pytest.param(1, ("answers", 0, "right", 1), id="neither right nor wrong"),
         pytest.param(1, ("answers", 0, "chosen", [77]), id="chosen what was not offered"),
+        pytest.param(1, ("answers", 0, "probability", 1.5), id="a probability above 1"),
+        pytest.param(1, ("answers", 0, "confidence", -0.5), id="a confidence below 0"),
+        pytest.param(1, ("answers", 0, "confidence", float("nan")), id="a confidence that is no number"),
+        pytest.param(1, ("answers", 0, "confidence", 10**400), id="a number beyond all"),
+        pytest.param(1, ("candidates", "6", "confidence", 0, 2.0), id="a candidate's confidence above 1"),
+        pytest.param(1, ("candidates", "6", "seconds", 0, float("inf")), id="a time without end"),
+        pytest.param(1, ("candidates", "6", "slots", [5, 4, 3, 2, 1, 0]), id="candidates backwards"),
+        pytest.param(1, ("candidates", "6", "slots", [0, 0, 1, 2, 3, 4]), id="a candidate twice"),
+        pytest.param(0, ("videos", None), id="no number of videos"),
         pytest.param(1, ("candidates", "6", "seconds", [1.0]), id="too few times"),
         pytest.param(1, ("candidates", "6", "scores", "mine", ["x"] * 6), id="scores that are texts"),
         pytest.param(1, ("candidates", {}), id="no candidates"),
@@ -240,7 +290,33 @@ def test_a_damaged_file_is_refused_with_its_line(tmp_path: Path, line: int, path
         read_run_videos(file)
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[]", "null", '{"kind": "sosampler videos"}'])
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_a_file_that_was_cut_at_the_end_of_a_line_is_refused(tmp_path: Path, kept: int) -> None:
+    write_made_up_run(tmp_path, ids=list("abcde"))
+    file = tmp_path / "videos.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[: 1 + kept]))
+    with pytest.raises(InvalidArgument, match=rf"is of 5 videos, but has {kept}; .*evaluate --run"):
+        read_runs(tmp_path)
+
+
+def test_videos_that_say_something_else_than_the_rows_are_refused(tmp_path: Path) -> None:
+    write_made_up_run(tmp_path, ids=[f"v{number}" for number in range(200)])
+    file = tmp_path / "videos.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    assert len(read_runs(tmp_path)) == 1
+    lines[7]["answers"][1]["right"] ^= True
+    file.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(SosamplerError, match="belongs to another evaluation"):
+        read_runs(tmp_path)
+
+
+def test_as_many_videos_as_the_evaluation_has(tmp_path: Path) -> None:
+    write_made_up_run(tmp_path, ids=["a", "b"], num_videos=3)
+    with pytest.raises(SosamplerError, match="belongs to another evaluation"):
+        read_runs(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", "null", "[" * 100_000, '{"kind": "sosampler videos"}'])
 def test_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "videos.jsonl").write_text(text)
     with pytest.raises(InvalidArgument, match="line 1"):

@@ -19,7 +19,7 @@ from sosampler.data.write_frames import FrameEntry, write_frames
 from sosampler.errors import InvalidArgument
 from sosampler.report.comparing import Contrast, cases, class_differences, contrast_of, video_lines
 from sosampler.report.curves import report_figures
-from sosampler.report.finding import sentence_of
+from sosampler.report.finding import headline_of, sentence_of, tiles_of
 from sosampler.report.run_report import choose_videos, write_run_report
 from sosampler.report.run_videos import RunVideo, RunVideos, Said, read_run_videos
 from sosampler.report.strips import data_uri
@@ -165,6 +165,27 @@ def test_galleries_show_what_their_rule_says(text: str, run: Path) -> None:
     assert "Videos that uniform gets right and mine wrong, those first in which uniform leads by most" in text
 
 
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_gallery_says_how_many_more_there_are(run: Path, tmp_path: Path, count: int) -> None:
+    """Few strips are no reason to say that there is no such video."""
+    videos = read_run_videos(run / "videos.jsonl")
+    both = videos.said(CONTRAST.sampler), videos.said(CONTRAST.uniform)
+    text = text_of(run, out=tmp_path, videos=count)
+    assert "There is none." not in text
+    chosen = choose_videos(videos, CONTRAST, count)
+    for kind, title in (("success", "Where the sampler helps"), ("failure", "Where it does harm")):
+        every = cases(*both, success=kind == "success")
+        assert every
+        section = text[text.index(f">{title}</h") :].split("</section>")[0]
+        assert f"Shown: {len(chosen[kind])} of {len(every)}." in section
+
+
+def test_no_failure_is_told_as_such(tmp_path: Path) -> None:
+    write_made_up_run(tmp_path / "run", ids=IDS[:1], classes=["only"])
+    text = text_of(tmp_path / "run", out=tmp_path)
+    assert text.count("There is none.") >= 1
+
+
 def test_strips_mark_what_was_chosen_and_show_the_pictures_of_the_bank(text: str, run: Path, bank: Path) -> None:
     videos = read_run_videos(run / "videos.jsonl")
     page = Page(text)
@@ -221,6 +242,52 @@ def test_the_finding_in_words() -> None:
     assert told.startswith("With 2 of 6 frames mine has a mean average precision of 75.0 %, uniform one of 55.0 %.")
     assert told.endswith("it may be chance.")
     assert sentence_of(rows[:1], "top1", facts) == ""
+
+
+def test_the_finding_without_a_row_of_uniform() -> None:
+    versus = {"num_frames": 2, "metric": "top1", "difference": 0.2, "ci95": [0.1, 0.3]}
+    rows = [made_up_row("mine", 2, 6, 0.7, versus_uniform=versus)]
+    told = sentence_of(rows, "top1", {})
+    assert told.startswith("With 2 of 6 frames mine is right on 70.0 % of the videos")
+    assert "uniform on 50.0 %. The difference is +20.0 percentage points, +10.0 to +30.0" in told
+    assert sentence_of([made_up_row("mine", 2, 6, 0.7, versus_uniform=None)], "top1", {}) == ""
+
+
+def test_a_loss_is_called_one() -> None:
+    versus = {"num_frames": 2, "metric": "top1", "difference": -0.1, "ci95": [-0.15, -0.05]}
+    rows = [
+        made_up_row("uniform", 2, 6, 0.6),
+        made_up_row("mine", 2, 6, 0.5, versus_uniform=versus, recovered=-0.4),
+        made_up_row("semi-optimal", 2, 6, 0.85),
+    ]
+    assert "oracle gains" not in sentence_of(rows, "top1", {})
+    tile = tiles_of(rows, "top1")[2]
+    assert (tile.name, tile.value) == ("loss", "\N{MINUS SIGN}10.0")
+    assert tile.remark == "percentage points against uniform (95 %: \N{MINUS SIGN}15.0 to \N{MINUS SIGN}5.0)"
+
+
+def test_whoever_takes_everything_is_no_headline() -> None:
+    rows = [made_up_row(policy, frames, 6, 0.5) for frames in (2, 6) for policy in ("uniform", "mine")]
+    found = headline_of(rows, "top1")
+    assert found is not None
+    assert found.pair == (2, 6)
+    everything = headline_of(rows[2:], "top1")
+    assert everything is not None
+    assert everything.pair == (6, 6)
+
+
+def test_videos_of_several_labels_are_told_in_their_own_words(tmp_path: Path) -> None:
+    write_made_up_run(tmp_path / "run", ids=IDS, metric="mAP")
+    text = unescape(text_of(tmp_path / "run", out=tmp_path))
+    assert "A video of several labels counts for each of its classes" in text
+    assert (
+        "mean over videos of the geometric mean of the probabilities that the classifier gives the true classes" in text
+    )
+    assert "share of videos one of whose true classes gets the highest probability" in text
+    assert "gives the labels a higher confidence" in text
+    assert "; labels " in text
+    assert "the probability of the label" not in text
+    assert "true class," not in text
 
 
 def test_figures_of_candidates_and_fidelity() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-SETTINGS_FILE, EVALUATION_FILE = "demo.json", "evaluation.json"
+SETTINGS_FILE = "demo.json"
 LEARNED = "sosampler"
 """What the sampler is called among the policies."""
 
@@ -93,6 +93,8 @@ def run_demo(
         say: is told what happens and how long it took.
     """
     _check_installed()
+    from sosampler.evaluation.per_video import EVALUATION_FILE
+
     chosen = settings or DemoSettings()
     folder = Path(out)
     _claim(folder, {"demo": 1, "seed": whole_number("seed", seed, at_least=0), **asdict(chosen)})

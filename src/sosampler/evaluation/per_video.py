@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from sosampler.evaluation.rows import Cell, Evaluation
 
 EVALUATION_FILE, VIDEOS_FILE = "evaluation.json", "videos.jsonl"
-KIND, VERSION = "sosampler videos", 1
-_DIGITS = 5  # of every number in the file
+KIND, VERSION = "sosampler videos", 2
+_DIGITS = 5  # of every number in the file but times
+_MILLISECONDS = 3  # digits behind the point of times, which may be far from 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,7 @@ def video_lines(evaluation: Evaluation, kept: PerVideo) -> Iterator[str]:
             "kind": KIND,
             "version": VERSION,
             "evaluation": rows_digest([row.to_dict() for row in evaluation.rows]),
+            "videos": len(evaluation.ids),
             "classes": list(kept.bank.classes),
             "rows": [[cell.policy, cell.num_frames, cell.num_candidates] for cell in cells],
         }
@@ -96,7 +98,7 @@ def _candidates(kept: PerVideo, number: int, count: int) -> dict[str, Any]:
     return {
         "slots": slots.tolist(),
         "positions": _rounded(video.positions[slots]),
-        "seconds": _rounded(video.pts_seconds[slots]),
+        "seconds": [round(float(one), _MILLISECONDS) for one in video.pts_seconds[slots]],
         "confidence": _rounded(label_confidence(kept.teacher[kept.places[number]], video.labels, slots)),
         "scores": {
             policy: _rounded(table[number, : len(slots)])

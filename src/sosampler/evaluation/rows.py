@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -154,7 +155,9 @@ class Evaluation:
         return self.table()
 
     def write_json(self, path: str | os.PathLike[str]) -> Path:
-        return _write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+        # Names of files may hold halves of letters, which UTF-8 has not.
+        return _write(path, re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text))
 
     def write_run(self, folder: str | os.PathLike[str]) -> Path:
         """Write `folder`/evaluation.json and videos.jsonl, which says of every video what was chosen and answered.

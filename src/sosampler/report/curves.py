@@ -332,7 +332,8 @@ def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], l
 
 def shortened(policy: str) -> str:
     """The end of a long name: samplers are often named by their folder."""
-    return policy if len(policy) <= _LABEL_LETTERS else f"…{policy[1 - _LABEL_LETTERS :]}"
+    whole = policy.encode(errors="replace").decode()  # names of files may hold halves of letters, which nobody can draw
+    return whole if len(whole) <= _LABEL_LETTERS else f"…{whole[1 - _LABEL_LETTERS :]}"
 
 
 def _page_colours(svg: str) -> str:

@@ -41,7 +41,9 @@ def headline_of(rows: Sequence[Row], metric: str, pair: Pair | None = None) -> H
     pairs = sorted({_pair(row) for row in learned or policies if row["policy"] != "all"})
     if not pairs:
         return None
-    pair = pair or pairs[len(pairs) // 2]
+    # Whoever takes all candidates chooses nothing.
+    choosing = [one for one in pairs if one[0] < one[1]] or pairs
+    pair = pair or choosing[len(choosing) // 2]
     here = {row["policy"]: row for row in policies if _pair(row) == pair}
     samplers = [row for row in learned if here.get(row["policy"]) is row]
     # With several, the one that won is named; the table has the others.
@@ -67,10 +69,11 @@ def tiles_of(rows: Sequence[Row], metric: str, headline: Pair | None = None) -> 
         tiles.append(_tile(best["policy"], best, metric, f"{frames}, learned"))
         versus, recovered = best.get("versus_uniform"), best.get("recovered")
         if versus:
-            remark = f"percentage points over uniform{between(versus.get('ci95'), sign=True)}"
-            if recovered is not None:
+            lost = versus["difference"] < 0
+            remark = f"percentage points against uniform{between(versus.get('ci95'), sign=True)}"
+            if recovered is not None and not lost:
                 remark += f"; {100 * recovered:.0f} % of what the semi-optimal oracle gains"
-            tiles.append(Tile("gain", percent(versus["difference"], sign=True), remark, LEARNED))
+            tiles.append(Tile("loss" if lost else "gain", percent(versus["difference"], sign=True), remark, LEARNED))
     if found.semi_optimal is not None:
         tiles.append(_tile("semi-optimal", found.semi_optimal, metric, "the oracle that knows the label"))
     return tiles
@@ -84,18 +87,23 @@ def _tile(name: str, row: Row, metric: str, remark: str) -> Tile:
 def sentence_of(rows: Sequence[Row], metric: str, facts: Mapping[str, Any], headline: Pair | None = None) -> str:
     """The finding in words, with its interval and what the interval says; empty where nothing can be compared."""
     found = headline_of(rows, metric, headline)
-    if found is None or found.sampler is None or found.uniform is None:
+    if found is None or found.sampler is None:
         return ""
-    best, uniform = found.sampler, found.uniform
+    best, versus = found.sampler, found.sampler.get("versus_uniform")
+    if found.uniform is not None:
+        uniform = float(found.uniform[metric])
+    elif versus and versus.get("metric", metric) == metric:  # it was measured, and has no row of its own
+        uniform = float(best[metric]) - float(versus["difference"])
+    else:
+        return ""
     where = _where(facts)
     does, scores = ("is right on", "of the videos") if metric == "top1" else ("has a mean average precision of", "")
     text = (
         f"{where}with {found.pair[0]} of {found.pair[1]} frames {best['policy']} {does} {_with_unit(best[metric])}"
         f"{scores and ' ' + scores}{between((best.get('ci95') or {}).get(metric))}, uniform "
-        f"{'on' if metric == 'top1' else 'one of'} {_with_unit(uniform[metric])}. "
+        f"{'on' if metric == 'top1' else 'one of'} {_with_unit(uniform)}. "
     )
     text = text[0].upper() + text[1:]
-    versus = best.get("versus_uniform")
     if not versus:
         return text.strip()
     bounds = versus.get("ci95")
@@ -105,7 +113,7 @@ def sentence_of(rows: Sequence[Row], metric: str, facts: Mapping[str, Any], head
             f", {percent(bounds[0], sign=True)} to {percent(bounds[1], sign=True)} in 95 % of resamples of the videos: "
         )
         text += "it may be chance" if bounds[0] <= 0 <= bounds[1] else "more than chance would give"
-    if best.get("recovered") is not None:
+    if best.get("recovered") is not None and versus["difference"] >= 0:
         text += f". It is {100 * best['recovered']:.0f} % of what the semi-optimal oracle gains"
     return f"{text}."
 

@@ -70,7 +70,7 @@ def independence_grid(folder: Path) -> Grid | None:
         verdicts = [_verdict(facts) for facts in told["classifiers"]]
         below = [str(told["criterion"]), *map(str, told["notes"])]
         videos = int(told["videos"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
         raise InvalidArgument(
             f"{path}: is not what `sosampler independence` writes ({type(error).__name__}: {error}); write it again"
         ) from error

@@ -50,8 +50,10 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
 
     systems = any(is_system(row) for row in rows)
     main, other = SHORT_NAMES[metric], SHORT_NAMES["mAP" if metric == "top1" else "top1"]
+    several = metric == "mAP"  # labels of a video
     meanings = {
-        "top-1": "share of videos whose true class gets the highest probability from the chosen frames",
+        "top-1": f"share of videos {'one of whose true classes' if several else 'whose true class'} gets the highest "
+        "probability from the chosen frames",
         "mAP": "mean average precision: for each class the videos are ranked by its probability; the mean over classes",
     }
     return {
@@ -67,7 +69,7 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
         "versus": Column(
             "against uniform",
             f"difference in {main} from the uniform choice of as many frames"
-            + (" (of a system: as many as it takes in the mean, rounded)" if systems else "")
+            + (" (of a system: as many as it takes in the mean, rounded up)" if systems else "")
             + ", in percentage points, with the 95 % interval of the paired bootstrap: where it holds 0, the "
             "difference may be chance",
             lacks("versus_uniform"),
@@ -83,7 +85,11 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
             lacks("fidelity"),
         ),
         "confidence": Column(
-            "confidence, %", "mean probability that the classifier gives the true class", lacks("confidence")
+            "confidence, %",
+            "mean over videos of "
+            + ("the geometric mean of the probabilities" if several else "the probability")
+            + f" that the classifier gives the true class{'es' if several else ''}",
+            lacks("confidence"),
         ),
         "gmacs": Column(
             "GMACs",
@@ -106,16 +112,17 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
     }
 
 
-def search_of(rows: Sequence[Row]) -> str:
+def search_of(rows: Sequence[Row], metric: str) -> str:
     """How the optimal policy was found, and what its search may have missed."""
     found = [row for row in rows if row.get("gap")]
     if not found:
         return ""
     methods = " and ".join(dict.fromkeys(str(row["method"]) for row in found))
     missed = max(float(row["gap"]["max"]) for row in found)
+    what = "true class a {}probability" if metric == "top1" else "labels a {}confidence"
     bound = (
-        f"no other set of frames gives the true class a probability that is higher by more than {missed:.2g}"
+        f"no other set of frames gives the {what.format('')} that is higher by more than {missed:.2g}"
         if missed > _NO_GAP
-        else "no other set of frames gives the true class a higher probability"
+        else f"no other set of frames gives the {what.format('higher ')}"
     )
     return f"The optimal policy was found by {methods}: {bound}."

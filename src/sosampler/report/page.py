@@ -20,6 +20,7 @@ from sosampler.report.finding import Pair, tiles_of
 from sosampler.report.grids import Grid
 from sosampler.report.looks import MEANINGS, SYSTEM, looks_of_rows
 from sosampler.report.numbers import columns_of, groups_of, search_of
+from sosampler.report.runs import is_folder
 from sosampler.report.strips import Gallery, Strip
 from sosampler.report.words import NOTHING, SHORT_NAMES, clock, count, flat, percent, score
 
@@ -105,14 +106,17 @@ def write_page(path: str | os.PathLike[str], title: str, parts: Sequence[Part], 
         nothing=NOTHING,
     )
     target = Path(path)
-    if target.is_dir():
+    if is_folder(target):
         raise InvalidArgument(f"{target} is a folder; give the name of a file, for example report.html")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgument(f"{target.parent}: the folder cannot be made ({error.strerror}); give another") from error
-    with replacing(target) as temporary:
-        temporary.write_text(html, encoding="utf-8", errors="replace")  # names of files may hold halves of letters
+    try:
+        with replacing(target) as temporary:
+            temporary.write_text(html, encoding="utf-8", errors="replace")  # names of files may hold halves of letters
+    except OSError as error:
+        raise InvalidArgument(f"{target}: cannot be written ({error.strerror}); give another name") from error
     return target
 
 
@@ -142,7 +146,7 @@ def _context(part: Part, number: int) -> dict[str, Any]:
         "other": "mAP" if part.metric == "top1" else "top1",
         "looks": looks,
         "kinds": {kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or systems},
-        "search": search_of(part.rows),
+        "search": search_of(part.rows, part.metric),
         "notes": part.notes,
         "facts": flat(part.facts),
     }

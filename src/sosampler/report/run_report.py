@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sosampler.checks import whole_number
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
+from sosampler.evaluation.per_video import EVALUATION_FILE, VIDEOS_FILE
 from sosampler.report.comparing import (
     FAILURE_RULE,
     SUCCESS_RULE,
@@ -20,19 +22,16 @@ from sosampler.report.comparing import (
 )
 from sosampler.report.curves import Row, report_figures
 from sosampler.report.finding import Pair, headline_of, sentence_of
-from sosampler.report.grids import independence_grid
+from sosampler.report.grids import INDEPENDENCE_FILE, INDEPENDENCE_PICTURE, independence_grid
 from sosampler.report.page import Part, write_page
-from sosampler.report.run_videos import RowKey, RunVideos
-from sosampler.report.runs import AnyRun, EvaluationRun, Experiments, read_runs
-from sosampler.report.strips import Gallery, strip_of
-
-if TYPE_CHECKING:
-    from sosampler.data.bank import Bank
+from sosampler.report.pictures import OpenedBank, open_bank
+from sosampler.report.run_videos import RowKey, RunVideo, RunVideos
+from sosampler.report.runs import RESULT_FILE, RUN_FILE, AnyRun, EvaluationRun, Experiments, is_folder, read_runs
+from sosampler.report.strips import Gallery, Strip, strip_of
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _ORACLES = ("semi-optimal", "optimal")
-_MOST_FAILURES = 20  # of a bank, that are named
 _MOST_SYSTEMS, _MOST_LINES = 2, 4  # in a strip
 
 
@@ -57,7 +56,7 @@ def write_run_report(
         intro: a paragraph below it.
         videos: shown of each run, at most: a third where the sampler is right and uniform wrong, a third the other way
             round, and the first ones of the rest.
-        bank: where the pictures are, if not where the run says.
+        bank: where the pictures are, if not where the runs say; it must be that of at least one of them.
         headline: N and T of the finding and of the videos; None: the middle one of those that a learned sampler has.
         say: told what could not be shown.
     """
@@ -65,49 +64,108 @@ def write_run_report(
     paths = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     if not paths:
         raise InvalidArgument("no run is given; give the folder of at least one")
-    found = [run for path in dict.fromkeys(map(Path, paths)) for run in read_runs(path)]
-    parts = [_part(run, videos, None if bank is None else Path(bank), headline, say) for run in found]
-    return write_page(out, title or _title(found), parts, intro=intro)
+    given = None if bank is None else Path(bank)
+    if given is not None and not is_folder(given):
+        raise InvalidArgument(f"--bank {given}: it is not there; give the bank that was evaluated, or leave it out")
+    distinct: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        distinct.setdefault(_real(path), path)
+    found = [run for path in distinct.values() for run in read_runs(path)]
+    _check_out(Path(out), found)
+    names = names_of([run.path for run in found])
+    misfits: list[str | None] = []  # of the given bank, run by run
+    parts = [_part(run, name, videos, given, headline, misfits) for run, name in zip(found, names, strict=True)]
+    parts = _told_apart(parts, names)
+    if misfits and None not in misfits:
+        raise InvalidArgument(f"--bank {given}: {misfits[0]}; give the bank that was evaluated, or leave it out")
+    for run, part in zip(found, parts, strict=True):
+        for note in part.notes[len(run.notes) if isinstance(run, EvaluationRun) else 0 :]:
+            say(note)
+    return write_page(out, title or _title(found, names), parts, intro=intro)
 
 
-def _title(runs: Sequence[AnyRun]) -> str:
+def _real(path: Path) -> Path:
+    """By which two ways to one place are known."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # too long, or links in a circle: reading it will tell
+        return path
+
+
+def _check_out(out: Path, runs: Sequence[AnyRun]) -> None:
+    """A page must not take the place of what it was made from."""
+    for run in runs:
+        folders = (*run.folders, *run.unfinished) if isinstance(run, Experiments) else (run.path,)
+        files = [path for folder in folders for path in ([folder] if folder.is_file() else _files_of(folder))]
+        if any(_real(out) == _real(path) for path in files):
+            raise InvalidArgument(f"{out} is a file of the run {run.path}; give another name, for example report.html")
+
+
+def _files_of(folder: Path) -> list[Path]:
+    names = (EVALUATION_FILE, VIDEOS_FILE, INDEPENDENCE_FILE, INDEPENDENCE_PICTURE, RESULT_FILE, RUN_FILE)
+    return [folder / name for name in names]
+
+
+def _title(runs: Sequence[AnyRun], names: Sequence[str]) -> str:
     if all(isinstance(run, Experiments) for run in runs):
         return "sosampler: the paper's tables and figures"
-    return f"sosampler: {_name(runs[0].path)}" if len(runs) == 1 else f"sosampler: {len(runs)} runs"
+    return f"sosampler: {names[0]}" if len(runs) == 1 else f"sosampler: {len(runs)} runs"
 
 
-def _name(path: Path) -> str:
-    """Of a folder or file, also of "."."""
-    return path.name or path.absolute().name
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The end of each path, as much of it as tells it from the others.
+
+    >>> names_of([Path("/a/run"), Path("/b/run"), Path("/a/other")])
+    ['a/run', 'b/run', 'other']
+    """
+    ways = [Path(os.path.abspath(path)).parts for path in paths]
+    names = []
+    for way in ways:
+        for length in range(1, len(way) + 1):
+            if sum(other[-length:] == way[-length:] for other in ways) == 1:
+                break
+        names.append(str(Path(*way[-length:])))
+    return names
 
 
-def _part(run: AnyRun, count: int, bank: Path | None, headline: Pair | None, say: Callable[[str], None]) -> Part:
+def _told_apart(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
+    """Reproductions are called by bank and classifier, which may be those of others."""
+    titles = [part.title for part in parts]
+    return [
+        part if titles.count(part.title) == 1 or part.title == name else replace(part, title=f"{part.title} ({name})")
+        for part, name in zip(parts, names, strict=True)
+    ]
+
+
+def _part(
+    run: AnyRun, name: str, count: int, given: Path | None, headline: Pair | None, misfits: list[str | None]
+) -> Part:
     if isinstance(run, EvaluationRun):
-        return _evaluation_part(run, count, bank, headline, say)
+        return _evaluation_part(run, name, count, given, headline, misfits)
     if isinstance(run, Experiments):
         from sosampler.report.reproduction import experiments_part
 
         return experiments_part(run)
     grid = independence_grid(run.path)
     assert grid is not None  # it is what made this a run
-    return Part(title=_name(run.path), summary=" ".join(grid.above), grids=[grid])
+    return Part(title=name, summary=" ".join(grid.above), grids=[grid], facts={"run": str(run.path)})
 
 
 # ---- an evaluation
 
 
 def _evaluation_part(
-    run: EvaluationRun, count: int, bank: Path | None, headline: Pair | None, say: Callable[[str], None]
+    run: EvaluationRun, name: str, count: int, given: Path | None, headline: Pair | None, misfits: list[str | None]
 ) -> Part:
-    notes = list(run.notes)
+    notes = [*run.notes, *run.missing]
     grid = independence_grid(run.folder) if run.path.is_dir() else None
     known: dict[str, Any] = {}
     if run.videos is not None:
-        known = _about_videos(run, run.videos, count, bank, headline, notes)
-    for note in notes[len(run.notes) :]:
-        say(note)
+        known, misfit = _about_videos(run, run.videos, count, given, headline, notes)
+        if given is not None:
+            misfits.append(misfit)
     return Part(
-        title=_name(run.path),
+        title=name,
         summary=sentence_of(run.rows, run.metric, run.facts, headline),
         rows=run.rows,
         metric=run.metric,
@@ -115,51 +173,83 @@ def _evaluation_part(
         figures=report_figures(run.rows, run.metric),
         grids=[] if grid is None else [grid],
         notes=notes,
-        facts=run.facts,
+        facts={"run": str(run.path), **run.facts},
         **known,
     )
 
 
 def _about_videos(
-    run: EvaluationRun, videos: RunVideos, count: int, bank: Path | None, headline: Pair | None, notes: list[str]
-) -> dict[str, Any]:
-    """Galleries, classes and the list of videos; adds to the notes what is missing."""
-    pictures = _open_bank(run, bank, notes)
+    run: EvaluationRun, videos: RunVideos, count: int, given: Path | None, headline: Pair | None, notes: list[str]
+) -> tuple[dict[str, Any], str | None]:
+    """Galleries, classes and the list of videos; and what is wrong with the given bank.
+
+    Adds to the notes what is missing.
+    """
     contrast = contrast_of(run.rows, run.metric, videos, headline)
     keys = shown_keys(run.rows, run.metric, videos, headline)
+    found = all_cases(videos, contrast)
     chosen = choose_videos(videos, contrast, count)
+    shown = [videos.videos[number] for numbers in chosen.values() for number in numbers]
+    opened = open_bank(run, [(video.id, video.offered[keys[0][2]]) for video in shown], given)
+    notes.extend(opened.notes)
+    strips = _strips(videos, shown, keys, opened, notes)
     titles = {"success": "Where the sampler helps", "failure": "Where it does harm", "first": "The first videos"}
     galleries = []
     for kind, numbers in chosen.items():
-        strips = tuple(strip_of(videos, videos.videos[number], keys, pictures) for number in numbers)
-        note = _rule(kind, contrast, len(numbers), len(videos.videos))
-        if strips or (kind != "first" and count):
-            galleries.append(Gallery(titles[kind], note, strips))
+        note = _rule(kind, contrast, len(numbers), len(found.get(kind, videos.videos)))
+        if numbers or (kind != "first" and count):
+            galleries.append(Gallery(titles[kind], note, tuple(strips[videos.videos[one].id] for one in numbers)))
     if contrast is None:
         notes.append("No learned sampler stands beside uniform with the same N of T, so they are not compared.")
-        return {"galleries": galleries}
-    return {
-        "galleries": galleries,
+        return {"galleries": galleries}, opened.misfit
+    compared = {
         "contrast": contrast,
         "classes": class_differences(videos, contrast),
         "videos": video_lines(videos, contrast),
     }
+    return {"galleries": galleries, **compared}, opened.misfit
+
+
+def _strips(
+    videos: RunVideos, shown: Sequence[RunVideo], keys: Sequence[RowKey], opened: OpenedBank, notes: list[str]
+) -> dict[str, Strip]:
+    """By the video's name; without pictures where these cannot be read, unless somebody asks for this very bank."""
+    strips, damage = {}, {}
+    for video in shown:
+        try:
+            strips[video.id] = strip_of(videos, video, keys, opened.bank)
+        except SosamplerError as error:
+            if opened.is_given:
+                raise
+            strips[video.id], damage[video.id] = strip_of(videos, video, keys, None), first_line(error)
+    if damage:
+        name, why = next(iter(damage.items()))
+        more = f", and of {len(damage) - 1} more" if len(damage) > 1 else ""
+        notes.append(f"No pictures are shown of {name}{more}, because they cannot be read: {why}.")
+    return strips
 
 
 def _rule(kind: str, contrast: Contrast | None, shown: int, total: int) -> str:
+    """`total`: of the videos that the rule is true of."""
     if contrast is None or kind == "first":
         which = "the first ones" if contrast is None else "the first ones that are not shown above"
         return f"{shown} of {total} videos: {which}, as they come."
     rule = (SUCCESS_RULE if kind == "success" else FAILURE_RULE).format(sampler=contrast.sampler[0])
-    return rule if shown else f"{rule} There is none."
+    return f"{rule} Shown: {shown} of {total}." if total else f"{rule} There is none."
+
+
+def all_cases(videos: RunVideos, contrast: Contrast | None) -> dict[str, list[int]]:
+    """Numbers of all videos that are a success or a failure, the clearest first."""
+    if contrast is None:
+        return {}
+    both = videos.said(contrast.sampler), videos.said(contrast.uniform)
+    return {kind: cases(*both, success=kind == "success") for kind in ("success", "failure")}
 
 
 def choose_videos(videos: RunVideos, contrast: Contrast | None, count: int) -> dict[str, list[int]]:
     """Numbers of the videos in each gallery, at most `count` in all and none twice."""
-    found: dict[str, list[int]] = {}
-    if contrast is not None:
-        both = videos.said(contrast.sampler), videos.said(contrast.uniform)
-        found = {kind: cases(*both, success=kind == "success")[: -(-count // 3)] for kind in ("success", "failure")}
+    found = {kind: numbers[: -(-count // 3)] for kind, numbers in all_cases(videos, contrast).items()}
+    if found:
         found["failure"] = found["failure"][: count - len(found["success"])]
     taken = {number for numbers in found.values() for number in numbers}
     rest = [number for number in range(len(videos.videos)) if number not in taken]
@@ -181,40 +271,3 @@ def shown_keys(rows: Sequence[Row], metric: str, videos: RunVideos, headline: Pa
         if known:
             return known
     return [key for key in videos.keys if key[2] == videos.keys[0][2]][:_MOST_LINES]
-
-
-def _open_bank(run: EvaluationRun, given: Path | None, notes: list[str]) -> Bank | None:
-    """The split that was evaluated; None, with a note, where it is not at hand or is of other videos."""
-    from sosampler.data.bank import Bank
-
-    assert run.videos is not None
-    told, split = str(run.facts.get("bank", "")), run.facts.get("split")
-    # A run that was moved together with its bank, as a folder of the demonstration.
-    places = [given] if given is not None else [Path(told), run.folder / Path(told).name] if told else []
-    problem = "it is not there"
-    for place in places:
-        if not place.is_dir():
-            continue
-        try:
-            whole = Bank(place, partial=True)
-            bank = whole.split(split) if isinstance(split, str) else whole
-        except SosamplerError as error:
-            problem = first_line(error)
-            continue
-        missing = {video.id for video in run.videos.videos} - set(bank.ids)
-        if not missing and bank.classes == run.videos.classes:
-            notes.extend(_failures(whole))
-            return bank
-        problem = "it holds other videos" if missing else "its classes are others"
-    if given is not None:
-        raise InvalidArgument(f"--bank {given}: {problem}; give the bank that was evaluated, or leave it out")
-    notes.append(f"No pictures are shown: they would be in the bank {told}, but {problem}. Give it with --bank.")
-    return None
-
-
-def _failures(bank: Bank) -> list[str]:
-    """Videos that could not be read when the bank was made."""
-    failures = bank.failures
-    named = [f"{one['id']}: {one['error']}" for one in failures[:_MOST_FAILURES]]
-    more = [f"and {len(failures) - len(named)} more"] if len(failures) > len(named) else []
-    return [f"Not in the bank, because they could not be read: {'; '.join([*named, *more])}."] if failures else []

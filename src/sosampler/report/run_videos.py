@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,14 @@ from sosampler.evaluation.per_video import KIND, VERSION
 RowKey = tuple[str, int | None, int]
 """Policy, N (None for a system) and T."""
 _AGAIN = "`sosampler evaluate --run`"
+_ROUNDING = 1e-4  # by which a share in a file may miss 0 or 1
 
 
 @dataclass(frozen=True)
 class Offered:
     """The candidates of a video, in time order; [T] each."""
 
-    slots: tuple[int, ...]  # stored frames
-    positions: tuple[float, ...]  # 0..1
+    slots: tuple[int, ...]  # stored frames, ascending
     seconds: tuple[float, ...]
     confidence: tuple[float, ...]  # of the classifier in the labels, from that frame alone
     scores: Mapping[str, tuple[float | None, ...]]  # by policy
@@ -71,13 +73,17 @@ def read_run_videos(path: Path) -> RunVideos:
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"{path}: is not text ({error}); write it again with `sosampler evaluate --run`"
-        ) from error
-    head = _parsed(path, 1, lines[0], _head)
+        raise InvalidArgument(f"{path}: is not text ({error}); write it again with {_AGAIN}") from error
+    except OSError as error:
+        raise InvalidArgument(f"{path}: cannot be read ({error.strerror}); give a run that can") from error
+    head, count = _parsed(path, 1, lines[0], lambda told: (_head(told), _whole(told["videos"])))
     videos = tuple(
         _parsed(path, number, line, lambda told: _video(told, head)) for number, line in enumerate(lines[1:], start=2)
     )
+    if len(videos) != count or not videos:
+        raise InvalidArgument(
+            f"{path}: is of {count} videos, but has {len(videos)}; copy it again, or write it again with {_AGAIN}"
+        )
     if len({video.id for video in videos}) < len(videos):
         raise InvalidArgument(f"{path}: a video is in it twice; write it again with {_AGAIN}")
     return RunVideos(head.digest, head.classes, head.keys, videos)
@@ -86,7 +92,7 @@ def read_run_videos(path: Path) -> RunVideos:
 def _parsed(path: Path, number: int, line: str, make: Callable[[Any], Any]) -> Any:
     try:
         return make(json.loads(line))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise InvalidArgument(
             f"{path}, line {number}: is not of a {KIND} file of version {VERSION} ({type(error).__name__}: {error}); "
             f"write it again with {_AGAIN}"
@@ -118,19 +124,22 @@ def _video(told: Any, head: RunVideos) -> RunVideo:
 
 def _offered(told: Any) -> Offered:
     slots = tuple(_whole(slot) for slot in told["slots"])
-    numbers = {name: _numbers(told[name], len(slots)) for name in ("positions", "seconds", "confidence")}
+    if not slots or any(later <= earlier for earlier, later in pairwise(slots)):
+        raise ValueError(f"{list(slots)} are no candidates in time order")
+    seconds = _numbers(told["seconds"], len(slots))
+    confidence = tuple(map(_share, _numbers(told["confidence"], len(slots))))
     scores = {
         _is(str, policy): tuple(None if one is None else _number(one) for one in _of_length(values, len(slots)))
         for policy, values in _is(dict, told["scores"]).items()
     }
-    return Offered(slots, **numbers, scores=scores)
+    return Offered(slots, seconds, confidence, scores)
 
 
 def _said(told: Any, num_classes: int) -> Said:
     return Said(
         _whole(told["predicted"], below=num_classes),
-        _number(told["probability"]),
-        _number(told["confidence"]),
+        _share(told["probability"]),
+        _share(told["confidence"]),
         _is(bool, told["right"]),
         tuple(_whole(slot) for slot in told["chosen"]),
     )
@@ -151,7 +160,17 @@ def _whole(value: Any, below: int | None = None) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is no number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
     return float(value)
+
+
+def _share(value: Any) -> float:
+    """Of 0..1."""
+    found = _number(value)
+    if not -_ROUNDING <= found <= 1 + _ROUNDING:
+        raise ValueError(f"{value!r} is no share of 0..1")
+    return found
 
 
 def _numbers(values: Any, count: int) -> tuple[float, ...]:

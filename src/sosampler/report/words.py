@@ -52,11 +52,12 @@ def count(frames: float | None) -> str:
 
 def clock(seconds: float) -> str:
     """
-    >>> clock(75.26), clock(3.04)
-    ('1:15.3', '0:03.0')
+    >>> clock(75.26), clock(3.04), clock(-0.5)
+    ('1:15.3', '0:03.0', '−0:00.5')
     """
-    tenths = round(10 * seconds)
-    return f"{tenths // 600}:{tenths % 600 // 10:02d}.{tenths % 10}"
+    tenths = abs(round(10 * seconds))
+    sign = "\N{MINUS SIGN}" if seconds < 0 and tenths else ""
+    return f"{sign}{tenths // 600}:{tenths % 600 // 10:02d}.{tenths % 10}"
 
 
 def flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:

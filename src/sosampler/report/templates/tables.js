@@ -5,9 +5,15 @@
     return found ? Number(found[1]) : NaN;
   };
   const words = cell => cell.textContent.replace(/\s+/g, " ").trim();
+  const spoken = cell => {  // without signs, which stand before names and have no place in the alphabet
+    if (!cell.querySelector("[aria-hidden=true]")) return words(cell);
+    const copy = cell.cloneNode(true);
+    copy.querySelectorAll("[aria-hidden=true]").forEach(sign => sign.remove());
+    return words(copy);
+  };
 
   const sorted = (rows, column, numeric, descending) => {
-    const key = row => numeric ? number(words(row.cells[column])) : words(row.cells[column]);
+    const key = row => numeric ? number(spoken(row.cells[column])) : spoken(row.cells[column]);
     const unknown = value => value === "" || Number.isNaN(value) || value === "\u2013";
     return rows.map(row => [key(row), row]).sort(([a], [b]) => {
       if (unknown(a) || unknown(b)) return unknown(a) - unknown(b);  // at the end, whatever the order
@@ -26,13 +32,13 @@
       button.className = "sort";
       button.append(...head.childNodes);
       head.append(button);
-      head.ariaSort = "none";
+      head.setAttribute("aria-sort", "none");  // not every browser reflects ariaSort
       button.addEventListener("click", () => {
         // High numbers and the beginning of the alphabet first, then the reverse, then as it was.
         const ways = numeric ? ["none", "descending", "ascending"] : ["none", "ascending", "descending"];
-        const way = ways[(ways.indexOf(head.ariaSort) + 1) % 3];
-        heads.forEach(other => { other.ariaSort = "none"; });
-        head.ariaSort = way;
+        const way = ways[(ways.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
+        heads.forEach(other => other.setAttribute("aria-sort", "none"));
+        head.setAttribute("aria-sort", way);
         for (const {body, rows} of bodies)
           body.append(...(way === "none" ? rows : sorted(rows, column, numeric, way === "descending")));
       });
