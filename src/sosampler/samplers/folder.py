@@ -16,6 +16,7 @@ from sosampler.classifiers.weights import State, load_weights, read_state, some_
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.files import replacing
 from sosampler.samplers.card import MARK, model_card
+from sosampler.saved_folders import check_place, saved_kind
 
 KIND = "sosampler sampler"  # how the folder is told from that of a classifier or of another library
 CARD = "README.md"
@@ -49,7 +50,7 @@ def write_folder(folder: Path, sampler: Savable) -> None:
     """
     from safetensors.torch import save
 
-    _check_place(folder)
+    check_place(folder, KIND, "sampler")
     folder.mkdir(parents=True, exist_ok=True)
     # Copies, because tensors that share memory cannot be saved.
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in sampler.state_dict().items()}
@@ -63,23 +64,6 @@ def write_folder(folder: Path, sampler: Savable) -> None:
     with replacing(folder / CONFIG) as temporary:
         told = {"kind": KIND, **sampler.config}
         temporary.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _check_place(folder: Path) -> None:
-    """A sampler may be written into a folder, but not over a classifier or what another library saved there."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"{folder} is a file; give a folder to save the sampler in")
-    if not (folder / CONFIG).exists() or is_sampler_folder(folder):
-        return
-    try:
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("kind")
-    except (ValueError, OSError, AttributeError):
-        kind = None
-    what = f"a saved {kind}" if isinstance(kind, str) else f"a {CONFIG} that is not a sampler's"
-    raise InvalidArgument(
-        f"{folder} holds {what}, which would be lost; "
-        "give another folder to save the sampler in, or remove that one first"
-    )
 
 
 def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) -> Network:
@@ -115,13 +99,7 @@ def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) ->
 
 def is_sampler_folder(path: Any) -> bool:
     """Whether this is a folder with the config.json of a saved sampler; looks at nothing else."""
-    if not isinstance(path, (str, Path)) or not (Path(path) / CONFIG).is_file():
-        return False
-    try:
-        told = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError):
-        return False
-    return isinstance(told, dict) and told.get("kind") == KIND
+    return saved_kind(path) == KIND
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sosampler.classifiers.weights import load_weights, read_state, some_of
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.files import replacing
 from sosampler.samplers.folder import not_finite
+from sosampler.saved_folders import check_place, saved_kind
 from sosampler.systems import create_system, list_systems, system_arguments
 from sosampler.systems.base import System
 
@@ -36,7 +37,7 @@ def save_system(folder: str | Path, system: System, about: Mapping[str, Any]) ->
     from safetensors.torch import save
 
     folder = Path(folder)
-    _check_place(folder)
+    check_place(folder, KIND, "system")
     if system.name not in list_systems():
         raise InvalidArgument(
             f"a {type(system).__name__} cannot be loaded again by its name {system.name!r}, so it is not saved; "
@@ -90,13 +91,7 @@ def load_system(folder: str | Path, device: str | None = None) -> System:
 
 def is_system_folder(path: Any) -> bool:
     """Whether this is a folder with the config.json of a trained system; looks at nothing else."""
-    if not isinstance(path, (str, Path)) or not (Path(path) / CONFIG).is_file():
-        return False
-    try:
-        told = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError):
-        return False
-    return isinstance(told, dict) and told.get("kind") == KIND
+    return saved_kind(path) == KIND
 
 
 def refuse_system_folder(argument: str, given: Any) -> None:
@@ -152,19 +147,3 @@ def _check_settings(folder: Path, name: str, config: dict[str, Any]) -> None:
             f"{folder / CONFIG}: holds unknown settings ({some_of(strange)}); allowed are {', '.join(known)}; "
             "if a newer sosampler wrote them, install that one"
         )
-
-
-def _check_place(folder: Path) -> None:
-    """A system may be written into a folder, but not over what something else saved there."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"{folder} is a file; give a folder to save the system in")
-    if not (folder / CONFIG).exists() or is_system_folder(folder):
-        return
-    try:
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("kind")
-    except (ValueError, OSError, AttributeError):
-        kind = None
-    what = f"a saved {kind}" if isinstance(kind, str) else f"a {CONFIG} that is not a system's"
-    raise InvalidArgument(
-        f"{folder} holds {what}, which would be lost; give another folder to save the system in, or remove that one"
-    )
