@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ def browser() -> Iterator[Any]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         unavailable("browser", "no chromium is installed (apt-get install chromium)")
+    tried = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        unavailable("browser", f"{program} does not start: {tried.stderr.strip()[:200]}")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
