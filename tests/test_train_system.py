@@ -105,7 +105,7 @@ def test_the_dial_trades_accuracy_for_cost(runs: Callable[[str], so.TrainedSyste
     spent = [row["gmacs"] for row in curve]
     assert spent == sorted(spent)
     assert spent[-1] > spent[0]
-    assert curve[-1]["top1"] >= curve[0]["top1"] - 0.02  # the cheapest may already be right about all
+    assert max(row["top1"] for row in curve[1:]) >= curve[0]["top1"]
     own = [row for row in curve if row["value"] == system.config[system.dial]]
     if own:
         (row,) = own

@@ -272,6 +272,10 @@ class Bank(Sequence[BankItem]):
         """What each features.json says, by its name."""
         return {name: read_features(self.folder, name) for name in self.folder.feature_names()}
 
+    def has_all_features(self, name: str) -> bool:
+        """Whether the features of this name are there for every frame, or only begun."""
+        return not self.folder.feature_answers(name).missing(self.head.num_shards)
+
     def features(self, network: Any = None) -> Features:
         """Features of a network for each frame, which `add_features` wrote.
 

@@ -159,7 +159,7 @@ def _kept(policy: SystemPolicy, bank: Bank, part: str) -> Features:
             "`sosampler train` of a system or so.add_features with that network writes them"
         )
     # The set that it was trained on, or else another of that network; but one that is finished.
-    matching.sort(key=lambda name: (_is_unfinished(bank, name), name != wanted.get("name")))
+    matching.sort(key=lambda name: (not bank.has_all_features(name), name != wanted.get("name")))
     kept = bank.features(matching[0])
     if kept.width != policy.system.config[f"{part}_width"]:
         raise InvalidArgument(
@@ -167,10 +167,6 @@ def _kept(policy: SystemPolicy, bank: Bank, part: str) -> Features:
             f"{policy.system.config[f'{part}_width']}; train the system again on these"
         )
     return kept
-
-
-def _is_unfinished(bank: Bank, name: str) -> bool:
-    return bool(bank.folder.feature_answers(name).missing(bank.head.num_shards))
 
 
 def tell_of_differences(

@@ -124,7 +124,7 @@ def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callab
         bank.features(source.name)  # says what is missing
         return
     about = bank.feature_sets.get(source.name)
-    if about is not None and not bank.folder.feature_answers(source.name).missing(bank.head.num_shards):
+    if about is not None and bank.has_all_features(source.name):
         return
     say(f"{bank.path}: asking {source.network_name} for the features of {len(bank)} videos, once and for all")
     # As they were begun, if they were.
@@ -191,7 +191,7 @@ def _of_network(bank: Bank, network: Any) -> FeatureSource:
         fingerprint, called, computed_in = ready.fingerprint, ready.name, ready.precision
     found = [name for name, about in bank.feature_sets.items() if about["fingerprint"] == fingerprint]
     found.sort(key=lambda name: name != fingerprint)  # those of `train` before those of the user's own name
-    finished = [name for name in found if not bank.folder.feature_answers(name).missing(bank.head.num_shards)]
+    finished = [name for name in found if bank.has_all_features(name)]
     return FeatureSource((finished or found or [fingerprint])[0], fingerprint, network, called, computed_in)
 
 
