@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=None, help="Of the samplers; default: their recipes'.")
     parser.add_argument("--variants", action="store_true", help="Train the variants too, with the first seed.")
     parser.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 60, 100], help="T: 10, 30, 60, 100.")
+    parser.add_argument("--trained-on", default=None, help="The device of the trainings, where RUNS came from another.")
     parser.add_argument("--stage", choices=STAGES, default=None)
     arguments = parser.parse_args()
     stages: dict[str, Callable[[argparse.Namespace], None]] = dict(
@@ -177,6 +178,15 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
     return wanted
 
 
+def finished_runs(arguments: argparse.Namespace) -> dict[tuple[str, int], Path]:
+    """Folders by (name, seed). What was not trained to its end is told, and not measured."""
+    wanted = {run: run_folder(arguments, *run) for run in runs_of(arguments)}
+    missing = [folder.name for folder in wanted.values() if not (folder / "result.json").exists()]
+    if missing:
+        print(f"not trained, and so not measured: {', '.join(missing)}", flush=True)
+    return {run: folder for run, folder in wanted.items() if folder.name not in missing}
+
+
 def run_folder(arguments: argparse.Namespace, name: str, seed: int) -> Path:
     folder: Path = arguments.work / "samplers" / f"{name.replace(',', '').replace(' ', '-')}-{seed}"
     return folder
@@ -203,13 +213,14 @@ def train_samplers(arguments: argparse.Namespace) -> None:
 
 def evaluate(arguments: argparse.Namespace) -> None:
     samplers = {}
-    for name, seed in runs_of(arguments):
-        sampler = so.load_sampler(run_folder(arguments, name, seed))
+    finished = finished_runs(arguments)
+    for (name, seed), folder in finished.items():
+        sampler = so.load_sampler(folder)
         if torch.cuda.is_available():
             sampler.to("cuda")
             sampler.precision = "bfloat16"
         samplers[f"{name}#{seed}"] = sampler
-    for seed in arguments.seeds:  # what the belief brings: the same weights without it
+    for seed in (seed for name, seed in finished if name == "default"):  # the same weights without the belief
         plain = so.SOSampler.from_pretrained(run_folder(arguments, "default", seed), scoring={})
         plain.precision = samplers[f"default#{seed}"].precision
         samplers[f"default, importance alone#{seed}"] = plain.to(samplers[f"default#{seed}"].device)
@@ -244,7 +255,7 @@ def write_result(arguments: argparse.Namespace, rows: list[dict[str, Any]], fact
     result = {
         "what": "samplers, rules and oracles on reels of sports22 pictures with a fine-tuned ResNet-50 at 176 px",
         **circumstances(("torch", "torchvision", "timm", "numpy", "scikit-learn")),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": device_of(arguments),
         "classifier": json.loads((arguments.work / "classifier" / "result.json").read_text()),
         "seeds": arguments.seeds,
         "reels": {
@@ -253,7 +264,7 @@ def write_result(arguments: argparse.Namespace, rows: list[dict[str, Any]], fact
             "longer, train": arguments.long_train,
         },
         "epoch_seconds": {
-            f"{name}#{seed}": epoch_seconds(run_folder(arguments, name, seed)) for name, seed in runs_of(arguments)
+            f"{name}#{seed}": epoch_seconds(folder) for (name, seed), folder in finished_runs(arguments).items()
         },
         "parallel": arguments.parallel,
         "table": table(rows),
@@ -262,6 +273,11 @@ def write_result(arguments: argparse.Namespace, rows: list[dict[str, Any]], fact
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def device_of(arguments: argparse.Namespace) -> str:
+    here = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return here if arguments.trained_on is None else f"{arguments.trained_on} (training), {here} (measuring)"
 
 
 def epoch_seconds(folder: Path) -> float:

@@ -13,8 +13,8 @@ BANK has train, dev and test. The stages, which `--stage` runs one at a time, an
 - train: the best trial of each method with all seeds.
 - evaluate: on dev, to choose the number of frames or the dial of each method within the budget; then, for the first
   time, on test.
-- longer: `--longer N/T=BANK ...` have longer videos, train and test: SOSampler and OCSampler as trained on BANK, and
-  trained again there.
+- train-longer: `--longer N/T=BANK ...` have longer videos, train and test: SOSampler and OCSampler are trained there.
+- longer: both of them on the longer videos, as trained on BANK and as trained there.
 """
 
 from __future__ import annotations
@@ -356,25 +356,39 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
 # ---- longer videos
 
 
-def longer(arguments: argparse.Namespace, results: Results) -> None:
-    """What samplers of ten candidates do with more, and what training with more brings; the first seed."""
-    if not arguments.longer:
-        return
-    methods = [method for method in LONGER_METHODS if method in arguments.methods]
-    finals, seed = final_tasks(arguments, results), arguments.seeds[0]
-    banks = dict(_read_longer(text) for text in arguments.longer)
-    classifier = so.create_classifier(arguments.classifier, device=device())
-    again: dict[str, Task] = {}
-    for (num_frames, num_candidates), bank in banks.items():
-        teach(bank, classifier)
+def longer_tasks(arguments: argparse.Namespace, results: Results) -> dict[str, Task]:
+    """Trainings on the longer videos themselves, by method and N/T; the first seed."""
+    found: dict[str, Task] = {}
+    for (num_frames, num_candidates), bank in longer_banks(arguments).items():
         if not len(so.Bank(bank).split("train")):
             continue
-        for method in methods:
-            settings = longer_settings(method, TRIALS[method][results["chosen"][method]], num_frames, num_candidates)
-            task = task_of(arguments, results, method, settings, seed, arguments.epochs, bank)
-            again[f"{method} {num_frames}/{num_candidates}"] = task
-    _refuse_failures(train_all(arguments, again))
-    for (num_frames, num_candidates), bank in banks.items():
+        for method in longer_methods(arguments):
+            settings = TRIALS[method][results.needed("chosen", "tune")[method]]
+            settings = longer_settings(method, settings, num_frames, num_candidates)
+            task = task_of(arguments, results, method, settings, arguments.seeds[0], arguments.epochs, bank)
+            found[f"{method} {num_frames}/{num_candidates}"] = task
+    return found
+
+
+def longer_methods(arguments: argparse.Namespace) -> list[str]:
+    return [method for method in LONGER_METHODS if method in arguments.methods]
+
+
+def train_longer(arguments: argparse.Namespace, results: Results) -> None:
+    """Ask the classifier about the longer videos, and train there."""
+    if not arguments.longer:
+        return
+    classifier = so.create_classifier(arguments.classifier, device=device())
+    for bank in longer_banks(arguments).values():
+        teach(bank, classifier)
+    _refuse_failures(train_all(arguments, longer_tasks(arguments, results)))
+
+
+def longer(arguments: argparse.Namespace, results: Results) -> None:
+    """What samplers of ten candidates do with more, and what training with more brings; the first seed."""
+    finals, again = final_tasks(arguments, results), longer_tasks(arguments, results)
+    methods, seed = longer_methods(arguments), arguments.seeds[0]
+    for (num_frames, num_candidates), bank in longer_banks(arguments).items():
         key = f"{num_frames}/{num_candidates}"
         tasks = {f"{method}, T={NUM_CANDIDATES}": finals[f"{method}#{seed}"] for method in methods}
         tasks |= {f"{m}, T={num_candidates}": again[f"{m} {key}"] for m in methods if f"{m} {key}" in again}
@@ -399,6 +413,11 @@ def longer_settings(method: str, settings: Settings, num_frames: int, num_candid
     return found
 
 
+def longer_banks(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
+    """By (N, T)."""
+    return dict(_read_longer(text) for text in arguments.longer)
+
+
 def _read_longer(text: str) -> tuple[tuple[int, int], Path]:
     numbers, _, bank = text.partition("=")
     num_frames, _, num_candidates = numbers.partition("/")
@@ -411,6 +430,7 @@ STAGES: dict[str, Callable[[argparse.Namespace, Results], None]] = {
     "features": add_features,
     "tune": tune,
     "train": train,
+    "train-longer": train_longer,
     "evaluate": evaluate,
     "longer": longer,
 }
