@@ -1,6 +1,7 @@
 """Print the tables of files that benchmarks/systems.py wrote, in Markdown.
 
-python benchmarks/systems_table.py benchmarks/systems_*.json
+python benchmarks/systems_table.py benchmarks/systems_*.json            all of each file
+python benchmarks/systems_table.py benchmarks/systems_*.json --beside   the table of docs/systems.md
 """
 
 from __future__ import annotations
@@ -154,6 +155,34 @@ def sections(result: Result) -> list[str]:
     return text
 
 
+PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl")
+
+
+def beside_published(results: list[Result]) -> str:
+    """Every learned method: what the paper of SOSampler prints for it, and what was measured, at what cost."""
+    rows = []
+    for method in ("uniform", *PUBLISHED):
+        cells = [_published(method)]
+        for result in results:
+            line = next((one for one in result["at_budget"] if one["policy"] == method), None)
+            cells.append("" if line is None else f"{percent(line, result['metric'])} at {number(line['gmacs'])}")
+        rows.append([shown(method), *cells])
+    heads = [f"{one['name']}, {METRICS[one['metric']]}" for one in results]
+    return markdown(["method", "published: ActivityNet, mAP", *heads], rows)
+
+
+def _published(method: str) -> str:
+    from sosampler.reproduce.paper import read_paper
+
+    own = [
+        row
+        for row in read_paper()["rows"]
+        if (row["row"], row["classifier"], row["data"]) == (method, "resnet50", "activitynet")
+        and row["table"] in ("table3", "tableII")
+    ]
+    return f"{own[0]['value']} at {own[0]['gmacs']}" if own else ""
+
+
 def draw_curve(result: Result, path: Path) -> None:
     """Accuracy against cost, as .svg and .png."""
     from sosampler.report.cost_curve import write_cost_curve
@@ -167,9 +196,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--curves", type=Path, default=None, help="Folder for the curves, one a file.")
+    parser.add_argument("--beside", action="store_true", help="One table: published figures, and those of all files.")
     arguments = parser.parse_args()
-    for path in arguments.files:
-        result = json.loads(path.read_text(encoding="utf-8"))
+    results = {path: json.loads(path.read_text(encoding="utf-8")) for path in arguments.files}
+    if arguments.beside:
+        print(beside_published(list(results.values())))
+        return
+    for path, result in results.items():
         print("\n\n".join(sections(result)), end="\n\n")
         if arguments.curves is not None and "table" in result:
             draw_curve(result, arguments.curves / f"{path.stem}.svg")

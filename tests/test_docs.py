@@ -131,6 +131,18 @@ def test_classifier_table_is_what_is_counted() -> None:
         assert f"| `{given[0]}` |" in document
 
 
+def test_systems_are_shown_as_measured() -> None:
+    """Reels as soon as they are measured, then real clips."""
+    spec = importlib.util.spec_from_file_location("systems_table", ROOT / "benchmarks" / "systems_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    files = [ROOT / "benchmarks" / f"systems_{name}.json" for name in ("reels", "yoga", "airtlab")]
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    assert module.beside_published(results) in (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("document", ["classifiers.md", "data.md", "reproduce.md", "sampler.md", "systems.md"])
 def test_commands_of_the_guides_have_the_right_options(document: str) -> None:
     """Parsed, not run: they take their time."""
