@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument(
         "--tune", type=int, nargs=2, default=[2000, 500], help="Reels of tune10, for systems.py: train, dev; 0 0: none."
     )
-    parser.add_argument("--classifier-epochs", type=int, default=30)
+    parser.add_argument("--classifier-epochs", type=int, default=12, help="More, and it is sure of distractors too.")
     parser.add_argument("--epochs", type=int, default=None, help="Of the samplers; default: their recipes'.")
     parser.add_argument("--variants", action="store_true", help="Train the variants too, with the first seed.")
     parser.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 60, 100], help="T: 10, 30, 60, 100.")
