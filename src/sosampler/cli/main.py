@@ -23,6 +23,7 @@ from sosampler.cli import (
     select,
     train,
     train_classifier,
+    ui,
 )
 from sosampler.errors import SosamplerError, first_line
 
@@ -62,6 +63,7 @@ app.command("evaluate")(evaluate.evaluate_command)
 app.command("independence")(independence.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("report")(report.report_command)
+app.command("ui")(ui.ui_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(bench.app, name="bench")

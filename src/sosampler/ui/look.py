@@ -1,0 +1,179 @@
+"""A video and settings become what the page shows: pictures, times, scores. No web in here."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sosampler._select import select_with
+from sosampler.options import SelectOptions
+from sosampler.selection import Selection
+from sosampler.video.limits import Limits
+from sosampler.video.metadata import VideoMetadata
+from sosampler.video.source import open_video
+
+_THUMBNAIL = (320, 240)  # pixels at most: width, height
+_QUALITY = 82
+_KEPT_STRIPS = 64  # of uniform's frames; they change with N alone
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One frame on the page."""
+
+    frame: int  # number in presentation order
+    seconds: float
+    clock: str
+    score: float | None
+    url: str  # a small JPEG, as a data: address
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The frames that one policy takes, in time order."""
+
+    policy: str
+    pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything that the page shows of one video."""
+
+    facts: tuple[str, ...]
+    begin: float  # seconds: where the time line begins
+    end: float
+    candidate_seconds: tuple[float, ...]  # [T]
+    candidate_scores: tuple[float | None, ...] | None  # [T]; None where the policy has no scores
+    mode: str  # of the candidates
+    chosen: Strip
+    uniform: Strip
+    shared: int  # how many frames both took
+    notes: tuple[str, ...]
+    took: float  # seconds, for the chosen frames
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def look_at(video: Path, options: SelectOptions) -> tuple[View, Selection]:
+    """Choose frames of a video by the options, and uniform's frames for comparison.
+
+    The selection comes without its pixels, so that many can be kept.
+    """
+    selection = select_with(video, options)
+    assert options.num_wanted is not None, "the page has no rate"
+    uniform = uniform_strip(video, options.num_wanted, options.limits)
+    meta, candidates = selection.metadata, selection.candidates
+    chosen = strip_of(selection)
+    view = View(
+        facts=facts_of(meta),
+        begin=meta.start_seconds,
+        end=meta.start_seconds + meta.duration,
+        candidate_seconds=tuple(candidates.pts_seconds.tolist()),
+        candidate_scores=None if candidates.scores is None else _plain(candidates.scores),
+        mode=candidates.mode,
+        chosen=chosen,
+        uniform=uniform,
+        shared=len({one.frame for one in chosen.pictures} & {one.frame for one in uniform.pictures}),
+        notes=selection.notes,
+        took=selection.timing["total"],
+    )
+    return view, replace(selection, frames=None)
+
+
+def uniform_strip(video: Path, num_frames: int, limits: Limits | None = None) -> Strip:
+    """What uniform sampling takes of the video. Kept, because it stays as it is while a policy is tried."""
+    stat = os.stat(video)
+    return _uniform(video, (stat.st_mtime_ns, stat.st_size), num_frames, limits or Limits())
+
+
+@lru_cache(maxsize=_KEPT_STRIPS)
+def _uniform(video: Path, stamp: tuple[int, int], num_frames: int, limits: Limits) -> Strip:
+    options = SelectOptions(num_frames=num_frames, on_short="fewer", limits=limits)
+    return strip_of(select_with(video, options))
+
+
+def strip_of(selection: Selection) -> Strip:
+    """The pictures of a selection that holds its frames."""
+    assert selection.frames is not None, "selected with decode=True"
+    scores: Sequence[float | None] = (None,) * len(selection) if selection.scores is None else _plain(selection.scores)
+    pictures = [
+        Picture(int(index), float(seconds), clock(float(seconds)), score, _data_url(frame))
+        for index, seconds, score, frame in zip(
+            selection.frame_indices, selection.pts_seconds, scores, selection.frames, strict=True
+        )
+    ]
+    return Strip(selection.policy, tuple(pictures))
+
+
+def facts_of(meta: VideoMetadata) -> tuple[str, ...]:
+    """The video in a few words."""
+    frames = f"{meta.total_num_frames:,} frames" if meta.total_num_frames != 1 else "1 frame"
+    size = f"{meta.width} \N{MULTIPLICATION SIGN} {meta.height}"
+    return size, f"{meta.fps:.4g} fps", clock(meta.duration), frames, meta.codec
+
+
+def read_facts(video: Path, limits: Limits | None = None) -> tuple[str, ...]:
+    """The same of a file; says what is wrong with one that is no video."""
+    reader = open_video(video, limits=limits)
+    try:
+        return facts_of(reader.metadata)
+    finally:
+        reader.close()
+
+
+def full_picture(video: Path, frame: int, limits: Limits | None = None) -> bytes:
+    """One frame as it is stored, as a JPEG."""
+    reader = open_video(video, limits=limits)
+    try:
+        number = min(max(frame, 0), reader.total_num_frames - 1)
+        frames = reader.read(np.array([number], dtype=np.int64)).frames
+    finally:
+        reader.close()
+    return jpeg(frames[0], quality=92)
+
+
+def jpeg(frame: np.ndarray, *, quality: int) -> bytes:
+    """[H, W, 3] uint8 -> a file's bytes."""
+    return _jpeg(Image.fromarray(frame), quality)
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(3.25), clock(75.04), clock(3725.5), clock(59.96), clock(-0.5)
+    ('0:03.2', '1:15.0', '1:02:05.5', '1:00.0', '-0:00.5')
+    """
+    tenths = round(abs(seconds) * 10)
+    minutes, rest = divmod(tenths, 600)
+    hours, minutes = divmod(minutes, 60)
+    sign = "-" if seconds < 0 and tenths else ""
+    head = f"{hours}:{minutes:02d}" if hours else str(minutes)
+    return f"{sign}{head}:{rest // 10:02d}.{rest % 10}"
+
+
+def _data_url(frame: np.ndarray) -> str:
+    picture = Image.fromarray(frame)
+    picture.thumbnail(_THUMBNAIL, Image.Resampling.BICUBIC)
+    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(picture, _QUALITY)).decode()
+
+
+def _jpeg(picture: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=quality)
+    return file.getvalue()
+
+
+def _plain(scores: np.ndarray) -> tuple[float | None, ...]:
+    """JSON has no NaN and no infinity."""
+    return tuple(float(score) if np.isfinite(score) else None for score in scores)

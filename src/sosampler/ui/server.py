@@ -1,0 +1,259 @@
+"""HTTP around the service: the standard library's server, which is enough for one machine's page.
+
+What guards it: it listens on this machine alone unless told otherwise, answers only to its own name there (so that no
+other site can reach it through a name of its own), takes changes only from its own page, and its page may load and
+send nothing but from and to this server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from socketserver import TCPServer
+from typing import IO, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.ui.service import Service
+from sosampler.ui.videos import NotThere, TooLarge
+
+DEFAULT_PORT = 7860
+_PORTS_TRIED = 20  # from the default one on
+_LARGEST_QUESTION = 1 << 16  # bytes of a JSON body
+_CHUNK = 1 << 20  # bytes
+_SECONDS_OF_SILENCE = 60.0  # after which a connection is given up
+_KEPT_IN_MEMORY = 64 << 20  # bytes of a download, before it goes to a temporary file
+
+_STATIC = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_STATUS = {TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE, NotThere: HTTPStatus.NOT_FOUND}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one `Service` until it is shut down."""
+
+    daemon_threads = True
+    allow_reuse_port = False  # a port that another program has is taken
+
+    def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.service = service
+        self.host = host
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without the name look-up of the class above, which may ask the network."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.host, self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is no news; anything else is told to whoever runs the server."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            traceback.print_exc()
+
+
+def serve(service: Service, host: str, port: int | None) -> Server:
+    """A server that listens; on the first free port from the usual one on where none is named."""
+    ports = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED) if port is None else [port]
+    problem: OSError | OverflowError | None = None
+    for one in ports:
+        try:
+            return Server(service, host, one)
+        except (OSError, OverflowError) as error:
+            problem = error
+    which = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
+    reason = getattr(problem, "strerror", None) or str(problem)
+    raise InvalidArgument(
+        f"the page cannot listen on {host}, port {which} ({reason}); give another --port, or an address of this "
+        "machine as --host"
+    )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version = "sosampler"
+    sys_version = ""
+    timeout = _SECONDS_OF_SILENCE
+    _unread = 0  # bytes of the body
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._delete)
+
+    def _get(self) -> None:
+        address = urlsplit(self.path)
+        asked = parse_qs(address.query).get("result", [])
+        if address.path in _STATIC:
+            name, kind = _STATIC[address.path]
+            self._send(files("sosampler.ui").joinpath("static", name).read_bytes(), kind)
+        elif address.path == "/about":
+            self._send_json(self.server.service.about())
+        elif address.path == "/selection.json":
+            data = json.dumps(self.server.service.selections(asked), indent=1).encode()
+            self._send(data, "application/json", save_as="selection.json")
+        elif address.path == "/frames.zip":
+            with tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY) as file:
+                self.server.service.frames(asked, file)
+                self._send_file(file, "application/zip", "frames.zip")
+        elif found := re.fullmatch(r"/videos/(\w+)/frames/(\w{1,20})\.jpg", address.path):
+            self._send(self.server.service.picture(found[1], found[2]), "image/jpeg")
+        else:
+            self._nothing_here()
+
+    def _post(self) -> None:
+        path, size = urlsplit(self.path).path, self._body_size()
+        self._unread = size
+        if path == "/videos":
+            name = unquote(self.headers.get("X-Name", ""))
+            # Refused before its bytes are waited for.
+            self.server.service.videos.check_size(name, size)
+            self._send_json(self.server.service.upload(name, size, self._read))
+        elif found := re.fullmatch(r"/videos/(\w+)/select", path):
+            self._send_json(self.server.service.select(found[1], self._question(size)))
+        else:
+            self._nothing_here()
+
+    def _delete(self) -> None:
+        if found := re.fullmatch(r"/videos/(\w+)", urlsplit(self.path).path):
+            self._send_json(self.server.service.remove(found[1]))
+        else:
+            self._nothing_here()
+
+    def _answer(self, act: Callable[[], None]) -> None:
+        """Whoever asks wrongly gets a sentence; a mistake of ours is told here and goes on to the server's log."""
+        self._unread = 0
+        try:
+            self._check_caller()
+            act()
+        except SosamplerError as error:
+            self._refuse(_STATUS.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY), str(error))
+        except (ConnectionError, TimeoutError):
+            raise
+        except Exception:
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "something went wrong here; the program's log says what")
+            raise
+
+    def _check_caller(self) -> None:
+        """Only under its own name, and changes only from its own page."""
+        host = self.headers.get("Host", "")
+        if is_local(self.server.host) and not is_local(_without_port(host)):
+            raise InvalidArgument(f"this page is not called {host!r}; open {self.server.url}")
+        origin = self.headers.get("Origin")
+        if self.command != "GET" and origin is not None and urlsplit(origin).netloc != host:
+            raise InvalidArgument(f"another page ({origin}) may change nothing here; open {self.server.url}")
+
+    def _body_size(self) -> int:
+        given = self.headers.get("Content-Length", "")
+        if not given.isdecimal():
+            raise InvalidArgument("the size of what is sent is not told; send a Content-Length")
+        return int(given)
+
+    def _question(self, size: int) -> Any:
+        if size > _LARGEST_QUESTION:
+            raise TooLarge(f"a question of {size} bytes is too long; send the settings alone")
+        try:
+            return json.loads(b"".join(iter(lambda: self._read(self._unread), b"")))
+        except ValueError as error:
+            raise InvalidArgument("the settings are no JSON; send what the page sends") from error
+
+    def _read(self, at_most: int) -> bytes:
+        """Some bytes of the body; none where it ends."""
+        data = self.rfile.read1(min(at_most, self._unread)) if self._unread else b""
+        self._unread -= len(data)
+        return data
+
+    def _nothing_here(self) -> None:
+        raise NotThere(f"there is nothing at {self.path[:200]!r}; open {self.server.url}")
+
+    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+        # A browser that is still sending would not hear the answer; but of a body that is too large not a byte is read.
+        while self._unread <= self.server.service.videos.max_upload and self._read(_CHUNK):
+            pass
+        self.close_connection = True
+        self._send_json({"error": sentence}, status)
+
+    def _send_json(self, answer: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(json.dumps(answer).encode(), "application/json", status=status)
+
+    def _send(self, data: bytes, kind: str, *, status: HTTPStatus = HTTPStatus.OK, save_as: str | None = None) -> None:
+        self._head(len(data), kind, status, save_as)
+        self.wfile.write(data)
+
+    def _send_file(self, file: IO[bytes], kind: str, save_as: str) -> None:
+        size = file.tell()
+        file.seek(0)
+        self._head(size, kind, HTTPStatus.OK, save_as)
+        shutil.copyfileobj(file, self.wfile)
+
+    def _head(self, size: int, kind: str, status: HTTPStatus, save_as: str | None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(size))
+        if save_as is not None:
+            self.send_header("Content-Disposition", f'attachment; filename="{save_as}"')
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody needs a line for every picture."""
+
+
+def _without_port(host: str) -> str:
+    """
+    >>> _without_port("localhost:7860"), _without_port("[::1]:80"), _without_port("[")
+    ('localhost', '::1', '')
+    """
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_local(host: str) -> bool:
+    """
+    >>> [is_local(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "evil.example")]
+    [True, True, True, False, False]
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

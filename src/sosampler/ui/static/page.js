@@ -1,0 +1,351 @@
+// The page of `sosampler ui`: controls on the left, a card for each video, everything asked from this server alone.
+
+import { drawTimeline } from "/timeline.js";
+
+const find = id => document.getElementById(id);
+const WAIT = 250; // milliseconds after the last change of a control
+const GONE = "The program does not answer; is sosampler ui still running?";
+let about; // what the server offers
+const cards = []; // in the order in which videos came
+let isWorking = false;
+
+function make(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key in made && key !== "role") made[key] = value;
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// An answer of the server, or an error with the sentence that it gives.
+async function ask(address, options) {
+  let answer, text;
+  try {
+    answer = await fetch(address, options);
+    text = await answer.json();
+  } catch {
+    throw new Error(GONE);
+  }
+  if (!answer.ok) throw new Error(text.error);
+  return text;
+}
+
+// ---- controls
+
+function fill(id, entries, chosen) {
+  find(id).replaceChildren(...entries.map(one => make("option", { value: one.name, textContent: one.name || "auto" })));
+  find(id).value = chosen ?? "";
+}
+
+const policy = () => about.policies.find(one => one.name === find("policy").value);
+
+function explain() {
+  find("policy-says").textContent = policy().says;
+  find("candidates-says").textContent = about.modes.find(one => one.name === find("candidates").value).says;
+  const { diversity } = policy();
+  find("diversity").disabled = !diversity;
+  const chosen = about.diversities.find(one => one.name === find("diversity").value);
+  find("diversity-says").textContent = diversity ? chosen.says : "for policies that give scores";
+}
+
+function settings() {
+  const number = id => (find(id).value === "" ? null : Number(find(id).value));
+  return {
+    num_frames: number("num-frames"),
+    num_candidates: number("num-candidates"),
+    policy: find("policy").value,
+    candidates: find("candidates").value || null,
+    diversity: policy().diversity ? find("diversity").value : "none",
+  };
+}
+
+function prepareControls() {
+  fill("policy", about.policies, about.first.policy);
+  fill("candidates", about.modes, about.first.candidates);
+  fill("diversity", about.diversities, about.first.diversity);
+  for (const id of ["frames-range", "num-frames"]) {
+    find(id).max = about.most_frames;
+    find(id).value = about.first.num_frames;
+  }
+  find("num-candidates").max = about.most_candidates;
+  find("most").textContent = `${about.max_upload_told} each at most`;
+  explain();
+  let waiting;
+  const changed = () => {
+    explain();
+    clearTimeout(waiting);
+    waiting = setTimeout(work, WAIT);
+  };
+  find("frames-range").addEventListener("input", () => { find("num-frames").value = find("frames-range").value; });
+  find("num-frames").addEventListener("input", () => { find("frames-range").value = find("num-frames").value; });
+  find("settings").addEventListener("input", event => { if (event.target.id !== "files") changed(); });
+  find("settings").addEventListener("submit", event => event.preventDefault());
+}
+
+// ---- one card a video
+
+class Card {
+  constructor(name) {
+    this.video = this.view = null;
+    this.shownFor = ""; // the settings that it shows
+    this.title = make("h2", { textContent: name });
+    this.facts = make("ul", { className: "facts" });
+    this.state = make("p", { className: "state", hidden: true });
+    this.progress = make("progress", { max: 1, hidden: true });
+    this.error = make("p", { className: "error", role: "alert", hidden: true });
+    this.time = make("figure", { className: "time" });
+    this.rows = make("div");
+    this.shown = make("div", { className: "shown", hidden: true }, this.time, this.rows);
+    const remove = make("button", { type: "button", className: "remove", textContent: "×", title: "Remove" });
+    remove.setAttribute("aria-label", `Remove ${name}`);
+    remove.addEventListener("click", () => this.remove());
+    this.element = make(
+      "article", { className: "card" },
+      make("div", { className: "head" }, this.title, this.facts), remove, this.state, this.progress, this.error, this.shown,
+    );
+    new ResizeObserver(() => this.drawTime()).observe(this.time);
+    cards.push(this);
+    find("videos").append(this.element);
+    find("empty").hidden = true;
+  }
+
+  setVideo(video) {
+    this.video = video;
+    this.title.textContent = video.name;
+    this.setFacts(video.facts);
+  }
+
+  setFacts(facts) {
+    this.facts.replaceChildren(...facts.map(fact => make("li", { textContent: fact })));
+  }
+
+  say(sentence) {
+    this.state.textContent = sentence;
+    this.state.hidden = !sentence;
+  }
+
+  fail(sentence) {
+    this.view = null;
+    this.shown.hidden = true;
+    this.error.textContent = sentence;
+    this.error.hidden = false;
+  }
+
+  async remove() {
+    cards.splice(cards.indexOf(this), 1);
+    this.element.remove();
+    this.request?.abort();
+    find("empty").hidden = cards.length > 0;
+    offerDownloads();
+    if (this.video) await ask(`/videos/${this.video.id}`, { method: "DELETE", keepalive: true }).catch(() => {}); // gone either way
+  }
+
+  async choose(wanted) {
+    this.element.setAttribute("aria-busy", "true");
+    this.say(this.view ? "" : "Choosing frames …");
+    try {
+      const view = await ask(`/videos/${this.video.id}/select`, { method: "POST", body: JSON.stringify(wanted) });
+      this.error.hidden = true;
+      this.show(view);
+    } catch (error) {
+      this.fail(error.message);
+    }
+    this.say("");
+    this.element.removeAttribute("aria-busy");
+  }
+
+  show(view) {
+    this.view = view;
+    this.setFacts(view.facts);
+    const chosen = view.chosen.pictures.length, offered = view.candidate_seconds.length;
+    this.rows.replaceChildren(
+      this.strip("chosen", `${chosen} of ${offered} ${view.mode} candidates, ${view.took.toFixed(view.took < 1 ? 2 : 1)} s`),
+      this.strip("uniform", view.shared ? `${view.shared} of them chosen too` : "no frame in common"),
+    );
+    if (view.notes.length) {
+      this.rows.append(make("ul", { className: "notes" }, ...view.notes.map(note => make("li", { textContent: note }))));
+    }
+    this.shown.hidden = false;
+    this.drawTime();
+  }
+
+  drawTime() {
+    if (!this.view || !this.time.clientWidth || this.drawn === this.view && this.width === this.time.clientWidth) return;
+    [this.drawn, this.width] = [this.view, this.time.clientWidth];
+    drawTimeline(this.time, this.view, (...hover) => this.hover(...hover), (...pick) => openFull(this, ...pick));
+  }
+
+  strip(kind, says) {
+    const { policy, pictures } = this.view[kind];
+    const list = make("ol", { className: "strip" }, ...pictures.map((one, place) => this.shot(kind, one, place)));
+    list.style.setProperty("--columns", Math.max(4, Math.min(8, pictures.length)));
+    const title = make("h3", { className: `policy of-${kind}` }, make("span", { textContent: policy }), make("small", { textContent: says }));
+    return make("section", { className: `of-${kind}` }, title, list);
+  }
+
+  shot(kind, one, place) {
+    const picture = make("img", { src: one.url, alt: `frame ${one.frame} at ${one.clock}` });
+    const button = make("button", { type: "button" }, picture, make("span", { className: "place", textContent: place + 1 }));
+    button.addEventListener("click", () => openFull(this, kind, place));
+    const below = make("div", { className: "below" }, make("b", { textContent: one.clock }), make("span", { textContent: `#${one.frame}` }));
+    if (one.score !== null) below.append(make("span", { textContent: String(+one.score.toPrecision(3)) }));
+    const item = make("li", { className: "shot" }, button, below);
+    item.addEventListener("mouseenter", () => this.hover(kind, place, true));
+    item.addEventListener("mouseleave", () => this.hover(kind, place, false));
+    return item;
+  }
+
+  // A mark on the time line and its picture light up together.
+  hover(kind, place, on) {
+    this.time.querySelector(`.mark.of-${kind}[data-place="${place}"]`)?.classList.toggle("hot", on);
+    this.rows.querySelectorAll(`.of-${kind} .shot`)[place]?.classList.toggle("hot", on);
+  }
+}
+
+// ---- work: one video after the other, always by the newest settings
+
+async function work() {
+  offerDownloads();
+  if (isWorking) return;
+  isWorking = true;
+  for (;;) {
+    const wanted = settings(), key = JSON.stringify(wanted);
+    const card = cards.find(one => one.video && one.shownFor !== key);
+    if (!card) break;
+    card.shownFor = key;
+    await card.choose(wanted);
+    offerDownloads();
+  }
+  isWorking = false;
+}
+
+// Links to what is shown; none while it changes.
+function offerDownloads() {
+  const key = JSON.stringify(settings());
+  const isReady = cards.every(one => !one.video || (one.shownFor === key && !one.element.hasAttribute("aria-busy")));
+  const results = cards.filter(one => one.view).map(one => `result=${one.view.result}`);
+  for (const [id, address] of [["get-frames", "/frames.zip"], ["get-json", "/selection.json"]]) {
+    const link = find(id), isThere = isReady && results.length > 0;
+    link.setAttribute("aria-disabled", String(!isThere));
+    if (isThere) link.href = `${address}?${results.join("&")}`;
+    else link.removeAttribute("href");
+  }
+}
+
+// ---- uploads, one after the other
+
+let uploads = Promise.resolve();
+
+function told(size) {
+  const [unit, each] = [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]].find(([, one]) => size >= one) ?? ["bytes", 1];
+  return `${+(size / each).toPrecision(3)} ${unit}`;
+}
+
+function take(files) {
+  for (const file of files) {
+    const card = new Card(file.name);
+    if (file.size > about.max_upload) {
+      card.fail(`${file.name} has ${told(file.size)}; at most ${about.max_upload_told} are taken. Cut it, or start the page with a larger --max-upload, or give it as sosampler ui FILE`);
+      continue;
+    }
+    card.say("Waiting to be sent …");
+    uploads = uploads.then(() => send(file, card));
+  }
+}
+
+async function send(file, card) {
+  if (!cards.includes(card)) return; // removed meanwhile
+  card.say("Sending …");
+  card.progress.hidden = false;
+  try {
+    card.setVideo(await upload(file, card));
+  } catch (error) {
+    card.fail(error.message);
+  }
+  card.progress.hidden = true;
+  card.say("");
+  work();
+}
+
+// Not fetch, which does not tell how far it is.
+function upload(file, card) {
+  return new Promise((resolve, reject) => {
+    const request = (card.request = new XMLHttpRequest());
+    request.open("POST", "/videos");
+    request.setRequestHeader("X-Name", encodeURIComponent(file.name));
+    request.responseType = "json";
+    request.upload.onprogress = event => { card.progress.value = event.loaded / event.total; };
+    request.onload = () => (request.status === 200 ? resolve(request.response) : reject(new Error(request.response?.error ?? GONE)));
+    request.onerror = () => reject(new Error(GONE));
+    request.onabort = () => reject(new Error("Removed."));
+    request.send(file);
+  });
+}
+
+function prepareDrop() {
+  find("files").addEventListener("change", () => {
+    take(find("files").files);
+    find("files").value = ""; // the same file may come again
+  });
+  const isOver = on => event => {
+    event.preventDefault();
+    find("drop").classList.toggle("over", on);
+  };
+  document.addEventListener("dragover", isOver(true));
+  document.addEventListener("dragleave", isOver(false));
+  document.addEventListener("drop", event => {
+    isOver(false)(event);
+    take(event.dataTransfer.files);
+  });
+}
+
+// ---- a frame in its full size
+
+let open; // which one: card, kind, place
+
+function openFull(card, kind, place) {
+  open = { card, kind, place };
+  const { pictures } = card.view[kind], one = pictures[place];
+  find("full-picture").src = `/videos/${card.video.id}/frames/${one.frame}.jpg`;
+  find("full-picture").alt = `frame ${one.frame} at ${one.clock}`;
+  const score = one.score === null ? "" : `, score ${+one.score.toPrecision(3)}`;
+  find("full-says").textContent = `${card.view[kind].policy}: ${place + 1} of ${pictures.length}, ${one.clock}, frame ${one.frame}${score}`;
+  find("earlier").disabled = place === 0;
+  find("later").disabled = place === pictures.length - 1;
+  if (!find("full").open) find("full").showModal();
+}
+
+function step(by) {
+  const place = open.place + by;
+  if (open.card.view?.[open.kind].pictures[place]) openFull(open.card, open.kind, place);
+}
+
+function prepareFull() {
+  find("earlier").addEventListener("click", () => step(-1));
+  find("later").addEventListener("click", () => step(1));
+  find("close").addEventListener("click", () => find("full").close());
+  find("full").addEventListener("click", event => { if (event.target === find("full")) find("full").close(); });
+  find("full").addEventListener("close", () => find("full-picture").removeAttribute("src"));
+  find("full").addEventListener("keydown", event => {
+    if (event.key === "ArrowLeft") step(-1);
+    if (event.key === "ArrowRight") step(1);
+  });
+}
+
+async function start() {
+  try {
+    about = await ask("/about");
+  } catch (error) {
+    find("empty").replaceChildren(make("p", { className: "error", role: "alert", textContent: error.message }));
+    return;
+  }
+  prepareControls();
+  prepareDrop();
+  prepareFull();
+  for (const video of about.videos) new Card(video.name).setVideo(video);
+  work();
+}
+
+start();
