@@ -1,0 +1,160 @@
+"""Messages for Qwen-VL and servers that speak OpenAI's protocol, with the true times of the chosen frames.
+
+Two ways to show frames:
+
+- "video": one video; the processor writes the times, from `processor_kwargs` or `media_io_kwargs`. Two neighbouring
+  frames share a patch. Qwen3-VL and later write times into the prompt, Qwen2-VL and Qwen2.5-VL take frames to be evenly
+  spaced.
+- "images": each frame an image of its own behind a text with its time. Exact for any choice of frames and any network
+  that takes several images, at about twice the tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PIL import Image
+
+from sosampler.checks import one_of, whole_number
+from sosampler.errors import InvalidArgument
+from sosampler.integrations.pil import to_pil
+from sosampler.integrations.true_times import seconds_from_start, video_metadata, whole_patches
+from sosampler.selection import Selection
+
+SHOWN = ("video", "images")
+_PATCH = 2  # frames that share a patch in Qwen-VL
+
+Content = list[dict[str, Any]]
+
+
+def build_messages(
+    selections: Selection | Sequence[Selection], prompt: str, *, show: str = "video", system: str | None = None
+) -> list[dict[str, Any]]:
+    """Messages for `processor.apply_chat_template` of transformers and for qwen-vl-utils; frames are Pillow images.
+
+    Args:
+        selections: of one video or of several, which come in this order before the prompt.
+        show: "video" or "images".
+        system: a system message.
+
+    With "video" the processor needs the metadata beside the messages:
+
+        inputs = processor.apply_chat_template(
+            build_messages(sel, "What happens?"), processor_kwargs=processor_kwargs(sel),
+            add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")
+
+    with `processor_kwargs` of this module. A list of frames alone loses its times, in qwen-vl-utils too.
+    """
+    one_of("show", show, SHOWN)
+    parts = _each(selections, _as_images(_pillow) if show == "images" else _as_video)
+    return _messages(parts, prompt, system)
+
+
+def processor_kwargs(selections: Selection | Sequence[Selection]) -> dict[str, Any]:
+    """What goes with `build_messages(show="video")`: true numbers and rates, and that no frame is to be dropped."""
+    return {
+        "do_sample_frames": False,
+        "video_metadata": [video_metadata(whole_patches(one, _PATCH)) for one in _listed(selections)],
+    }
+
+
+def openai_messages(
+    selections: Selection | Sequence[Selection],
+    prompt: str,
+    *,
+    show: str = "images",
+    system: str | None = None,
+    quality: int = 90,
+) -> list[dict[str, Any]]:
+    """The same as plain JSON, for a server: frames are JPEG files in data addresses.
+
+    "images" works with any server. "video" is vLLM's form for frames that the client has chosen; the request must then
+    carry `extra_body={"media_io_kwargs": media_io_kwargs(selection)}`.
+    """
+    one_of("show", show, SHOWN)
+    if whole_number("quality", quality) > 100:
+        raise InvalidArgument(f"quality={quality} is not allowed; give a JPEG quality of 1 to 100")
+
+    def picture(image: Image.Image) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_jpeg(image, quality)}"}}
+
+    def video(selection: Selection) -> Content:
+        files = ",".join(_jpeg(image, quality) for image in to_pil(_at_least_two(selection)))
+        return [{"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{files}"}}]
+
+    return _messages(_each(selections, _as_images(picture) if show == "images" else video), prompt, system)
+
+
+def media_io_kwargs(selection: Selection) -> dict[str, Any]:
+    """vLLM's field of that name, for `openai_messages(show="video")` of one video."""
+    whole = _at_least_two(selection)
+    metadata = video_metadata(whole)
+    told = {name: metadata[name] for name in ("fps", "frames_indices", "total_num_frames", "duration")}
+    # Without a number vLLM takes the first 32 frames.
+    return {"video": {**told, "num_frames": len(whole), "do_sample_frames": False}}
+
+
+def timestamp(seconds: float) -> str:
+    """As Qwen3-VL's processor writes it.
+
+    >>> timestamp(75.04)
+    '<75.0 seconds>'
+    """
+    return f"<{seconds:.1f} seconds>"
+
+
+def _as_video(selection: Selection) -> Content:
+    whole = whole_patches(selection, _PATCH)
+    # The rate is for qwen-vl-utils, which otherwise takes two frames a second for granted.
+    rate = len(whole) / selection.metadata.duration if selection.metadata.duration > 0 else selection.metadata.fps
+    return [{"type": "video", "video": to_pil(whole), "sample_fps": rate}]
+
+
+def _as_images(picture: Callable[[Image.Image], dict[str, Any]]) -> Callable[[Selection], Content]:
+    def content(selection: Selection) -> Content:
+        times = [{"type": "text", "text": timestamp(seconds)} for seconds in seconds_from_start(selection)]
+        pairs = zip(times, map(picture, to_pil(selection)), strict=True)
+        return [part for pair in pairs for part in pair]
+
+    return content
+
+
+def _pillow(image: Image.Image) -> dict[str, Any]:
+    return {"type": "image", "image": image}
+
+
+def _at_least_two(selection: Selection) -> Selection:
+    return whole_patches(selection, _PATCH) if len(selection) == 1 else selection
+
+
+def _jpeg(image: Image.Image, quality: int) -> str:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _listed(selections: Selection | Sequence[Selection]) -> list[Selection]:
+    listed = [selections] if isinstance(selections, Selection) else list(selections)
+    for one in listed:
+        if not isinstance(one, Selection):
+            raise InvalidArgument(f"a {type(one).__name__} is not a selection; give what so.select returns")
+    if not listed:
+        raise InvalidArgument("no selection was given; give what so.select returns, or a list of it")
+    return listed
+
+
+def _each(selections: Selection | Sequence[Selection], show: Callable[[Selection], Content]) -> Content:
+    return [part for selection in _listed(selections) for part in show(selection)]
+
+
+def _messages(parts: Content, prompt: str, system: str | None) -> list[dict[str, Any]]:
+    if not isinstance(prompt, str):
+        raise InvalidArgument(f"prompt is a {type(prompt).__name__}; give a text")
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return [*opening, {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
+
+
+__all__ = ["SHOWN", "build_messages", "media_io_kwargs", "openai_messages", "processor_kwargs", "timestamp"]
