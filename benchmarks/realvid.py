@@ -2,6 +2,8 @@
 
     python benchmarks/realvid.py CLIPS --set yoga --classifier-weights RESNET50 --work WORK
 
+The sets are yoga (which pose), airtlab (what people do, several labels a clip) and golfdb (from where a swing is seen).
+
 CLIPS holds `manifest.csv` as for banks.py. What lies in WORK afterwards:
 
 - `bank`: 16 frames of each clip, evenly spread. A fifth of the clips is dev and two fifths are test, whole groups
@@ -14,6 +16,7 @@ CLIPS holds `manifest.csv` as for banks.py. What lies in WORK afterwards:
 - `head.safetensors`: that layer alone. With it, `--rebuild` makes `classifier` again from the bank and RESNET50, where
   50 MB are too much to carry about.
 - `facts.json`: sizes, the decay, and how good all frames are on dev and test.
+- `events.json`, where clips have them: in which frames of the original something happens, for golf_events.py.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import math
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +49,8 @@ from sosampler.training.examples import multi_hot
 LEAST_CLIPS = 25  # of a label, where clips have several
 DEV_SHARE, TEST_SHARE = 0.2, 0.4
 NUM_FRAMES = 16
-QUALITY = {"yoga": 75, "airtlab": 65}  # of the JPEGs, so that a bank can be carried about
+QUALITY = {"yoga": 75, "airtlab": 65, "golfdb": 90}  # of the JPEGs, so that a bank can be carried about
+EVENTS, EVENTS_COLUMN = "events.json", "source_events_at_native_fps"
 TRUNK = "trunk"  # features that the head is trained on; they are not needed later
 HEAD = "head.safetensors"
 CLIP_LENGTHS = (1, 2, 4, 8, 16)
@@ -61,12 +66,33 @@ class Clips(NamedTuple):
     labels: Tensor  # [V, C] multi-hot
 
 
-def manifest_of(clips: Path, name: str) -> so.Manifest:
-    """One set, split by groups."""
+def rows_of(clips: Path, name: str) -> list[dict[str, str]]:
+    """What the manifest says of one set."""
     with (clips / "manifest.csv").open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["set"] == name]
     if not rows:
         raise SystemExit(f"{clips / 'manifest.csv'}: has no set {name!r}")
+    return rows
+
+
+def events_of(clips: Path, name: str) -> dict[str, Any] | None:
+    """Frames of the original in which something happens, by clip, and how many of them one frame of a clip stands for.
+
+    Clips keep every so manieth frame of the original, the first among them; the last event is its last frame.
+    """
+    rows = [row for row in rows_of(clips, name) if row[EVENTS_COLUMN]]
+    if not rows:
+        return None
+    events = {row["path"]: [int(number) for number in row[EVENTS_COLUMN].split()] for row in rows}
+    steps = {math.ceil((events[row["path"]][-1] + 1) / int(row["n_frames"])) for row in rows}
+    if len(steps) != 1:
+        raise SystemExit(f"{name}: clips keep every {sorted(steps)}th frame of their originals, not all the same")
+    return {"native_frames_a_frame": steps.pop(), "events": events}
+
+
+def manifest_of(clips: Path, name: str) -> so.Manifest:
+    """One set, split by groups."""
+    rows = rows_of(clips, name)
     several = any("|" in row["label"] for row in rows)
     counts = Counter(label for row in rows for label in row["label"].split("|"))
     classes = tuple(sorted(label for label, count in counts.items() if count >= LEAST_CLIPS or not several))
@@ -121,8 +147,8 @@ def fit_head(clips: Clips, decay: float, *, multi_label: bool) -> tuple[Tensor, 
     flat = clips.features.flatten(0, 1)
     centre, scale = flat.mean(0), flat.std()
     features = (clips.features - centre) / scale
-    weight = torch.zeros(clips.labels.shape[1], flat.shape[1], requires_grad=True)
-    bias = torch.zeros(clips.labels.shape[1], requires_grad=True)
+    weight = torch.zeros(clips.labels.shape[1], flat.shape[1], device=flat.device, requires_grad=True)
+    bias = torch.zeros(clips.labels.shape[1], device=flat.device, requires_grad=True)
     solver = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -141,7 +167,7 @@ def choose_decay(clips: Clips, folds: np.ndarray, *, multi_label: bool) -> dict[
     """Loss on the folds left out, by decay."""
     found = dict.fromkeys(DECAYS, 0.0)
     for fold in range(FOLDS):
-        out = torch.from_numpy(folds == fold)
+        out = torch.from_numpy(folds == fold).to(clips.labels.device)
         train, left = (Clips(clips.features[rows], clips.labels[rows]) for rows in (~out, out))
         for decay in DECAYS:
             weight, bias = fit_head(train, decay, multi_label=multi_label)
@@ -153,13 +179,14 @@ def choose_decay(clips: Clips, folds: np.ndarray, *, multi_label: bool) -> dict[
 def make_classifier(bank: so.Bank, weights: Path, folder: Path) -> dict[str, Any]:
     """Train the class layer on the features of the network below, and save the classifier."""
     trunk = trunk_of(bank, weights)
-    so.add_features(bank, trunk, name=TRUNK)
+    so.add_features(bank, trunk.to(device()), name=TRUNK)
     clips, folds = training_clips(so.Bank(bank.path))
+    clips = Clips(clips.features.to(device()), clips.labels.to(device()))
     losses = choose_decay(clips, folds, multi_label=bank.multi_label)
     decay = min(losses, key=lambda one: (losses[one], -one))
     weight, bias = fit_head(clips, decay, multi_label=bank.multi_label)
     with replacing(folder.parent / HEAD) as temporary:
-        temporary.write_bytes(save({"weight": weight.contiguous(), "bias": bias}))
+        temporary.write_bytes(save({"weight": weight.contiguous().cpu(), "bias": bias.cpu()}))
     rebuild(bank, weights, folder)
     return {"decay": decay, "left_out_loss": {f"{one:.2g}": round(loss, 4) for one, loss in losses.items()}}
 
@@ -202,40 +229,21 @@ def size_mb(folder: Path) -> float:
     return round(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6, 1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clips", type=Path)
-    parser.add_argument("--set", dest="name", choices=sorted(QUALITY), required=True)
-    parser.add_argument("--classifier-weights", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rebuild", action="store_true", help="Make the classifier again from what lies in WORK.")
-    arguments = parser.parse_args()
-    if arguments.rebuild:
-        rebuild(so.Bank(arguments.work / "bank"), arguments.classifier_weights, arguments.work / "classifier")
-        return
-    begin = time.perf_counter()
-
-    def done(what: str) -> None:
-        print(f"{what}, after {math.ceil(time.perf_counter() - begin)} s", flush=True)
-
-    bank = so.prepare(
-        manifest_of(arguments.clips, arguments.name),
-        out=arguments.work / "bank",
-        num_candidates=NUM_FRAMES,
-        quality=QUALITY[arguments.name],
-    )
-    done(f"{len(bank)} clips, {len(bank.failures)} unreadable, {size_mb(bank.path)} MB")
-    folder, facts = arguments.work / "classifier", arguments.work / "facts.json"
+def finish(name: str, bank: so.Bank, weights: Path, work: Path, done: Callable[[str], None]) -> dict[str, Any]:
+    """Everything but the bank itself: the class layer, the classifier, its answers, facts.json."""
+    folder, facts = work / "classifier", work / "facts.json"
     head: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))["head"] if facts.exists() else {}
-    if not head or saved_folder(folder) is None:
-        head = make_classifier(bank, arguments.classifier_weights, folder)
+    if not head or not (work / HEAD).exists():
+        head = make_classifier(bank, weights, folder)
         facts.write_text(json.dumps({"head": head}) + "\n", encoding="utf-8")
         done(f"class layer: {head}")
-    classifier = so.create_classifier(folder)
+    if saved_folder(folder) is None:
+        rebuild(bank, weights, folder)
+    classifier = so.create_classifier(folder, device=device())
     so.add_teacher(bank, classifier)
     shutil.rmtree(bank.path / "features" / TRUNK, ignore_errors=True)
     told = {
-        "what": f"bank and classifier of {arguments.name}",
+        "what": f"bank and classifier of {name}",
         **circumstances(("av", "torch", "timm", "numpy")),
         "sizes": dict(Counter(item.split for item in bank.items)),
         "classes": list(bank.classes),
@@ -245,6 +253,44 @@ def main() -> None:
         "accuracy": accuracy(bank.path, classifier),
     }
     facts.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return told
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clips", type=Path)
+    parser.add_argument("--set", dest="name", choices=sorted(QUALITY), required=True)
+    parser.add_argument("--classifier-weights", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--rebuild", action="store_true", help="Make the classifier again from what lies in WORK.")
+    parser.add_argument("--finish", action="store_true", help="The bank is there; make the rest, without a decoder.")
+    arguments = parser.parse_args()
+    begin = time.perf_counter()
+
+    def done(what: str) -> None:
+        print(f"{what}, after {math.ceil(time.perf_counter() - begin)} s", flush=True)
+
+    if arguments.rebuild:
+        rebuild(so.Bank(arguments.work / "bank"), arguments.classifier_weights, arguments.work / "classifier")
+        return
+    if arguments.finish:
+        bank = so.Bank(arguments.work / "bank")
+    else:
+        bank = so.prepare(
+            manifest_of(arguments.clips, arguments.name),
+            out=arguments.work / "bank",
+            num_candidates=NUM_FRAMES,
+            quality=QUALITY[arguments.name],
+        )
+        done(f"{len(bank)} clips, {len(bank.failures)} unreadable, {size_mb(bank.path)} MB")
+        events = events_of(arguments.clips, arguments.name)
+        if events is not None:
+            (arguments.work / EVENTS).write_text(json.dumps(events) + "\n", encoding="utf-8")
+    told = finish(arguments.name, bank, arguments.classifier_weights, arguments.work, done)
     print(json.dumps({key: told[key] for key in ("sizes", "bank_mb", "accuracy")}, indent=1))
     done("finished")
 

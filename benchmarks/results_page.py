@@ -15,6 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 
+import claims
+import paper_tables
 import results_table
 import systems_table
 
@@ -159,20 +161,38 @@ SECTIONS: dict[str, Callable[[Result], list[str]]] = {
 }
 
 
+SYSTEMS = "## All samplers and systems, tuned alike, at what they cost"
+PAPER, GOLF = "paper", "golf_events"  # the folder of paper_runs.py, and the file in it that is of no table
+
+
 def page() -> str:
     """The whole text."""
+    files = {path.stem: read(path) for path in sorted(HERE.glob("*.json"))}
+    of_paper = {path.stem: read(path) for path in sorted((HERE / PAPER).glob("*.json"))}
+    golf = of_paper.pop(GOLF, None)
+    of_paper = paper_tables.in_order(of_paper)
     paragraphs = [HEAD]
+    of_systems = [name for name in SECTIONS if name.startswith("systems_") and name in files]
     for name, section in SECTIONS.items():
-        path = HERE / f"{name}.json"
-        if path.exists():
-            paragraphs += section(json.loads(path.read_text(encoding="utf-8")))
-    if not (HERE / "samplers.json").exists():
+        if name in files:
+            paragraphs += [SYSTEMS] if name in of_systems[:1] else []
+            paragraphs += section(files[name])
+    if "samplers" not in files:
         paragraphs.append(
             "`benchmarks/samplers.py` measures uniform, random, all, the three recipes, π_s and π_o on reels of real "
             "pictures with a fine-tuned ResNet-50. It has not been run to its end yet, so there are no figures of it "
             "here."
         )
+    paragraphs += paper_tables.sections(of_paper)
+    if golf is not None:
+        paragraphs += paper_tables.golf(golf)
+    paragraphs += claims.sections(files | {f"{PAPER}/{name}": told for name, told in of_paper.items()})
     return "\n\n".join(paragraphs) + "\n"
+
+
+def read(path: Path) -> Result:
+    told: Result = json.loads(path.read_text(encoding="utf-8"))
+    return told
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 from sampler_banks import TINY, make_bank
 from sosampler.data.bank import Bank
 from sosampler.data.positions import uniform_positions
-from sosampler.errors import InvalidArgument
+from sosampler.errors import InvalidArgument, MissingDependency
 from sosampler.evaluation.metrics import mean_average_precision
 from sosampler.reproduce import Reproduction, reproduce, runner
 from sosampler.video.candidates import segment_centres
@@ -196,6 +196,11 @@ def test_the_files_of_a_run(bank: Bank, out: Path, found: dict[str, Reproduction
     assert (recipes["ranking-max-lg"]["target"], recipes["ranking-max-lg"]["lam"]) == ("max", 0.99)
     kept = json.loads((folder / "table6" / "evaluation.json").read_text())
     assert list(kept["parts"]) == ["T=10"]
+    videos = (folder / "table6" / "videos" / "T=10" / "videos.jsonl").read_text(encoding="utf-8").splitlines()
+    head, *answered = [json.loads(line) for line in videos]
+    assert len(answered) == found["table6"].result["bank"]["videos"]
+    right = [video["answers"][head["rows"].index(["uniform", 6, 10])]["right"] for video in answered]
+    assert 100 * sum(right) / len(right) == pytest.approx(found["table6"].result["rows"][0]["top1"])
     assert json.loads((folder / "table6" / "result.json").read_text()) == found["table6"].result
     files = found["figureI"].result["files"]
     assert {"curve.svg", "report/index.html", "table.md"} <= set(files)
@@ -358,3 +363,16 @@ def test_a_folder_whose_name_has_a_sign_of_equality(bank: Bank, tmp_path: Path) 
     (one,) = reproduce("table1", str(tmp_path / "a=b"), out=tmp_path / "out", **QUICK)
     assert one.folder == tmp_path / "out" / "a-b" / "by-hand" / "table1"
     assert one.result["bank"]["data"] is None
+
+
+def test_what_was_measured_is_kept_where_nothing_can_be_drawn(
+    bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: Any, **options: Any) -> Any:
+        raise MissingDependency("a report needs jinja2; install sosampler[train]")
+
+    monkeypatch.setattr("sosampler.report.page.write_report", missing)
+    (one,) = reproduce("figure2", bank.path, out=tmp_path, **QUICK)
+    assert [row["row"] for row in one.result["rows"]] == ["uniform", "semi-optimal"]
+    assert "not drawn: a report needs jinja2; install sosampler[train]" in one.result["notes"]
+    assert one.result["files"] == ["table.csv", "table.md", "table.txt"]

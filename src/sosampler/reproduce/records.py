@@ -13,6 +13,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.training.checkpoints import differences, write_json
 
 RUN, EVALUATION, RESULT = "run.json", "evaluation.json", "result.json"
+VIDEOS = "videos"  # a folder for each part
 KIND = "sosampler reproduction"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "transformers")
 _GIT_SECONDS = 20
@@ -82,6 +83,10 @@ class ExperimentFolder:
                 f"{self.folder / EVALUATION}: is not what a reproduction writes; delete the folder to start again"
             )
         return parts
+
+    def videos(self, name: str) -> Path:
+        """Where a part says what was chosen of every video, in the form of `Evaluation.write_run`."""
+        return self.folder / VIDEOS / name
 
     def add_part(self, name: str, told: dict[str, Any]) -> None:
         write_json(self.folder / EVALUATION, {"parts": {**self.finished_parts(), name: told}})

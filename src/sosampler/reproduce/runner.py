@@ -30,6 +30,7 @@ from sosampler.reproduce.steps import (
     evaluate_part,
     measure_independence,
     measure_throughput,
+    noting_what_is_missing,
     show_cases,
 )
 from sosampler.reproduce.tables import name_in_words, table
@@ -89,7 +90,8 @@ def reproduce(
             mini_kinetics, mini_sports1m, coin) puts that column of the paper beside; for other banks the first of each
             table stands there for orientation.
         out: folder; below it BANK/CLASSIFIER/EXPERIMENT with run.json, evaluation.json, result.json, table.md, .txt
-            and .csv, BANK/CLASSIFIER/samplers with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
+            and .csv, and videos/T=.../ with what was chosen of and answered about every video;
+            BANK/CLASSIFIER/samplers with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
         classifiers: saved folders, teachers of the banks, "NAME=" and either, or {name: ...}; None: all teachers of
             each bank. A saved folder is needed for GMACs, throughput, independence and networks that look at clips.
         weights: start of the samplers' backbones, and of the light network of systems.
@@ -257,6 +259,7 @@ class _Run:
                 continue
             with self._clock.running(part):
                 evaluations[name], told = evaluate_part(plan, count, seeds, self._request)
+                evaluations[name].write_run(folder.videos(name))
                 folder.add_part(name, told)
         result = finished_result(plan, self._request, folder.finished_parts(), seeds)
         if plan.experiment.kind == THROUGHPUT:
@@ -264,8 +267,10 @@ class _Run:
                 measure_throughput(plan, self._request, result)
         elif plan.experiment.kind == CASES:
             (evaluation,) = evaluations.values()
-            show_cases(plan, self._request, evaluation, result, folder.folder)
-        draw_figures(plan, result, folder.folder)
+            with noting_what_is_missing(result):
+                show_cases(plan, self._request, evaluation, result, folder.folder)
+        with noting_what_is_missing(result):
+            draw_figures(plan, result, folder.folder)
         return result
 
     # ---- training

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sosampler.errors import MissingDependency
 from sosampler.evaluation.rows import Evaluation
 from sosampler.reproduce.experiments import CURVE
 from sosampler.reproduce.measuring import UNIFORM, mean_rows, missing_uniform, policies_of
@@ -58,6 +60,15 @@ def _evaluated(
     )
 
 
+@contextmanager
+def noting_what_is_missing(result: dict[str, Any]) -> Iterator[None]:
+    """What was measured, perhaps for hours, is kept where a package that draws it is not installed."""
+    try:
+        yield
+    except MissingDependency as error:
+        result["notes"].append(f"not drawn: {error}")
+
+
 # ---- independence of frames
 
 
@@ -73,8 +84,10 @@ def measure_independence(plan: ExperimentPlan, request: Request, folder: Path) -
         precision=request.precision,
         say=lambda text: request.say(f"    note: {text}"),
     )
-    files = [path.name for path in found.write(folder)]
-    return independence_result(plan, request, found.to_dict()) | {"files": files}
+    result = independence_result(plan, request, found.to_dict())
+    with noting_what_is_missing(result):
+        result["files"] = [path.name for path in found.write(folder)]
+    return result
 
 
 # ---- videos a second
