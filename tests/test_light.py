@@ -101,6 +101,7 @@ COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "independence": (["{video}", "-c", "resnet50"], "train"),
     "reproduce": (["table1", "--bank", "{folder}", "--out", "{folder}/runs"], "train"),
     "report": (["{folder}", "--out", "{folder}/report.html"], "nothing"),
+    "export": (["{folder}"], "train"),
     "ui": (["--help"], None),
     "reels": (["{folder}/reels", "--help"], None),
     "demo": (["--out", "{folder}/demo"], "train"),

@@ -15,6 +15,7 @@ from sosampler.cli import (
     datasets,
     demo,
     evaluate,
+    export,
     independence,
     prepare,
     reels,
@@ -63,6 +64,7 @@ app.command("evaluate")(evaluate.evaluate_command)
 app.command("independence")(independence.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("report")(report.report_command)
+app.command("export")(export.export_command)
 app.command("ui")(ui.ui_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)

@@ -1,6 +1,6 @@
 """Who is chosen: N of T candidates. Adding a policy is adding an entry to the table below.
 
-A learned sampler is a policy too; torch is imported only when one is given.
+A learned sampler is a policy too; torch or onnxruntime is imported only when one is given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from sosampler.policies.difference import change_scores
 from sosampler.policies.diverse import dpp_diverse, farthest_first, pixel_features
 from sosampler.policies.selectors import METHODS, difference_peaks, split_method
 from sosampler.video.reader import Frames
-from sosampler.video.source import import_torch
 from sosampler.video.timeline import Indices
 
 # Candidates that a policy is offered where the user names no number: enough to choose from, at least four a frame.
@@ -165,7 +164,7 @@ def get_policy(policy: Any, *, device: Any = None) -> Policy:
     best.
 
     `device` is where a sampler runs: one given as an object stays where it is unless told, one that is loaded goes to
-    the GPU if there is one.
+    the GPU if there is one. "onnx" loads a folder without torch, as is done anyway where torch is not installed.
     """
     if isinstance(policy, Policy):
         return policy
@@ -176,7 +175,6 @@ def get_policy(policy: Any, *, device: Any = None) -> Policy:
     if isinstance(policy, (str, os.PathLike)):
         return _from_folder(policy, device)
     if hasattr(policy, "score") and hasattr(policy, "preprocessing"):
-        import_torch()
         from sosampler.samplers.policy import policy_of
 
         return policy_of(policy, device=device)
@@ -202,7 +200,6 @@ def _from_folder(given: str | os.PathLike[str], device: Any) -> Policy:
     name, method = (text, "") if Path(text).is_dir() else split_method(text)
     folder = Path(name)
     if (folder / _CONFIG).is_file():
-        import_torch()  # says how to install it
         from sosampler.samplers.policy import load_policy
 
         return load_policy(name, method=method, device=device)

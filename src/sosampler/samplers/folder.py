@@ -20,6 +20,7 @@ from sosampler.saved_folders import check_place, saved_kind
 
 KIND = "sosampler sampler"  # how the folder is told from that of a classifier or of another library
 CARD = "README.md"
+EXPORTED = "model.onnx"  # written by `sosampler export`
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -55,6 +56,7 @@ def write_folder(folder: Path, sampler: Savable) -> None:
     # Copies, because tensors that share memory cannot be saved.
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in sampler.state_dict().items()}
     (folder / CONFIG).unlink(missing_ok=True)
+    (folder / EXPORTED).unlink(missing_ok=True)  # of the sampler before
     with replacing(folder / WEIGHTS) as temporary:
         temporary.write_bytes(save(copies, metadata={"format": "pt"}))
     card = folder / CARD
@@ -163,9 +165,9 @@ def _downloaded(repo: str, options: dict[str, Any]) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=[CONFIG, WEIGHTS, CARD], **options))
+        return Path(snapshot_download(repo, allow_patterns=[CONFIG, WEIGHTS, CARD, EXPORTED], **options))
     except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise WeightsError(
             f"{repo}: is no folder here, and the Hugging Face hub gave no such sampler ({first_line(error)}); "
-            "check the name, the connection and, for a private one, the login"
+            "check the name, the connection and, for a private one, the login; or give a local folder"
         ) from error

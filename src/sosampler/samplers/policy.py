@@ -1,23 +1,23 @@
-"""A learned sampler as a policy of `select`."""
+"""A learned sampler as a policy of `select`: on torch, or without it through onnxruntime."""
 
 from __future__ import annotations
 
 import os
 import threading
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 
 from sosampler.checks import one_of
-from sosampler.classifiers.devices import check_device
-from sosampler.errors import SosamplerError
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies import Choice, Policy, pool_size
 from sosampler.policies.rules import top
 from sosampler.policies.selectors import METHODS
+from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler
 from sosampler.video.reader import Frames
 
 # One video at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
@@ -25,6 +25,10 @@ _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 # Samplers that are kept after they were loaded from a folder.
 _KEPT = 4
+# The device that is the CPU without torch.
+ONNX = "onnx"
+# What a sampler of torch is made of; the extra for torchcodec brings torch alone.
+_TORCH = ("torch", "torchvision", "safetensors")
 
 
 def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device: Any = None) -> Policy:
@@ -35,7 +39,11 @@ def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device
     if method:
         one_of("method", method, METHODS)
         name = f"{name}+{method}"
-    if device is not None:
+    if isinstance(sampler, OnnxSampler):
+        _check_light_device(device)
+    elif device is not None:
+        from sosampler.classifiers.devices import check_device
+
         sampler = sampler.to(check_device(device))
 
     def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
@@ -64,13 +72,46 @@ def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device
 def load_policy(folder: str | os.PathLike[str], *, method: str = "", device: Any = None) -> Policy:
     """The policy of a saved sampler. A folder is read once a process, and again when its files have changed.
 
-    Without `device` it runs on the GPU if there is one.
+    Torch runs it if it is installed, without `device` on the GPU if there is one. Without torch, with device="onnx",
+    and where the folder has no other network, onnxruntime runs its model.onnx on the CPU.
     """
     path = Path(folder).resolve()
-    where = check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     # Training anew into the same folder changes one or the other.
-    stamp = tuple(_stamp(path / file) for file in ("config.json", "model.safetensors"))
-    return policy_of(_loaded(path, stamp, where), name=os.fspath(folder), method=method)
+    stamp = tuple(_stamp(path / file) for file in (CONFIG, WEIGHTS, MODEL))
+    only_onnx = (path / MODEL).is_file() and not (path / WEIGHTS).is_file()
+    if device == ONNX or only_onnx or not _is_there(_TORCH):
+        _check_light_device(device)
+        sampler = _loaded_without_torch(path, stamp)
+    else:
+        sampler = _loaded(path, stamp[:2], _torch_device(device))
+    return policy_of(sampler, name=os.fspath(folder), method=method)
+
+
+def _is_there(packages: tuple[str, ...]) -> bool:
+    """Whether all can be imported; none is."""
+    try:
+        return all(find_spec(package) is not None for package in packages)
+    except ModuleNotFoundError:
+        return False
+
+
+def _check_light_device(device: Any) -> None:
+    if device is None or str(device) in (ONNX, "cpu"):
+        return
+    if not _is_there(_TORCH):
+        raise MissingDependency(f"device={str(device)!r} needs torch; install sosampler[train], or leave it out")
+    raise InvalidArgument(
+        f"device={str(device)!r} is not for a sampler that onnxruntime runs; give cpu, or leave it out; "
+        f"on torch it runs from a folder with {WEIGHTS}"
+    )
+
+
+def _torch_device(device: Any) -> Any:
+    import torch
+
+    from sosampler.classifiers.devices import check_device
+
+    return check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -81,17 +122,28 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=_KEPT)
-def _loaded(path: Path, stamp: tuple[tuple[int, int], ...], device: torch.device) -> Any:
+def _loaded(path: Path, stamp: tuple[tuple[int, int], ...], device: Any) -> Any:
     from sosampler.samplers import load_sampler
 
     return load_sampler(path).to(device)
 
 
+@lru_cache(maxsize=_KEPT)
+def _loaded_without_torch(path: Path, stamp: tuple[tuple[int, int], ...]) -> OnnxSampler:
+    return OnnxSampler.from_pretrained(path)
+
+
 def score_frames(sampler: Any, frames: Frames, name: str) -> np.ndarray:
     """Candidates of one video, uint8 [T, H, W, 3] -> scores [T]."""
-    clips = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))[None]  # [1, T, 3, H, W]
+    clips = frames.transpose(0, 3, 1, 2)[None]  # [1, T, 3, H, W]
     with _lock_of(sampler):
-        scores: np.ndarray = sampler.score(clips)[0].float().cpu().numpy()
+        scores: np.ndarray
+        if isinstance(sampler, OnnxSampler):
+            scores = sampler.score(clips)[0]
+        else:
+            import torch
+
+            scores = sampler.score(torch.from_numpy(np.ascontiguousarray(clips)))[0].float().cpu().numpy()
     if not np.isfinite(scores).all():
         raise SosamplerError(f"{name}: the sampler gives scores that are no numbers; train it again, or load it again")
     return scores
@@ -101,6 +153,10 @@ def _weights(sampler: Any, scores: np.ndarray) -> np.ndarray:
     """What a method weighs [T]: confidences, as in evaluation; the scores themselves where nobody calibrated them."""
     if getattr(sampler, "calibration", None) is None:
         return scores
+    if isinstance(sampler, OnnxSampler):
+        return sampler.confidences(scores)
+    import torch
+
     confidences: np.ndarray = sampler.confidences(torch.from_numpy(scores)).numpy()
     return confidences
 
