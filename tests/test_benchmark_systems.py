@@ -146,8 +146,7 @@ def test_nothing_is_done_twice_and_test_is_looked_at_last(finished: Measurement)
         # What failed is tried again. The finals of seed 0 are the trials themselves.
         *("train sosampler#1", "train frameexit#1", "measure dev"),
         *("train sosampler#1", "train frameexit#1", "measure dev"),  # interrupted
-        *("train sosampler#1", "measure test"),
-        *("train sosampler 3/12", "measure test"),
+        *("train sosampler#1", "train sosampler 3/12", "measure test", "measure test"),
     ]
 
 

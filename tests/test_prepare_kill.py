@@ -166,6 +166,8 @@ def test_killed_ten_times_it_ends_as_unbroken(victims: Victims, tmp_path: Path) 
         if code == -signal.SIGKILL:
             kills += 1
             at_kill.add(len(list(out.rglob("0*.arrow"))))
+            if at_kill == {0}:
+                takes *= 1.3  # the machine has become slower since the unbroken run
             wait_until(lambda: not any(is_working(decoder) for decoder in decoders))  # noqa: B023
         else:
             assert (code, contents(out)) == (0, expected)
