@@ -27,11 +27,10 @@ import torch
 import sosampler as so
 from sosampler.classifiers.registry import WEIGHTS
 from sosampler.data.make_reels import reel_recipe
-from sosampler.data.reels import SPORTS22
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 
-from samplers import _folders, _link
+from samplers import tuning_pictures
 
 TEN = {"num_shots": 10, "num_candidates": 10}
 CLIP_FRAMES = 6  # of the clips that classifiers learn from
@@ -89,7 +88,7 @@ def make_reels(arguments: argparse.Namespace) -> None:
 def make_classifier_reels(pictures: Path, work: Path, counts: list[int]) -> None:
     """cls10: `counts` reels for train and dev."""
     so.make_reels(
-        classifier_reel_pictures(pictures, work / "classifier_reel_pictures"),
+        tuning_pictures(pictures, work / "classifier_reel_pictures", "classifier"),
         work / "cls10",
         preset=None,
         recipe=reel_recipe("sports22", TEN),
@@ -106,18 +105,6 @@ def make_clip_reels(pictures: Path, work: Path, counts: list[int]) -> None:
         recipe=TEN,
         counts=dict(zip(("train", "dev", "test"), counts, strict=True)),
     )
-
-
-def classifier_reel_pictures(pictures: Path, folder: Path) -> Path:
-    """Links to the pictures that classifiers may see, one in five of them for dev."""
-    part = SPORTS22["classifier"]
-    kinds = {kind.name: sorted(kind.iterdir())[part.start : part.stop] for kind in _folders(pictures / part.folder)}
-    kinds["distractors"] = sorted((pictures / part.distractors).iterdir())
-    for name, found in kinds.items():
-        cut = len(found) - len(found) // 5
-        for split, some in (("train", found[:cut]), ("dev", found[cut:])):
-            _link(some, folder / (f"distractors/{split}" if name == "distractors" else f"{split}/{name}"))
-    return folder
 
 
 def train(arguments: argparse.Namespace) -> None:

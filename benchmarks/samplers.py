@@ -146,9 +146,12 @@ def classifier_pictures(pictures: Path, folder: Path) -> Path:
     return folder
 
 
-def tuning_pictures(pictures: Path, folder: Path) -> Path:
-    """Links to the pictures that samplers may see, one in five of them for dev, which then shares none with train."""
-    part = SPORTS22["train"]
+def tuning_pictures(pictures: Path, folder: Path, reel_set: str = "train") -> Path:
+    """Links to the pictures that samplers (or "classifier") may see, one in five for dev, which shares none with train.
+
+    Distractors are divided likewise.
+    """
+    part = SPORTS22[reel_set]
     kinds = {kind.name: sorted(kind.iterdir())[part.start : part.stop] for kind in _folders(pictures / part.folder)}
     kinds["distractors"] = sorted((pictures / part.distractors).iterdir())
     for name, found in kinds.items():
