@@ -103,9 +103,9 @@ def test_likeness_counts_among_what_is_laid_out_at_once(bank: Bank, monkeypatch:
     seen: list[int] = []
     judge = module._Run._judge
 
-    def counting(self: Any, views: dict[int, Any]) -> None:
+    def counting(self: Any, views: dict[int, Any], cells: Any) -> None:
         seen.append(len(views[8]))
-        judge(self, views)
+        judge(self, views, cells)
 
     monkeypatch.setattr(module._Run, "_judge", counting)
     monkeypatch.setattr(module, "_NUMBERS_AT_ONCE", 3 * 8 * 6)  # of three videos: probabilities and logits of 3 classes

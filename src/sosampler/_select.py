@@ -28,7 +28,7 @@ _SCORING_SIZE = 256
 
 def select(
     source: Any,
-    num_frames: int | None = None,
+    num_frames: int | str | None = None,
     *,
     num_candidates: int | None = None,
     policy: Any = SelectOptions.policy,
@@ -46,12 +46,16 @@ def select(
     threads: int | None = None,
     limits: Limits | None = None,
     folder_fps: float | None = None,
+    auto_min: int | None = None,
+    auto_max: int | None = None,
+    auto_tolerance: float | None = None,
 ) -> Selection:
     """Choose `num_frames` of the `num_candidates` candidate frames of a video.
 
     Args:
         source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
-        num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates.
+        num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto"
+            leaves it to a trained sampler: the fewest of which it expects little less than of any other number.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (uniform: T = N).
         policy: who is chosen: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one. "+aks",
             "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time.
@@ -70,6 +74,10 @@ def select(
         threads: for this video; None takes what the machine has. 1 where many videos are read side by side.
         limits: guards against hostile files.
         folder_fps: the rate of the images of a folder.
+        auto_min, auto_max: for num_frames="auto", the least and the most frames; 1 and 16 if not given. A video with
+            fewer gives all it has.
+        auto_tolerance: for num_frames="auto", how much lower the expected share of right answers may be for the sake of
+            fewer frames; 0.02 if not given.
 
     Example:
         >>> from sosampler.synthetic import numbered_video
@@ -95,6 +103,9 @@ def select(
         threads=threads,
         limits=limits,
         folder_fps=folder_fps,
+        auto_min=auto_min,
+        auto_max=auto_max,
+        auto_tolerance=auto_tolerance,
     )
     return select_with(source, options)
 
@@ -119,7 +130,7 @@ def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False)
         notes: list[str] = []
         offered = offer(reader, options, notes)
         listed = time.perf_counter()
-        chosen, scores, batch = _choose(reader, options, offered, notes)
+        chosen, choice, batch = _choose(reader, options, offered, notes)
         metadata = reader.metadata
         notes[:0] = reader.notes
     except MemoryError as error:
@@ -130,6 +141,7 @@ def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False)
     finally:
         reader.close()
     done = time.perf_counter()
+    scores = choice.scores
     if batch is not None:
         notes.extend(batch.notes)
         # A frame that stands in for a damaged one may lie behind its neighbour.
@@ -155,20 +167,22 @@ def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False)
             "total": done - begin,
         },
         notes=tuple(dict.fromkeys(notes)),
+        asked=None if options.auto is None else options.auto.told(choice.expected),
     )
 
 
 def _choose(
     reader: VideoReader, options: SelectOptions, offered: Candidates, notes: list[str]
-) -> tuple[Indices, np.ndarray | None, FrameBatch | None]:
-    """Positions of the chosen among the candidates [N], scores of all candidates [T], and the chosen frames."""
+) -> tuple[Indices, Choice, FrameBatch | None]:
+    """Positions of the chosen among the candidates [N], the choice with scores of all [T], and the chosen frames."""
     # A short video repeats frames among its candidates. The policy sees each once, so that none is chosen twice
     # while another is left.
     distinct, first_position, candidate_of = np.unique(offered.frame_indices, return_index=True, return_inverse=True)
     wanted = options.num_wanted or len(offered)
-    if wanted > len(distinct) and options.on_short == "error":
+    least = wanted if options.auto is None else options.auto.least
+    if least > len(distinct) and options.on_short == "error":
         raise InvalidArgument(
-            f"{reader.name}: {wanted} frames were asked for but only {len(distinct)} are there; "
+            f"{reader.name}: {least} frames were asked for but only {len(distinct)} are there; "
             'ask for fewer, or allow on_short="repeat" or "fewer"'
         )
     count = min(wanted, len(distinct))
@@ -181,17 +195,17 @@ def _choose(
         notes.extend(batch.notes)
     choice: Choice = rule.choose(len(distinct), count, None if batch is None else batch.frames, options.seed)
     positions = choice.positions
-    if wanted > count and options.on_short == "repeat":
+    if wanted > count and options.on_short == "repeat" and options.auto is None:
         # All candidates were asked for: as they are, repeats and all. Otherwise what was chosen is repeated evenly.
         positions = candidate_of if wanted == len(offered) else positions[segment_centres(count, wanted)]
-    scores = None if choice.scores is None else choice.scores[candidate_of]
+    choice = replace(choice, scores=None if choice.scores is None else choice.scores[candidate_of])
     chosen = first_position[positions]
     if not options.decode:
-        return chosen, scores, None
+        return chosen, choice, None
     if batch is not None and kept:
         picked = FrameBatch(batch.frames[positions], batch.frame_indices[positions], batch.pts_seconds[positions])
-        return chosen, scores, picked
-    return chosen, scores, reader.read(distinct[positions], size=size)
+        return chosen, choice, picked
+    return chosen, choice, reader.read(distinct[positions], size=size)
 
 
 def _shows_enough(reader: VideoReader, size: Size, rule: Policy) -> bool:

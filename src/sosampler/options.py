@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from sosampler.auto_frames import AUTO, AutoFrames, auto_of
 from sosampler.checks import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
 
@@ -25,7 +26,7 @@ DEFAULT_NUM_FRAMES = 8
 class SelectOptions:
     """The arguments of `select` but for the source; `select` documents each. Wrong ones are refused here."""
 
-    num_frames: int | None = None
+    num_frames: int | str | None = None  # or "auto"
     num_candidates: int | None = None
     policy: Any = "uniform"  # a name, a sampler, the folder of a saved one, or a Policy
     candidates: str | None = None
@@ -42,6 +43,9 @@ class SelectOptions:
     threads: int | None = None
     limits: Limits | None = None
     folder_fps: float | None = None
+    auto_min: int | None = None
+    auto_max: int | None = None
+    auto_tolerance: float | None = None
 
     def __post_init__(self) -> None:
         from sosampler.video.candidates import GRIDS, MODES, ON_SHORT
@@ -49,7 +53,7 @@ class SelectOptions:
         from sosampler.video.source import DECODERS
 
         for name in ("num_frames", "num_candidates", "threads"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and (name, getattr(self, name)) != ("num_frames", AUTO):
                 whole_number(name, getattr(self, name))
         for name in ("fps", "folder_fps"):
             if getattr(self, name) is not None:
@@ -76,6 +80,10 @@ class SelectOptions:
                 f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
             )
         wanted, offered = self.num_wanted, self.num_offered
+        if self.auto is not None and offered is not None and self.auto.least > offered:
+            raise InvalidArgument(
+                f"auto_min={self.auto.least} is more than num_candidates={offered}; lower it, or raise num_candidates"
+            )
         if wanted is not None and offered is not None and wanted > offered:
             raise InvalidArgument(
                 f"num_frames={wanted} is more than num_candidates={offered}; "
@@ -99,11 +107,17 @@ class SelectOptions:
         """Found once, so that all videos are chosen from by the same weights."""
         from sosampler.policies import get_policy
 
-        return get_policy(self.policy)
+        found = get_policy(self.policy)
+        return found if self.auto is None else found.by_itself(self.auto)
+
+    @cached_property
+    def auto(self) -> AutoFrames | None:
+        """How to decide on the number of frames, where that is left to the policy."""
+        return auto_of(self.num_frames, self.auto_min, self.auto_max, self.auto_tolerance)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the rule, which cannot travel to other processes and is found there again."""
-        return {name: value for name, value in self.__dict__.items() if name != "rule"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("rule", "auto")}
 
     @property
     def mode(self) -> str:
@@ -114,11 +128,17 @@ class SelectOptions:
         """T; None where the rate and the video decide."""
         if self.fps is not None or self.num_candidates is not None:
             return self.num_candidates
+        if self.auto is not None:
+            return max(self.rule.default_candidates(DEFAULT_NUM_FRAMES), self.auto.most)
+        assert not isinstance(self.num_frames, str), "no other word is let pass"
         return self.rule.default_candidates(self.num_frames or DEFAULT_NUM_FRAMES)
 
     @property
     def num_wanted(self) -> int | None:
-        """N; None for all candidates that a rate gives."""
+        """N, or the most that N may be; None for all candidates that a rate gives."""
+        if self.auto is not None:
+            return self.auto.most if self.num_offered is None else min(self.auto.most, self.num_offered)
+        assert not isinstance(self.num_frames, str), "no other word is let pass"
         if self.num_frames is not None or self.fps is not None:
             return self.num_frames
         return self.num_offered if self.rule.name == "all" else DEFAULT_NUM_FRAMES

@@ -73,7 +73,8 @@ class Pipeline:
         sampler: who chooses: a sampler, the folder of a saved one, or a policy such as "uniform".
         classifier: a classifier, the folder of a saved one, or the name of one.
         num_candidates: T, frames that are offered of each video.
-        num_frames: N, frames that the classifier sees; 6 if not given, with policy "all" all candidates.
+        num_frames: N, frames that the classifier sees; 6 if not given, with policy "all" all candidates. "auto" leaves
+            it to the sampler, video by video, as in `select`; auto_min, auto_max and auto_tolerance go with it.
         candidates: "exact", "keyframe" or "snap", as in `select`.
         size: short side of the frames, never enlarged; None takes 256, or what sampler or classifier take where that
             is more. Both bring them to their own input from there.
@@ -97,7 +98,7 @@ class Pipeline:
         classifier: Any,
         *,
         num_candidates: int = 10,
-        num_frames: int | None = None,
+        num_frames: int | str | None = None,
         candidates: str | None = None,
         size: int | None = None,
         batch_size: int = 8,
@@ -143,6 +144,7 @@ class Pipeline:
 
     @property
     def num_frames(self) -> int:
+        """N; of num_frames="auto" the most that it may be."""
         wanted = self._options.num_wanted
         assert wanted is not None, "a pipeline takes no rate, so there is a number"
         return wanted

@@ -65,6 +65,8 @@ class Selection:
     frames: Frames | None = None  # [N, H, W, 3] uint8 RGB; None if decoding was not asked for
     timing: dict[str, float] = field(default_factory=dict)  # seconds
     notes: tuple[str, ...] = ()
+    # Where the number of frames was left to the policy: between which numbers, and what it expected of each.
+    asked: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.frame_indices)
@@ -126,6 +128,7 @@ class Selection:
             "video": self.video,
             "policy": self.policy,
             "num_frames": self.num_frames,
+            **({} if self.asked is None else {"asked": dict(self.asked)}),
             "num_candidates": self.num_candidates,
             "frame_indices": self.frame_indices.tolist(),
             "pts_seconds": self.pts_seconds.tolist(),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
 from sosampler.cli.results import Journal
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.files import replacing
@@ -58,8 +59,17 @@ def classify_command(
         typer.Option("--policy", help=f"Choose by a rule instead, as in select.  [default: {_DEFAULT_POLICY}]"),
     ] = None,
     num_frames: Annotated[
-        int | None, typer.Option("-n", "--num-frames", help="Frames that the classifier sees.  [default: 6]")
+        str | None,
+        typer.Option(
+            "-n",
+            "--num-frames",
+            metavar="INTEGER|auto",
+            help="Frames that the classifier sees; auto leaves that to the sampler.  [default: 6]",
+        ),
     ] = None,
+    auto_min: AutoMin = None,
+    auto_max: AutoMax = None,
+    auto_tolerance: AutoTolerance = None,
     num_candidates: Annotated[int, typer.Option("-t", "--num-candidates", help="Frames to choose from.")] = 10,
     top: Annotated[int, typer.Option("--top", help="How many classes to tell.")] = 5,
     candidates: Annotated[
@@ -125,7 +135,10 @@ def classify_command(
         _as_folder(sampler) if sampler is not None else policy or _DEFAULT_POLICY,
         network,
         num_candidates=num_candidates,
-        num_frames=num_frames,
+        num_frames=number_or_auto("-n", num_frames),
+        auto_min=auto_min,
+        auto_max=auto_max,
+        auto_tolerance=auto_tolerance,
         candidates=candidates,
         size=size,
         batch_size=batch_size,

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sosampler.auto_frames import AUTO, DEFAULT_TOLERANCE
+from sosampler.cli.auto_frames import AutoMax, AutoMin
 from sosampler.errors import InvalidArgument
 
 
@@ -29,7 +31,10 @@ def evaluate_command(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="One policy; give it again for more.")
     ] = None,
-    num_frames: Annotated[str, typer.Option("-n", "--num-frames", help="N, or several by commas.")] = "6",
+    num_frames: Annotated[
+        str,
+        typer.Option("-n", "--num-frames", help="N, or several by commas; auto among them lets samplers decide on N."),
+    ] = "6",
     num_candidates: Annotated[str, typer.Option("-t", "--num-candidates", help="T, or several by commas.")] = "10",
     pairs: Annotated[
         str | None, typer.Option("--pairs", help="N/T pairs by commas instead, for example 8/30,16/60.")
@@ -48,6 +53,16 @@ def evaluate_command(
     beam_width: Annotated[
         int, typer.Option("--beam-width", help="Of the search for the optimal policy where a classifier must be run.")
     ] = 16,
+    auto_min: AutoMin = None,
+    auto_max: AutoMax = None,
+    auto_tolerance: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-tolerance",
+            help="How much less -n auto may expect for the sake of fewer frames, or several by commas.  "
+            f"[default: {DEFAULT_TOLERANCE}]",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
     ] = None,
@@ -67,7 +82,8 @@ def evaluate_command(
     asked = [*_texts(policies), *(policy or [])]
     if policies is not None and not _texts(policies):
         raise InvalidArgument("--policies is empty; name some, or leave it out for the default")
-    numbers = _numbers("-n", num_frames), _numbers("-t", num_candidates)
+    numbers = _numbers_or_auto("-n", num_frames), _numbers("-t", num_candidates)
+    tolerances = None if auto_tolerance is None else _tolerances(auto_tolerance)
     listed = None if pairs is None else [_pair(text) for text in _texts(pairs)]
     _check_files({"--csv": csv, "--out": out, "--curve": curve})
     if run is not None:
@@ -92,6 +108,9 @@ def evaluate_command(
             device=device,
             precision=precision,
             beam_width=beam_width,
+            auto_min=auto_min,
+            auto_max=auto_max,
+            auto_tolerance=tolerances,
             on_progress=on_progress,
             say=lambda text: typer.echo(f"note: {text}", err=True),
         )
@@ -150,8 +169,25 @@ def _numbers(option: str, given: str) -> list[int]:
     return [int(text) for text in texts]
 
 
-def _pair(text: str) -> tuple[int, int]:
+def _numbers_or_auto(option: str, given: str) -> list[int | str]:
+    texts = _texts(given)
+    numbers = ",".join(text for text in texts if text != AUTO)
+    if numbers or not texts:
+        _numbers(option, numbers)  # says what is wrong with them
+    return [text if text == AUTO else int(text) for text in texts]
+
+
+def _tolerances(given: str) -> list[float]:
+    try:
+        return [float(text) for text in _texts(given)]
+    except ValueError:
+        raise InvalidArgument(
+            f"--auto-tolerance {given!r} is not allowed; give numbers by commas, for example 0.01,0.02"
+        ) from None
+
+
+def _pair(text: str) -> tuple[int | str, int]:
     frames, _, candidates = text.partition("/")
-    if not (frames.isdecimal() and candidates.isdecimal()):
+    if not ((frames.isdecimal() or frames == AUTO) and candidates.isdecimal()):
         raise InvalidArgument(f"--pairs {text!r} is not allowed; write N/T, for example 8/30")
-    return int(frames), int(candidates)
+    return (frames if frames == AUTO else int(frames)), int(candidates)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
 from sosampler.errors import InvalidArgument
 from sosampler.options import DEFAULT_NUM_FRAMES, SelectOptions
 
@@ -20,9 +21,17 @@ def select_command(
         typer.Argument(help="Video files, folders of videos, folders of frame images, or patterns in quotes."),
     ],
     num_frames: Annotated[
-        int | None,
-        typer.Option("-n", "--num-frames", help=f"How many frames to choose.  [default: {DEFAULT_NUM_FRAMES}]"),
+        str | None,
+        typer.Option(
+            "-n",
+            "--num-frames",
+            metavar="INTEGER|auto",
+            help=f"How many frames to choose; auto leaves that to a trained sampler.  [default: {DEFAULT_NUM_FRAMES}]",
+        ),
     ] = None,
+    auto_min: AutoMin = None,
+    auto_max: AutoMax = None,
+    auto_tolerance: AutoTolerance = None,
     num_candidates: Annotated[
         int | None, typer.Option("-t", "--num-candidates", help="How many to choose from.  [default: by policy]")
     ] = None,
@@ -88,7 +97,10 @@ def select_command(
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     options = SelectOptions(
-        num_frames=num_frames,
+        num_frames=number_or_auto("-n", num_frames),
+        auto_min=auto_min,
+        auto_max=auto_max,
+        auto_tolerance=auto_tolerance,
         num_candidates=num_candidates,
         policy=policy if device is None else _on_device(policy, device),
         candidates=candidates,

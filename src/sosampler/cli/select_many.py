@@ -213,10 +213,16 @@ def _progress(results: Iterator[Done], total: int) -> Iterator[Done]:
 def _describe(selection: Selection) -> str:
     lines = [
         f"{selection.video}: {len(selection)} of {selection.num_candidates} {selection.candidates.mode} candidates "
-        f"({selection.policy}), {selection.metadata.total_num_frames} frames, {selection.metadata.duration:.2f} s"
+        f"({selection.policy}{_asked(selection)}), {selection.metadata.total_num_frames} frames, "
+        f"{selection.metadata.duration:.2f} s"
     ]
     scores = selection.scores if selection.scores is not None else [None] * len(selection)
     for index, seconds, score in zip(selection.frame_indices, selection.pts_seconds, scores, strict=True):
         lines.append(f"  frame {index:>7}  {seconds:>10.3f} s" + (f"  score {score:.4f}" if score is not None else ""))
     lines += [f"  note: {note}" for note in selection.notes]
     return "\n".join(lines)
+
+
+def _asked(selection: Selection) -> str:
+    told = selection.asked
+    return "" if told is None else f", auto of {told['min']} to {told['max']}"

@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sosampler.auto_frames import AutoFrames
 from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.scorers import Scorer, kernel
 from sosampler.evaluation.views import CandidateView
 from sosampler.policies import rules
+from sosampler.policies.adaptive import count_frames
 from sosampler.policies.semi_optimal import log_label_confidence, top_n
 from sosampler.video.candidates import segment_centres
 from sosampler.video.timeline import Indices
@@ -148,6 +150,23 @@ class ScoreChooser:
 
     def similarity(self, view: CandidateView) -> Tensor:
         return view.similarity[self.scorer.key]
+
+
+class AutoChooser:
+    """The highest scores of a sampler that decides for each video how many."""
+
+    looks = True
+
+    def __init__(self, name: str, base: ScoreChooser, auto: AutoFrames) -> None:
+        self.name, self._auto = name, auto
+        self.scorer = base.scorer
+
+    def count(self, view: CandidateView) -> NDArray[np.int64]:
+        """N of each video, [B]; none has more than its real candidates."""
+        return count_frames(view.expected[self.scorer.key], self._auto)
+
+    def choose(self, view: CandidateView, num_frames: int) -> Chosen:
+        return Chosen(top_n(view.scores[self.scorer.key], num_frames, view.real))
 
 
 class RedundancyChooser:

@@ -10,6 +10,7 @@ from typing import Any
 _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
+AUTO_SUFFIX = "+auto"  # ends the name of a sampler's rows with num_frames="auto", before any @
 EVERY = "all"  # behind the @: every value that the system offers
 
 
@@ -35,7 +36,7 @@ def number_of(text: str) -> float | None:
 
 
 def is_system(row: Mapping[str, Any]) -> bool:
-    """Whether a row of an evaluation, as its JSON has it, belongs to a system: it was told no number of frames."""
+    """Whether a row of an evaluation, as its JSON has it, was told no number of frames: a system, or NAME+auto."""
     return row["num_frames"] is None
 
 

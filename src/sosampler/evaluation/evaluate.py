@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from sosampler import __version__
+from sosampler.auto_frames import AUTO
 from sosampler.bench.measure import circumstances
 from sosampler.checks import one_of, whole_number
 from sosampler.classifiers.base import PRECISIONS
@@ -26,8 +27,9 @@ from sosampler.data.bank_teachers import Teacher
 from sosampler.data.shards import OnProgress, Progress
 from sosampler.data.splits import SPLITS
 from sosampler.errors import InvalidArgument
+from sosampler.evaluation.adaptive import autos_of, by_themselves
 from sosampler.evaluation.bootstrap import Resamples
-from sosampler.evaluation.choosers import Chooser, choose_all
+from sosampler.evaluation.choosers import AutoChooser, Chooser, choose_all
 from sosampler.evaluation.clips import Clips, clips_for, gmacs_of_clips
 from sosampler.evaluation.frames import FrameChunk, read_chunks
 from sosampler.evaluation.metrics import multi_hot
@@ -36,9 +38,10 @@ from sosampler.evaluation.plan import Plan, pairs_of
 from sosampler.evaluation.policies import DEFAULT_POLICIES, ChooserMaker, policies_of
 from sosampler.evaluation.rows import Cell, Evaluation, Measuring, Spent, Tally
 from sosampler.evaluation.scorers import Scorer, score_chunk
-from sosampler.evaluation.systems import run_systems, tell_of_differences
+from sosampler.evaluation.systems import NOT_SEEN, run_systems, tell_of_differences
 from sosampler.evaluation.views import CandidateView, Videos
 from sosampler.progress import progress_bar
+from sosampler.video.timeline import Indices
 
 log = logging.getLogger("sosampler")
 
@@ -50,9 +53,9 @@ def evaluate(
     bank: Bank | str | os.PathLike[str],
     policies: Any = DEFAULT_POLICIES,
     *,
-    num_frames: int | Sequence[int] = 6,
+    num_frames: int | str | Sequence[int | str] = 6,
     num_candidates: int | Sequence[int] = 10,
-    pairs: Sequence[tuple[int, int]] | None = None,
+    pairs: Sequence[tuple[int | str, int]] | None = None,
     classifier: Any = None,
     views: int | None = None,
     split: str | None = None,
@@ -61,6 +64,9 @@ def evaluate(
     device: Any = None,
     precision: str | None = None,
     beam_width: int = 16,
+    auto_min: int | None = None,
+    auto_max: int | None = None,
+    auto_tolerance: float | Sequence[float] | None = None,
     on_progress: OnProgress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Evaluation:
@@ -76,7 +82,8 @@ def evaluate(
             system, "FOLDER@all" gives a row for each value that it offers. What `train` returns stands for the sampler
             or the system in it.
         num_frames, num_candidates: N and T; all combinations of what is given. A system decides for itself how many
-            frames it looks at, so it has one row for each T.
+            frames it looks at, so it has one row for each T. "auto" among the N gives each sampler rows NAME+auto, of
+            which it decides on N itself, video by video.
         pairs: (N, T) pairs instead.
         classifier: object, folder of a saved one, or the name of a teacher. Needed where the bank keeps no logits of
             it, and for its GMACs unless the bank keeps features of it.
@@ -88,6 +95,8 @@ def evaluate(
             one. Objects stay where they are.
         precision: of what is loaded: "float32", "bfloat16" or "float16".
         beam_width: of the search for the optimal policy of classifiers that have to be run on every clip.
+        auto_min, auto_max, auto_tolerance: of num_frames="auto", as in `select`; several tolerances give a row each,
+            NAME+auto@TOLERANCE.
         on_progress: told after each video whose pictures were looked at; default: a progress bar.
         say: told what a reader of the numbers should know, which is also in `notes`.
     """
@@ -105,7 +114,8 @@ def evaluate(
     _check_lengths(part, videos, [count for _, count in asked], notes)
     maker = ChooserMaker(clips, len(videos), seed, whole_number("beam_width", beam_width), where, precision)
     choosers, systems = policies_of(policies, maker)
-    plan = Plan(asked, choosers, maker, clips, notes.add)
+    autos = autos_of(asked, auto_min, auto_max, auto_tolerance)
+    plan = Plan(asked, choosers, by_themselves(choosers, autos, asked), maker, clips, notes.add)
     _tell_of_strangers(plan, teacher, notes)
     tell_of_differences(systems, teacher, plan.candidates, notes.add)
     price = gmacs_of_clips(clips, judge, teacher) if choosers else None
@@ -113,22 +123,24 @@ def evaluate(
         notes.add("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
 
     of_systems = run_systems(systems, plan.candidates, part, videos)
-    plan.compare_systems({cell: spent.frames_classified for cell, (_, spent) in of_systems.items()})
+    plan.compare({cell: spent.frames_classified for cell, (_, spent) in of_systems.items()})
     run = _Run(videos, clips, plan)
     run.all(part, on_progress)
+    plan.compare({cell: float(run.counts(cell).mean()) for cell in run.tallies if cell.num_frames is None})
+    run.rest()
 
     tallies = {**run.tallies, **{cell: tally for cell, (tally, _) in of_systems.items()}}
     measuring = Measuring(
         tallies, videos.labels, "mAP" if part.multi_label else "top1", Resamples(videos.labels, draws, seed, where)
     )
-    spent_by = {cell: _spent(cell, chooser, price) for cell, chooser in plan.shown}
+    spent_by = {cell: _spent(cell, chooser, price, run.counts(cell)) for cell, chooser in plan.shown}
     spent_by |= {cell: spent for cell, (_, spent) in of_systems.items()}
     rows = [measuring.row(cell, spent, against=plan.against(cell)) for cell, spent in spent_by.items()]
     rows.sort(key=lambda row: plan.candidates.index(row.num_candidates))  # systems follow the policies of their T
     facts = {
         "num_candidates": _one_or_list([count for _, count in asked]),
-        "num_frames": _one_or_list([wanted for wanted, _ in asked]),
-        "pairs": [list(pair) for pair in asked],
+        "num_frames": _one_or_list([AUTO if wanted is None else wanted for wanted, _ in asked]),
+        "pairs": [[AUTO if wanted is None else wanted, count] for wanted, count in asked],
         "metric": "mAP" if part.multi_label else "top1",
         "bank": str(part.path),
         "split": name,
@@ -148,6 +160,8 @@ def evaluate(
         "notes": notes.texts,
         "seconds": round(time.perf_counter() - begun, 3),
     }
+    if autos:
+        facts["auto"] = {name: auto.told() for name, auto in autos.items()}
     if systems:
         facts["systems"] = {policy.name: policy.facts() for policy in systems}
     ids = tuple(part.rows[place].item.id for place in videos.places)
@@ -262,19 +276,25 @@ def _check_lengths(bank: Bank, videos: Videos, candidates: Sequence[int], notes:
             )
 
 
-def _one_or_list(numbers: Sequence[int]) -> int | list[int]:
+def _one_or_list(numbers: Sequence[int | str]) -> int | str | list[int | str]:
     distinct = list(dict.fromkeys(numbers))
     return distinct[0] if len(distinct) == 1 else distinct
 
 
-def _spent(cell: Cell, chooser: Chooser, price: Callable[[int], float] | None) -> Spent:
+def _spent(cell: Cell, chooser: Chooser, price: Callable[[int], float] | None, counts: Indices) -> Spent:
+    """`counts` [V]: frames that were chosen."""
     scorer = chooser.scorer
     unasked = None if chooser.looks else 0.0  # what oracles know has no price
+    how_often = Counter(counts.tolist() if cell.num_frames is None else [cell.num_frames])
+    total = sum(how_often.values())
+    taken = cell.num_frames or sum(count * often for count, often in how_often.items()) / total
     return Spent(
-        frames_classified=cell.wanted,
-        frames_decoded=cell.num_candidates if chooser.looks else cell.wanted,
+        frames_classified=taken,
+        frames_decoded=cell.num_candidates if chooser.looks else taken,
         sampler_gmacs=unasked if scorer is None else scorer.gmacs(cell.num_candidates),
-        classifier_gmacs=None if price is None else price(cell.wanted),
+        classifier_gmacs=None
+        if price is None
+        else sum(price(count) * often for count, often in how_often.items()) / total,
     )
 
 
@@ -295,8 +315,16 @@ class _Run:
 
     def __init__(self, videos: Videos, clips: Clips, plan: Plan) -> None:
         self._videos, self._clips, self._plan = videos, clips, plan
-        num_videos, num_classes = videos.labels.shape
-        self.tallies = {cell: Tally.empty(num_videos, num_classes, cell.wanted) for cell in plan.cells}
+        self.tallies = {cell: self._empty(cell) for cell in plan.cells}
+
+    def _empty(self, cell: Cell) -> Tally:
+        num_videos, num_classes = self._videos.labels.shape
+        return Tally.empty(num_videos, num_classes, cell.num_frames or cell.num_candidates)
+
+    def counts(self, cell: Cell) -> Indices:
+        """Frames that were chosen of each video, [V]."""
+        found: Indices = (self.tallies[cell].slots != NOT_SEEN).sum(1)
+        return found
 
     def all(self, bank: Bank, on_progress: OnProgress | None) -> None:
         if not self._plan.cells:
@@ -308,11 +336,22 @@ class _Run:
                     self._look(chunk, scorers)
                     tell(len(chunk.videos))
         if not self._clips.needs_frames:
+            self._judge_all(self._plan.cells)
+
+    def rest(self) -> None:
+        """Judge what the plan was given since, which needs no pictures."""
+        new = {cell: chooser for cell, chooser in self._plan.cells.items() if cell not in self.tallies}
+        if new:
+            self.tallies |= {cell: self._empty(cell) for cell in new}
+            self._judge_all(new)
+
+    def _judge_all(self, cells: Mapping[Cell, Chooser]) -> None:
+        if cells:
             a_video = self._plan.numbers_a_video(self._videos.numbers_a_candidate())
             at_once = max(1, _NUMBERS_AT_ONCE // a_video)
             for begin in range(0, len(self._videos), at_once):
                 numbers = np.arange(begin, min(begin + at_once, len(self._videos)))
-                self._judge(self._videos.views(numbers, self._plan.candidates))
+                self._judge(self._videos.views(numbers, self._plan.candidates), cells)
 
     def _chunks(self, bank: Bank) -> Iterator[FrameChunk]:
         """Pictures of all candidates, whatever their number: each is read once."""
@@ -328,18 +367,27 @@ class _Run:
             if chooser.scorer is not None:
                 self.tallies[cell].seconds += seconds[chooser.scorer.key, cell.num_candidates]
         if self._clips.needs_frames:
-            self._judge(self._videos.views(chunk.numbers, self._plan.candidates, chunk))
+            self._judge(self._videos.views(chunk.numbers, self._plan.candidates, chunk), self._plan.cells)
 
-    def _judge(self, views: dict[int, CandidateView]) -> None:
-        for cell, chooser in self._plan.cells.items():
-            self._judge_cell(cell, chooser, views[cell.num_candidates])
+    def _judge(self, views: dict[int, CandidateView], cells: Mapping[Cell, Chooser]) -> None:
+        for cell, chooser in cells.items():
+            view = views[cell.num_candidates]
+            if cell.num_frames is not None:
+                self._judge_cell(cell, chooser, view, cell.num_frames)
+                continue
+            assert isinstance(chooser, AutoChooser), "systems have run before"
+            counts = chooser.count(view)
+            self.tallies[cell].slots[view.numbers] = NOT_SEEN
+            for count in np.unique(counts).tolist():
+                self._judge_cell(cell, chooser, view.some(counts == count), count)
 
-    def _judge_cell(self, cell: Cell, chooser: Chooser, view: CandidateView) -> None:
+    def _judge_cell(self, cell: Cell, chooser: Chooser, view: CandidateView, num_frames: int) -> None:
         begun = time.perf_counter()
         tally = self.tallies[cell]
-        chosen = choose_all(chooser, view, cell.wanted)
+        chosen = choose_all(chooser, view, num_frames)
         tally.probs[view.numbers] = self._clips.probs(view, chosen.positions).cpu().numpy()
-        tally.slots[view.numbers] = np.take_along_axis(view.slots, chosen.positions.cpu().numpy(), axis=1)
+        slots = np.take_along_axis(view.slots, chosen.positions.cpu().numpy(), axis=1)
+        tally.slots[view.numbers, :num_frames] = slots
         if chosen.gap is not None:
             tally.gap = np.zeros(len(tally.probs)) if tally.gap is None else tally.gap
             tally.gap[view.numbers] = chosen.gap

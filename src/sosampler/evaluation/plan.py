@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sosampler.auto_frames import AUTO
 from sosampler.checks import whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.choosers import Chooser, RedundancyChooser
+from sosampler.evaluation.choosers import AutoChooser, Chooser, RedundancyChooser
 from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.policies import ChooserMaker
 from sosampler.evaluation.rows import Cell
 from sosampler.evaluation.scorers import Scorer
 from sosampler.evaluation.systems import whole_frames
 
-Pair = tuple[int, int]  # N, T
+Pair = tuple[int | None, int]  # N, T; None where the policy decides on N
 
 
 def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pair]:
-    """(N, T) to be evaluated: the given pairs, or all combinations.
+    """(N, T) to be evaluated: the given pairs, or all combinations; None for "auto".
 
-    >>> pairs_of([1, 2], 10), pairs_of(6, 10, pairs=[(8, 30)])
-    ([(1, 10), (2, 10)], [(8, 30)])
+    >>> pairs_of([1, "auto"], 10), pairs_of(6, 10, pairs=[(8, 30)])
+    ([(1, 10), (None, 10)], [(8, 30)])
     """
+    found: list[Pair]
     if pairs is None:
-        wanted, offered = _numbers("num_frames", num_frames), _numbers("num_candidates", num_candidates)
+        wanted = [_number_or_auto(value) for value in _listed("num_frames", num_frames)]
+        offered = [whole_number("num_candidates", value) for value in _listed("num_candidates", num_candidates)]
         found = [(frames, candidates) for candidates in offered for frames in wanted]
     elif isinstance(pairs, Iterable) and not isinstance(pairs, str):
         found = [_pair(pair) for pair in pairs]
@@ -35,7 +38,7 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
     if not found:
         raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
     for frames, candidates in found:
-        if frames > candidates:
+        if frames is not None and frames > candidates:
             raise InvalidArgument(
                 f"num_frames={frames} is more than num_candidates={candidates}; ask for at most as many frames as "
                 "there are candidates, or name the combinations as pairs"
@@ -43,21 +46,27 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
     return list(dict.fromkeys(found))
 
 
-def _numbers(name: str, given: Any) -> list[int]:
+def _listed(name: str, given: Any) -> list[Any]:
     values = list(given) if isinstance(given, (list, tuple, range)) else [given]
     if not values:
         raise InvalidArgument(f"{name} is empty; give at least one whole number")
-    return [whole_number(name, value) for value in values]
+    return values
+
+
+def _number_or_auto(given: Any) -> int | None:
+    return None if isinstance(given, str) and given == AUTO else whole_number("num_frames", given)
 
 
 def _pair(given: Any) -> Pair:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise InvalidArgument(f"pairs hold {given!r}; give (num_frames, num_candidates), for example (8, 30)")
-    return whole_number("num_frames", given[0]), whole_number("num_candidates", given[1])
+    return _number_or_auto(given[0]), whole_number("num_candidates", given[1])
 
 
 class Plan:
     """All cells of an evaluation: those that are shown, and those that are only measured against.
+
+    With N = None stands each of `by_themselves`, samplers that decide on N.
 
     Uniform and semi-optimal choices are measured beside any policy where that costs no run of the classifier, and the
     optimal ones where there are few subsets.
@@ -67,6 +76,7 @@ class Plan:
         self,
         pairs: Sequence[Pair],
         choosers: Sequence[Chooser],
+        by_themselves: Sequence[AutoChooser],
         maker: ChooserMaker,
         clips: Clips,
         note: Callable[[str], None],
@@ -76,7 +86,7 @@ class Plan:
         self.shown: list[tuple[Cell, Chooser]] = []
         self.cells: dict[Cell, Chooser] = {}
         self._maker, self._clips, self._note = maker, clips, note
-        self._as_many: dict[Cell, int] = {}  # of systems: N of the uniform choice that has no fewer frames
+        self._as_many: dict[Cell, int] = {}  # of who decides on N: N of the uniform choice that has no fewer frames
         if not choosers:
             return  # systems alone, which are measured against uniform as soon as it is known how much they look at
         names = {chooser.name for chooser in choosers}
@@ -87,6 +97,9 @@ class Plan:
             note(f"no comparison with {missing}, which the classifier would have to be run for: add it to the policies")
         for count in self.candidates:
             for frames in self.frames_of[count]:
+                if frames is None:
+                    self.shown += [(Cell(chooser.name, None, count), chooser) for chooser in by_themselves]
+                    continue
                 shown = [chooser for chooser in choosers if chooser.name != "all"]
                 self.shown += [(Cell(chooser.name, frames, count), chooser) for chooser in shown]
                 hidden = list(unseen)
@@ -102,8 +115,8 @@ class Plan:
             self.shown += [(Cell(one.name, count, count), one) for one in choosers if one.name == "all"]
         self.cells |= dict(self.shown)
 
-    def compare_systems(self, mean_frames: Mapping[Cell, float]) -> None:
-        """Let systems be measured against uniform with as many frames as each takes in the mean, rounded up."""
+    def compare(self, mean_frames: Mapping[Cell, float]) -> None:
+        """Let who decides on N be measured against uniform with as many frames as it takes in the mean, rounded up."""
         missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
         for cell, mean in mean_frames.items():
             frames = whole_frames(mean, cell.num_candidates)
@@ -138,5 +151,5 @@ class Plan:
             return self._as_many.get(cell)
         if cell.policy != "all":
             return cell.num_frames
-        wanted = self.frames_of[cell.num_candidates]
+        wanted = [frames for frames in self.frames_of[cell.num_candidates] if frames is not None]
         return wanted[0] if len(wanted) == 1 else None

@@ -33,19 +33,19 @@ class Cell:
     """One policy with N of T."""
 
     policy: str
-    num_frames: int | None  # None: a system, which decides for itself
+    num_frames: int | None  # None: a system, or a sampler with num_frames="auto", which decide for themselves
     num_candidates: int
 
     @property
     def wanted(self) -> int:
         """N of a policy."""
-        assert self.num_frames is not None, "a system is not told how many frames to look at"
+        assert self.num_frames is not None, "who decides for itself is not told how many frames to look at"
         return self.num_frames
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a policy takes for a video; of a system the means over videos."""
+    """What a policy takes for a video; of who decides on N the means over videos."""
 
     frames_classified: float
     frames_decoded: float
@@ -58,7 +58,8 @@ class Tally:
     """What came out of one cell, video by video."""
 
     probs: NDArray[np.float32]  # [V, C] of the chosen clips
-    slots: Indices  # [V, N] stored frames that were chosen, in time order; of a system [V, T], filled up with -1
+    # [V, N] stored frames that were chosen, in time order; of who decides on N [V, T], filled up with -1
+    slots: Indices
     gap: NDArray[np.float64] | None = None  # [V]
     methods: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -75,7 +76,7 @@ class EvaluationRow:
     """One policy with N of T, or one system. Metrics are shares in 0..1; what could not be measured is None."""
 
     policy: str
-    num_frames: int | None  # N; None for a system, which decides for itself
+    num_frames: int | None  # N; None for a system, or for NAME+auto, which decide for themselves
     num_candidates: int
     top1: float
     mAP: float
@@ -87,10 +88,10 @@ class EvaluationRow:
     sampler_gmacs: float | None
     # Of a clip of N; of a system the heavy network; None where the classifier is not at hand.
     classifier_gmacs: float | None
-    frames_classified: float  # N; of a system those that went through the heavy network, mean over videos
+    frames_classified: float  # N; of who decides on it those that went through the heavy network, mean over videos
     frames_decoded: float  # of a system those that any network saw, mean over videos
     ci95: dict[str, tuple[float, float]]  # of top1 and mAP
-    # num_frames of uniform (of a system its mean rounded up), metric, difference, ci95; paired by video
+    # num_frames of uniform (of who decides on it its mean rounded up), metric, difference, ci95; paired by video
     versus_uniform: dict[str, Any] | None
     seconds: float  # scoring, choosing and judging all videos
     gap: dict[str, float] | None = None  # of the optimal policy: what its search may have missed, in probability
@@ -112,7 +113,7 @@ class Evaluation:
     rows: tuple[EvaluationRow, ...]
     facts: dict[str, Any]  # bank, split, teacher, seed, versions, notes, ...
     ids: tuple[str, ...]  # of the videos
-    choices: Mapping[Cell, Indices]  # [V, N] stored frames; of a system [V, T], filled up with -1
+    choices: Mapping[Cell, Indices]  # [V, N] stored frames; of who decides on N [V, T], filled up with -1
     per_video: PerVideo | None = field(default=None, repr=False)
 
     @property
@@ -135,8 +136,8 @@ class Evaluation:
     def chosen(self, policy: str, num_frames: int | None = None, num_candidates: int | None = None) -> Indices:
         """Stored frames [V, N] that a policy chose, video by video as in `ids`, in time order.
 
-        Of a system [V, T]: those that went through its heavy network, and behind them -1, because it sees more of one
-        video than of another.
+        Of who decides on N [V, T]: those that went through the heavy network, and behind them -1, because it sees more
+        of one video than of another.
         """
         row = self.row(policy, num_frames, num_candidates)
         return self.choices[Cell(policy, row.num_frames, row.num_candidates)]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sosampler.evaluation.frames import FrameChunk
 from sosampler.evaluation.views import Videos
 from sosampler.policies.difference import change_scores
 from sosampler.policies.diverse import dpp_order, farthest_first_order, pixel_features
+from sosampler.samplers.expecting import expected_of
 from sosampler.video.timeline import Indices
 
 # Candidates that a sampler is handed at once.
@@ -23,14 +24,22 @@ _FRAMES_AT_ONCE = 1024
 ORDERS: dict[str, Callable[[ArrayLike, int], Indices]] = {"farthest-first": farthest_first_order, "dpp": dpp_order}
 
 
+class Looked(NamedTuple):
+    """What whoever looked at candidates says about them."""
+
+    scores: Tensor  # [B, T]
+    similarity: Tensor | None = None  # [B, T, T] if wanted
+    expected: NDArray[np.float64] | None = None  # [B, T], of the k best at k - 1, if wanted
+
+
 class Scorer(Protocol):
     """Scores for candidates. Two policies with the same key share them."""
 
     key: str
     wants_similarity: bool
 
-    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """uint8 [B, T, 3, H, W], bool [B, T] -> scores [B, T], and similarities [B, T, T] if wanted."""
+    def score(self, frames: Tensor, mask: Tensor) -> Looked:
+        """uint8 [B, T, 3, H, W], bool [B, T], real candidates first."""
         ...
 
     def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
@@ -47,11 +56,13 @@ class SamplerScorer:
         self.sampler = sampler
         self.key = f"sampler {id(sampler)}"
         self.wants_similarity = False
+        self.wants_expected = False
 
-    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, frames: Tensor, mask: Tensor) -> Looked:
         said = self.sampler.look(frames, None if bool(mask.all()) else mask)
         similarity = kernel(said.features, mask.to(said.features.device)) if self.wants_similarity else None
-        return said.scores, similarity
+        expected = expected_of(self.sampler, said, mask.sum(1).cpu().numpy()) if self.wants_expected else None
+        return Looked(said.scores, similarity, expected)
 
     def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
         if self.sampler.calibration is not None:
@@ -71,12 +82,12 @@ class DifferenceScorer:
 
     key, wants_similarity = "frame-difference", False
 
-    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, frames: Tensor, mask: Tensor) -> Looked:
         scores = torch.zeros(mask.shape)
         pictures = frames.permute(0, 1, 3, 4, 2).numpy()
         for row, count in enumerate(mask.sum(1).tolist()):
             scores[row, :count] = torch.from_numpy(change_scores(pictures[row, :count])).float()
-        return scores, None
+        return Looked(scores)
 
     def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
         return scores
@@ -93,13 +104,13 @@ class DiverseScorer:
     def __init__(self, name: str) -> None:
         self.key, self._order = name, ORDERS[name]
 
-    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, frames: Tensor, mask: Tensor) -> Looked:
         scores = torch.zeros(mask.shape)
         pictures = frames.permute(0, 1, 3, 4, 2).numpy()
         for row, count in enumerate(mask.sum(1).tolist()):
             order = self._order(pixel_features(pictures[row, :count]), count)
             scores[row, torch.from_numpy(order)] = -torch.arange(count, dtype=torch.float32)
-        return scores, None
+        return Looked(scores)
 
     def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
         return 1 + scores / mask.shape[1]
@@ -140,18 +151,28 @@ def score_chunk(
                 frames, _ = chunk.stacked(here.tolist(), [both[place][0] for place in places.tolist()])
                 for scorer in scorers:
                     begun = time.perf_counter()
-                    scores, similarity = scorer.score(frames, torch.from_numpy(mask[places]))
-                    _table(videos.scores, scorer.key, num_candidates, len(videos), 2)[here] = scores.cpu().numpy()
-                    if similarity is not None:
+                    said = scorer.score(frames, torch.from_numpy(mask[places]))
+                    _table(videos.scores, scorer.key, num_candidates, len(videos), 2)[here] = said.scores.cpu().numpy()
+                    if said.similarity is not None:
                         table = _table(videos.similarity, scorer.key, num_candidates, len(videos), 3)
-                        table[here] = similarity.cpu().numpy()
+                        table[here] = said.similarity.cpu().numpy()
+                    if said.expected is not None:
+                        table = _table(videos.expected, scorer.key, num_candidates, len(videos), 2, dtype=np.float64)
+                        table[here] = said.expected
                     key = scorer.key, num_candidates
                     seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - begun
     return seconds
 
 
-def _table(tables: dict[tuple[str, int], Any], key: str, num_candidates: int, num_videos: int, ndim: int) -> Any:
+def _table(
+    tables: dict[tuple[str, int], Any],
+    key: str,
+    num_candidates: int,
+    num_videos: int,
+    ndim: int,
+    dtype: Any = np.float32,
+) -> Any:
     if (key, num_candidates) not in tables:
         shape = (num_videos, *(num_candidates,) * (ndim - 1))
-        tables[key, num_candidates] = np.zeros(shape, dtype=np.float32)
+        tables[key, num_candidates] = np.zeros(shape, dtype=dtype)
     return tables[key, num_candidates]

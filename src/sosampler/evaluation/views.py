@@ -36,6 +36,7 @@ class CandidateView:
     features: Tensor | None = None  # float32 [B, T, D], what a pooled classifier joins
     scores: dict[str, Tensor] = field(default_factory=dict)  # [B, T] of each policy that looks at pixels
     similarity: dict[str, Tensor] = field(default_factory=dict)  # [B, T, T] of those that mind redundancy
+    expected: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # [B, T] of those that decide on N
     pixels: FrameChunk | None = None
     cache: dict[str, Tensor] = field(default_factory=dict)  # what choosers compute once for all N
 
@@ -65,6 +66,7 @@ class CandidateView:
             features=None if self.features is None else self.features[here],
             scores={key: value[here] for key, value in self.scores.items()},
             similarity={key: value[here] for key, value in self.similarity.items()},
+            expected={key: value[rows] for key, value in self.expected.items()},
             cache={},
         )
 
@@ -106,6 +108,7 @@ class Videos:
         self.lengths = np.array([len(teacher[place].frame_probs) for place in self.places], dtype=np.int64)
         self.scores: dict[tuple[str, int], NDArray[np.float32]] = {}  # by policy and T: [V, T]
         self.similarity: dict[tuple[str, int], NDArray[np.float32]] = {}  # [V, T, T]
+        self.expected: dict[tuple[str, int], NDArray[np.float64]] = {}  # [V, T]
 
     def __len__(self) -> int:
         return len(self.places)
@@ -142,6 +145,9 @@ class Videos:
                 features=features,
                 scores=self._kept(self.scores, numbers, num_candidates),
                 similarity=self._kept(self.similarity, numbers, num_candidates),
+                expected={
+                    key: table[numbers] for (key, count), table in self.expected.items() if count == num_candidates
+                },
                 pixels=pixels,
             )
         return views

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sosampler.auto_frames import AUTO, AutoFrames
 from sosampler.errors import InvalidArgument
 from sosampler.policies import rules
 from sosampler.policies.difference import change_scores
@@ -38,6 +39,7 @@ class Choice:
 
     positions: Indices  # [N]
     scores: np.ndarray | None = None  # [T]
+    expected: np.ndarray | None = None  # [T], of the k best at k - 1, where their number was left to the policy
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,26 @@ class Policy:
     least_size: int | None = None
     # What tells a learned policy from another of the same name: changes with its weights.
     identity: Callable[[], str] | None = None
+    # Chooses how many, too; None for a policy that does not know what a frame is worth.
+    choose_auto: Callable[[Frames, AutoFrames], Choice] | None = None
+    no_auto: str | None = None  # why not, where a sampler is at fault
+
+    def by_itself(self, auto: AutoFrames) -> Policy:
+        """The same policy, but N is only the most that it may take."""
+        choose_auto = self.choose_auto
+        if choose_auto is None:
+            raise InvalidArgument(
+                self.no_auto
+                or f"num_frames={AUTO!r} is for trained samplers, which know what a frame is worth, and not for "
+                f"the policy {self.name!r}; give a number, or the folder of a sampler without a method behind it"
+            )
+
+        def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
+            assert frames is not None, "select decodes the candidates for policies that need them"
+            most = min(auto.most, num_frames)
+            return choose_auto(frames, replace(auto, least=min(auto.least, most), most=most))
+
+        return replace(self, choose=choose)
 
 
 def _frame_difference(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sosampler.evaluation.dials import is_system, split_dial
+from sosampler.evaluation.dials import AUTO_SUFFIX, is_system, split_dial
 
 RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 
@@ -76,7 +76,7 @@ def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str
         of_system = policy in systems
         name = split_dial(policy)[0] if of_system else policy
         if name not in looks:
-            kind = SYSTEM if of_system else kind_of(policy)
+            kind = SYSTEM if of_system and not name.endswith(AUTO_SUFFIX) else kind_of(policy)
             number = used[kind]
             used[kind] += 1
             mark, symbol = _MARKS[kind][number % len(_MARKS[kind])]

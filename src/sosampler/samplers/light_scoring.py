@@ -41,9 +41,9 @@ def scores_of(
     if settings == _SALIENCY:
         return _saliency(logits, multi_label).astype(np.float32)
     log_probs = -np.logaddexp(0, -logits) if multi_label else _log_softmax(logits)
-    log_belief = _log_belief(settings, head, logits, multi_label)[:, None]  # [B, 1, C]
-    log_of_mean = _logsumexp(log_belief + log_probs)[..., 0]
-    mean_of_log = (np.exp(log_belief) * log_probs).sum(-1)
+    about = log_belief(settings, head, logits, multi_label=multi_label)[:, None]  # [B, 1, C]
+    log_of_mean = _logsumexp(about + log_probs)[..., 0]
+    mean_of_log = (np.exp(about) * log_probs).sum(-1)
     scores = settings["importance"] * head + 0.5 * log_of_mean + 0.5 * mean_of_log
     return np.asarray(scores, dtype=np.float32)
 
@@ -57,7 +57,12 @@ def sigmoid(numbers: Numbers) -> Numbers:
     return np.asarray(0.5 * (1 + np.tanh(numbers / 2)))
 
 
-def _log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, multi_label: bool) -> Numbers:
+def has_belief(settings: dict[str, Any]) -> bool:
+    """Whether a sampler with these settings asks what the whole video is about."""
+    return set(settings) == _BELIEF
+
+
+def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *, multi_label: bool) -> Numbers:
     """What the video is about, as far as all of its frames tell: log probabilities [B, C]."""
     slope, offset = settings["relevance"]
     relevance = sigmoid(slope * importance + offset)[..., None]  # [B, T, 1]

@@ -12,11 +12,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from sosampler.auto_frames import AutoFrames
 from sosampler.checks import one_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies import Choice, Policy, pool_size
+from sosampler.policies.adaptive import count_frames
 from sosampler.policies.rules import top
 from sosampler.policies.selectors import METHODS
+from sosampler.samplers.expecting import expected_of, why_no_number
 from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler
 from sosampler.video.reader import Frames
 
@@ -53,10 +56,17 @@ def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device
             return Choice(top(scores, num_frames), scores)
         return Choice(METHODS[method](_weights(sampler, scores), num_frames), scores)
 
+    def choose_auto(frames: Frames, auto: AutoFrames) -> Choice:
+        said = look_at(sampler, frames, name)
+        expected = expected_of(sampler, said)
+        scores = _array(said.scores)[0]
+        return Choice(top(scores, int(count_frames(expected, auto)[0])), scores, expected[0])
+
     def identity() -> str:
         fingerprint: str = sampler.fingerprint()
         return f"{fingerprint}+{method}" if method else fingerprint
 
+    why_not = None if method else why_no_number(sampler, name)
     says = "the N candidates to which a trained sampler gives the highest scores"
     return Policy(
         name,
@@ -66,6 +76,8 @@ def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device
         needs_frames=True,
         least_size=least_size(sampler.preprocessing),
         identity=identity,
+        choose_auto=None if method or why_not else choose_auto,
+        no_auto=why_not,
     )
 
 
@@ -135,18 +147,36 @@ def _loaded_without_torch(path: Path, stamp: tuple[tuple[int, int], ...]) -> Onn
 
 def score_frames(sampler: Any, frames: Frames, name: str) -> np.ndarray:
     """Candidates of one video, uint8 [T, H, W, 3] -> scores [T]."""
+    scores: np.ndarray = _array(_asked(sampler, "score", frames))[0]
+    _check_finite(scores, name)
+    return scores
+
+
+def look_at(sampler: Any, frames: Frames, name: str) -> Any:
+    """Candidates of one video, uint8 [T, H, W, 3] -> all that the network says about a batch of this one."""
+    said = _asked(sampler, "look", frames)
+    _check_finite(_array(said.scores), name)
+    return said
+
+
+def _asked(sampler: Any, what: str, frames: Frames) -> Any:
     clips = frames.transpose(0, 3, 1, 2)[None]  # [1, T, 3, H, W]
     with _lock_of(sampler):
-        scores: np.ndarray
         if isinstance(sampler, OnnxSampler):
-            scores = sampler.score(clips)[0]
-        else:
-            import torch
+            return getattr(sampler, what)(clips)
+        import torch
 
-            scores = sampler.score(torch.from_numpy(np.ascontiguousarray(clips)))[0].float().cpu().numpy()
+        return getattr(sampler, what)(torch.from_numpy(np.ascontiguousarray(clips)))
+
+
+def _array(scores: Any) -> np.ndarray:
+    found: np.ndarray = scores if isinstance(scores, np.ndarray) else scores.float().cpu().numpy()
+    return found
+
+
+def _check_finite(scores: np.ndarray, name: str) -> None:
     if not np.isfinite(scores).all():
         raise SosamplerError(f"{name}: the sampler gives scores that are no numbers; train it again, or load it again")
-    return scores
 
 
 def _weights(sampler: Any, scores: np.ndarray) -> np.ndarray:
