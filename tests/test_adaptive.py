@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def of_kind(kind: str, rows: Any = slice(None), columns: Any = slice(None), mask
 def test_more_tolerance_never_takes_more(kind: str) -> None:
     expected = of_kind(kind)
     counts = [count_frames(expected, AutoFrames(tolerance=one)) for one in (0, 0.01, 0.05, 0.2, 1)]
-    assert all((more <= less).all() for less, more in zip(counts, counts[1:], strict=False))
+    assert all((more <= less).all() for less, more in pairwise(counts))
     assert (counts[0] > counts[-1]).any()
     assert (counts[-1] == 1).all()
 
