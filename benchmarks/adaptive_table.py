@@ -13,6 +13,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "adaptive.json"
 NAMES = {"belief": "by belief (recipe `default`)", "importance": "by the importance head alone"}
 _SHOWN = (1, 2, 3, 4, 6)
+_MOST_DRAWN = 6  # frames; more only do harm
 _COLOURS = {"belief": "#0060a8", "importance": "#00704f"}
 _PAPER, _GRID, _INK, _FAINT = "#ffffff", "#e4e7ec", "#16191d", "#59616b"
 
@@ -76,7 +77,7 @@ def write_picture(told: dict[str, Any], path: Path) -> None:
 
 def _panel(axis: Any, name: str, rule: dict[str, Any], tolerance: float) -> None:
     colour = _COLOURS[name]
-    fixed = [(row["num_frames"], row["test_top1"]) for row in rule["fixed"]]
+    fixed = [(row["num_frames"], row["test_top1"]) for row in rule["fixed"] if row["num_frames"] <= _MOST_DRAWN]
     by_itself = [(row["mean_frames"]["value"], row["test_top1"]) for row in rule["auto"]]
     for points, label, mark, line, ink in (
         (fixed, "fixed N", "s", "--", _FAINT),
@@ -94,7 +95,7 @@ def _panel(axis: Any, name: str, rule: dict[str, Any], tolerance: float) -> None
             f"default: {place[1]:.1f} % with {place[0]:.2f} frames",
             place,
             textcoords="offset points",
-            xytext=(14, -34),
+            xytext=(-6, -64),
             color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8},
         )
@@ -104,6 +105,7 @@ def _panel(axis: Any, name: str, rule: dict[str, Any], tolerance: float) -> None
     axis.set_axisbelow(True)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
+    axis.set_xlim(0.8, _MOST_DRAWN + 0.2)
     axis.legend(frameon=False, loc="lower right")
 
 

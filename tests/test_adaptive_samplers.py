@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import sosampler as so
 from exported_samplers import TINY, scenes
+from sosampler._select import select_with
 from sosampler.auto_frames import AutoFrames
 from sosampler.cli.evaluate import evaluate_command
 from sosampler.cli.select import select_command
@@ -27,6 +28,7 @@ from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.export import export_sampler
+from sosampler.options import SelectOptions
 from sosampler.policies import get_policy
 from sosampler.policies.adaptive import count_frames, expected_by_belief, expected_by_confidence
 from sosampler.report.looks import LEARNED, SYSTEM, looks_of_rows
@@ -170,6 +172,13 @@ def test_no_torch_is_imported(clip: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_all_candidates_are_offered_to_whoever_decides_later(clip: Path) -> None:
+    for asked in ({"auto_max": 40}, {"num_candidates": 7, "auto_min": 2}, {"fps": 4.0}):
+        options = SelectOptions(num_frames="auto", policy=believing(), **asked)
+        whole, chosen = select_with(clip, options.offering_all()), select_with(clip, options)
+        assert whole.frame_indices.tolist() == chosen.candidates.frame_indices.tolist()
 
 
 # ---- the commands

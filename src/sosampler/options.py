@@ -5,7 +5,7 @@ Light at import, so that --help is fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,11 @@ class SelectOptions:
         if self.num_frames is not None or self.fps is not None:
             return self.num_frames
         return self.num_offered if self.rule.name == "all" else DEFAULT_NUM_FRAMES
+
+    def offering_all(self) -> SelectOptions:
+        """The same candidates, and every one of them taken, for whoever chooses later."""
+        undecided: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
+        return replace(self, policy="all", num_candidates=self.num_offered, candidates=self.mode, **undecided)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
