@@ -94,8 +94,9 @@ def _panel(axis: Any, name: str, rule: dict[str, Any], tolerance: float) -> None
         axis.annotate(
             f"default: {place[1]:.1f} % with {place[0]:.2f} frames",
             place,
-            textcoords="offset points",
-            xytext=(-6, -64),
+            textcoords="axes fraction",
+            xytext=(0.98, 0.95),
+            horizontalalignment="right",
             color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8},
         )
@@ -106,6 +107,7 @@ def _panel(axis: Any, name: str, rule: dict[str, Any], tolerance: float) -> None
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     axis.set_xlim(0.8, _MOST_DRAWN + 0.2)
+    axis.margins(y=0.12)
     axis.legend(frameon=False, loc="lower right")
 
 

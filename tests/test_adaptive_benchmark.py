@@ -113,3 +113,6 @@ def test_the_defaults_are_those_that_were_measured(modules: tuple[ModuleType, Mo
     assert told["default"]["tolerance"] == DEFAULT_TOLERANCE
     assert told["rules"]["belief"]["constant"] == {"spread": SPREAD}
     assert told["rules"]["importance"]["constant"] == {"share": SHARE}
+    for name, constant in (("belief", SPREAD), ("importance", SHARE)):
+        best = told["rules"][name]["chosen_on_dev"]["best"]
+        assert (best["constant"], best["tolerance"]) == (constant, DEFAULT_TOLERANCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from atexit import register
@@ -19,6 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import sosampler as so
+import test_docs
 from exported_samplers import TINY, scenes
 from sosampler._select import select_with
 from sosampler.auto_frames import AutoFrames
@@ -208,7 +210,6 @@ def test_select_command(clip: Path) -> None:
     ("arguments", "words"),
     [
         (("-n", "auto"), "not for the policy 'uniform'"),
-        (("-n", "some"), "-n 'some' is not allowed; give a whole number, or auto"),
         (("-n", "3", "--auto-max", "4"), "auto_max=4 is for num_frames='auto'"),
         (("-n", "0"), "num_frames=0"),
     ],
@@ -217,6 +218,12 @@ def test_select_command_says_what_is_wrong(clip: Path, arguments: tuple[str, ...
     done = run(select_command, clip, *arguments)
     assert isinstance(done.exception, InvalidArgument)
     assert words in str(done.exception)
+
+
+def test_a_word_that_is_not_auto(clip: Path) -> None:
+    done = run(select_command, clip, "-n", "some")
+    assert done.exit_code == 2
+    assert "not a valid integer, and not auto" in " ".join(done.output.replace("│", " ").split())
 
 
 # ---- the pipeline
@@ -369,3 +376,24 @@ def test_what_evaluate_refuses(bank: Bank, policies: Any, options: dict[str, Any
     given = {name: make() for name, make in policies.items()} if isinstance(policies, dict) else policies
     with pytest.raises(InvalidArgument, match=words):
         evaluate(bank, given, num_candidates=T, **options)
+
+
+# ---- the guide
+
+
+def test_commands_of_the_guide() -> None:
+    test_docs.test_commands_of_the_guides_have_the_right_options("adaptive.md")
+
+
+def test_the_python_of_the_guide_works(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (test_docs.ROOT / "docs" / "adaptive.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    clip.rename("match.mp4")
+    believing().save_pretrained("runs/sampler")
+    classifier = so.create_classifier(TINY, num_classes=3, input_size=32)
+    classifier.fresh_head = False
+    so.save_classifier(classifier, "runs/classifier")
+    names: dict[str, Any] = {}
+    exec(compile(code, "adaptive.md", "exec"), names)
+    assert names["sel"].asked["max"] == 16

@@ -77,7 +77,7 @@ def select(
         auto_min, auto_max: for num_frames="auto", the least and the most frames; 1 and 16 if not given. A video with
             fewer gives all it has.
         auto_tolerance: for num_frames="auto", how much lower the expected share of right answers may be for the sake of
-            fewer frames; 0.02 if not given.
+            fewer frames; 0.005 if not given.
 
     Example:
         >>> from sosampler.synthetic import numbered_video

@@ -10,7 +10,7 @@ from sosampler.errors import InvalidArgument
 
 AUTO = "auto"  # in the place of a number of frames
 # The tolerance was chosen on the dev reels of benchmarks/adaptive.py.
-DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE = 1, 16, 0.02
+DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE = 1, 16, 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def auto_of(num_frames: Any, least: int | None, most: int | None, tolerance: flo
     """How to decide, where `num_frames` is "auto"; defaults for what is None.
 
     >>> auto_of("auto", None, 8, None)
-    AutoFrames(least=1, most=8, tolerance=0.02)
+    AutoFrames(least=1, most=8, tolerance=0.005)
     """
     given = {"least": least, "most": most, "tolerance": tolerance}
     given = {name: value for name, value in given.items() if value is not None}

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from sosampler.auto_frames import AUTO, DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE
-from sosampler.errors import InvalidArgument
 
 AutoMin = Annotated[
     int | None, typer.Option("--auto-min", help=f"Least frames of -n auto.  [default: {DEFAULT_LEAST}]")
@@ -22,15 +21,15 @@ AutoTolerance = Annotated[
 ]
 
 
-def number_or_auto(option: str, text: str | None) -> int | str | None:
-    """A number of frames as it was typed: whole, or "auto".
+def number_or_auto(text: str) -> int | str:
+    """Parses `-n`: a whole number, or "auto".
 
-    >>> number_or_auto("-n", "6"), number_or_auto("-n", "auto"), number_or_auto("-n", None)
-    (6, 'auto', None)
+    >>> number_or_auto("6"), number_or_auto("auto")
+    (6, 'auto')
     """
-    if text is None or text == AUTO:
+    if text == AUTO:
         return text
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgument(f"{option} {text!r} is not allowed; give a whole number, or {AUTO}") from None
+        raise typer.BadParameter(f"{text!r} is not a valid integer, and not {AUTO}.") from None

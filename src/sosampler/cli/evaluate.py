@@ -171,9 +171,10 @@ def _numbers(option: str, given: str) -> list[int]:
 
 def _numbers_or_auto(option: str, given: str) -> list[int | str]:
     texts = _texts(given)
-    numbers = ",".join(text for text in texts if text != AUTO)
-    if numbers or not texts:
-        _numbers(option, numbers)  # says what is wrong with them
+    if not texts or not all(text.isdecimal() or text == AUTO for text in texts):
+        raise InvalidArgument(
+            f"{option} {given!r} is not allowed; give whole numbers, or {AUTO}, by commas, for example 1,2,4,{AUTO}"
+        )
     return [text if text == AUTO else int(text) for text in texts]
 
 

@@ -26,6 +26,7 @@ def select_command(
             "-n",
             "--num-frames",
             metavar="INTEGER|auto",
+            parser=number_or_auto,
             help=f"How many frames to choose; auto leaves that to a trained sampler.  [default: {DEFAULT_NUM_FRAMES}]",
         ),
     ] = None,
@@ -97,7 +98,7 @@ def select_command(
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     options = SelectOptions(
-        num_frames=number_or_auto("-n", num_frames),
+        num_frames=num_frames,
         auto_min=auto_min,
         auto_max=auto_max,
         auto_tolerance=auto_tolerance,

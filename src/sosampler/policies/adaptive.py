@@ -28,8 +28,8 @@ from sosampler.errors import InvalidArgument
 Numbers = NDArray[np.float64]
 
 # Chosen on the dev reels of benchmarks/adaptive.py, as the tolerance was.
-SPREAD = 0.5  # how far off the sampler is about one frame, in units of the softmax's logits
-SHARE = 0.5
+SPREAD = 0.7  # how far off the sampler is about one frame, in units of the softmax's logits
+SHARE = 0.6
 
 
 def expected_by_belief(
