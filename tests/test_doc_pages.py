@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sosampler as so
-from doc_blocks import LANGUAGES, TINY, Block, blocks_of, check, commands_of, pages, run_page
+from doc_blocks import LANGUAGES, ROOT, TINY, Block, blocks_of, check, commands_of, pages, run_page
 from doc_world import make_world
 
 # Blocks that need what a test does not have. One more must be entered here, with a reason above the block itself.
@@ -75,8 +75,8 @@ def given(page: str) -> dict[str, Any]:
 @pytest.mark.parametrize("page", [page for page in pages() if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)])
 def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
     names = run_page(page, given(page), smaller)
-    further = {"README.md": _after_readme, "docs/classifiers.md": _after_classifiers, "docs/systems.md": _after_systems}
-    further.get(page, lambda names: None)(names)
+    if page in _AFTER:
+        _AFTER[page](names)
 
 
 def _after_readme(names: dict[str, Any]) -> None:
@@ -97,6 +97,24 @@ def _after_systems(names: dict[str, Any]) -> None:
     used = output.seen_heavy.sum(1)
     assert (used >= 1).all()
     assert (gmacs >= used * names["cost"][0]).all()
+
+
+def _after_report(names: dict[str, Any]) -> None:
+    """The page tells of every part that a report has, under its name."""
+    told = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    parts = re.findall(r"<h2[^>]*>([^<:]+)", Path("report.html").read_text(encoding="utf-8"))
+    assert len(parts) >= 8
+    for part in parts:
+        assert f"**{part.strip()}**" in told
+    assert len(names["kept"]) == 9  # three policies with three numbers of frames
+
+
+_AFTER = {
+    "README.md": _after_readme,
+    "docs/classifiers.md": _after_classifiers,
+    "docs/report.md": _after_report,
+    "docs/systems.md": _after_systems,
+}
 
 
 def test_what_is_not_run_does_not_grow_unseen() -> None:

@@ -36,6 +36,22 @@ def test_select_documents_every_option() -> None:
         assert re.search(rf"^\s+(\w+, )?{field}(, \w+)?: ", so.select.__doc__, flags=re.MULTILINE), field
 
 
+CALLED_FIRST = """
+    select open_video Pipeline create_classifier wrap_classifier train_classifier prepare write_frames make_reels train
+    load_sampler evaluate list_policies list_classifiers list_samplers list_recipes read_recipe
+"""
+
+
+@pytest.mark.parametrize("name", CALLED_FIRST.split())
+def test_what_users_call_first_has_an_example(name: str) -> None:
+    """Which runs: pytest collects the examples of all docstrings in src."""
+    pytest.importorskip("torch")
+    text = getattr(so, name).__doc__ or ""
+    assert ">>> " in text
+    assert "Examples:" in text, "the site shows what stands below that word as code"
+    assert "+SKIP" not in text
+
+
 def test_speed_table_is_that_of_the_benchmark() -> None:
     spec = importlib.util.spec_from_file_location("speed_table", ROOT / "benchmarks" / "speed_table.py")
     assert spec is not None

@@ -71,7 +71,7 @@ def select(
         limits: guards against hostile files.
         folder_fps: the rate of the images of a folder.
 
-    Example:
+    Examples:
         >>> from sosampler.synthetic import numbered_video
         >>> sel = select(numbered_video(num_frames=90), num_frames=3)
         >>> sel.frame_indices.tolist(), sel.pts_seconds.tolist()

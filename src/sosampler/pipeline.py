@@ -86,9 +86,14 @@ class Pipeline:
         keep_frames: keep the pixels in each `prediction.selection`.
         options: what else `select` takes: grid, start, end, seed, on_short, decoder, limits, ...
 
-    Example:
-        pipe = so.Pipeline("runs/first", "runs/classifier", num_candidates=10, num_frames=6)
-        pipe("match.mp4").label
+    Examples:
+        >>> import sosampler as so
+        >>> from sosampler.synthetic import numbered_video
+        >>> clf = so.create_classifier("timm:test_resnet", class_names=["ant", "bee"], input_size=32)
+        >>> pipe = so.Pipeline("uniform", clf, num_candidates=10, num_frames=4)  # or the folders of both
+        >>> prediction = pipe(numbered_video(num_frames=60))
+        >>> prediction.label in clf.class_names, prediction.selection.frame_indices.tolist()
+        (True, [9, 21, 39, 51])
     """
 
     def __init__(

@@ -73,9 +73,12 @@ def make_reels(
         workers: threads that render for a bank; None: one a core. Files are written one after another.
         on_progress: called after each reel.
 
-    Example:
-        >>> make_reels("procedural", "reels", counts={"train": 40, "test": 20}, num_classes=3)  # doctest: +SKIP
-        Bank('reels', 60 videos, 3 classes, 0 teachers)
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     bank = make_reels("procedural", folder, counts={"train": 4, "test": 2}, num_classes=3, recipe={"size": 48})
+        ...     len(bank), len(bank.classes), len(bank.split("test"))
+        (6, 3, 2)
     """
     one_of("to", to, ("bank", "mp4"))
     chosen = reel_recipe(preset, recipe)

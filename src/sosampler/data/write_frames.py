@@ -72,6 +72,15 @@ def write_frames(
         workers: threads that call the functions.
         videos_per_shard: how many videos a file of the bank holds.
         on_progress: called after each video.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from sosampler.synthetic import numbered_frame
+        >>> frames = np.stack([numbered_frame(number) for number in range(4)])  # [T, H, W, 3]
+        >>> entry = FrameEntry(id="a", labels=(0,), frames=frames, pts_seconds=np.arange(4.0), split="train")
+        >>> with TemporaryDirectory() as folder:
+        ...     write_frames(folder, [entry], classes=["ant"])[0].pts_seconds.tolist()
+        [0.0, 1.0, 2.0, 3.0]
     """
     import_pyarrow()
     if whole_number("quality", quality) > 100:

@@ -73,6 +73,17 @@ def train_classifier(
         overwrite: start again in a folder that holds another run; its weights and decoded frames are removed.
         options: of the classifier's family, as for `create_classifier`.
         say: is given a line of text for each epoch.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> with TemporaryDirectory() as folder:
+        ...     reels = {"counts": {"train": 4, "dev": 2}, "num_classes": 2, "recipe": {"size": 48}}
+        ...     bank = so.make_reels("procedural", f"{folder}/bank", **reels)
+        ...     small = {"input_size": 32, "epochs": 1, "num_frames": 2, "workers": 0}
+        ...     trained = so.train_classifier(bank, "timm:test_resnet", out=f"{folder}/classifier", **small)
+        ...     so.create_classifier(f"{folder}/classifier").class_names == bank.classes
+        True
     """
     recipe = _recipe(recipe, settings)
     place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
