@@ -76,7 +76,7 @@ def make_reels(
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     bank = make_reels("procedural", folder, counts={"train": 4, "test": 2}, num_classes=3, recipe={"size": 48})
+        ...     bank = make_reels("procedural", folder, counts={"train": 4, "test": 2}, num_classes=3)
         ...     len(bank), len(bank.classes), len(bank.split("test"))
         (6, 3, 2)
     """
