@@ -72,8 +72,9 @@ def select(
         folder_fps: the rate of the images of a folder.
 
     Examples:
+        >>> import sosampler as so
         >>> from sosampler.synthetic import numbered_video
-        >>> sel = select(numbered_video(num_frames=90), num_frames=3)
+        >>> sel = so.select(numbered_video(num_frames=90), num_frames=3)
         >>> sel.frame_indices.tolist(), sel.pts_seconds.tolist()
         ([15, 45, 75], [0.5, 1.5, 2.5])
     """

@@ -116,10 +116,11 @@ def create_classifier(
             temporal="linear"|"nearest", num_frames for TimeSformer.
 
     Examples:
-        >>> clf = create_classifier("timm:test_resnet", class_names=["ant", "bee"], input_size=32)
+        >>> import torch
+        >>> import sosampler as so
+        >>> clf = so.create_classifier("timm:test_resnet", class_names=["ant", "bee"], input_size=32)
         >>> clf.num_classes, clf.preprocessing.size
         (2, (32, 32))
-        >>> import torch
         >>> clf.clip_probs(torch.zeros(1, 6, 3, 48, 64, dtype=torch.uint8)).shape  # one clip of six frames
         torch.Size([1, 2])
     """

@@ -75,8 +75,9 @@ def make_reels(
 
     Examples:
         >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
         >>> with TemporaryDirectory() as folder:
-        ...     bank = make_reels("procedural", folder, counts={"train": 4, "test": 2}, num_classes=3)
+        ...     bank = so.make_reels("procedural", folder, counts={"train": 4, "test": 2}, num_classes=3)
         ...     len(bank), len(bank.classes), len(bank.split("test"))
         (6, 3, 2)
     """

@@ -75,11 +75,13 @@ def write_frames(
 
     Examples:
         >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> import sosampler as so
         >>> from sosampler.synthetic import numbered_frame
         >>> frames = np.stack([numbered_frame(number) for number in range(4)])  # [T, H, W, 3]
-        >>> entry = FrameEntry(id="a", labels=(0,), frames=frames, pts_seconds=np.arange(4.0), split="train")
+        >>> entry = so.FrameEntry(id="a", labels=(0,), frames=frames, pts_seconds=np.arange(4.0))
         >>> with TemporaryDirectory() as folder:
-        ...     write_frames(folder, [entry], classes=["ant"])[0].pts_seconds.tolist()
+        ...     so.write_frames(folder, [entry], classes=["ant"])[0].pts_seconds.tolist()
         [0.0, 1.0, 2.0, 3.0]
     """
     import_pyarrow()

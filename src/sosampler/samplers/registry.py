@@ -30,10 +30,10 @@ def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
 
     Examples:
         >>> from tempfile import TemporaryDirectory
-        >>> from sosampler import SOSampler, load_sampler
+        >>> import sosampler as so
         >>> with TemporaryDirectory() as folder:
-        ...     SOSampler(backbone="timm:test_resnet", input_size=32).save_pretrained(folder)
-        ...     load_sampler(folder).input_size
+        ...     so.SOSampler(backbone="timm:test_resnet", input_size=32).save_pretrained(folder)
+        ...     so.load_sampler(folder).input_size
         32
     """
     from sosampler.classifiers.devices import check_device

@@ -42,8 +42,9 @@ def open_video(
         folder_fps: the rate at which the images of a folder were taken; None takes 25 and says so in a note.
 
     Examples:
+        >>> import sosampler as so
         >>> from sosampler.synthetic import numbered_video
-        >>> reader = open_video(numbered_video(num_frames=90))
+        >>> reader = so.open_video(numbered_video(num_frames=90))
         >>> reader.metadata.total_num_frames, reader.keyframe_indices().tolist()
         (90, [0, 30, 60])
         >>> reader.close()
