@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sosampler.classifiers.layout import to_channels_last
 from sosampler.data.asking import Asker, Tables
 from sosampler.data.bank_disk import Tally
 from sosampler.data.bank_format import (
@@ -65,7 +66,8 @@ class Teaching:
         self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
         start = partial(torch.set_num_threads, 1) if on_cpu else None
         self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-ask", initializer=start)
-        self._contiguous = _to_channels_last(self._asker.net)
+        net = self._asker.net
+        self._contiguous = to_channels_last(net) if isinstance(net, torch.nn.Module) else []
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -94,16 +96,6 @@ class Teaching:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-def _to_channels_last(net: Any) -> list[torch.Tensor]:
-    """Lay out what 2-D convolutions hold as they work fastest, the same numbers. Returns the tensors that changed."""
-    changed = []
-    for tensor in [*net.parameters(), *net.buffers()] if isinstance(net, torch.nn.Module) else []:
-        if tensor.ndim == 4 and tensor.is_contiguous():  # those of 3-D convolutions have five dimensions
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-            changed.append(tensor)
-    return changed
 
 
 def _begin(answers: AnswersFolder, asker: Asker) -> None:
