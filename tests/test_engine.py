@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,28 @@ def test_backends_agree(sampler: Any, classifier: Any, frames: Tensor, backend: 
     assert result.probabilities is not None
     assert torch.allclose(result.probabilities, probabilities, atol=1e-4)
     assert agreement(engine, sampler, frames, 4) == 1.0
+
+
+AFTER_TWO_NETWORKS = """
+import os, signal, torch
+import sosampler as so
+from sosampler.engine.openvino_backend import OpenVINONet
+
+first, second = (OpenVINONet(torch.nn.Conv2d(3, 2, 3), so.Preprocessing(size=(8, 8), resize=8)) for _ in range(2))
+del first
+del second
+signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+def test_signals_are_heard_after_openvino() -> None:
+    """Its networks go in the order in which they came: what they left for signal handlers must still be there."""
+    pytest.importorskip("openvino")
+    said = subprocess.run([sys.executable, "-c", AFTER_TWO_NETWORKS], capture_output=True, text=True, timeout=120)
+    assert said.stdout.split() == ["heard"], said.stderr
+    assert said.returncode == 0, said.stderr
 
 
 def test_anything_with_score_and_clip_probs_will_do(frames: Tensor) -> None:

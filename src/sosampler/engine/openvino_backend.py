@@ -17,6 +17,7 @@ from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.inputs import InputMaker
 from sosampler.engine.networks import with_net
 from sosampler.errors import MissingDependency
+from sosampler.openvino_core import openvino_core
 from sosampler.samplers.sosampler import SOSampler
 
 _FRAMES_AT_ONCE = 16  # a layer's values stay near the cores
@@ -98,7 +99,7 @@ class OpenVINONet:
         settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         settings["INFERENCE_PRECISION_HINT"] = "bf16" if bfloat16 else "f32"
         self._shape = (height, width, 3)
-        self._request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+        self._request = openvino_core().compile_model(model, "CPU", settings).create_infer_request()
 
     def __call__(self, levels: Tensor) -> Tensor:
         frames = np.ascontiguousarray(levels.numpy()).reshape(-1, *self._shape)
