@@ -12,6 +12,7 @@ import torch
 from sosampler.checks import whole_number
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.devices import check_device
+from sosampler.classifiers.layout import to_channels_last
 from sosampler.classifiers.registry import WEIGHTS, fit_weights
 from sosampler.classifiers.weights import read_state
 from sosampler.data.bank import Bank
@@ -139,7 +140,7 @@ def train_classifier(
     )
     network.to(place)
     if place.type != "cpu":
-        network.to(memory_format=torch.channels_last)
+        to_channels_last(network.net)
     try:
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             return _train(network, opened, recipe, run, precision=precision, workers=workers, say=say)
