@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 UV     := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-all lint types format bench clean
+.PHONY: help setup demo test test-all lint types format docs bench clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,11 @@ $(VENV)/.train: $(VENV)/.core pyproject.toml constraints.txt
 	$(UV) --compile-bytecode --editable '.[train]'
 	@touch $@
 
+# What makes a site of the pages in docs; no torch, since docstrings are read and not imported.
+$(VENV)/.docs: $(VENV)/.core pyproject.toml constraints.txt
+	$(UV) --editable '.[docs]'
+	@touch $@
+
 setup: $(VENV)/.dev  ## make .venv with the package and all that development needs
 
 demo: $(VENV)/.train  ## videos, a classifier, a bank, a sampler, and demo/report/index.html, in some minutes
@@ -53,9 +58,12 @@ format: setup  ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs  ## the documentation as a site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: setup  ## decode benchmark: make bench CLIP=video.mp4
 	@test -n "$(CLIP)" || { echo "name a natural video: make bench CLIP=video.mp4"; exit 2; }
 	$(BIN)/sosampler bench decode "$(CLIP)" --work .bench --out .bench/decode.json
 
 clean:
-	rm -rf $(VENV) demo .bench .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo site .bench .mypy_cache .pytest_cache .ruff_cache

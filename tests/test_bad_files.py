@@ -43,6 +43,28 @@ class TestUnreadable:
         path.write_text("This is not a video.\n" * 50)
         refuse(path, "not a video that FFmpeg can read")
 
+    @pytest.mark.parametrize("ending", ["txt", "nfo", "asc", "diz", "ans"])
+    def test_text_that_ffmpeg_would_draw(self, ending: str, tmp_path: Path, torchcodec: None) -> None:
+        """Its tty demuxer makes a film of letters of files with these endings."""
+        path = tmp_path / f"notes.{ending}"
+        path.write_text("Notes about the match, a line of usual length.\n" * 200)
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].codec_context.name == "ansi"
+        refuse(path, "a text file, not a video; give a video file")
+        refuse(path, "a text file, not a video; give a video file", decoder="torchcodec")
+        with open(path, "rb") as file:
+            refuse(file, "a text file, not a video; give a video file")
+
+    @pytest.mark.parametrize("name", ["h264", "mkv", "mpeg4_avi", "raw_h264"])
+    @pytest.mark.parametrize("ending", ["txt", "nfo", "jpg"])
+    def test_a_video_with_the_ending_of_something_else(self, name: str, ending: str, tmp_path: Path) -> None:
+        path = tmp_path / f"match.{ending}"
+        path.write_bytes(BY_NAME[name].data)
+        sel = so.select(path, 3)
+        assert sel.frames is not None
+        assert sel.frame_indices.tolist() == so.select(BY_NAME[name].data, 3).frame_indices.tolist()
+        assert [read_number(frame) for frame in sel.frames] == sel.frame_indices.tolist()
+
     def test_random_bytes(self) -> None:
         refuse(np.random.default_rng(0).bytes(10_000), "no video stream|not a video|cannot be opened|no frame")
 

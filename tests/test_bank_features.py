@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from banks import CLASSES, contents, entries, frames, made, make_videos, pooled, small_net, teacher_by_hand
 from sosampler import create_classifier, save_classifier, wrap_classifier
 from sosampler.cli.bank import app
-from sosampler.data import asking
+from sosampler.data import frame_decoding
 from sosampler.data.add_features import add_features
 from sosampler.data.bank import Bank
 from sosampler.data.inspect_bank import bank_info, verify_bank
@@ -179,7 +179,7 @@ def test_decoded_frames_are_bounded(
     """With room for one batch only the same comes out."""
     threads(4)
     expected = list(add_features(bank, classifier(), name="a", batch=2).features("a"))
-    monkeypatch.setattr(asking, "_MAX_DECODED_BYTES", 1)
+    monkeypatch.setattr(frame_decoding, "_MAX_DECODED_BYTES", 1)
     found = add_features(bank, classifier(), name="b", batch=2).features("b")
     assert all((one == other).all() for one, other in zip(expected, found, strict=True))
 

@@ -1,8 +1,7 @@
-"""Systems on a bank: the views are the kept features, and the guide's example runs."""
+"""Systems on a bank: the views are the kept features."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from sosampler.systems import bank_views  # noqa: E402
 from system_runs import make_random_bank  # noqa: E402
 
 TINY = "timm:test_resnet.r160_in1k"
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -80,15 +78,3 @@ def test_a_split_without_videos(folder: Path) -> None:
     bank = so.add_features("bank", so.create_classifier("runs/mine"), name="heavy")
     with pytest.raises(so.InvalidArgument, match="no video of this part has a label"):
         bank_views(bank.split("dev"), heavy="heavy", light="heavy")
-
-
-def test_the_example_of_the_guide_runs(folder: Path) -> None:
-    text = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    names: dict[str, object] = {}
-    exec(compile(code.replace("epochs=20", "epochs=2"), "systems.md", "exec"), names)
-    output, gmacs = names["output"], names["gmacs"]
-    assert output.probabilities.shape == (4, 2)
-    used = output.seen_heavy.sum(1)
-    assert (used >= 1).all()
-    assert torch.all(gmacs >= used * names["cost"][0])

@@ -226,3 +226,14 @@ def test_settings_outside_their_range_are_refused(name: str, value: object) -> N
     logits, labels = random_problem(1, 6, 3, seed=0)
     with pytest.raises(InvalidArgument, match=name):
         certified_mean_logits(logits, labels, 2, **{name: value})
+
+
+@pytest.mark.parametrize("numbers_at_once", [2**22, 5])
+def test_equal_rows_are_those_without_a_distance(numbers_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branching, "_MAX_NUMBERS", numbers_at_once)
+    generator = torch.Generator().manual_seed(0)
+    for width in (1, 3, 4, 9):
+        for values in (1, 2, 5):  # the more values, the fewer rows are equal
+            rows = torch.randint(0, values, (4, 12, width), generator=generator).double()
+            expected = torch.cdist(rows, rows, p=float("inf")) == 0
+            assert torch.equal(branching._equal_rows(rows), expected)

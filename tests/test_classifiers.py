@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import sosampler as so
 from sosampler.classifiers.base import Classifier, VideoClassifier
+from sosampler.classifiers.layout import to_channels_last
 from sosampler.classifiers.spacetime import torchvision_names
 from sosampler.classifiers.weights import read_state
 
@@ -385,6 +386,17 @@ def test_another_input_size_for_a_transformer(tmp_path: Path) -> None:
     trained_at_96 = so.create_classifier(TINY_VIT, weights=tmp_path / "saved/model.safetensors", input_size=96)
     assert trained_at_96.fingerprint() == classifier.fingerprint()
     assert torch.equal(again.clip_probs(frames()), classifier.clip_probs(frames()))
+
+
+@pytest.mark.parametrize("family", ["mean", "x3d"])
+def test_laying_weights_out_changes_nothing(family: str) -> None:
+    classifier = create(family)
+    clips = torch.randint(0, 256, (1, 4, 3, 64, 64), dtype=torch.uint8)
+    before = classifier.clip_probs(clips)
+    changed = to_channels_last(classifier.net)
+    assert all(tensor.ndim == 4 for tensor in changed)
+    assert bool(changed) == (family == "mean")
+    assert torch.allclose(classifier.clip_probs(clips), before, atol=1e-6)
 
 
 def test_slowonly_starts_from_a_picture_network(tmp_path: Path) -> None:

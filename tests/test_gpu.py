@@ -204,6 +204,19 @@ def test_evaluation_is_the_same(multi_label: bool, tmp_path: Path) -> None:
         assert found.row(policy, 8).versus_uniform["difference"] == 0  # type: ignore[index]
 
 
+@pytest.mark.parametrize("name", ["slowonly_r50", "x3d_s", "timm:test_resnet"])
+def test_networks_of_pictures_and_of_clips_are_trained(name: str, tmp_path: Path) -> None:
+    so.make_reels(
+        "procedural",
+        tmp_path / "bank",
+        recipe={"num_shots": 4, "num_candidates": 4, "size": 64},
+        counts={"train": 8, "dev": 4},
+    )
+    options: dict[str, Any] = {"epochs": 1, "batch_size": 4, "num_frames": 4, "input_size": 64, "device": "cuda"}
+    trained = so.train_classifier(tmp_path / "bank", name, out=tmp_path / "run", **options)
+    assert np.isfinite(trained.result["dev"])
+
+
 def test_a_pool_of_a_classifier_on_the_other_device(tmp_path: Path) -> None:
     bank = write_bank(tmp_path / "bank", LENGTHS, LABELS)
     torch.manual_seed(0)

@@ -305,7 +305,8 @@ class TestBadSources:
     def test_the_hub_out_of_reach(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(
-            InvalidArgument, match=f"{source}: neither a folder here nor to be had from .* check the name"
+            InvalidArgument,
+            match=f"{source}: neither a folder here nor to be had from .* copy config.json and",
         ):
             build_huggingface(source)
 

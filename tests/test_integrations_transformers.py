@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import sosampler as so
 from clips import BY_NAME, FPS
+from doc_blocks import blocks_of, run_page
 from sosampler.integrations import qwen_vl
 from sosampler.integrations.transformers import SelectingProcessor, as_sample_indices_fn, load_video
 from sosampler.synthetic import numbered_video, read_number
@@ -314,8 +316,9 @@ class Sample:
         self.saved = True
 
 
-def test_the_python_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qwen: Any) -> None:
-    """With tiny networks under the names of the real ones."""
+@pytest.fixture
+def guides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qwen: Any) -> Callable[[str], dict[str, Any]]:
+    """Runs a page in a folder with videos, with tiny networks under the names of the real ones."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "videos").mkdir()
     for name in ("match.mp4", "videos/a.mp4"):
@@ -324,16 +327,41 @@ def test_the_python_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.Monke
     transformers.VideoMAEForVideoClassification(config).save_pretrained("videomae")
     sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     transformers.VideoMAEVideoProcessor(**sizes).save_pretrained("videomae")
+    tiny_qwen(qwen.tokenizer).save_pretrained("qwen")
     qwen.save_pretrained("qwen")
+
+    def tiny(code: str) -> str:
+        code = code.replace("MCG-NJU/videomae-base-finetuned-kinetics", "videomae")
+        return code.replace('from_pretrained("Qwen/Qwen3-VL-2B-Instruct")', 'from_pretrained("qwen")')
+
+    return lambda page: run_page(page, {"client": Client(), "sample": Sample()}, tiny)
+
+
+def tiny_qwen(tokenizer: Any) -> Any:
+    """Qwen3-VL with next to no layers and this tokenizer's special tokens."""
+    text = {
+        **{**SMALL, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 8},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 32}
+    names = {"image_token_id": 0, "video_token_id": 1, "vision_start_token_id": 2, "vision_end_token_id": 3}
+    torch.manual_seed(0)
+    return transformers.Qwen3VLForConditionalGeneration(
+        transformers.Qwen3VLConfig(
+            text_config=text,
+            vision_config={**vision, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+            **{name: tokenizer.convert_tokens_to_ids(SPECIAL[place]) for name, place in names.items()},
+        )
+    )
+
+
+def test_the_blocks_of_the_guide_run(
+    guides: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, qwen: Any
+) -> None:
     registered: list[None] = []
     monkeypatch.setattr("sosampler.integrations.vllm.register", lambda: registered.append(None))
-    names: dict[str, Any] = {"client": Client(), "sample": Sample()}
-    codes = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(codes) >= 7
-    for code in codes:
-        code = code.replace("MCG-NJU/videomae-base-finetuned-kinetics", "videomae")
-        code = code.replace('from_pretrained("Qwen/Qwen3-VL-2B-Instruct")', 'from_pretrained("qwen")')
-        exec(compile(code, GUIDE.name, "exec"), names)
+    names = guides("docs/integrations.md")
     assert shown(names["video"]) == names["chosen"].selection.frame_indices.tolist()
     assert names["logits"].shape == (2, 5)
     truth = paired(names["sel"].pts_seconds)
@@ -347,12 +375,19 @@ def test_the_python_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(frame["sosampler_selected"] for frame in names["sample"].frames.values()) == 8
 
 
+def test_the_blocks_about_language_models_run(guides: Callable[[str], dict[str, Any]], qwen: Any) -> None:
+    names = guides("docs/video_llm.md")
+    assert names["tokens"].shape[1] > len(names["processor"]("match.mp4", text=["<|video_pad|>?"])["input_ids"][0])
+    truth = paired(names["sel"].pts_seconds)
+    assert markers(prompt(qwen, names["inputs"])) == pytest.approx(truth, abs=0.0501)
+
+
 def test_the_server_command_of_the_guide_is_understood(clip_bytes: bytes) -> None:
     from sosampler.integrations import vllm
 
     text = GUIDE.read_text(encoding="utf-8")
-    (command,) = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    words = shlex.split(command)
+    (command,) = blocks_of("docs/integrations.md", "bash")
+    words = shlex.split(command.code)
     video = json.loads(words[words.index("--media-io-kwargs") + 1])["video"]
     assert video.pop("video_backend") == vllm.NAME
     frames, _ = vllm.load_bytes(clip_bytes, **video)

@@ -85,6 +85,11 @@ def broken(tmp_path: Path) -> Path:
     return path
 
 
+def _places(found: Prediction) -> np.ndarray:
+    """Where the chosen frames stand among the candidates."""
+    return np.searchsorted(found.selection.candidates.frame_indices, found.selection.frame_indices)
+
+
 def same(one: Prediction, other: Prediction) -> None:
     assert (one.video, one.label) == (other.video, other.label)
     np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
@@ -99,15 +104,17 @@ class TestOneVideo:
         sel = so.select(clip, 4, num_candidates=12, policy=sampler)
         assert found.selection.frame_indices.tolist() == sel.frame_indices.tolist()
         assert [read_number(frame) for frame in found.selection.frames] == sel.frame_indices.tolist()
-        np.testing.assert_array_equal(found.selection.candidates.scores, sel.candidates.scores)
+        # The pipeline's networks are made ready for speed, so the last digits may differ.
+        np.testing.assert_allclose(found.selection.candidates.scores, sel.candidates.scores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(found.selection.scores, found.selection.candidates.scores[_places(found)])
         offered = so.select(clip, policy="all", num_candidates=12)
         scores = sampler.score(offered.to_torch()[None])[0].numpy()
         np.testing.assert_allclose(found.selection.candidates.scores, scores, rtol=1e-5, atol=1e-6)
 
         expected = classifier.clip_probs(sel.to_torch()[None])[0].numpy()
-        np.testing.assert_allclose(found.probabilities, expected, atol=1e-6)
+        np.testing.assert_allclose(found.probabilities, expected, atol=1e-4)
         assert found.label == CLASSES[int(expected.argmax())]
-        assert found.probability == pytest.approx(float(expected.max()), abs=1e-6)
+        assert found.probability == pytest.approx(float(expected.max()), abs=1e-4)
         assert [label for label, _ in found.top] == [CLASSES[place] for place in np.argsort(-expected)[:3]]
         assert (np.diff([probability for _, probability in found.top]) <= 0).all()
         uniform = classifier.clip_probs(so.select(clip, 4).to_torch()[None])[0].numpy()
@@ -119,7 +126,7 @@ class TestOneVideo:
         sel = so.select(data, 2, num_candidates=6, policy=sampler, size=256)
         found = pipe(data)
         assert found.selection.frame_indices.tolist() == sel.frame_indices.tolist()
-        np.testing.assert_allclose(found.probabilities, classifier.clip_probs(sel.to_torch()[None])[0], atol=1e-6)
+        np.testing.assert_allclose(found.probabilities, classifier.clip_probs(sel.to_torch()[None])[0], atol=1e-4)
 
     @pytest.mark.parametrize(
         ("given", "resize", "seen"), [(None, 32, 256), (None, 288, 288), (96, 288, 96), (1000, 32, 320)]
@@ -308,7 +315,7 @@ class TestWhatItIsMadeOf:
             ({"num_candidates": 0}, "num_candidates=0 is not allowed"),
             ({"batch_size": 0}, "batch_size=0 is not allowed"),
             ({"top": 0}, "top=0 is not allowed"),
-            ({"workers": 0}, "workers=0 is not allowed"),
+            ({"workers": -1}, "workers=-1 is not allowed; give a whole number of at least 0"),
             ({"size": 0}, "size=0 is not allowed"),
             ({"keep_frames": "no"}, "keep_frames='no' is not allowed"),
             ({"candidates": "some"}, "candidates='some' is unknown"),

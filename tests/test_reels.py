@@ -198,6 +198,25 @@ class TestSports22:
             got = cut(picture, box, 176, flip=flip).astype(np.float32)
             assert np.abs(got - expected.permute(1, 2, 0).numpy()).max() < 0.51  # rounding to 8 bits
 
+    @pytest.mark.parametrize(("stored", "size"), [(192, 176), (120, 112), (64, 64), (90, 81), (41, 40), (7, 5), (1, 3)])
+    def test_crops_are_computed_in_parts_without_a_difference(self, stored: int, size: int) -> None:
+        """To the last bit what a formula for the whole frame gives, since banks are compared by their bytes."""
+        rng = np.random.default_rng(stored)
+        picture = rng.integers(0, 256, (stored, stored, 3), dtype=np.uint8)
+        for flip in (False, True):
+            side = rng.uniform(0.3, 1)
+            left, top = rng.uniform(0, 1 - side, 2)
+            centres = (np.arange(size) + 0.5) * (side * stored / size) - 0.5
+            (row, down), (column, right) = (
+                (np.floor(inside).astype(int), (inside - np.floor(inside)).astype(np.float32))
+                for places in (centres + top * stored, (centres[::-1] if flip else centres) + left * stored)
+                for inside in [np.clip(places, 0, stored - 1)]
+            )
+            exact = np.pad(picture, ((0, 1), (0, 1), (0, 0)), mode="edge").astype(np.float32)
+            rows = exact[row] + down[:, None, None] * (exact[row + 1] - exact[row])
+            expected = rows[:, column] + right[:, None] * (rows[:, column + 1] - rows[:, column])
+            np.testing.assert_array_equal(cut(picture, (left, top, side), size, flip=flip), np.rint(expected))
+
     @pytest.mark.slow
     def test_the_real_pictures_are_split_as_then(self) -> None:
         root = Path(__file__).parents[2] / "shared" / "data" / "sports22"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from sosampler.cli import select_many
+from sosampler import steps
 from sosampler.cli.main import main
 from sosampler.cli.results import Journal
 from sosampler.errors import InvalidArgument
@@ -55,13 +55,13 @@ def videos(tmp_path: Path, clips: list[bytes]) -> Path:
 def selected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the videos on which work was done, as it happens."""
     names: list[str] = []
-    real = select_many.select_with
+    real = steps.select_with
 
     def watched(source: Path, options: Any) -> Any:
         names.append(Path(source).name)
         return real(source, options)
 
-    monkeypatch.setattr(select_many, "select_with", watched)
+    monkeypatch.setattr(steps, "select_with", watched)
     return names
 
 
@@ -70,7 +70,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., None]:
     """Run the command line until it reaches a video, and leave what a kill at this moment leaves."""
 
     def run(name: str, *args: object) -> None:
-        real = select_many.select_with
+        real = steps.select_with
 
         def until(source: Path, options: Any) -> Any:
             if Path(source).name == name:
@@ -78,7 +78,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., None]:
             return real(source, options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(select_many, "select_with", until)
+            patch.setattr(steps, "select_with", until)
             assert cli(*args, "--workers", 1) != 0
 
     return run

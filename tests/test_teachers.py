@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from banks import Told, contents, made, make_videos, pooled, small_net
 from sosampler import wrap_classifier
 from sosampler.data import decode_pool
-from sosampler.data.asking import Room
+from sosampler.data.frame_decoding import Room
 from sosampler.data.prepare import add_teacher, prepare
 from sosampler.data.teachers import halved, views_of
 from sosampler.errors import InvalidArgument

@@ -269,6 +269,16 @@ def test_weights_give_the_start_and_the_head_if_it_fits(pictures: Path, tmp_path
     assert fresh.result["fresh_head"]
 
 
+def test_another_kind_of_head_is_fresh_also_for_the_same_classes(pictures: Path, tmp_path: Path) -> None:
+    so.train_classifier(pictures, TINY, out=tmp_path / "first", **QUICK)
+    weights = tmp_path / "first/model.safetensors"
+    once = {**QUICK, "epochs": 1, "lr": 1e-9, "options": {"head": "frameexit"}}
+    trained = so.train_classifier(pictures, TINY, out=tmp_path / "other", weights=weights, **once)
+    assert trained.result["fresh_head"]
+    backbone = trained.classifier.net.backbone.state_dict()
+    assert torch.allclose(backbone["conv1.0.weight"], load_file(weights)["conv1.0.weight"], atol=1e-6)
+
+
 def test_only_the_head_learns_where_asked(pictures: Path, tmp_path: Path) -> None:
     torch.manual_seed(3)
     start = so.create_classifier(TINY, num_classes=7)

@@ -168,7 +168,7 @@ def test_what_is_removed_is_gone(service: Service, clip_bytes: bytes, clip: Path
 def test_what_is_no_video_is_refused_by_name(service: Service, name: str) -> None:
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "PNG")
-    data = picture.getvalue() if name.endswith("png") else b"This is no video. " * 50
+    data = picture.getvalue() if name.endswith("png") else b"This is no video, whatever FFmpeg makes of it.\n" * 200
     if name.endswith("png"):
         data = data[:-20]  # a whole picture is a video of one frame to FFmpeg
     with pytest.raises(VideoError, match=name) as told:

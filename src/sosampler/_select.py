@@ -79,9 +79,10 @@ def select(
         auto_tolerance: for num_frames="auto", how much lower the expected share of right answers may be for the sake of
             fewer frames; 0.005 if not given.
 
-    Example:
+    Examples:
+        >>> import sosampler as so
         >>> from sosampler.synthetic import numbered_video
-        >>> sel = select(numbered_video(num_frames=90), num_frames=3)
+        >>> sel = so.select(numbered_video(num_frames=90), num_frames=3)
         >>> sel.frame_indices.tolist(), sel.pts_seconds.tolist()
         ([15, 45, 75], [0.5, 1.5, 2.5])
     """

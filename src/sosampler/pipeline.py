@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sosampler._select import select_with
 from sosampler.checks import one_of, true_or_false, whole_number
 from sosampler.classifiers.base import PRECISIONS, VideoClassifier
 from sosampler.classifiers.devices import check_device
-from sosampler.data.bank_format import positions_of
-from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.engine.decode_stream import FramePool, FrameTask
+from sosampler.engine.stream import Answer, Looking, decoded_batches
+from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.options import SelectOptions
-from sosampler.policies import get_policy
-from sosampler.samplers.policy import least_size
+from sosampler.policies import SCORED, Policy, get_policy, list_policies
+from sosampler.policies.selectors import split_method
+from sosampler.samplers import load_sampler
+from sosampler.samplers.policy import ONNX, least_size, policy_of
 from sosampler.selection import Selection
-from sosampler.video.source import source_name
 
 ON_ERROR = ("raise", "return")
 # Short side of the frames that sampler and classifier look at, unless one of them takes larger ones: what banks hold.
 _LEAST_SIZE = 256
-_MAX_WORKERS = 32
 # Arguments of `select` that a pipeline sets itself.
 _OWN = ("policy", "num_frames", "num_candidates", "candidates", "size", "decode")
 
@@ -81,15 +78,22 @@ class Pipeline:
         batch_size: videos that share one call of the classifier, as far as their frames are equally large.
         device: where both run. Without it what is given as an object stays where it is, and what is loaded goes to
             the GPU if there is one.
-        precision: of the classifier: "float32", "bfloat16" or "float16".
+        precision: of the networks: "float32", "bfloat16" or "float16". None leaves the classifier as it is; where a
+            sampler chooses, it takes what the device is good at.
         top: how many classes a prediction lists.
-        workers: videos of a list that are decoded at a time; None takes one a core.
+        workers: videos of a list that are decoded at a time; None takes one a core. Many videos are decoded in
+            processes of their own, few in threads; 0 decodes one after the other, in this process.
         keep_frames: keep the pixels in each `prediction.selection`.
         options: what else `select` takes: grid, start, end, seed, on_short, decoder, limits, ...
 
-    Example:
-        pipe = so.Pipeline("runs/first", "runs/classifier", num_candidates=10, num_frames=6)
-        pipe("match.mp4").label
+    Examples:
+        >>> import sosampler as so
+        >>> from sosampler.synthetic import numbered_video
+        >>> clf = so.create_classifier("timm:test_resnet", class_names=["ant", "bee"], input_size=32)
+        >>> pipe = so.Pipeline("uniform", clf, num_candidates=10, num_frames=4)  # or the folders of both
+        >>> prediction = pipe(numbered_video(num_frames=60))
+        >>> prediction.label in clf.class_names, prediction.selection.frame_indices.tolist()
+        (True, [9, 21, 39, 51])
     """
 
     def __init__(
@@ -111,12 +115,12 @@ class Pipeline:
     ) -> None:
         self.batch_size = whole_number("batch_size", batch_size)
         self.top = whole_number("top", top)
-        self.workers = None if workers is None else whole_number("workers", workers)
+        self.workers = None if workers is None else whole_number("workers", workers, at_least=0)
         self.keep_frames = true_or_false("keep_frames", keep_frames)
         whole_number("num_candidates", num_candidates)
         if size is not None:
             whole_number("size", size)
-        self.policy = get_policy(sampler, device=device)
+        self.policy, network = _policy(sampler, device)
         if num_frames is None and self.policy.name != "all":
             num_frames = min(6, num_candidates)
         _check_options(options)
@@ -136,6 +140,19 @@ class Pipeline:
         length = getattr(self.classifier, "length", None)
         if length is not None:
             length.fitted(self.num_frames, self.classifier.name)
+        if precision is None and getattr(self.classifier, "precision", "float32") != "float32":
+            precision = self.classifier.precision  # type: ignore[attr-defined]  # somebody asked for it before
+        # Networks that were put in different places stay there, and are asked one after the other.
+        apart = getattr(self.classifier, "device", None) not in (None, getattr(network, "device", None))
+        self._looking = Looking(
+            self.policy,
+            None if apart else network,
+            self.classifier,
+            self._options,
+            precision=precision,
+            batch_size=self.batch_size,
+        )
+        self._by_name = _name_of(sampler, self.policy)
 
     @property
     def options(self) -> SelectOptions:
@@ -166,6 +183,14 @@ class Pipeline:
             f"{self._options.mode} candidates, short side {self.size})"
         )
 
+    def warm_up(self) -> Pipeline:
+        """Make the networks ready for speed now; otherwise that is done when there is more than a video or two.
+
+        Only where a sampler chooses. The networks are copied as they are then: what is learned later is not seen.
+        """
+        self._looking.warm_up()
+        return self
+
     def __call__(self, videos: Any, *, on_error: str | None = None) -> Any:
         """A `Prediction` for a video; for a list of videos a list in the same order.
 
@@ -175,85 +200,54 @@ class Pipeline:
         if isinstance(videos, (list, tuple)):
             return list(self.stream(videos, on_error=on_error or "return"))
         one_of("on_error", on_error or "raise", ON_ERROR)
-        result = self._select(videos, self._options)
-        if isinstance(result, SosamplerError):
-            if on_error == "return":
-                return result
-            raise result
-        return self._classified([result])[0]
+        with (
+            FramePool(1, processes=False, ahead=1, held=1) as pool,
+            closing(pool.decoded([self._task(videos, self._options.threads)])) as decoded,
+        ):
+            (answer,) = self._looking.at(list(decoded))
+        if isinstance(answer, Answer):
+            return self._prediction(answer)
+        if on_error == "return":
+            return answer
+        raise answer
 
     def stream(self, videos: Iterable[Any], *, on_error: str = "return") -> Iterator[Result]:
-        """Results in the order of the videos, as they come: memory does not grow with their number."""
+        """Results in the order of the videos, as they come: memory does not grow with their number.
+
+        Whatever one video does, be it that the process decoding it dies, the others go on.
+        """
         one_of("on_error", on_error, ON_ERROR)
         return self._stream(videos, on_error)
 
     def _stream(self, videos: Iterable[Any], on_error: str) -> Iterator[Result]:
-        with closing(self._selections(videos)) as selections:
-            while some := list(islice(selections, self.batch_size)):
-                good = iter(self._classified([one for one in some if isinstance(one, Selection)]))
-                for one in some:
-                    if isinstance(one, Selection):
-                        yield next(good)
-                    elif on_error == "return":
-                        yield one
-                    else:
-                        raise one
-
-    def _selections(self, videos: Iterable[Any]) -> Generator[Selection | SosamplerError, None, None]:
-        """Chosen frames in the order of the videos, decoded side by side; so many ahead that the classifier is fed."""
-        workers = self.workers or min(os.cpu_count() or 1, _MAX_WORKERS)
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
-        options = replace(self._options, threads=self._options.threads or 1)
-        pending: deque[Future[Selection | SosamplerError]] = deque()
-        with ThreadPoolExecutor(workers, thread_name_prefix="sosampler-pipeline") as pool:
-            try:
-                for video in videos:
-                    pending.append(pool.submit(self._select, video, options))
-                    if len(pending) > self.batch_size + workers:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        threads = self._options.threads or 1
+        batches = decoded_batches(
+            videos, lambda video: self._task(video, threads), workers=self.workers, batch_size=self.batch_size
+        )
+        with closing(batches):
+            for batch in batches:
+                for answer in self._looking.at(batch):
+                    if isinstance(answer, Answer):
+                        yield self._prediction(answer)
+                    elif on_error == "return":
+                        yield answer
+                    else:
+                        raise answer
 
-    def _select(self, video: Any, options: SelectOptions) -> Selection | SosamplerError:
-        """The chosen frames, or what is wrong with this video."""
-        try:
-            return select_with(video, options, no_larger=True)
-        except (VideoError, InvalidArgument) as error:
-            name = source_name(video)
-            # An argument can be at fault for one video only: its length, its range. Then the text lacks the name.
-            return error if name in str(error) else _because(error, type(error)(f"{name}: {error}"))
-        except OSError as error:
-            told = f"{source_name(video)}: cannot be read ({error.strerror or error}); check its permissions"
-            return _because(error, VideoError(told))
+    def _task(self, video: Any, threads: int | None) -> FrameTask:
+        """What is to be decoded of a video: what a rule chooses, or all candidates for a network that looks at them."""
+        options = replace(self._options, threads=threads)
+        if self._by_name is not None:
+            return FrameTask(video, replace(options, policy=self._by_name), choose=True)
+        if not self.policy.needs_frames:
+            return FrameTask(video, options, choose=True)
+        offered = options.offering_all()
+        least = self.policy.least_size or 1
+        return FrameTask(video, offered, choose=False, least_size=least, otherwise=options)
 
-    def _classified(self, selections: Sequence[Selection]) -> list[Prediction]:
-        """Predictions in the order of the selections; those with equally large frames share a call."""
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for place, selection in enumerate(selections):
-            assert selection.frames is not None, "a pipeline decodes"
-            groups.setdefault(selection.frames.shape, []).append(place)
-        found: dict[int, Prediction] = {}
-        for places in groups.values():
-            begin = time.perf_counter()
-            some = [selections[place] for place in places]
-            frames = torch.stack([selection.to_torch() for selection in some])  # [B, N, 3, H, W]
-            positions = torch.from_numpy(np.stack([self._positions(selection) for selection in some]))  # [B, N]
-            probabilities = self.classifier.clip_probs(frames, positions).float().cpu().numpy()
-            seconds = (time.perf_counter() - begin) / len(places)
-            for place, row in zip(places, probabilities, strict=True):
-                found[place] = self._prediction(selections[place], row, seconds)
-        return [found[place] for place in range(len(selections))]
-
-    def _positions(self, selection: Selection) -> np.ndarray:
-        """[N] in 0..1: the share of the video, or of the part that was asked for, that is over at each frame."""
-        metadata, start, end = selection.metadata, self._options.start, self._options.end
-        begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
-        ends = metadata.start_seconds + metadata.duration
-        return positions_of(selection.pts_seconds, begins, (ends if end is None else min(end, ends)) - begins)
-
-    def _prediction(self, selection: Selection, probabilities: np.ndarray, seconds: float) -> Prediction:
+    def _prediction(self, answer: Answer) -> Prediction:
+        selection, probabilities = answer.selection, answer.probabilities
         order = np.argsort(-probabilities, kind="stable")[: self.top]
         top = tuple((str(self.classifier.class_names[place]), float(probabilities[place])) for place in order)
         choosing = selection.timing["total"]
@@ -264,13 +258,34 @@ class Pipeline:
             top=top,
             probabilities=probabilities,
             selection=selection if self.keep_frames else replace(selection, frames=None),
-            timing={"select": choosing, "classify": seconds, "total": choosing + seconds},
+            timing={"select": choosing, "classify": answer.seconds, "total": choosing + answer.seconds},
         )
 
 
-def _because(cause: Exception, error: SosamplerError) -> SosamplerError:
-    error.__cause__ = cause
-    return error
+def _policy(given: Any, device: Any) -> tuple[Policy, Any]:
+    """Who chooses; and the network of torch, where it is a sampler whose N best are taken."""
+    if isinstance(given, torch.nn.Module) and hasattr(given, "score") and hasattr(given, "preprocessing"):
+        return policy_of(given, device=device), given
+    if not _is_sampler_folder(given) or device == ONNX:
+        return get_policy(given, device=device), None
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    sampler = load_sampler(Path(given)).to(check_device(where))
+    return policy_of(sampler, name=os.fspath(given)), sampler
+
+
+def _is_sampler_folder(given: Any) -> bool:
+    """Whether it names the folder of a sampler with weights for torch, and no rule."""
+    if isinstance(given, str) and (given in list_policies() or split_method(given)[0] in SCORED):
+        return False
+    files = ("config.json", "model.safetensors")
+    return isinstance(given, (str, os.PathLike)) and all((Path(given) / file).is_file() for file in files)
+
+
+def _name_of(given: Any, policy: Policy) -> str | None:
+    """By what name another process finds the same policy; None where it cannot."""
+    if isinstance(given, Policy):
+        return given.name if given.name in list_policies() and get_policy(given.name) is given else None
+    return given if isinstance(given, str) and policy.identity is None else None
 
 
 def _check_options(options: dict[str, Any]) -> None:

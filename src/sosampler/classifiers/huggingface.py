@@ -283,7 +283,7 @@ def _local_folder(source: str | Path, revision: str | None) -> Path:
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{source}: neither a folder here nor to be had from the Hugging Face hub ({first_line(error)}); check "
-            "the name and the network, or give a folder with its files"
+            f"the name and the network; without one, copy config.json and {_WEIGHTS} into a folder and give its path"
         ) from error
 
 

@@ -73,8 +73,9 @@ def list_classifiers(pattern: str = "*") -> list[str]:
 
     timm's many are listed when the pattern starts with "timm:"; every name on the Hugging Face hub works as "hf:...".
 
-    >>> list_classifiers("*50*")
-    ['resnet50', 'resnet50_v1', 'slowonly_r50']
+    Examples:
+        >>> list_classifiers("*50*")
+        ['resnet50', 'resnet50_v1', 'slowonly_r50']
     """
     names = [*_NAMED, *(f"torchvision:{name}" for name in torchvision_names())]
     if pattern.startswith("timm:"):
@@ -113,6 +114,15 @@ def create_classifier(
         precision: "float32" (the default), "bfloat16" or "float16" for autocast.
         options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks;
             temporal="linear"|"nearest", num_frames for TimeSformer.
+
+    Examples:
+        >>> import torch
+        >>> import sosampler as so
+        >>> clf = so.create_classifier("timm:test_resnet", class_names=["ant", "bee"], input_size=32)
+        >>> clf.num_classes, clf.preprocessing.size
+        (2, (32, 32))
+        >>> clf.clip_probs(torch.zeros(1, 6, 3, 48, 64, dtype=torch.uint8)).shape  # one clip of six frames
+        torch.Size([1, 2])
     """
     where = None if device is None else check_device(device)
     saved = saved_folder(name)

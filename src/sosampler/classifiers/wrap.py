@@ -95,6 +95,15 @@ def wrap_classifier(
 
     The module is put into evaluation mode and asked once, so that a wrong layout, logits instead of probabilities or
     a wrong number of classes are found at once.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> import sosampler as so
+        >>> net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))  # of single frames
+        >>> clf = so.wrap_classifier(net, input_size=32, layout="BCHW", class_names=["ant", "bee"])
+        >>> clf.frame_probs(torch.zeros(1, 5, 3, 48, 64, dtype=torch.uint8)).shape
+        torch.Size([1, 5, 2])
     """
     if not isinstance(module, nn.Module):
         raise InvalidArgument(f"module is a {type(module).__name__}; give a torch.nn.Module")

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sosampler.bench import optimal, pipeline, sampler, train
+
 app = typer.Typer(help="Measure speed, as ratios in one run.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -26,11 +28,11 @@ def decode_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decode candidates: keyframe and exact, against torchcodec exact. Takes minutes, mostly to encode the videos."""
-    _check_files(clips)
+    check_files(clips)
     from sosampler.bench.decode import bench_decode, table
 
     result = bench_decode(clips, work=work, rounds=rounds, hour=hour, say=lambda text: typer.echo(text, err=True))
-    _give(result, table(result), out, json_output)
+    give(result, table(result), out, json_output)
 
 
 @app.command("resize")
@@ -41,7 +43,7 @@ def resize_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Shrink frames: swscale in one pass, PIL and torch."""
-    _check_files([clip])
+    check_files([clip])
     from sosampler.bench.resize import bench_resize
 
     result = bench_resize(clip, size=size)
@@ -49,7 +51,7 @@ def resize_command(
         f"{name:<8}{took:8.3f} ms a frame, mean difference to PIL {result['mean_difference_to_PIL'].get(name, 0.0):.3f}"
         for name, took in result["milliseconds_a_frame"].items()
     ]
-    _give(result, "\n".join(lines), out, json_output)
+    give(result, "\n".join(lines), out, json_output)
 
 
 @app.command("prepare")
@@ -63,7 +65,7 @@ def prepare_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Prepare a bank with 1 and 2 workers, against a plain loop: decode, then classify, video by video."""
-    _check_files(clips)
+    check_files(clips)
     from sosampler.bench.prepare import bench_prepare, table
 
     result = bench_prepare(
@@ -74,10 +76,11 @@ def prepare_command(
         rounds=rounds,
         say=lambda text: typer.echo(text, err=True),
     )
-    _give(result, table(result), out, json_output)
+    give(result, table(result), out, json_output)
 
 
-def _check_files(clips: list[Path]) -> None:
+def check_files(clips: list[Path]) -> None:
+    """Whether they are videos, before anything is encoded."""
     from sosampler.errors import VideoError
     from sosampler.video.source import open_video
 
@@ -87,7 +90,8 @@ def _check_files(clips: list[Path]) -> None:
         open_video(clip).close()  # says what is wrong with it before anything is encoded
 
 
-def _give(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:
+def give(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:
+    """Print a result, and write it where that was asked for."""
     from sosampler.files import replacing
 
     if out is not None:
@@ -95,3 +99,9 @@ def _give(result: dict[str, Any], text: str, out: Path | None, json_output: bool
         with replacing(out) as temporary:
             temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     typer.echo(json.dumps(result) if json_output else text)
+
+
+_give = give
+
+for _module in (sampler, pipeline, train, optimal):  # each knows its own options; all of them import little
+    _module.add_to(app)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
+from sosampler.cli.on_ray import ADDRESS_HELP, ENGINE_HELP, check_engine, check_folder, run_rows
 from sosampler.cli.results import Journal
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.files import replacing
@@ -46,7 +47,10 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
 def classify_command(
     videos: Annotated[
         list[str],
-        typer.Argument(help="Video files, folders of videos, folders of frame images, or patterns in quotes."),
+        typer.Argument(
+            help="Video files, folders of videos, folders of frame images, patterns in quotes, or a CSV, JSONL or "
+            "Parquet file with a column of paths."
+        ),
     ],
     classifier: Annotated[
         str, typer.Option("--classifier", "-c", help="Folder of a saved classifier, or the name of one.")
@@ -111,29 +115,35 @@ def classify_command(
         Path | None, typer.Option("--out", help="Write a row per video: .jsonl or .csv; resumes if killed.")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
+    address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
     """Name what videos show, from a few frames of each. Exit code 1 if some of many failed."""
-    from sosampler.video.inputs import expand
+    from sosampler.integrations.video_lists import listed_videos
     from sosampler.video.limits import Limits
     from sosampler.video.source import import_torch
 
     if sampler is not None and policy is not None:
         raise InvalidArgument(f"--sampler {sampler} and --policy {policy} were both given; give one of them")
-    if out is not None:
+    on_ray = check_engine(engine, address)
+    if on_ray:
+        check_folder(out)
+    elif out is not None:
         _check_out(out)
-    paths = expand(videos)
+    paths = listed_videos(videos)
     import_torch()  # says how to install it
     from sosampler.cli.key_values import key_values
     from sosampler.pipeline import Pipeline, load_classifier
 
     network: Any = classifier
+    here = "cpu" if on_ray else device  # of a cluster, the workers' devices count
+    settings = {"weights": weights, "input_size": input_size, **key_values(option or [])}
     if weights is not None or input_size is not None or option:
-        network = load_classifier(
-            classifier, weights=weights, input_size=input_size, device=device, **key_values(option or [])
-        )
+        network = load_classifier(classifier, device=here, **settings)
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
+    chooser = _as_folder(sampler) if sampler is not None else policy or _DEFAULT_POLICY
     pipeline = Pipeline(
-        _as_folder(sampler) if sampler is not None else policy or _DEFAULT_POLICY,
+        chooser,
         network,
         num_candidates=num_candidates,
         num_frames=num_frames,
@@ -143,7 +153,7 @@ def classify_command(
         candidates=candidates,
         size=size,
         batch_size=batch_size,
-        device=device,
+        device=here,
         precision=precision,
         top=top,
         workers=workers,
@@ -155,7 +165,30 @@ def classify_command(
         folder_fps=folder_fps,
         limits=Limits(**{key: value for key, value in given.items() if value is not None}),  # type: ignore[arg-type]
     )
-    raise typer.Exit(_run(paths, pipeline, out, json_output))
+    if not on_ray:
+        raise typer.Exit(_run(paths, pipeline, out, json_output))
+    from sosampler.integrations.ray_data import RaySettings
+    from sosampler.integrations.ray_rows import classify_on_ray
+
+    assert out is not None, "checked above"
+    folder, wide = out, RaySettings(address, decoders=workers, batch_size=batch_size)
+    code = run_rows(
+        lambda tell: classify_on_ray(
+            paths,
+            folder,
+            pipeline,
+            sampler=chooser,
+            classifier=classifier,
+            classifier_settings=settings,
+            precision=precision,
+            settings=wide,
+            device=device,
+            on_progress=tell,
+        ),
+        "classifying",
+        json_output,
+    )
+    raise typer.Exit(code)
 
 
 def _as_folder(sampler: Path) -> Path:

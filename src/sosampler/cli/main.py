@@ -72,7 +72,13 @@ app.add_typer(bench.app, name="bench")
 
 
 # Which extra brings a package that the light core lacks.
-_EXTRAS = {"transformers": "hf", "torchcodec": "torchcodec"} | dict.fromkeys(
+_EXTRAS = {
+    "transformers": "hf",
+    "torchcodec": "torchcodec",
+    "ray": "ray",
+    "openvino": "openvino",
+    "onnx": "onnx",
+} | dict.fromkeys(
     ("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow", "sklearn", "matplotlib", "jinja2"),
     "train",
 )

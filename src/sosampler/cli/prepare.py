@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sosampler.cli.on_ray import ADDRESS_HELP, check_engine
+
 
 def prepare_command(
     manifest: Annotated[
@@ -64,6 +66,10 @@ def prepare_command(
         float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", help="local, or ray: on a cluster that shares the bank's folder.")
+    ] = "local",
+    address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
     """Decode the videos of a data set once and ask a classifier about each frame once. Exit code 1 if some failed."""
     from sosampler.cli.telling import telling
@@ -73,33 +79,36 @@ def prepare_command(
 
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    asked = _classifier(
-        classifier, option or [], weights=weights, input_size=input_size, precision=precision, device=device
-    )
-    with telling("preparing") as on_progress:
-        bank = prepare(
-            manifest,
-            asked,
-            out,
-            num_candidates=num_candidates,
-            fps=fps,
-            size=size,
-            quality=quality,
-            candidates=candidates,
-            grid=grid,
-            seed=seed,
-            folder_fps=folder_fps,
-            classes=classes,
-            root=root,
-            views=views,
-            features=features,
-            batch=batch,
-            workers=workers,
-            videos_per_shard=videos_per_shard,
-            retry_failed=retry_failed,
-            limits=limits,
-            on_progress=on_progress,
-        )
+    of_classifier = {"weights": weights, "input_size": input_size, "precision": precision}
+    asked_how: dict[str, Any] = {"views": views, "features": features, "batch": batch}
+    of_frames: dict[str, Any] = {
+        "num_candidates": num_candidates,
+        "fps": fps,
+        "size": size,
+        "quality": quality,
+        "candidates": candidates,
+        "grid": grid,
+        "seed": seed,
+        "folder_fps": folder_fps,
+        "classes": classes,
+        "root": root,
+        "videos_per_shard": videos_per_shard,
+        "retry_failed": retry_failed,
+        "limits": limits,
+    }
+    if check_engine(engine, address):
+        from sosampler.integrations.ray_bank import Teacher, prepare_on_ray
+        from sosampler.integrations.ray_data import RaySettings
+
+        found = _settings(classifier, option or [], **of_classifier, device=device)
+        teacher = None if found is None else Teacher(found[0], found[1], **asked_how)
+        wide = RaySettings(address, decoders=workers)
+        with telling("preparing") as tell:
+            bank = prepare_on_ray(manifest, teacher, out, settings=wide, device=device, on_progress=tell, **of_frames)
+    else:
+        asked = _classifier(classifier, option or [], **of_classifier, device=device)
+        with telling("preparing") as tell:
+            bank = prepare(manifest, asked, out, workers=workers, on_progress=tell, **asked_how, **of_frames)
     failures = bank.failures
     if json_output:
         typer.echo(json.dumps({**bank_info(out), "failures": failures}))
@@ -118,6 +127,16 @@ def prepare_command(
 
 
 def _classifier(name: str | None, options: list[str], **given: Any) -> Any:
+    found = _settings(name, options, **given)
+    if found is None:
+        return None
+    from sosampler import create_classifier
+
+    return create_classifier(found[0], device=given["device"], **found[1])
+
+
+def _settings(name: str | None, options: list[str], **given: Any) -> tuple[str, dict[str, Any]] | None:
+    """The classifier's name or folder and what else `create_classifier` takes but for the device; None for none."""
     from sosampler.errors import InvalidArgument
 
     stray = [f"--{key.replace('_', '-')}" for key, value in given.items() if value is not None]
@@ -127,7 +146,6 @@ def _classifier(name: str | None, options: list[str], **given: Any) -> Any:
                 f"{', '.join(stray or ['--option'])} is of a classifier, but none is given; add --classifier"
             )
         return None
-    from sosampler import create_classifier
     from sosampler.cli.key_values import key_values
 
-    return create_classifier(name, **given, **key_values(options))
+    return name, {**{key: value for key, value in given.items() if key != "device"}, **key_values(options)}

@@ -58,7 +58,7 @@ def reels_command(
     crf: Annotated[int, typer.Option("--crf", help="x264's quality of mp4 files, 0 to 51.")] = 18,
     seed: Annotated[int, typer.Option("--seed", help="Other reels.")] = 0,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Threads that render for a bank.  [default: one a core]")
+        int | None, typer.Option("--workers", help="Processes that render for a bank.  [default: one a core]")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
+from sosampler.cli.on_ray import ADDRESS_HELP, ENGINE_HELP, check_engine, check_folder, run_rows
 from sosampler.errors import InvalidArgument
 from sosampler.options import DEFAULT_NUM_FRAMES, SelectOptions
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 def select_command(
     videos: Annotated[
         list[str],
-        typer.Argument(help="Video files, folders of videos, folders of frame images, or patterns in quotes."),
+        typer.Argument(
+            help="Video files, folders of videos, folders of frame images, patterns in quotes, or a CSV, JSONL or "
+            "Parquet file with a column of paths."
+        ),
     ],
     num_frames: Annotated[
         str | None,
@@ -90,11 +94,14 @@ def select_command(
     max_duration: Annotated[
         float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
     ] = None,
+    engine: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
+    address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
     """Choose the frames of one video or of many."""
     from sosampler.cli.select_many import Job, Outputs, run
     from sosampler.video.limits import Limits
 
+    on_ray = check_engine(engine, address)
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     options = SelectOptions(
@@ -103,7 +110,7 @@ def select_command(
         auto_max=auto_max,
         auto_tolerance=auto_tolerance,
         num_candidates=num_candidates,
-        policy=policy if device is None else _on_device(policy, device),
+        policy=policy if device is None or on_ray else _on_device(policy, device),
         candidates=candidates,
         grid=grid,
         fps=fps,
@@ -119,6 +126,9 @@ def select_command(
         limits=limits,
         folder_fps=folder_fps,
     )
+    if on_ray:
+        folder = check_folder(out, save_frames=frames_folder, contact_sheet=sheet)
+        raise typer.Exit(_run_on_ray(videos, folder, options, device, workers, address, json_output))
     outputs = Outputs(json=json_output, out=out, frames_folder=frames_folder, image_format=image_format, sheet=sheet)
     raise typer.Exit(run(videos, Job(options, outputs), workers=workers))
 
@@ -130,3 +140,24 @@ def _on_device(policy: str, device: str) -> Policy:
     if found.identity is None:
         raise InvalidArgument(f"--device {device} is for trained samplers, not for the policy {policy!r}; leave it out")
     return found
+
+
+def _run_on_ray(
+    videos: list[str],
+    folder: Path,
+    options: SelectOptions,
+    device: str | None,
+    workers: int | None,
+    address: str | None,
+    json_output: bool,
+) -> int:
+    from sosampler.integrations.ray_data import RaySettings
+    from sosampler.integrations.ray_rows import select_on_ray
+    from sosampler.integrations.video_lists import listed_videos
+
+    settings, paths = RaySettings(address, decoders=workers), listed_videos(videos)
+    return run_rows(
+        lambda tell: select_on_ray(paths, folder, options, settings=settings, device=device, on_progress=tell),
+        "selecting",
+        json_output,
+    )

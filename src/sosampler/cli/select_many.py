@@ -16,13 +16,15 @@ import typer
 from sosampler._select import select_with
 from sosampler.checks import one_of, whole_number
 from sosampler.cli.results import Journal, check_out, write_results
-from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.errors import InvalidArgument
+from sosampler.integrations.video_lists import listed_videos
 from sosampler.options import SelectOptions
 from sosampler.progress import progress_bar
 from sosampler.report.contact_sheet import MAX_ROWS, SheetRow, write_rows
 from sosampler.report.frame_files import IMAGE_FORMATS, save_frames
 from sosampler.selection import Selection
-from sosampler.video.inputs import expand, labels
+from sosampler.steps import Failed, select_video
+from sosampler.video.inputs import labels
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,12 @@ class Job:
 
     def __call__(self, video: Path, folder: Path | None) -> Selection:
         selection = select_with(video, self.options)
+        self.save(selection, folder)
+        return selection
+
+    def save(self, selection: Selection, folder: Path | None) -> None:
         if folder is not None:
             save_frames(selection, folder, image_format=self.outputs.image_format)
-        return selection
 
 
 def run(paths: Sequence[str], job: Job, *, workers: int | None) -> int:
@@ -85,7 +90,7 @@ def run(paths: Sequence[str], job: Job, *, workers: int | None) -> int:
     job.check()
     if workers is not None:
         whole_number("--workers", workers)
-    videos = expand(paths, leave_out=job.outputs.frames_folder)
+    videos = listed_videos(paths, leave_out=job.outputs.frames_folder)
     if len(videos) == 1:
         return _run_one(videos[0], job)
     # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
@@ -172,17 +177,12 @@ def _work(todo: list[tuple[Path, str]], job: Job, workers: int) -> Iterator[Done
 
     def one(video: Path, label: str) -> Done:
         folder = job.outputs.frames_folder
-        try:
-            selection = job(video, folder / label if folder else None)
-        except InvalidArgument as error:
-            # Of an argument at fault for one video only (its length, its range), the others must not suffer.
-            return Done(str(video), error=_named(video, error))
-        except VideoError as error:
-            return Done(str(video), error=_named(video, error))
-        except OSError as error:
-            return Done(str(video), error=f"{video}: cannot be read ({error.strerror or error}); check its permissions")
-        row = SheetRow.of(selection) if job.outputs.sheet is not None else None
-        return Done(str(video), selection=replace(selection, frames=None), row=row)
+        saved_to = folder / label if folder else None
+        found = select_video(str(video), job.options, lambda selection: job.save(selection, saved_to))
+        if isinstance(found, Failed):
+            return Done(str(video), error=found.error)
+        row = SheetRow.of(found) if job.outputs.sheet is not None else None
+        return Done(str(video), selection=replace(found, frames=None), row=row)
 
     pending: deque[Future[Done]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="sosampler-select") as pool:
@@ -195,11 +195,6 @@ def _work(todo: list[tuple[Path, str]], job: Job, workers: int) -> Iterator[Done
                 yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _named(video: Path, error: SosamplerError) -> str:
-    text = str(error)
-    return text if str(video) in text else f"{video}: {text}"
 
 
 def _progress(results: Iterator[Done], total: int) -> Iterator[Done]:

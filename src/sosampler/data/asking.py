@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,38 +11,16 @@ import torch
 from torch import Tensor
 
 from sosampler.checks import whole_number
-from sosampler.data.bank import decode_jpeg
 from sosampler.data.bank_format import AnswersFolder, BankFolder
+from sosampler.data.frame_decoding import FrameDecoder, InThread
 from sosampler.errors import ClassifierError
 
 # Frames that go through the network at once: on a processor each thread has such a batch.
 _CPU_BATCH, _DEVICE_BATCH = 8, 128
-# Decoded frames of all threads together; a batch larger than that goes alone.
-_MAX_DECODED_BYTES = 512 << 20
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 Tables = tuple[np.ndarray, ...]
 """What a network says about T frames: [T, any width] each, one for each column of its shards."""
-
-
-class Room:
-    """So many bytes for all threads together: `taking` waits until there is room, or until nobody else has any."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._all, self._taken = num_bytes, 0
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def taking(self, num_bytes: int) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._taken + num_bytes <= self._all)
-            self._taken += num_bytes
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= num_bytes
-                self._changed.notify_all()
 
 
 class Asker(ABC):
@@ -62,8 +38,8 @@ class Asker(ABC):
         default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
         self.batch = default_batch if batch is None else whole_number("batch", batch)
         self.batch_given = batch is not None  # otherwise what was begun goes on with its own
+        self.decoder: FrameDecoder = InThread()
         self._device_lock = threading.Lock()
-        self._room = Room(_MAX_DECODED_BYTES)
 
     @property
     @abstractmethod
@@ -94,15 +70,11 @@ class Asker(ABC):
 
     def ask(self, jpegs: list[bytes], positions: np.ndarray, names: list[str]) -> Tables:
         """About F frames of one size, each by itself; positions [F] in 0..1, and the video of each."""
-        first = decode_jpeg(jpegs[0], repr(names[0]))
-        with self._room.taking(len(jpegs) * first.nbytes):
-            decoded = np.empty((len(jpegs), *first.shape), dtype=np.uint8)
-            for place, data in enumerate(jpegs):
-                decoded[place] = first if place == 0 else decode_jpeg(data, repr(names[place]))
+        with self.decoder.decoded(jpegs, names) as decoded:
             frames = as_tensor(decoded)
             if self.device.type == "cpu":
                 return self._answers(frames, positions)
-            with self._device_lock:  # one batch at a time on the device, while other threads decode
+            with self._device_lock:  # one batch at a time on the device, while others are decoded
                 return self._answers(frames, positions)
 
 

@@ -13,6 +13,7 @@ from sosampler.checks import one_of, whole_number
 from sosampler.data.bank import Bank
 from sosampler.data.manifest import Manifest
 from sosampler.data.pictures import Pictures
+from sosampler.data.processes import num_cores
 from sosampler.data.reel_bank import ReelSplit, check_same_reels, told_of, write_reel_bank
 from sosampler.data.reel_frames import plan_from, write_reels
 from sosampler.data.reel_sources import check_num_classes, open_sources, open_sports22
@@ -70,20 +71,25 @@ def make_reels(
         num_classes: of procedural pictures; 8 where it is left out.
         quality: of a bank's JPEGs.
         crf: x264's quality of mp4 files.
-        workers: threads that render for a bank; None: one a core. Files are written one after another.
+        workers: processes that render for a bank, or threads where there are few reels; None: one a core. The bytes
+            do not depend on it. Files are written one after another.
         on_progress: called after each reel.
 
-    Example:
-        >>> make_reels("procedural", "reels", counts={"train": 40, "test": 20}, num_classes=3)  # doctest: +SKIP
-        Bank('reels', 60 videos, 3 classes, 0 teachers)
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> with TemporaryDirectory() as folder:
+        ...     bank = so.make_reels("procedural", folder, counts={"train": 4, "test": 2}, num_classes=3)
+        ...     len(bank), len(bank.classes), len(bank.split("test"))
+        (6, 3, 2)
     """
     one_of("to", to, ("bank", "mp4"))
     chosen = reel_recipe(preset, recipe)
     _check_file_options(to, chosen, crf)
-    threads = _cores() if workers is None else whole_number("workers", workers)
+    num_workers = num_cores() if workers is None else whole_number("workers", workers)
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
-        return write_reel_bank(out, splits, quality=quality, workers=threads, on_progress=on_progress)
+        return write_reel_bank(out, splits, quality=quality, workers=num_workers, on_progress=on_progress)
     return _write_files(Path(out), splits, crf, on_progress)
 
 
@@ -167,10 +173,6 @@ def _check_file_options(to: str, recipe: ReelRecipe, crf: int) -> None:
         raise InvalidArgument(f"crf={crf} is not allowed; give a whole number from 0 to 51")
     if to == "mp4" and recipe.size % 2:
         raise InvalidArgument(f"size={recipe.size} cannot be written as mp4; give an even number of pixels")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- mp4 files --------------------------------------------------------------------------------------------------------

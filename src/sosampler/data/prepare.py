@@ -93,6 +93,18 @@ def prepare(
         videos_per_shard: how many videos a file of the bank holds, and are lost at most when killed.
         retry_failed: try the videos again that failed before.
         on_progress: called after each video.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> from sosampler.synthetic import numbered_video
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = numbered_video(Path(folder, "a.mp4"), num_frames=30)
+        ...     _ = Path(folder, "videos.csv").write_text("path,label\\na.mp4,ant\\n")
+        ...     bank = so.prepare(f"{folder}/videos.csv", out=f"{folder}/bank", num_candidates=10, workers=0)
+        ...     len(bank), bank.classes, bank[0].frames([0, 9]).shape
+        (1, ('ant',), (2, 128, 192, 3))
     """
     import_pyarrow()
     folder = BankFolder(Path(out))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from sosampler.checks import whole_number
 from sosampler.data import reel_frames
 from sosampler.data.bank import Bank
-from sosampler.data.bank_format import BankFolder, read_head
+from sosampler.data.bank_format import BankFolder, StoredVideo, read_head
 from sosampler.data.pictures import Pictures
+from sosampler.data.reel_processes import ReelTask, num_render_processes, rendered_by_processes
 from sosampler.data.reels import Reel, ReelRecipe
 from sosampler.data.shards import OnProgress
-from sosampler.data.write_frames import FrameEntry, write_frames
+from sosampler.data.write_frames import FrameEntry, stored_by_threads, write_entries
 from sosampler.errors import InvalidArgument
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
@@ -49,20 +51,20 @@ def write_reel_bank(
     Args:
         out: the bank's folder.
         quality: of the JPEGs, 1 to 100.
-        workers: threads that render.
+        workers: processes that render, or threads of this one where there are few reels; the bytes are the same.
         on_progress: called after each reel.
     """
     made_by = told_of(splits)
     folder = BankFolder(Path(out))
     if folder.bank_json.exists():
         check_same_reels(folder.path, read_head(folder).settings.get("made_by"), made_by)
-    return write_frames(
+    return write_entries(
         out,
         [entry for split in splits for entry in reel_entries(split)],
+        partial(_stored, quality=quality, workers=whole_number("workers", workers)),
         classes=splits[0].pictures.class_names,
         quality=quality,
         made_by=made_by,
-        workers=workers,
         on_progress=on_progress,
     )
 
@@ -74,7 +76,7 @@ def reel_entries(split: ReelSplit) -> Iterator[FrameEntry]:
         yield FrameEntry(
             id=f"{split.split}-{reel.id}",
             labels=(reel.label,),
-            frames=partial(_rendered, reel, split.pictures, places),
+            frames=_Rendering(reel, split.pictures, places),
             pts_seconds=reel.candidate_seconds[places],
             split=split.split,
             frame_indices=frames,
@@ -83,9 +85,34 @@ def reel_entries(split: ReelSplit) -> Iterator[FrameEntry]:
         )
 
 
-def _rendered(reel: Reel, pictures: Pictures, places: Indices) -> Frames:
-    frames: Frames = reel_frames.candidate_frames(reel, pictures)[places]
-    return frames
+@dataclass(frozen=True, eq=False)
+class _Rendering:
+    """The frames of a reel that are kept, when they are asked for."""
+
+    reel: Reel
+    pictures: Pictures
+    places: Indices  # among the candidates
+
+    def __call__(self) -> Frames:
+        frames: Frames = reel_frames.candidate_frames(self.reel, self.pictures)[self.places]
+        return frames
+
+
+def _stored(entries: list[FrameEntry], *, quality: int, workers: int) -> Generator[StoredVideo]:
+    """What the bank keeps of each reel, in order: from processes where that pays, otherwise from threads."""
+    renderings = [cast(_Rendering, entry.frames) for entry in entries]
+    sources = list({id(rendering.pictures): rendering.pictures for rendering in renderings}.values())
+    num_frames = sum(len(rendering.places) for rendering in renderings)
+    num_processes = num_render_processes(workers, sources, num_frames)
+    if num_processes < 2:
+        yield from stored_by_threads(entries, quality=quality, num_threads=workers)
+        return
+    number_of = {id(source): number for number, source in enumerate(sources)}
+    tasks = [
+        ReelTask(replace(entry, frames=()), rendering.reel, number_of[id(rendering.pictures)], rendering.places)
+        for entry, rendering in zip(entries, renderings, strict=True)
+    ]
+    yield from rendered_by_processes(tasks, sources, quality=quality, num_processes=num_processes)
 
 
 # --- what reels are made of, to be compared when a folder is written to again -----------------------------------------

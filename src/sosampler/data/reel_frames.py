@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ Frame = NDArray[np.uint8]
 MANIFEST = "manifest.csv"
 _VIDEOS = "videos"
 _LEAST_BLUR = 0.1  # pixels; less is not seen
+# Of a frame that is cut: what is held for so many stays near the processor and is not fetched from the system anew.
+_ROWS_AT_ONCE = 40
 # Goes up when the same plan gives other pixels, so that files written before are not taken for current ones.
 RENDER_VERSION = 2
 
@@ -207,10 +210,23 @@ def cut(picture: Picture, box: Box, size: int, *, flip: bool = False) -> Frame:
     centres = (np.arange(size) + 0.5) * step - 0.5
     row, next_row, down = _taps(centres + top * stored, stored)
     column, next_column, right = _taps((centres[::-1] if flip else centres) + left * stored, stored)
-    first, second = picture[row].astype(np.float32), picture[next_row].astype(np.float32)
-    rows = first + down[:, None, None] * (second - first)  # [size, S, 3]
-    first, second = rows[:, column], rows[:, next_column]
-    return np.rint(first + right[:, None] * (second - first)).astype(np.uint8)
+    values = picture.reshape(stored, -1)  # [S, S * 3]: long rows, of which each value is gathered by itself
+    here, beyond = (np.add.outer(3 * places, np.arange(3)).ravel() for places in (column, next_column))
+    across, down = np.repeat(right, 3), down[:, None]
+    frame = np.empty((size, size * 3), dtype=np.uint8)
+    for begin in range(0, size, _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        rows = _between(values[row[part]].astype(np.float32), values[next_row[part]].astype(np.float32), down[part])
+        frame[part] = np.rint(_between(rows[:, here], rows[:, beyond], across))
+    return frame.reshape(size, size, 3)
+
+
+def _between(first: NDArray[np.float32], second: NDArray[np.float32], weight: NDArray[np.float32]) -> Any:
+    """first + weight * (second - first), in the room of `second`."""
+    second -= first
+    second *= weight
+    second += first
+    return second
 
 
 def _taps(places: NDArray[np.float64], stored: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:

@@ -280,7 +280,7 @@ def plan_reels(
         count: reels.
         seed: 0 to 2**32 - 1.
 
-    Example:
+    Examples:
         >>> plan_reels(PRESETS["sports22"], pictures_per_class=[50] * 22, num_distractors=400, count=2, seed=1)
         [Reel(1-000000, class 11, shots ##.#.#..#., 10 s), Reel(1-000001, class 16, shots .....#...., 10 s)]
     """

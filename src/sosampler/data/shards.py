@@ -64,21 +64,20 @@ def make_shards(
     """
     to_fill = [shard for shard in range(head.num_shards) if not folder.frames(shard).exists()]
     to_teach = teaching.missing if teaching is not None else set()
-    to_do = sorted({*to_fill, *to_teach})
+    to_do = {*to_fill, *to_teach}
     done_before = head.num_items - sum(len(head.shard_range(shard)) for shard in to_do)
     ticker = _Ticker(Progress(head.num_items, done=done_before, before=done_before), on_progress)
     new_items = [items[place] for shard in to_fill for place in head.shard_range(shard)]
     results: Results = produce(new_items) if to_fill else iter(())
     with teaching if to_teach and teaching else nullcontext():
-        for shard in to_do:
-            if folder.frames(shard).exists():
-                rows = _stored_rows(folder, shard, ticker)
-            else:
-                of_shard = [items[place] for place in head.shard_range(shard)]
-                rows = fill_shard(folder, shard, of_shard, results, tally, ticker.failed)
-            with closing(rows):
+        if teaching is not None:
+            stored = sorted(to_teach.difference(to_fill))
+            teaching.teach(((shard, _stored_rows(folder, shard, ticker)) for shard in stored), ticker.done)
+        for shard in to_fill:
+            of_shard = [items[place] for place in head.shard_range(shard)]
+            with closing(fill_shard(folder, shard, of_shard, results, tally, ticker.failed)) as rows:
                 if teaching is not None and shard in to_teach:
-                    teaching.teach(shard, rows, ticker.done)
+                    teaching.teach([(shard, rows)], ticker.done)
                 for _ in rows:  # exhausted, a new shard takes its place; videos are left only where nobody is asked
                     ticker.done()
     if to_fill or not head.complete:

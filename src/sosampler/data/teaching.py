@@ -10,12 +10,15 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from itertools import chain, takewhile
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from sosampler.classifiers.layout import to_channels_last
 from sosampler.data.asking import Asker, Tables
 from sosampler.data.bank_disk import Tally
 from sosampler.data.bank_format import (
@@ -28,9 +31,14 @@ from sosampler.data.bank_format import (
     write_text,
 )
 from sosampler.data.bank_writer import writing_shard
+from sosampler.data.frame_decoding import BATCHES_AHEAD, InProcesses, num_decoding_processes
+from sosampler.data.processes import num_cores
 from sosampler.errors import InvalidArgument
 
 _MAX_THREADS = 8
+
+Shard = tuple[int, Iterable[tuple[str, StoredVideo]]]
+"""Its number, and id and frames of its videos."""
 
 
 class _Batch:
@@ -57,53 +65,89 @@ class Teaching:
         self._answers, self._asker, self._tally = asker.answers_folder(folder), asker, tally
         _begin(self._answers, asker)
         self.missing = set(self._answers.missing(head.num_shards))
+        # Of a bank whose videos are still being decoded, which keeps the processors busy, this is not known.
+        all_frames = head.counts["frames"] if head.counts else 0
+        self._num_frames = all_frames * len(self.missing) // max(head.num_shards, 1)
 
     def __enter__(self) -> Teaching:
-        """Start threads for asking, and bring torch into the state that suits them."""
-        on_cpu = self._asker.device.type == "cpu"
+        """Start what decodes and what asks, and bring torch into the state that suits them."""
+        device = self._asker.device.type
+        on_cpu = device == "cpu"
         self._torch_threads = torch.get_num_threads()
         self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
+        self._stack = ExitStack()
+        self._in_thread = self._asker.decoder
+        num_processes = num_decoding_processes(device, num_cores(), self._num_frames)
+        if num_processes:
+            self._asker.decoder = self._stack.enter_context(InProcesses(num_processes))
+            self._num_threads = BATCHES_AHEAD
         start = partial(torch.set_num_threads, 1) if on_cpu else None
         self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-ask", initializer=start)
-        self._contiguous = _to_channels_last(self._asker.net)
+        net = self._asker.net
+        self._contiguous = to_channels_last(net) if isinstance(net, torch.nn.Module) else []
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._stack.close()
+        self._asker.decoder = self._in_thread
         for tensor in self._contiguous:
             tensor.data = tensor.data.contiguous()
         torch.set_num_threads(self._torch_threads)
 
-    def teach(self, shard: int, rows: Iterable[tuple[str, StoredVideo]], on_done: Callable[[], None]) -> None:
-        """Ask about all videos of a shard, in batches over the borders of videos, and write the answers."""
+    def teach(self, shards: Iterable[Shard], on_done: Callable[[], None]) -> None:
+        """Ask about all videos of shards, in batches over the borders of videos, and write the answers.
+
+        Batches of the shards that follow are asked about while those of a shard are being written.
+        """
         schema = self._asker.schema
-        waiting: deque[tuple[str, int]] = deque()  # id and number of frames of the videos under way
-        with writing_shard(self._answers.shard(shard), schema, self._tally) as write:
-            answers = self._in_order(batches_of(rows, waiting, self._asker.batch))
-            for video_id, tables in by_video(answers, waiting):
-                write(tables_batch(schema, video_id, *tables))
-                self._tally.open_videos += 1
-                on_done()
+        # Of the shards under way: their number, then id and number of frames of each video.
+        under_way: deque[tuple[int, deque[tuple[str, int]]]] = deque()
 
-    def _in_order(self, batches: Iterable[_Batch]) -> Iterator[Tables]:
-        pending: deque[Future[Tables]] = deque()
-        for batch in batches:
-            positions = np.array(batch.positions, dtype=np.float32)
-            pending.append(self._threads.submit(self._asker.ask, batch.jpegs, positions, batch.names))
-            if len(pending) > 2 * self._num_threads:
-                yield pending.popleft().result()
+        def batches() -> Iterator[_Batch | None]:
+            for number, rows in shards:
+                videos: deque[tuple[str, int]] = deque()
+                under_way.append((number, videos))
+                yield from batches_of(rows, videos, self._asker.batch)
+                yield None  # the end of a shard
+
+        answers = self._in_order(batches())
+        for first in answers:
+            number, waiting = under_way.popleft()
+            with writing_shard(self._answers.shard(number), schema, self._tally) as write:
+                of_shard = takewhile(lambda tables: tables is not None, chain([first], answers))
+                for video_id, tables in by_video(cast(Iterator[Tables], of_shard), waiting):
+                    write(tables_batch(schema, video_id, *tables))
+                    self._tally.open_videos += 1
+                    on_done()
+
+    def _in_order(self, batches: Iterator[_Batch | None]) -> Iterator[Tables | None]:
+        """Answers to batches, None in its place."""
+        pending: deque[Future[Tables] | None] = deque()
+        failed: Exception | None = None
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            except Exception as error:  # noqa: BLE001 - raised below, once what came before is kept
+                failed = error
+                break
+            if batch is None:
+                pending.append(None)
+            else:
+                positions = np.array(batch.positions, dtype=np.float32)
+                pending.append(self._threads.submit(self._asker.ask, batch.jpegs, positions, batch.names))
+            while len(pending) > 2 * self._num_threads:
+                yield _result(pending.popleft())
         while pending:
-            yield pending.popleft().result()
+            yield _result(pending.popleft())
+        if failed is not None:
+            raise failed
 
 
-def _to_channels_last(net: Any) -> list[torch.Tensor]:
-    """Lay out what 2-D convolutions hold as they work fastest, the same numbers. Returns the tensors that changed."""
-    changed = []
-    for tensor in [*net.parameters(), *net.buffers()] if isinstance(net, torch.nn.Module) else []:
-        if tensor.ndim == 4 and tensor.is_contiguous():  # those of 3-D convolutions have five dimensions
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-            changed.append(tensor)
-    return changed
+def _result(answer: Future[Tables] | None) -> Tables | None:
+    return None if answer is None else answer.result()
 
 
 def _begin(answers: AnswersFolder, asker: Asker) -> None:

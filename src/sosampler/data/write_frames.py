@@ -7,10 +7,11 @@ import json
 import operator
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ from sosampler.video.reader import Frames
 
 Pictures = Frames | Sequence[bytes]
 """uint8 [T, H, W, 3], or T JPEGs of one size."""
+
+Storing = Callable[[list["FrameEntry"]], Generator["StoredVideo"]]
+"""What a bank keeps of each entry, in their order. Called once, with those that are not written yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +76,44 @@ def write_frames(
         workers: threads that call the functions.
         videos_per_shard: how many videos a file of the bank holds.
         on_progress: called after each video.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> import sosampler as so
+        >>> from sosampler.synthetic import numbered_frame
+        >>> frames = np.stack([numbered_frame(number) for number in range(4)])  # [T, H, W, 3]
+        >>> entry = so.FrameEntry(id="a", labels=(0,), frames=frames, pts_seconds=np.arange(4.0))
+        >>> with TemporaryDirectory() as folder:
+        ...     so.write_frames(folder, [entry], classes=["ant"])[0].pts_seconds.tolist()
+        [0.0, 1.0, 2.0, 3.0]
     """
+    return write_entries(
+        out,
+        entries,
+        partial(stored_by_threads, quality=quality, num_threads=whole_number("workers", workers)),
+        classes=classes,
+        multi_label=multi_label,
+        quality=quality,
+        made_by=made_by,
+        videos_per_shard=videos_per_shard,
+        on_progress=on_progress,
+    )
+
+
+def write_entries(
+    out: str | os.PathLike[str],
+    entries: Iterable[FrameEntry],
+    storing: Storing,
+    *,
+    classes: Sequence[str],
+    multi_label: bool = False,
+    quality: int = 90,
+    made_by: dict[str, Any] | None = None,
+    videos_per_shard: int = VIDEOS_PER_SHARD,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """`write_frames`, with the work left to `storing`."""
     import_pyarrow()
     if whole_number("quality", quality) > 100:
         raise InvalidArgument(f"quality={quality} is not allowed; give a whole number from 1 to 100")
@@ -93,13 +134,12 @@ def write_frames(
         videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
     )
     by_id = {entry.id: entry for entry in listed}
-    folder, num_threads = BankFolder(Path(out)), whole_number("workers", workers)
+    folder = BankFolder(Path(out))
     tally = Tally(head, folder.frames)
     with writing_bank(folder, tally), ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames"))
 
         def produce(missing: list[Item]) -> Results:
-            return _in_order((by_id[item.id] for item in missing), quality, threads, num_threads)
+            return stack.enter_context(closing(storing([by_id[item.id] for item in missing])))
 
         make_shards(folder, begin(folder, head, items), items, produce, tally, on_progress=on_progress)
     return Bank(folder.path)
@@ -125,16 +165,20 @@ def _plain(made_by: dict[str, Any] | None) -> Any:
         ) from error
 
 
-def _in_order(
-    entries: Iterable[FrameEntry], quality: int, threads: ThreadPoolExecutor, num_threads: int
-) -> Iterator[StoredVideo]:
+def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: int) -> Generator[StoredVideo]:
+    """What the bank keeps of each entry, in order."""
     pending: deque[Future[StoredVideo]] = deque()
-    for entry in entries:
-        pending.append(threads.submit(stored_entry, entry, quality))
-        if len(pending) > 2 * num_threads:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames") as threads:
+        try:
+            for entry in entries:
+                pending.append(threads.submit(stored_entry, entry, quality))
+                if len(pending) > 2 * num_threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for waiting in pending:  # nobody wants them where this ends early
+                waiting.cancel()
 
 
 def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:

@@ -99,6 +99,20 @@ def evaluate(
             NAME+auto@TOLERANCE.
         on_progress: told after each video whose pictures were looked at; default: a progress bar.
         say: told what a reader of the numbers should know, which is also in `notes`.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> with TemporaryDirectory() as folder:
+        ...     reels = {"counts": {"test": 4}, "num_classes": 2, "recipe": {"size": 48}}
+        ...     bank = so.make_reels("procedural", folder, **reels)
+        ...     clf = so.create_classifier("timm:test_resnet", class_names=bank.classes, input_size=32)
+        ...     bank = so.add_teacher(bank, clf)
+        ...     res = so.evaluate(bank, ["uniform", "optimal"], num_frames=2, num_candidates=6, classifier=clf)
+        >>> [row.policy for row in res.rows]
+        ['uniform', 'optimal']
+        >>> res.row("optimal").confidence >= res.row("uniform").confidence
+        True
     """
     begun = time.perf_counter()
     notes = _Notes(say)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sosampler.errors import MissingDependency
+from sosampler.openvino_core import openvino_core
 from sosampler.samplers.onnx_sampler import INPUT
 
 
@@ -19,7 +20,7 @@ class OpenVinoModel:
 
     def __init__(self, model: bytes) -> None:
         self._openvino = _import_openvino()
-        self._core = self._openvino.Core()
+        self._core = openvino_core()
         self._model = self._core.read_model(model)
 
     def run(self, frames: np.ndarray) -> dict[str, np.ndarray]:

@@ -237,7 +237,12 @@ def _from_folder(given: str | os.PathLike[str], device: Any) -> Policy:
 
 
 def list_policies(pattern: str = "*") -> list[str]:
-    """Names of the policies that match a pattern such as "frame*"; those with a method behind them are not listed."""
+    """Names of the policies that match a pattern such as "frame*"; those with a method behind them are not listed.
+
+    Examples:
+        >>> list_policies("frame*")
+        ['frame-difference', 'frameexit']
+    """
     return [name for name in _POLICIES if fnmatch(name, pattern)]
 
 

@@ -18,6 +18,8 @@ _MAX_NUMBERS = 2**22
 _PROOF_NODES = 100
 _EXACT = 1e-9
 _IN, _OUT = 1, -1
+# Numbers of a row that are compared before all of them are.
+_FEW = 3
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Equals:
 
     @staticmethod
     def of(loss: ClipLoss, real: Tensor) -> Equals:
-        same = torch.cdist(loss.rows, loss.rows, p=float("inf")) == 0  # [B, T, T]
+        same = _equal_rows(loss.rows)
         same &= (real[:, None] & real[:, :, None]) | torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
         return Equals(same.to(torch.uint8).argmax(-1), same.tril(-1).sum(-1))
 
@@ -196,6 +198,18 @@ class BranchAndBound:
         """Free candidates [M], how many of them must be taken [M], and whether that leaves one subset only [M]."""
         number, count = (nodes.fixed == 0).sum(1), self.num_frames - (nodes.fixed == _IN).sum(1)
         return number, count, (count == 0) | (count == number)
+
+
+def _equal_rows(rows: Tensor) -> Tensor:
+    """Which candidates [B, T, K] are the same in every number: [B, T, T]. Few are, which a few numbers tell of most."""
+    some = rows[..., :_FEW]
+    same = (some[:, :, None] == some[:, None]).all(-1)
+    at_once = max(1, _MAX_NUMBERS // rows.shape[2])
+    for pairs in same.tril(-1).nonzero().split(at_once):
+        video, one, other = pairs.unbind(1)
+        equal = (rows[video, one] == rows[video, other]).all(-1)
+        same[video, one, other] = same[video, other, one] = equal
+    return same
 
 
 def _cost_of_forcing(slopes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ DEFAULT_MAX_SUBSETS = 20_000
 # Subsets held at once, and numbers gathered for them at once (64 MiB of float64).
 _BLOCK = 16_384
 _MAX_NUMBERS = 2**23
+# Numbers of a table that a processor core goes through several times without fetching them again (1 MiB of float64).
+_NUMBERS_IN_CACHE = 2**17
 # Log confidences this close are ties: sums of the same rows in another order differ by less.
 _TIE = 1e-12
 
@@ -138,7 +140,7 @@ def optimal_mean_logits(
 
     Every subset where there are at most `max_subsets`, else `certified_mean_logits`, whose remaining gap is reported.
     """
-    from sosampler.policies.certified import certified_mean_logits
+    from sosampler.policies.certified import certified_mean_logits, clip_loss
 
     batch, num_candidates, num_classes = logits.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
@@ -147,16 +149,22 @@ def optimal_mean_logits(
             logits, labels, num_frames, activation=activation, mask=mask, tolerance=tolerance, max_nodes=max_nodes
         )
     one_of("activation", activation, ACTIVATIONS)
-    labels = check_labels(labels, batch, num_classes)
-    frames = usable_logits(logits, mask)
+    loss = clip_loss(usable_logits(logits, mask), check_labels(labels, batch, num_classes), num_frames, activation)
 
     def evaluate(rows: Tensor) -> Tensor:
-        # A subset is a row of zeros and ones; all sums at once are one matrix product.
+        # A subset is a row of zeros and ones; the sums of all are one matrix product.
         member = torch.zeros(len(rows), num_candidates, dtype=torch.float64, device=logits.device)
-        member.scatter_(1, rows, 1.0 / num_frames)
-        return log_confidence(member @ frames, labels, activation)
+        member.scatter_(1, rows, 1.0)
+        at_once = max(1, in_cache // (len(rows) * loss.rows.shape[2]))
+        values = member.new_empty(batch, len(rows))
+        for begin in range(0, batch, at_once):
+            videos = slice(begin, begin + at_once)
+            part = loss.at(videos)
+            values[videos] = -part.value(member @ part.rows)
+        return values
 
-    block = max(1, min(_BLOCK, _MAX_NUMBERS // max(1, batch * num_classes)))
+    in_cache = _NUMBERS_IN_CACHE if logits.device.type == "cpu" else _MAX_NUMBERS
+    block = max(1, min(_BLOCK, _MAX_NUMBERS // max(1, batch), in_cache // num_classes))
     return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, block, logits.device)
 
 

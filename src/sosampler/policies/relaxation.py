@@ -27,7 +27,7 @@ class ClipLoss:
     rows: Tensor  # [B, T, K] float64
     weights: Tensor | None  # [B, K] weight of each label for sigmoid; None for softmax
 
-    def at(self, videos: Tensor) -> ClipLoss:
+    def at(self, videos: Tensor | slice) -> ClipLoss:
         return ClipLoss(self.rows[videos], None if self.weights is None else self.weights[videos])
 
     def _weights(self, total: Tensor) -> Tensor:

@@ -169,5 +169,6 @@ def _downloaded(repo: str, options: dict[str, Any]) -> Path:
     except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise WeightsError(
             f"{repo}: is no folder here, and the Hugging Face hub gave no such sampler ({first_line(error)}); "
-            "check the name, the connection and, for a private one, the login; or give a local folder"
+            "check the name, the connection and, for a private one, the login; without a network, copy the sampler's "
+            f"folder ({CONFIG}, {WEIGHTS}) to this machine and give its path instead"
         ) from error

@@ -181,7 +181,12 @@ def drawn_frames(recipe: SamplerRecipe) -> int:
 
 
 def list_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Names of the recipes that come with the package.
+
+    Examples:
+        >>> list_recipes()
+        ['default', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
+    """
     return list(_NAMES)
 
 
@@ -190,6 +195,10 @@ def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerR
 
     A file may leave settings out: they come from the recipe that its key `base` names, or else from "default". Its
     name is that of the file if it gives none.
+
+    Examples:
+        >>> read_recipe("paper").loss
+        'hinge'
     """
     if isinstance(recipe, SamplerRecipe):
         return recipe.changed(**settings)

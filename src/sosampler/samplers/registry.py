@@ -18,14 +18,24 @@ RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsam
 def list_samplers() -> list[str]:
     """Names of the samplers that can be trained, and then of the systems, which bring a classifier of their own.
 
-    >>> list_samplers()
-    ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
+    Examples:
+        >>> list_samplers()
+        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
     """
     return [*RECIPES, *list_systems()]
 
 
 def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
-    """A trained sampler, frozen: from its folder, or by its id on the Hugging Face hub."""
+    """A trained sampler, frozen: from its folder, or by its id on the Hugging Face hub.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> with TemporaryDirectory() as folder:
+        ...     so.SOSampler(backbone="timm:test_resnet", input_size=32).save_pretrained(folder)
+        ...     so.load_sampler(folder).input_size
+        32
+    """
     from sosampler.classifiers.devices import check_device
     from sosampler.samplers.sosampler import SOSampler
     from sosampler.systems.folder import is_system_folder

@@ -48,7 +48,7 @@ def starting_network(
     if folder is None:
         if weights is not None and Path(weights).name == WEIGHTS and saved_folder(Path(weights).parent) is not None:
             known = read_settings(Path(weights).parent, for_weights=True).class_names
-            new_head: bool | None = known != classes
+            new_head = True if known != classes else None  # the same classes may stand behind another kind of head
         else:
             new_head = None  # by the number of classes, all that a plain file tells
         return create_classifier(

@@ -12,6 +12,7 @@ import torch
 from sosampler.checks import whole_number
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.devices import check_device
+from sosampler.classifiers.layout import to_channels_last
 from sosampler.classifiers.registry import WEIGHTS, fit_weights
 from sosampler.classifiers.weights import read_state
 from sosampler.data.bank import Bank
@@ -73,6 +74,17 @@ def train_classifier(
         overwrite: start again in a folder that holds another run; its weights and decoded frames are removed.
         options: of the classifier's family, as for `create_classifier`.
         say: is given a line of text for each epoch.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> with TemporaryDirectory() as folder:
+        ...     reels = {"counts": {"train": 4, "dev": 2}, "num_classes": 2, "recipe": {"size": 48}}
+        ...     bank = so.make_reels("procedural", f"{folder}/bank", **reels)
+        ...     small = {"input_size": 32, "epochs": 1, "num_frames": 2, "workers": 0}
+        ...     trained = so.train_classifier(bank, "timm:test_resnet", out=f"{folder}/classifier", **small)
+        ...     so.create_classifier(f"{folder}/classifier").class_names == bank.classes
+        True
     """
     recipe = _recipe(recipe, settings)
     place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -128,7 +140,7 @@ def train_classifier(
     )
     network.to(place)
     if place.type != "cpu":
-        network.to(memory_format=torch.channels_last)
+        to_channels_last(network.net)
     try:
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             return _train(network, opened, recipe, run, precision=precision, workers=workers, say=say)

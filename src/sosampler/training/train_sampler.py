@@ -116,6 +116,19 @@ def train(
             most 16 GiB. It and `workers` change nothing for systems.
         overwrite: start again in a folder that holds another run of the same kind, sampler or system.
         say: is given a line of text for each epoch.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sosampler as so
+        >>> with TemporaryDirectory() as folder:
+        ...     reels = {"counts": {"train": 4, "dev": 2}, "num_classes": 2, "recipe": {"size": 48}}
+        ...     bank = so.make_reels("procedural", f"{folder}/bank", **reels)
+        ...     clf = so.create_classifier("timm:test_resnet", class_names=bank.classes, input_size=32)
+        ...     bank = so.add_teacher(bank, clf)
+        ...     small = {"backbone": "timm:test_resnet", "input_size": 32, "epochs": 1, "batch_size": 2}
+        ...     trained = so.train(bank, out=f"{folder}/sampler", **small)
+        ...     so.load_sampler(f"{folder}/sampler").class_names == bank.classes
+        True
     """
     if sampler in list_systems():
         from sosampler.training.train_system import train_system

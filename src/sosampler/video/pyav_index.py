@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits
+from sosampler.video.text_files import refuse_text
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
@@ -92,6 +93,7 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     context = stream.codec_context
     if context is None or not context.is_decoder:
         raise VideoError(f"{name}: its video codec is unknown to the bundled FFmpeg; convert it, for example to H.264")
+    refuse_text(name, context.name)
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
         raise VideoError(f"{name}: the picture size cannot be found, so the file is damaged or no video; copy it again")

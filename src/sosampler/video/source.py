@@ -40,6 +40,14 @@ def open_video(
         threads: for one video; None takes what the machine has. Give 1 where many videos are read side by side.
         limits: guards against hostile files.
         folder_fps: the rate at which the images of a folder were taken; None takes 25 and says so in a note.
+
+    Examples:
+        >>> import sosampler as so
+        >>> from sosampler.synthetic import numbered_video
+        >>> reader = so.open_video(numbered_video(num_frames=90))
+        >>> reader.metadata.total_num_frames, reader.keyframe_indices().tolist()
+        (90, [0, 30, 60])
+        >>> reader.close()
     """
     limits = limits or Limits()
     if decoder is not None:

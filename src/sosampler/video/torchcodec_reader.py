@@ -14,6 +14,7 @@ from sosampler.video.limits import Limits
 from sosampler.video.metadata import VideoMetadata
 from sosampler.video.reader import FrameBatch, Frames
 from sosampler.video.sizes import Size, check_size, target_size
+from sosampler.video.text_files import refuse_text
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
 
@@ -129,6 +130,7 @@ class TorchcodecReader(_Reading):
                 f"{name}: not a video that torchcodec can read ({_reason(error)}); give a video file"
             ) from error
         meta = self._full.metadata
+        refuse_text(name, str(meta.codec))
         limits.check_pixels(name, meta.width or 0, meta.height or 0)
         limits.check_frames(name, meta.num_frames or 0)
         self._frames = self._scan()

@@ -1,0 +1,133 @@
+"""Timing ways in turns, each in a process of its own.
+
+Some ways change their process for good (what the C library does with freed memory, kernels a library has chosen), so
+that two of them in one process would be measured together.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from sosampler.errors import first_line
+
+# Builds what one run of a way does; its argument is whatever the caller gave. Must be importable by a new process.
+Build = Callable[[Any], tuple[Callable[[], Any], Callable[[], dict[str, Any]]]]
+
+
+class WayFailed(Exception):
+    """A way could not be built or run; the text says why."""
+
+
+class WayProcess:
+    """One way in a process of its own. `build(argument)` gives a function to time and one that tells facts."""
+
+    def __init__(self, build: Build, argument: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, build, argument), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        self._answer()
+
+    def seconds(self, repeats: int) -> float:
+        """Of one of `repeats` runs that follow each other."""
+        self._connection.send(("time", repeats))
+        return float(self._answer())
+
+    def facts(self) -> dict[str, Any]:
+        self._connection.send(("facts", None))
+        found: dict[str, Any] = self._answer()
+        return found
+
+    def end(self) -> None:
+        self._connection.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _answer(self) -> Any:
+        try:
+            good, answer = self._connection.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self._process.join(5)
+            raise WayFailed(f"its process ended with code {self._process.exitcode}") from error
+        if not good:
+            raise WayFailed(answer)
+        return answer
+
+
+def _serve(connection: Any, build: Build, argument: Any) -> None:
+    try:
+        run, facts = build(argument)
+        run()
+        connection.send((True, None))
+        while True:
+            try:
+                what, repeats = connection.recv()
+            except EOFError:
+                return
+            if what == "facts":
+                connection.send((True, facts()))
+                continue
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                last = run()
+            wait(last)
+            connection.send((True, (time.perf_counter() - begin) / repeats))
+    except Exception as error:  # noqa: BLE001  # told to whoever measures, who leaves this way out
+        connection.send((False, f"{type(error).__name__}: {first_line(error)}"))
+
+
+def wait(result: Any) -> None:
+    """Until the device has finished what it was given."""
+    device = getattr(result, "device", None)
+    if getattr(device, "type", None) == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def in_turns_of_processes(
+    ways: Mapping[str, tuple[Build, Any]], *, rounds: int, repeats: int, say: Callable[[str], None] = lambda _: None
+) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]], dict[str, str]]:
+    """Seconds of each way in each round, facts of each way, and why others failed."""
+    running: dict[str, WayProcess] = {}
+    failed: dict[str, str] = {}
+    try:
+        for name, (build, argument) in ways.items():  # one after the other, so that building troubles nobody
+            running[name] = WayProcess(build, argument)
+            _try(name, running, failed, running[name].ready, say)
+        seconds: dict[str, list[float]] = {name: [] for name in running}
+        for number in range(rounds + 1):  # the first is not counted
+            for name in list(running):
+                took = _try(name, running, failed, partial(running[name].seconds, repeats), say)
+                if number and took is not None:
+                    seconds[name].append(took)
+        facts = {name: _try(name, running, failed, running[name].facts, say) or {} for name in list(running)}
+        return {name: seconds[name] for name in running}, facts, failed
+    finally:
+        for way in running.values():
+            way.end()
+
+
+def _try(
+    name: str,
+    running: dict[str, WayProcess],
+    failed: dict[str, str],
+    ask: Callable[[], Any],
+    say: Callable[[str], None],
+) -> Any:
+    try:
+        return ask()
+    except WayFailed as error:
+        say(f"{name}: {error}")
+        failed[name] = str(error)
+        running.pop(name).end()
+        return None

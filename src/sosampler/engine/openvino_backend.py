@@ -1,0 +1,126 @@
+"""The networks of an engine by OpenVINO (an extra), converted once and kept in memory."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sosampler.classifiers.outputs import activate
+from sosampler.classifiers.pooled import PooledClassifier
+from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.engine.inputs import InputMaker
+from sosampler.engine.networks import with_net
+from sosampler.errors import MissingDependency
+from sosampler.openvino_core import openvino_core
+from sosampler.samplers.sosampler import SOSampler
+
+_FRAMES_AT_ONCE = 16  # a layer's values stay near the cores
+
+
+class OpenVINOFeatures:
+    """uint8 frames [F, 3, H, W] -> features [F, D] of a sampler's backbone, in float32: what it says decides."""
+
+    def __init__(self, sampler: SOSampler) -> None:
+        self._backbone = copy.deepcopy(sampler.backbone).cpu().float().eval()
+        self._preprocessing = sampler.preprocessing
+        self.inputs = InputMaker(sampler.preprocessing, torch.device("cpu"), torch.float32)
+        self._nets: dict[int, OpenVINONet] = {}
+        if not self._backbone.reach:
+            self._net(1)  # says at once what is missing
+
+    def __call__(self, frames: Tensor, num_frames: int) -> Tensor:
+        if self._backbone.reach:  # the shift is written into the graph for a number of frames; videos stay together
+            at_once = max(1, _FRAMES_AT_ONCE // num_frames) * num_frames
+            net = self._net(num_frames)
+        else:
+            at_once, net = _FRAMES_AT_ONCE, self._net(1)
+        return torch.cat([net(self.inputs.resized(part)) for part in frames.split(at_once)])
+
+    def _net(self, num_frames: int) -> OpenVINONet:
+        if num_frames not in self._nets:
+            module = _OfFrames(self._backbone, num_frames)
+            self._nets[num_frames] = OpenVINONet(module, self._preprocessing, example_frames=2 * num_frames)
+        return self._nets[num_frames]
+
+
+class _OfFrames(nn.Module):
+    """A backbone of videos of one length, as a network of frames alone."""
+
+    def __init__(self, backbone: nn.Module, num_frames: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.num_frames = num_frames
+
+    def forward(self, frames: Tensor) -> Tensor:
+        found: Tensor = self.backbone(frames, self.num_frames)
+        return found
+
+
+class OpenVINOClassifier:
+    """uint8 frames [B, N, 3, H, W] -> probabilities [B, C] of a pooled classifier."""
+
+    def __init__(self, classifier: PooledClassifier, *, bfloat16: bool = False) -> None:
+        self.inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
+        self.activation = classifier.activation
+        net = copy.deepcopy(classifier.net).cpu().float().eval()
+        self._net = OpenVINONet(net, classifier.preprocessing, bfloat16=bfloat16)
+        # Layers behind the pool stay in torch.
+        self._pool = with_net(classifier, net)
+
+    def __call__(self, frames: Tensor) -> Tensor:
+        flat = frames.flatten(0, 1)
+        rows = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(_FRAMES_AT_ONCE)])
+        return activate(self._pool.pool_logits(rows.unflatten(0, frames.shape[:2])), self.activation)
+
+
+class OpenVINONet:
+    """Grey levels uint8 [F, h, w * 3] -> what a network gives for F frames, float32.
+
+    Mean and std are taken out by OpenVINO itself. `bfloat16` allows it where the chip has it.
+    """
+
+    def __init__(
+        self, net: nn.Module, preprocessing: Preprocessing, *, example_frames: int = 2, bfloat16: bool = False
+    ) -> None:
+        openvino = import_openvino()
+        height, width = preprocessing.size
+        example = torch.zeros(example_frames, 3, height, width)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about how the converter traces
+            model = openvino.convert_model(net, example_input=example)
+        model.reshape({0: openvino.PartialShape([-1, 3, height, width])})
+        model = _with_preprocessing(openvino, model, preprocessing)
+        settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        settings["INFERENCE_PRECISION_HINT"] = "bf16" if bfloat16 else "f32"
+        self._shape = (height, width, 3)
+        self._request = openvino_core().compile_model(model, "CPU", settings).create_infer_request()
+
+    def __call__(self, levels: Tensor) -> Tensor:
+        frames = np.ascontiguousarray(levels.numpy()).reshape(-1, *self._shape)
+        found = self._request.infer([frames], share_inputs=True)[0]
+        return torch.from_numpy(np.array(found))  # a copy: the next call writes into the same memory
+
+
+def _with_preprocessing(openvino: Any, model: Any, preprocessing: Preprocessing) -> Any:
+    """The model behind uint8 [F, h, w, 3]: float, channels first, mean and std."""
+    steps = openvino.preprocess.PrePostProcessor(model)
+    entry = steps.input(0)
+    entry.tensor().set_element_type(openvino.Type.u8).set_layout(openvino.Layout("NHWC"))
+    entry.model().set_layout(openvino.Layout("NCHW"))
+    work = entry.preprocess().convert_element_type(openvino.Type.f32)
+    work.mean([255 * value for value in preprocessing.mean]).scale([255 * value for value in preprocessing.std])
+    return steps.build()
+
+
+def import_openvino() -> Any:
+    try:
+        import_module("openvino.preprocess")
+        return import_module("openvino")
+    except ImportError as error:
+        raise MissingDependency("backend='openvino' needs OpenVINO; install sosampler[openvino]") from error

@@ -1,0 +1,284 @@
+"""The code blocks of the documents: found, run, or at least checked.
+
+A block runs unless the line before it says `<!-- not run: why -->`; such a block is compiled, or its options are
+compared with those that the command has. `text` behind a `bash` block is what the block printed, with `...` for what
+may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TINY = "timm:test_resnet.r160_in1k"
+LANGUAGES = ("python", "bash", "text", "json", "yaml", "csv")
+
+_FENCE = re.compile(r"^( *)```(\w*)\s*$")
+_MADE = ("--out", "--run", "-o", "--save-frames")  # options whose value a command writes
+_MARK = re.compile(r"^ *<!-- not run: (.+) -->$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: str  # from the repository's root
+    line: int  # of its first line
+    language: str
+    code: str
+    not_run: str = ""  # why
+
+    def __str__(self) -> str:
+        return f"{self.page}, line {self.line}"
+
+
+def pages() -> list[str]:
+    """All documents that users read."""
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+    return [path.relative_to(ROOT).as_posix() for path in [*found, *sorted((ROOT / "docs").rglob("*.md"))]]
+
+
+def blocks_of(page: str, language: str | None = None) -> list[Block]:
+    """The blocks of a page in their order."""
+    found: list[Block] = []
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    begin: int | None = None
+    indent, named = "", ""
+    for number, line in enumerate(lines):
+        fence = _FENCE.match(line)
+        if begin is None:
+            if fence:
+                begin, indent, named = number + 1, fence[1], fence[2]
+        elif fence and fence[1] == indent and not fence[2]:
+            code = "\n".join(part.removeprefix(indent) for part in lines[begin:number]) + "\n"
+            mark = _MARK.match(lines[begin - 2]) if begin >= 2 else None
+            found.append(Block(page, begin + 1, named, code, mark[1] if mark else ""))
+            begin = None
+    assert begin is None, f"{page}: the block at line {begin} has no end"
+    return [block for block in found if language in (None, block.language)]
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    """The words of each command; lines that end with a backslash go on."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+# ---- checking what is not run
+
+
+def check(block: Block) -> None:
+    """What can be said about a block without running it."""
+    if block.language == "python":
+        compile(block.code, str(block), "exec")
+    elif block.language == "bash":
+        for words in commands_of(block):
+            check_command(words)
+    else:
+        raise AssertionError(f"{block}: only python and bash blocks can be left out")
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Options and arguments that the program does not know, or that are missing, are errors."""
+    program, *rest = words
+    if program == "sosampler":
+        check_own_command(rest)
+    elif program == "accelerate":
+        assert rest[0] == "launch"
+        assert rest[rest.index("-m") + 1] == "sosampler"
+        check_own_command(rest[rest.index("-m") + 2 :])
+    elif program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert set(rest) <= set(targets), rest
+    elif program == "pip":
+        assert rest[0] == "install"
+        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        for what in rest[1:]:
+            extras = re.fullmatch(r"(?:sosampler|\.)(?:\[([a-z,]+)\])?", what)
+            assert extras, what
+            assert set(filter(None, (extras[1] or "").split(","))) <= set(known), what
+    elif program == "vllm":
+        json.loads(rest[rest.index("--media-io-kwargs") + 1])
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file(), rest
+    else:
+        raise AssertionError(f"nothing is known about the program {program!r}")
+
+
+def check_own_command(words: Sequence[str]) -> None:
+    from typer.main import get_command
+
+    from sosampler.cli.main import app
+
+    known: Any = get_command(app)
+    words = list(words)
+    while hasattr(known, "commands") and words and words[0] in known.commands:
+        known = known.commands[words.pop(0)]
+    known.make_context(known.name, words)  # says what is unknown or missing
+
+
+# ---- running
+
+
+Change = Callable[[str], str]
+
+
+def run_page(page: str, names: dict[str, Any] | None = None, change: Change = str) -> dict[str, Any]:
+    """Run the blocks of a page in the current folder, one after the other, and return what their Python defined.
+
+    `names` are there from the beginning; `change` replaces parts of Python code that a test has no time for.
+    """
+    names = {} if names is None else names
+    printed: str | None = None
+    blocks = blocks_of(page)
+    _remove_what_is_made_here(blocks)
+    for block in blocks:
+        if block.not_run:
+            check(block)
+        elif block.language == "python":
+            printed = _run_python(block, names, change)
+        elif block.language == "bash":
+            printed = "".join(run_command(words, str(block)) for words in commands_of(block))
+        elif block.language == "text":
+            assert printed is not None, f"{block}: printed by what?"
+            _compare(block, printed)
+        else:
+            _read_data(block)
+    return names
+
+
+def _run_python(block: Block, names: dict[str, Any], change: Change) -> str:
+    code = "\n" * (block.line - 1) + change(block.code)  # so that a traceback names the line of the page
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, block.page, "exec"), names)
+    return printed.getvalue()
+
+
+def _compare(block: Block, printed: str) -> None:
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    right = doctest.OutputChecker().check_output(block.code, printed, options)
+    assert right, f"{block}: other output\n{printed}"
+
+
+def _read_data(block: Block) -> None:
+    """Data that a page shows is of the kind it says."""
+    if block.language == "json":
+        json.loads(block.code)
+    elif block.language == "csv":
+        from sosampler.data import read_manifest
+
+        Path("shown").mkdir(exist_ok=True)  # away from class lists, which go with manifests beside them
+        Path("shown/manifest.csv").write_text(block.code, encoding="utf-8")
+        assert read_manifest("shown/manifest.csv").items
+    elif block.language == "yaml":
+        from sosampler.samplers.recipe import read_recipe
+
+        Path("shown.yaml").write_text(block.code, encoding="utf-8")
+        read_recipe("shown.yaml")
+    else:
+        raise AssertionError(f"{block}: give the block one of these languages: {', '.join(LANGUAGES)}")
+
+
+def _remove_what_is_made_here(blocks: Sequence[Block]) -> None:
+    """What the page itself makes before it uses it must not be there from the beginning."""
+    seen: set[str] = set()
+    for words in (words for block in blocks if block.language == "bash" for words in commands_of(block)):
+        made = {after for word, after in pairwise(words) if word in _MADE}
+        for path in map(Path, made - seen if len(words) > 2 and not _goes_on(words) else ()):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        used = [word for before, word in zip(["", *words], words, strict=False) if before != "--to"]
+        seen.update(re.sub(r"^\w+=", "", part) for word in used for part in word.split(","))
+
+
+def _goes_on(words: Sequence[str]) -> bool:
+    """`prepare` without a manifest works on the bank that is there, `export` writes beside what is there."""
+    return words[1] == "export" or (words[1] == "prepare" and words[2].startswith("-"))
+
+
+def run_command(words: Sequence[str], where: str) -> str:
+    """Run one command of the package, small enough for a test, and return what it printed on standard output."""
+    from typer.testing import CliRunner
+
+    from sosampler.cli.main import app
+
+    assert words[0] == "sosampler", f"{where}: {words[0]} cannot be run here; say why with <!-- not run: ... -->"
+    if words[1] == "ui":
+        return _open_page(words, where)
+    done = CliRunner().invoke(app, small(words[1:]), prog_name="sosampler")
+    if done.exit_code:
+        error = done.exception if not isinstance(done.exception, SystemExit) else done.stderr
+        raise AssertionError(f"{where}: {shlex.join(words)}\nended with {done.exit_code}: {error}") from done.exception
+    return done.output
+
+
+def small(words: Sequence[str]) -> list[str]:
+    """The same command with a network and numbers that a test has time for."""
+    command, *rest = words
+    if command in ("train-classifier", "prepare", "independence") and "-c" in rest:
+        place = rest.index("-c") + 1
+        if not Path(rest[place]).is_dir():
+            rest[place] = TINY
+            if command != "independence":  # which has no such option
+                rest = _with(rest, "--input-size", "32")
+    if command == "train-classifier":
+        rest = _with(_with(rest, "--epochs", "1"), "--workers", "0")
+    elif command == "train":
+        rest = _with(_with(rest, "--epochs", "1"), "--batch-size", "4")
+        if "--sampler" not in rest or "sampler" in rest[rest.index("--sampler") + 1]:
+            rest += ["--set", "input_size=32", "--set", f"backbone={TINY}", "--set", "shift=0"]
+        elif "--weights" in rest:  # of a light network, for which the sampler that is there will do
+            place = rest.index("--weights")
+            rest[place : place + 2] = ["--light", "runs/sampler"]
+    elif command == "evaluate":
+        rest = _with(rest, "--bootstrap", "20")
+    elif command == "reels":
+        for split in ("train", "dev", "test"):
+            rest = _with(rest, f"--count-{split}", "2")
+        rest = _with(rest, "--size", "48")
+    elif command == "prepare":
+        rest = _with(rest, "--workers", "1")
+    return [command, *rest]
+
+
+def _with(words: list[str], option: str, value: str) -> list[str]:
+    """The option with this value, wherever it had another."""
+    if option in words:
+        place = words.index(option) + 1
+        return [*words[:place], value, *words[place + 1 :]]
+    return [*words, option, value]
+
+
+def _open_page(words: Sequence[str], where: str) -> str:
+    """Start the web page's server, wait until it can be opened, and end it as a user does."""
+    command = [sys.executable, "-m", *words, "--port", "0", "--json"]
+    environment = {**os.environ, "BROWSER": "true"}  # a program that opens nothing
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert told, f"{where}: {errors}"
+    assert json.loads(told)["url"].startswith("http://127.0.0.1:")
+    return told

@@ -1,0 +1,107 @@
+"""A folder in which the commands and the code of the documents find what they name: small, but real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sosampler as so
+from doc_blocks import TINY
+from sosampler.synthetic import encode_video, numbered_frame, numbered_video
+
+CLASSES = ("ant", "bee")
+_COUNTS = {"train": 6, "dev": 2, "test": 4}
+_SMALL: dict[str, Any] = {"num_shots": (2, 3), "seconds_per_shot": (0.5, 1.0), "fps": 4, "size": 48}
+# Names of weights that the documents start from. They hold those of the tiny network that takes the place of all.
+_WEIGHTS = ("resnet50.safetensors", "mobilenet_v2.safetensors")
+
+
+def make_world(folder: Path) -> None:
+    """Videos, pictures, frame dumps, manifests, a classifier, a bank, a sampler and what one evaluation wrote."""
+    _write_videos(folder)
+    _write_pictures(folder)
+    _write_official_files(folder)
+    _write_weights(folder)
+    trained = so.train_classifier(
+        folder / "videos.csv", TINY, out=folder / "runs/mine", input_size=32, epochs=1, num_frames=2, workers=0
+    )
+    for name in ("classifier", "sports"):
+        shutil.copytree(folder / "runs/mine", folder / "runs" / name)
+    bank = so.prepare(
+        folder / "videos.csv", classifier=trained.classifier, out=folder / "bank", num_candidates=10, workers=1
+    )
+    settings: dict[str, Any] = {"backbone": TINY, "input_size": 32, "epochs": 1, "batch_size": 4}
+    sampler = so.train(bank, out=folder / "runs/sampler", **settings).sampler
+    shutil.copytree(folder / "runs/sampler", folder / "runs/first")
+    evaluation = so.evaluate(bank, {"uniform": "uniform", "learned": sampler}, num_frames=[2], num_candidates=8)
+    evaluation.write_run(folder / "runs/evaluation")
+
+
+def _write_videos(folder: Path) -> None:
+    video = numbered_video(num_frames=300, gop=6, fps=2)  # two and a half minutes
+    for name in ("match.mp4", "videos/a.mp4"):
+        _at(folder, name).write_bytes(video)
+    encode_video((255 - numbered_frame(number) for number in range(60)), _at(folder, "videos/deeper/b.mp4"), fps=2)
+    manifest = so.make_reels(
+        "procedural", folder / "reels", to="mp4", recipe=_SMALL, counts=_COUNTS, num_classes=len(CLASSES)
+    )
+    assert isinstance(manifest, so.Manifest)
+    lines = ["path,label,split"]
+    for item in manifest.items:
+        path = manifest.path_of(item).relative_to(folder).as_posix().replace("reels/", "labelled/", 1)
+        lines.append(f"{path},{CLASSES[item.labels[0]]},{item.split}")
+    (folder / "reels").rename(folder / "labelled")  # the documents make reels of their own
+    (folder / "videos.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_pictures(folder: Path) -> None:
+    from PIL import Image
+
+    for number in range(20):
+        Image.fromarray(numbered_frame(number)).save(_at(folder, f"dump/img_{number + 1:05d}.jpg"))
+    rng = np.random.default_rng(0)
+    for name in (*CLASSES, "distractors"):
+        for number in range(10):
+            noise = Image.fromarray(rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
+            noise.save(_at(folder, f"stills/{name}/{number}.png"))
+    shutil.copytree(folder / "stills", folder / "pictures", ignore=shutil.ignore_patterns("distractors"))
+
+
+def _write_official_files(folder: Path) -> None:
+    """Of public data sets, in their published form, about videos that are there."""
+    entry = {"subset": "training", "duration": 150.0, "annotations": [{"label": "Long jump", "segment": [1, 9]}]}
+    other = {"subset": "validation", "duration": 150.0, "annotations": [{"label": "Ballet", "segment": [0, 5]}]}
+    told = {"database": {"a": entry, "deeper/b": other}}
+    (folder / "activity_net.v1-3.min.json").write_text(json.dumps(told), encoding="utf-8")
+    header = "label,youtube_id,time_start,time_end,split\n"
+    (folder / "train.csv").write_text(f"{header}abseiling,aaaaaaaaaaa,0,10,train\n", encoding="utf-8")
+    (folder / "val.csv").write_text(f"{header}archery,bbbbbbbbbbb,0,10,val\n", encoding="utf-8")
+    (folder / "mini_kinetics_ids.txt").write_text("aaaaaaaaaaa\nbbbbbbbbbbb\n", encoding="utf-8")
+    for name in ("k400/aaaaaaaaaaa_000000_000010.mp4", "k400/bbbbbbbbbbb_000000_000010.mp4"):
+        shutil.copy(folder / "match.mp4", _at(folder, name))
+    shutil.copytree(folder / "dump", folder / "frames/first")
+    (folder / "train_list.txt").write_text("first 20 0\n", encoding="utf-8")
+    (folder / "test_list.txt").write_text("first 20 1\n", encoding="utf-8")
+    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
+
+
+def _write_weights(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    state: Mapping[str, Any] = so.create_classifier(TINY).net.state_dict()
+    for name in _WEIGHTS:
+        save_file(dict(state), folder / name)
+    torch.save(so.create_classifier(TINY, num_classes=len(CLASSES)).net.state_dict(), folder / "x3d.pyth")
+
+
+def _at(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

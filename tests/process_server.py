@@ -1,0 +1,40 @@
+"""What the processes of test_processes.py run; imports little, since each of them imports it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from sosampler.data.shared_pixels import SharedPixels
+from sosampler.errors import InvalidArgument
+
+
+class Odd(Exception):
+    """Cannot travel: it does not come back from a pickle."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def server(told: Any) -> Any:
+    """Answers (name of what to do, value) with what it was told, the value and its process."""
+
+    def answer(task: tuple[str, Any]) -> Any:
+        name, value = task
+        if name == "wait":
+            time.sleep(value)
+        elif name == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif name == "refuse":
+            raise InvalidArgument(value)
+        elif name == "odd":
+            raise Odd("what", "ever")
+        elif name == "print":
+            os.write(1, b"not an answer")
+        elif name == "fill":
+            SharedPixels(told).array((value + 1,))[value] = value
+        return told, value, os.getpid()
+
+    return answer

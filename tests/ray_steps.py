@@ -1,0 +1,48 @@
+"""Steps for tests on a cluster: slow ones and deadly ones, so that machines can be killed in the middle.
+
+Workers find this module by PYTHONPATH. A step runs in a process of its own, a child of Ray's worker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def node() -> int:
+    """The process that is the machine, as far as this cluster is concerned: the raylet above this one."""
+    for parent in psutil.Process().parents():
+        if parent.name().startswith("raylet"):
+            return parent.pid
+    raise AssertionError("this runs on no cluster")
+
+
+@dataclass(frozen=True)
+class Slowly:
+    """Another step, with a pause before each video, and a note of who did it."""
+
+    step: Any
+    seconds: float
+    notes: str  # folder for an empty file a video and attempt, named by video and node
+
+    def __call__(self, video: str) -> Any:
+        Path(self.notes, f"{Path(video).stem}-{node()}-{time.monotonic_ns()}").touch()
+        time.sleep(self.seconds)
+        return self.step(video)
+
+
+@dataclass(frozen=True)
+class DiesAt:
+    """Kills its process at videos of this name, as a decoder can that meets a hostile file."""
+
+    name: str
+
+    def __call__(self, video: str) -> dict[str, Any]:
+        if Path(video).stem == self.name:
+            os._exit(9)
+        return {"video": video, "number": len(video)}

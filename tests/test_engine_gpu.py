@@ -1,0 +1,84 @@
+"""The frame engine on a GPU: the same choices and answers as the plain way, whatever keeps it busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import sosampler as so
+from sosampler.bench.frames import agreement, lively_sampler, smooth_frames
+from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.engine.cuda_graphs import GraphedCalls
+from sosampler.engine.frame_engine import MODES, FrameEngine
+from sosampler.engine.inputs import InputMaker
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Any:
+    return lively_sampler().to("cuda")
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Any:
+    torch.manual_seed(0)
+    return so.create_classifier("resnet50", num_classes=10).to("cuda")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["pixels", "planes"])
+def test_the_same_as_the_plain_way(sampler: Any, classifier: Any, mode: str, layout: str) -> None:
+    engine = FrameEngine(sampler, classifier, num_frames=6, compiled=mode)
+    frames = smooth_frames(4, 10, (256, 340)).to("cuda")
+    planes = frames.movedim(-1, -3).contiguous()
+    given = frames if layout == "pixels" else planes
+    result = engine.run(given).check()
+    expected = sampler.score(planes)
+    assert torch.isfinite(expected).all()
+    assert result.scores.shape == expected.shape
+    rows = torch.arange(4, device="cuda")[:, None]
+    probabilities = classifier.clip_probs(planes[rows, result.chosen])
+    assert result.probabilities is not None
+    assert torch.allclose(result.probabilities, probabilities, atol=2e-2)
+    again = engine.run(given.flip(0))  # another batch of the same shape does not overwrite the first
+    assert torch.equal(again.chosen.flip(0), result.chosen)
+
+
+def test_choices_agree_in_full_precision(sampler: Any) -> None:
+    """At the input's own size nothing is resized, so that only the order of additions differs."""
+    engine = FrameEngine(sampler, num_frames=6, sampler_precision="float32")
+    frames = smooth_frames(100, 10, (128, 128)).to("cuda")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        assert agreement(engine, sampler, frames, 6) >= 0.95
+
+
+@pytest.mark.parametrize("planes", [True, False])
+def test_inputs(planes: bool) -> None:
+    wanted = Preprocessing(size=(224, 224), resize=240)
+    frames = smooth_frames(1, 4, (256, 340))[0].movedim(-1, -3).to("cuda")
+    frames = frames.contiguous() if planes else frames
+    found = InputMaker(wanted, torch.device("cuda"), torch.float32)(frames)
+    level = 1 / (255 * torch.tensor(wanted.std, device="cuda")).view(3, 1, 1)
+    away = (found - wanted(frames)).abs() / level
+    assert away.max() < 1.5
+    assert (away > 0.5).float().mean() < 0.15
+
+
+def test_graphs_are_kept_for_a_few_shapes() -> None:
+    calls = GraphedCalls(lambda x: (x * 2, None), kept=2)
+    kept = []
+    for size in (1, 2, 3, 1, 3):
+        x = torch.arange(float(size), device="cuda")
+        doubled, nothing = calls(x)
+        assert nothing is None
+        assert doubled is not None
+        kept.append((doubled, x * 2))
+        assert len(calls) <= 2
+    for found, expected in kept:
+        assert torch.equal(found, expected)
