@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from atexit import register
@@ -20,7 +19,6 @@ import typer
 from typer.testing import CliRunner
 
 import sosampler as so
-import test_docs
 from exported_samplers import TINY, scenes
 from sosampler._select import select_with
 from sosampler.auto_frames import AutoFrames
@@ -376,24 +374,3 @@ def test_what_evaluate_refuses(bank: Bank, policies: Any, options: dict[str, Any
     given = {name: make() for name, make in policies.items()} if isinstance(policies, dict) else policies
     with pytest.raises(InvalidArgument, match=words):
         evaluate(bank, given, num_candidates=T, **options)
-
-
-# ---- the guide
-
-
-def test_commands_of_the_guide() -> None:
-    test_docs.test_commands_of_the_guides_have_the_right_options("adaptive.md")
-
-
-def test_the_python_of_the_guide_works(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (test_docs.ROOT / "docs" / "adaptive.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    clip.rename("match.mp4")
-    believing().save_pretrained("runs/sampler")
-    classifier = so.create_classifier(TINY, num_classes=3, input_size=32)
-    classifier.fresh_head = False
-    so.save_classifier(classifier, "runs/classifier")
-    names: dict[str, Any] = {}
-    exec(compile(code, "adaptive.md", "exec"), names)
-    assert names["sel"].asked["max"] == 16
