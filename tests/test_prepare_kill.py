@@ -80,9 +80,13 @@ def is_working(process: psutil.Process) -> bool:
 # A process that has torch loaded, from which the victims are forked: they begin their work at once.
 _FORKS = """
 import os, sys
+from contextlib import suppress
 sys.path.insert(0, sys.argv[1])
-import pyarrow.ipc
-import sosampler.data.teaching, sosampler.video.pyav_reader
+import PIL.Image, pyarrow.ipc
+PIL.Image.init()
+with suppress(ImportError):
+    import pandas  # where it is, pyarrow imports it before it makes the first array
+import sosampler.data.prepare, sosampler.data.teaching, sosampler.video.pyav_reader
 from pathlib import Path
 from test_prepare_kill import small_classifier, work
 small_classifier()

@@ -185,6 +185,8 @@ class TestReels:
 
     def test_interrupted_from_the_keyboard_nothing_is_left(self, tmp_path: Path) -> None:
         code = (
+            # Where tests run in the background, a shell has told them to ignore interrupts.
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from sosampler.data import make_reels, reel_processes\n"
             "reel_processes._FRAMES_A_PROCESS = 1\n"
             f"make_reels.make_reels('procedural', {str(tmp_path / 'bank')!r}, counts={{'train': 5000}}, workers=2)\n"

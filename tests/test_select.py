@@ -77,7 +77,7 @@ class TestPolicies:
 
     def test_too_much_memory_is_avoided_by_a_second_pass(self, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         once = so.select(clip, num_frames=4, policy="frame-difference")
-        monkeypatch.setattr("sosampler._select._MAX_KEPT_BYTES", 1000)
+        monkeypatch.setattr("sosampler.choosing.MAX_KEPT_BYTES", 1000)
         twice = so.select(clip, num_frames=4, policy="frame-difference")
         assert twice.frames is not None
         assert twice.frames.shape == (4, 128, 192, 3)

@@ -128,7 +128,7 @@ class TestChoice:
         self, sampler: SOSampler, clip: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         once = so.select(clip, 4, policy=sampler)
-        monkeypatch.setattr("sosampler._select._MAX_KEPT_BYTES", 1000)
+        monkeypatch.setattr("sosampler.choosing.MAX_KEPT_BYTES", 1000)
         twice = so.select(clip, 4, policy=sampler)
         assert numbers(twice) == twice.frame_indices.tolist() == once.frame_indices.tolist()
 

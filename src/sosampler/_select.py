@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from sosampler import choosing
 from sosampler.errors import InvalidArgument
 from sosampler.offer import offer
 from sosampler.options import SelectOptions
 from sosampler.policies import Choice, Policy
 from sosampler.selection import Candidates, Selection
-from sosampler.video.candidates import segment_centres
 from sosampler.video.limits import Limits
 from sosampler.video.reader import FrameBatch, VideoReader
 from sosampler.video.sizes import Size, target_size
-from sosampler.video.source import open_video, source_name
+from sosampler.video.source import source_name
 from sosampler.video.timeline import Indices
 
-# Policies that look at pixels decode all T candidates once and keep them up to this size; beyond it they look at small
-# copies, and the N winners are decoded a second time.
-_MAX_KEPT_BYTES = 1 << 30
 _SCORING_SIZE = 256
 
 
@@ -117,16 +114,11 @@ def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False)
     `no_larger`: frames of a video whose short side is below `size` stay as they are stored.
     """
     begin = time.perf_counter()
-    reader = open_video(
-        source,
-        decoder=cast(Any, options.decoder),
-        threads=options.threads,
-        limits=options.limits,
-        folder_fps=options.folder_fps,
-    )
+    reader = choosing.open_with(source, options)
     try:
-        if no_larger and isinstance(options.size, int):
-            options = replace(options, size=min(options.size, reader.metadata.width, reader.metadata.height))
+        size = choosing.no_larger(options.size, reader.metadata) if no_larger else options.size
+        if size != options.size:
+            options = replace(options, size=size)
         opened = time.perf_counter()
         notes: list[str] = []
         offered = offer(reader, options, notes)
@@ -161,12 +153,7 @@ def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False)
         metadata=metadata,
         scores=None if scores is None else scores[chosen],
         frames=frames,
-        timing={
-            "open": opened - begin,
-            "candidates": listed - opened,
-            "choose_and_decode": done - listed,
-            "total": done - begin,
-        },
+        timing=choosing.timing(begin, opened, listed, done),
         notes=tuple(dict.fromkeys(notes)),
         asked=None if options.auto is None else options.auto.told(choice.expected),
     )
@@ -182,23 +169,20 @@ def _choose(
     wanted = options.num_wanted or len(offered)
     least = wanted if options.auto is None else options.auto.least
     if least > len(distinct) and options.on_short == "error":
-        raise InvalidArgument(
-            f"{reader.name}: {least} frames were asked for but only {len(distinct)} are there; "
-            'ask for fewer, or allow on_short="repeat" or "fewer"'
-        )
+        raise choosing.too_few(reader.name, least, len(distinct))
     count = min(wanted, len(distinct))
     rule, size = options.rule, options.size
     batch: FrameBatch | None = None
     kept = False
     if rule.needs_frames:
-        kept = _bytes_at(reader, size) * len(distinct) <= _MAX_KEPT_BYTES and _shows_enough(reader, size, rule)
+        few_bytes = _bytes_at(reader, size) * len(distinct) <= choosing.MAX_KEPT_BYTES
+        kept = few_bytes and _shows_enough(reader, size, rule)
         batch = reader.read(distinct, size=size if kept else _size_for_scoring(reader, rule))
         notes.extend(batch.notes)
     choice: Choice = rule.choose(len(distinct), count, None if batch is None else batch.frames, options.seed)
     positions = choice.positions
-    if wanted > count and options.on_short == "repeat" and options.auto is None:
-        # All candidates were asked for: as they are, repeats and all. Otherwise what was chosen is repeated evenly.
-        positions = candidate_of if wanted == len(offered) else positions[segment_centres(count, wanted)]
+    if options.auto is None:
+        positions = choosing.with_repeats(positions, candidate_of, wanted, options.on_short)
     choice = replace(choice, scores=None if choice.scores is None else choice.scores[candidate_of])
     chosen = first_position[positions]
     if not options.decode:

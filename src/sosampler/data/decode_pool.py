@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import signal
 import subprocess
-import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from sosampler.data.bank_format import Failure, StoredVideo
+from sosampler.data.child_processes import ProcessEnded, ask, clear, code_of, start_process
 from sosampler.data.decode_worker import DecodeTask, attempt
 
-# The package is found where this process found it, however that was arranged.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sosampler.data.decode_worker import serve; serve()"
-)
-# One thread a process: the processes are the parallelism.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_START = code_of("sosampler.data.decode_worker:serve")
 # Decoded videos that wait to be taken: no more are begun beyond this.
 _MAX_WAITING_BYTES = 256 << 20
 
 
-class _Worker:
-    """One decoding process. A plain subprocess: it does not import the caller's main module, as spawn would."""
+class DecodingProcess:
+    """One process that decodes. It is started when it is first asked, and again after it died over a video."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._start = start
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, task: DecodeTask) -> StoredVideo | Failure:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps([str(folder) for folder in sys.path])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **_ONE_THREAD},
-            )
+    def ask(self, task: Any) -> Any:
+        """Its answer. Raises `ProcessEnded` if it died."""
         process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
+        if process is None:
+            process = self._process = self._start()
         try:
-            pickle.dump(task, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            answer: StoredVideo | Failure = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            return ask(process, task)
+        except ProcessEnded:
             self._process = None
-            return Failure(f"{task.path}: the process that decoded it ended with {_ending(_clear(process))}")
-        return answer
+            clear(process)
+            raise
 
     def stop(self) -> None:
         """End the process, also in the middle of a video; it keeps nothing that could be lost."""
@@ -64,24 +48,13 @@ class _Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()  # it may have been started after `stop`
-            _clear(process)
+            clear(process)
 
 
-def _clear(process: subprocess.Popen[bytes]) -> int:
-    code = process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        try:
-            pipe.close()
-        except BrokenPipeError:
-            continue  # the rest of a task that nobody reads any more
-    return code
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"signal {signal.Signals(-code).name}; the file may be damaged, or memory ran out"
-    return f"exit code {code}; what it printed says why"
+def death_of(name: str, ended: ProcessEnded) -> str:
+    """What is told of a video over which a process died."""
+    why = "the file may be damaged, or memory ran out" if ended.by_signal else "what it printed says why"
+    return f"{name}: the process that decoded it {ended}; {why}"
 
 
 class DecodePool:
@@ -91,7 +64,7 @@ class DecodePool:
         self._threads = max(workers, 1)
         self._in_process = workers == 0
         self._local = threading.local()
-        self._workers: list[_Worker] = []
+        self._workers: list[DecodingProcess] = []
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="sosampler-decode")
 
     def __enter__(self) -> DecodePool:
@@ -108,11 +81,22 @@ class DecodePool:
     def _decode(self, task: DecodeTask) -> StoredVideo | Failure:
         if self._in_process:
             return attempt(task)
-        worker: _Worker | None = getattr(self._local, "worker", None)
+        try:
+            answer: StoredVideo | Failure = self._worker().ask(task)
+            return answer
+        except ProcessEnded as ended:
+            return Failure(death_of(task.path, ended))
+
+    def _worker(self) -> DecodingProcess:
+        """The process of this thread."""
+        worker: DecodingProcess | None = getattr(self._local, "worker", None)
         if worker is None:
-            worker = self._local.worker = _Worker()
+            worker = self._local.worker = DecodingProcess(self._start_process)
             self._workers.append(worker)
-        return worker(task)
+        return worker
+
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        return start_process(_START)
 
     def results(self, tasks: Iterable[DecodeTask]) -> Iterator[StoredVideo | Failure]:
         """In the order of the tasks. Two videos a worker are under way or wait to be taken, fewer if they are large."""

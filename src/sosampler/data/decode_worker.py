@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import pickle
-import signal
-import sys
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from sosampler.checks import real_number, whole_number
+from sosampler.choosing import no_larger
 from sosampler.data.bank_format import Failure, StoredVideo
+from sosampler.data.child_processes import parent_pipes
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.offer import offer
 from sosampler.options import SelectOptions
@@ -149,7 +147,7 @@ def _encoded(
     reader: VideoReader, wanted: np.ndarray, settings: FrameSettings, notes: list[str]
 ) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     """JPEGs, true frame numbers and times, a few pictures at a time."""
-    size = _no_larger(settings.size, reader.metadata)
+    size = no_larger(settings.size, reader.metadata)  # the rest would only cost room
     jpegs: list[bytes] = []
     frame_indices: list[np.ndarray] = []
     pts_seconds: list[np.ndarray] = []
@@ -169,11 +167,6 @@ def _encoded(
                 "keep fewer or smaller ones with num_candidates, fps or size"
             )
     return jpegs, np.concatenate(frame_indices), np.concatenate(pts_seconds)
-
-
-def _no_larger(size: Size, metadata: VideoMetadata) -> Size:
-    """A short side that the video does not have would only cost room."""
-    return min(size, metadata.width, metadata.height) if isinstance(size, int) else size
 
 
 def _part(metadata: VideoMetadata, start: float | None, end: float | None) -> tuple[float, float]:
@@ -206,18 +199,7 @@ def attempt(task: DecodeTask) -> StoredVideo | Failure:
 
 
 def serve() -> None:
-    """Answer tasks on standard input until it ends: when the parent closes it, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then closes the pipe
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not run into the answers
-    while True:
-        try:
-            task = cast(DecodeTask, pickle.load(sys.stdin.buffer))
-        except EOFError:
-            return
-        answer = attempt(task)
-        try:
-            pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-        except BrokenPipeError:
-            os._exit(1)  # the parent is gone; nobody wants the rest, nor a traceback
+    """Answer tasks until the parent wants no more."""
+    tasks, send = parent_pipes()
+    for task in tasks:
+        send(attempt(task))

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from sosampler.data.bank import decode_jpeg
-from sosampler.data.processes import CAN_SHARE_MEMORY, Answer, ProcessPool
+from sosampler.data.child_processes import CAN_SHARE_MEMORY
+from sosampler.data.processes import Answer, ProcessPool
 from sosampler.data.shared_pixels import SharedPixels
 from sosampler.video.reader import Frames
 

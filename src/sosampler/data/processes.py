@@ -1,17 +1,10 @@
-"""Processes that answer tasks: each is told once what it works with, then gets a task at a time.
-
-They are plain subprocesses: unlike those of `multiprocessing` they import neither the caller's main module nor
-anything that the work does not need, and they inherit no lock of a thread.
-"""
+"""Processes that answer tasks: each is told once what it works with, then gets a task at a time."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,17 +13,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from sosampler.data.child_processes import ProcessEnded, ask, clear, code_of, parent_pipes, start_process
 from sosampler.errors import SosamplerError
 
-# The package is found where this process found it, however that was arranged.
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sosampler.data.processes import serve; serve()"
-# One thread a process: the processes are the parallelism.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_START = code_of("sosampler.data.processes:serve")
 
 Answer = Callable[[Any], Any]
-
-CAN_SHARE_MEMORY = os.name == "posix"
-"""Whether a process can be handed open files, such as memory that it shares with this one."""
 
 
 def num_cores() -> int:
@@ -73,7 +61,7 @@ class ProcessPool:
             process.kill()  # it keeps nothing that could be lost
         self._threads.shutdown(wait=True)
         for process in self._processes:
-            _clear(process)
+            clear(process)
 
     def submit(self, task: Any) -> Future[Any]:
         """Its answer, or the error that it ended with, later."""
@@ -93,17 +81,12 @@ class ProcessPool:
         process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
         if process is None:
             process = self._own.process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            pickle.dump(task, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            went_well, answer = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            went_well, answer = ask(process, task)
+        except ProcessEnded as error:
             self._own.process = None
             raise SosamplerError(
-                f"a process for {self._work} ended with {_ending(process.wait())}; call again to go on, "
-                "with more free memory if that ran out"
+                f"a process for {self._work} {error}; call again to go on, with more free memory if that ran out"
             ) from error
         if went_well:
             return answer
@@ -113,13 +96,7 @@ class ProcessPool:
         with self._lock:
             if self._is_over:
                 raise SosamplerError(f"{self._work} is over")  # nobody waits for this answer
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps([str(folder) for folder in sys.path])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **_ONE_THREAD},
-                pass_fds=self._files,
-            )
+            process = start_process(_START, files=self._files)
             self._processes.append(process)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it is dead, which its first task will find out
@@ -127,41 +104,16 @@ class ProcessPool:
         return process
 
 
-def _clear(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        try:
-            pipe.close()
-        except BrokenPipeError:
-            continue  # the rest of a task that nobody reads any more
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 # --- in the process ---------------------------------------------------------------------------------------------------
 
 
 def serve() -> None:
-    """Answer tasks on standard input until it ends: when the parent closes it, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then ends this process
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not run into the answers
-    answer: Answer | None = None
-    try:
-        while True:
-            task = pickle.load(sys.stdin.buffer)
-            if answer is None:
-                answer = _answering(*task)
-                continue
-            pickle.dump(_attempt(answer, task), answers, protocol=pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-    except EOFError:
-        return
-    except BrokenPipeError:
-        os._exit(1)  # the parent is gone; nobody wants the rest, nor a traceback
+    """Learn what to work with, then answer tasks until the parent wants no more."""
+    tasks, send = parent_pipes()
+    for first in tasks:
+        answer = _answering(*first)
+        for task in tasks:
+            send(_attempt(answer, task))
 
 
 def _answering(server: str, told: Any) -> Answer:

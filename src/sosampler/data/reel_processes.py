@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from sosampler.data.bank_format import StoredVideo
+from sosampler.data.child_processes import CAN_SHARE_MEMORY
 from sosampler.data.pictures import Picture, PictureCache, Pictures
-from sosampler.data.processes import CAN_SHARE_MEMORY, Answer, ProcessPool
+from sosampler.data.processes import Answer, ProcessPool
 from sosampler.data.reel_frames import candidate_frames
 from sosampler.data.reels import Reel, Shot
 from sosampler.data.shared_pixels import Pixels, SharedPixels

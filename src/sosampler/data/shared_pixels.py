@@ -24,7 +24,7 @@ class SharedPixels:
     def __init__(self, file: int | None = None) -> None:
         """Without `file` new room, otherwise that which another process has opened."""
         self._is_owner = file is None
-        self.file = _new_file() if file is None else file
+        self.file = unnamed_memory() if file is None else file
         self._map: mmap.mmap | None = None
 
     def array(self, shape: Sequence[int]) -> Pixels:
@@ -54,7 +54,8 @@ class SharedPixels:
         self.close()
 
 
-def _new_file() -> int:
+def unnamed_memory() -> int:
+    """An open file in memory that has no name; where there are none, in the folder for temporary files."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("sosampler", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix="sosampler-") as file:

@@ -7,24 +7,23 @@ but not yet taken is bounded, and nothing is left behind however anybody ends.
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from sosampler._select import _MAX_KEPT_BYTES, select_with
-from sosampler.data.decode_pool import _ONE_THREAD, DecodePool, _clear, _ending, _Worker
+from sosampler import choosing
+from sosampler._select import select_with
+from sosampler.data.child_processes import CAN_SHARE_MEMORY, ProcessEnded, code_of, parent_pipes, start_process
+from sosampler.data.decode_pool import DecodePool, death_of
+from sosampler.data.shared_pixels import unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.offer import offer
 from sosampler.options import SelectOptions
@@ -32,19 +31,12 @@ from sosampler.selection import Candidates, Selection
 from sosampler.video.metadata import VideoMetadata
 from sosampler.video.reader import Frames
 from sosampler.video.sizes import target_size
-from sosampler.video.source import open_video, source_name
+from sosampler.video.source import source_name
 from sosampler.video.timeline import Indices, Seconds
 
-# Ctrl-C reaches these processes too; they end when the parent closes their pipe, and not with a traceback before.
-_START = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from sosampler.engine.decode_stream import serve; serve(json.loads(sys.argv[2]))"
-)
+_START = code_of("sosampler.engine.decode_stream:serve")
 # Frames that are decoded and not yet taken, or being decoded: beyond this no worker is given more than one video.
 MAX_WAITING_BYTES = 256 << 20
-# Elsewhere a process cannot be handed open files, and pixels go through the pipe.
-_SHARES_MEMORY = os.name == "posix"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,23 +96,17 @@ def attempt(task: FrameTask) -> Outcome:
 def _offer_frames(task: FrameTask) -> OfferedVideo | Unfit:
     options = task.options
     begin = time.perf_counter()
-    reader = open_video(
-        task.source,
-        decoder=cast(Any, options.decoder),
-        threads=options.threads,
-        limits=options.limits,
-        folder_fps=options.folder_fps,
-    )
+    reader = choosing.open_with(task.source, options)
     try:
         width, height = reader.metadata.width, reader.metadata.height
-        size = min(options.size, width, height) if isinstance(options.size, int) else options.size
+        size = choosing.no_larger(options.size, reader.metadata)
         opened = time.perf_counter()
         notes: list[str] = []
         candidates = offer(reader, options, notes)
         listed = time.perf_counter()
         distinct = np.unique(candidates.frame_indices)
         shown = target_size(width, height, size)
-        large = 3 * shown[0] * shown[1] * len(distinct) > _MAX_KEPT_BYTES
+        large = 3 * shown[0] * shown[1] * len(distinct) > choosing.MAX_KEPT_BYTES
         if large or isinstance(size, tuple) or min(shown) < min(task.least_size, width, height):
             return Unfit()
         batch = reader.read(distinct, size=size)
@@ -131,12 +117,7 @@ def _offer_frames(task: FrameTask) -> OfferedVideo | Unfit:
             frame_indices=batch.frame_indices,
             pts_seconds=batch.pts_seconds,
             metadata=reader.metadata,
-            timing={
-                "open": opened - begin,
-                "candidates": listed - opened,
-                "choose_and_decode": done - listed,
-                "total": done - begin,
-            },
+            timing=choosing.timing(begin, opened, listed, done),
             notes=tuple(dict.fromkeys((*reader.notes, *notes, *batch.notes))),
             frames=batch.frames,
         )
@@ -167,20 +148,10 @@ _Answer = tuple[Outcome | _Stop, tuple[int, ...] | None]  # and the shape of the
 
 
 def serve(slots: list[int]) -> None:
-    """Answer tasks on standard input until it ends: when the parent closes it, or dies."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not run into the answers
-    while True:
-        try:
-            task, slot = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        answer = _answer(task, slots[slot] if slots else None)
-        try:
-            pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-        except BrokenPipeError:
-            os._exit(1)  # the parent is gone; nobody wants the rest, nor a traceback
+    """Answer tasks until the parent wants no more, each with the slot that is lent to it."""
+    tasks, send = parent_pipes()
+    for task, slot in tasks:
+        send(_answer(task, slots[slot] if slots else None))
 
 
 def _answer(task: FrameTask, file: int | None) -> _Answer:
@@ -220,14 +191,6 @@ def _take(file: int, out: Frames) -> None:
         taken += count
 
 
-def _open_slot() -> int:
-    """An open file in memory that has no name; where there are none, in the folder for temporary files."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("sosampler-frames")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 class Decoded:
     """What became of one video. Its frames stay where they are until they are taken, once."""
 
@@ -262,32 +225,6 @@ class Decoded:
 # ---- the processes
 
 
-class _FrameWorker(_Worker):
-    """A decoding process that puts pixels into slots."""
-
-    def ask(self, task: FrameTask, slot: int, files: list[int]) -> _Answer:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps([str(folder) for folder in sys.path]), json.dumps(files)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **_ONE_THREAD},
-                pass_fds=files,
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            pickle.dump((task, slot), process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            process.stdin.flush()
-            answer: _Answer = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            self._process = None
-            name = source_name(task.source)
-            return VideoError(f"{name}: the process that decoded it ended with {_ending(_clear(process))}"), None
-        return answer
-
-
 class FramePool(DecodePool):
     """Decodes `workers` videos at a time, in as many processes, or in threads of this one.
 
@@ -303,7 +240,8 @@ class FramePool(DecodePool):
         self._in_process = not processes
         self._ahead = ahead
         self._free = list(range(ahead + held))
-        self._files = [_open_slot() for _ in self._free] if processes and _SHARES_MEMORY else []
+        # Where a process cannot be handed open files, pixels go through the pipe.
+        self._files = [unnamed_memory() for _ in self._free] if processes and CAN_SHARE_MEMORY else []
         self._waiting_bytes = 0  # decoded and not taken
         self._largest = 0  # bytes of the largest video of late: what those under way will probably need
 
@@ -331,6 +269,9 @@ class FramePool(DecodePool):
                 future, slot = pending.popleft()
                 yield self._arrived(future.result(), slot)
 
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        return start_process(_START, self._files, files=self._files)
+
     def _has_room(self, pending: int) -> bool:
         if pending < min(self._threads, self._ahead):
             return True  # no worker waits, however large videos are
@@ -342,11 +283,10 @@ class FramePool(DecodePool):
         if self._in_process or not task.can_travel():
             answer = attempt(task), None
         else:
-            worker: _FrameWorker | None = getattr(self._local, "worker", None)
-            if worker is None:
-                worker = self._local.worker = _FrameWorker()
-                self._workers.append(worker)
-            answer = worker.ask(replace(task, otherwise=None), slot, self._files)
+            try:
+                answer = self._worker().ask((replace(task, otherwise=None), slot))
+            except ProcessEnded as ended:
+                answer = VideoError(death_of(source_name(task.source), ended)), None
         if isinstance(answer[0], Unfit):
             assert task.otherwise is not None, "whoever asks for candidates says how to choose where they are unfit"
             return attempt(FrameTask(task.source, task.otherwise, choose=True)), None

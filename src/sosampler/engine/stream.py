@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -14,15 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from sosampler.choosing import too_few, with_repeats
 from sosampler.classifiers.base import VideoClassifier
 from sosampler.classifiers.outputs import check_finite
 from sosampler.data.bank_format import positions_of
+from sosampler.data.processes import num_cores
 from sosampler.engine.decode_stream import MAX_WAITING_BYTES, Decoded, FramePool, FrameTask, OfferedVideo
-from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.errors import SosamplerError
 from sosampler.options import SelectOptions
 from sosampler.policies import Policy
 from sosampler.selection import Selection
-from sosampler.video.candidates import segment_centres
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices, Seconds
 
@@ -56,7 +56,7 @@ def decoded_batches(
     """
     coming = iter(videos)
     first = list(islice(coming, PROCESSES_FROM)) if workers != 0 else []
-    count = min(_num_cores(), _MAX_WORKERS) if workers is None else max(workers, 1)
+    count = min(num_cores(), _MAX_WORKERS) if workers is None else max(workers, 1)
     held = min(batch_size, _MAX_BATCH)
     ahead = 1 if workers == 0 else min(held + 2 * count, max(_MAX_AHEAD, 2 * count))
     tasks = map(task_of, chain(first, coming))
@@ -72,10 +72,6 @@ def decoded_batches(
                 batch = []
         if batch:
             yield batch
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- choosing and classifying
@@ -210,10 +206,7 @@ class Looking:
         wanted, count = self._wanted(outcome), len(frames)
         least = wanted if self.options.auto is None else self.options.auto.least
         if least > count and self.options.on_short == "error":
-            return InvalidArgument(
-                f"{outcome.video}: {least} frames were asked for but only {count} are there; "
-                'ask for fewer, or allow on_short="repeat" or "fewer"'
-            )
+            return too_few(outcome.video, least, count)
         choice = self.policy.choose(count, min(wanted, count), frames, self.options.seed)
         return self._selection(outcome, choice.positions, choice.scores, frames, choice.expected)
 
@@ -227,11 +220,8 @@ class Looking:
     ) -> Selection:
         """What `select` gives. `positions` [<= N] among the D frames, `scores` [D], `expected` [D] of the k best."""
         _, first, candidate_of = np.unique(offered.candidates.frame_indices, return_index=True, return_inverse=True)
-        wanted, count = self._wanted(offered), len(positions)
-        if wanted > count and self.options.on_short == "repeat" and self.options.auto is None:
-            # All candidates were asked for: as they are, repeats and all. Otherwise what was chosen is repeated evenly.
-            all_of_them = wanted == len(offered.candidates)
-            positions = candidate_of if all_of_them else positions[segment_centres(count, wanted)]
+        if self.options.auto is None:
+            positions = with_repeats(positions, candidate_of, self._wanted(offered), self.options.on_short)
         # A frame that stands in for a damaged one may lie behind its neighbour.
         positions = positions[np.argsort(offered.frame_indices[positions], kind="stable")]
         all_scores = None if scores is None else scores[candidate_of]
