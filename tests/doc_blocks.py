@@ -272,13 +272,19 @@ def _open_page(words: Sequence[str], where: str) -> str:
     """Start the web page's server, wait until it can be opened, and end it as a user does."""
     command = [sys.executable, "-m", *words, "--port", "0", "--json"]
     environment = {**os.environ, "BROWSER": "true"}  # a program that opens nothing
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it, children too
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout is not None
         told = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert told, f"{where}: {errors}"
     assert json.loads(told)["url"].startswith("http://127.0.0.1:")
     return told

@@ -258,7 +258,7 @@ class TestManyVideos:
         def refuse(*_: Any, **__: Any) -> None:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr("sosampler._select.open_video", refuse)
+        monkeypatch.setattr("sosampler.choosing.open_video", refuse)
         (result,) = Pipeline("uniform", Recording())(videos[:1])
         assert isinstance(result, VideoError)
         assert "cannot be read (Permission denied)" in str(result)
