@@ -265,7 +265,8 @@ def test_a_dead_node_loses_nothing(two_nodes: tuple[Any, Any], tmp_path: Path, r
     assert killed < len(videos) * 2 // 3, "the node must have had work left"
     assert len(cluster.list_all_nodes()) == 1
     assert sorted(rows) == videos
-    assert [video for video, row in rows.items() if "error" in row] == videos[-1:]
+    failed = {video: row["error"] for video, row in rows.items() if "error" in row}
+    assert list(failed) == videos[-1:], "\n".join(failed.values())
     for video in videos[:-1]:
         expected = select_video(video, options).to_dict()
         assert rows[video]["frame_indices"] == expected["frame_indices"]
