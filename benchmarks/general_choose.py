@@ -37,10 +37,10 @@ from sosampler.samplers.sosampler import SOSampler
 
 GRID: dict[str, tuple[float, ...]] = {
     "sure": (0.0, 0.25, 0.5, 1.0),  # share of the second head in the importance
-    "clearness": (0.05, 0.1, 0.2, 0.4, 0.8),
+    "clearness": (0.02, 0.05, 0.1, 0.2, 0.4, 0.8),
     "sharpness": (1.0, 2.0, 4.0, 8.0),
-    "movement": (0.0, 0.5, 1.0, 2.0, 4.0),
-    "most_movement": (0.05, 0.1, 0.2, 0.3),
+    "movement": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
+    "most_movement": (0.05, 0.1, 0.15, 0.2, 0.3),
     "redundancy": (0.25, 0.5, 1.0, 2.0),
     "alike": (0.5, 0.6, 0.7, 0.8, 0.9),
 }

@@ -7,7 +7,7 @@ Shots of pictures either stand still, so that two of their frames are the same, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ WIDTH, HEIGHT, FPS = 256, 192, 12
 KINDS = ("good", "black", "white", "blurred", "title", "transition")
 SHOTS = (7, 11)
 SHOT_SECONDS = (1.5, 3.5)
+STILLS, STILL_SECONDS = 8, (1.5, 12.0)  # pictures of a slide show, and how long each stands
 
 Frames = NDArray[np.uint8]
 Draw = np.random.Generator
@@ -57,15 +58,33 @@ class Material(NamedTuple):
 
 def make_films(material: Material, count: int, folder: Path, seed: int) -> list[Film]:
     """Write them once; what is there is taken as it is."""
+    return _kept(folder, count, seed, lambda path, draw: _film(material, path, draw))
+
+
+def _kept(folder: Path, count: int, seed: int, make: Callable[[Path, Draw], Film]) -> list[Film]:
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / "films.json"
     if not listed.is_file():
-        told = [
-            _film(material, folder / f"{number:03d}.mp4", np.random.default_rng([seed, number]))
-            for number in range(count)
-        ]
+        told = [make(folder / f"{number:03d}.mp4", np.random.default_rng([seed, number])) for number in range(count)]
         listed.write_text(json.dumps([{**film._asdict(), "path": film.path.name} for film in told]), encoding="utf-8")
     return [Film(**{**row, "path": folder / row["path"]}) for row in json.loads(listed.read_text(encoding="utf-8"))]
+
+
+def make_stills(material: Material, count: int, folder: Path, seed: int) -> list[Film]:
+    """Slide shows: pictures that stand still for very different times, so that the same one is easily taken twice."""
+    return _kept(folder, count, seed, lambda path, draw: _stills(material, path, draw))
+
+
+def _stills(material: Material, path: Path, draw: Draw) -> Film:
+    chosen = draw.choice(len(material.pictures), STILLS, replace=False)
+    lengths = np.exp(draw.uniform(*np.log(STILL_SECONDS), STILLS)) * FPS
+    frames: list[Frames] = []
+    shots: list[int] = []
+    for shot, (number, length) in enumerate(zip(chosen, lengths.round().astype(int).tolist(), strict=True)):
+        frames += list(_of_picture(material.pictures[number], length, False, draw))
+        shots += [shot] * length
+    _encode(frames, path)
+    return Film(path, ["good"] * len(frames), shots, list(range(STILLS)))
 
 
 def _film(material: Material, path: Path, draw: Draw) -> Film:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from general_films import FPS
+from general_films import FPS, Film
 from general_sets import (
     FILM_CANDIDATES,
     FILM_NUMBERS,
@@ -24,6 +24,7 @@ from general_sets import (
     judge,
     middles,
     scenes,
+    stills,
     swings,
 )
 from numpy.typing import NDArray
@@ -37,16 +38,18 @@ from sosampler.samplers.shipped import general_order
 POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "general")
 GENERAL, UNIFORM = "general", "uniform"
 DETECTORS = {"content": "PySceneDetect content", "adaptive": "PySceneDetect adaptive"}
-NUM_REELS, NUM_FILMS, DRAWS = 600, 60, 2000
+NUM_REELS, NUM_FILMS, NUM_STILLS, DRAWS = 600, 60, 40, 2000
 REELS_FOR_SCENES = 200  # as files
 
 Numbers = NDArray[np.float64]
 
 
-def measure(places: Places, put: Callable[..., None]) -> None:
-    """All sets; each is told as soon as it is measured."""
+def measure(places: Places, put: Callable[..., None], only: Sequence[str] = ()) -> None:
+    """All sets, or some; each is told as soon as it is measured."""
     put(**circumstances(("onnxruntime", "numpy", "av", "torch")), policies_looked_at=list(POLICIES))
-    for name, one in (("films", _films), ("golf", _golf), ("reels", _reels)):
+    for name, one in (("films", _films), ("stills", _stills), ("golf", _golf), ("reels", _reels)):
+        if only and name not in only:
+            continue
         begin = time.perf_counter()
         found = one(places)
         put(**{name: {**found, "seconds": round(time.perf_counter() - begin, 1)}})
@@ -64,8 +67,16 @@ def _picked(name: str, frames: NDArray[np.uint8], numbers: Sequence[int]) -> dic
 
 
 def _films(places: Places) -> dict[str, Any]:
-    """Shares of faulty frames among the chosen, of repeats, and of the shots that are shown."""
-    made = films(places, "test", NUM_FILMS)
+    """Shares of faulty frames among the chosen, and of the shots that are shown."""
+    return _judged(places, films(places, "test", NUM_FILMS), ("faulty", "shots shown"))
+
+
+def _stills(places: Places) -> dict[str, Any]:
+    """Slide shows: how many of the chosen frames repeat another, and how many pictures are shown."""
+    return _judged(places, stills(places, "test", NUM_STILLS), ("repeated", "shots shown"))
+
+
+def _judged(places: Places, made: Sequence[Film], keys: Sequence[str]) -> dict[str, Any]:
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     for film in made:
         indices, frames = film_candidates(film)
@@ -88,10 +99,7 @@ def _films(places: Places) -> dict[str, Any]:
         "shots_a_video": round(float(np.mean([max(film.shots) + 1 for film in made])), 2),
         "kinds": {kind: round(kinds.count(kind) / len(kinds), 4) for kind in dict.fromkeys(kinds)},
         "rows": [_row(name, count, rows) for (name, count), rows in found.items()],
-        "versus": {
-            key: _versus({pair: [row[key] for row in rows] for pair, rows in found.items()})
-            for key in ("faulty", "shots shown")
-        },
+        "versus": {key: _versus({pair: [row[key] for row in rows] for pair, rows in found.items()}) for key in keys},
     }
 
 
@@ -159,7 +167,7 @@ def _row(name: str, count: int, rows: Sequence[dict[str, float]]) -> dict[str, A
     for key in rows[0]:
         values = np.array([row[key] for row in rows])
         told[key] = round(float(values.mean()), 4)
-        if key in ("faulty", "shots shown", "hit", "top1"):
+        if key in ("faulty", "repeated", "shots shown", "hit", "top1"):
             told[f"{key} ci95"] = _interval(values)
     return told
 
@@ -189,6 +197,7 @@ def wins(told: dict[str, Any]) -> dict[str, bool]:
         "more shots shown": [
             row["ci95"][0] for row in told["films"]["versus"]["shots shown"] if row["than"] == UNIFORM
         ],
+        "fewer repeats": [-row["ci95"][1] for row in told["stills"]["versus"]["repeated"] if row["than"] == UNIFORM],
         "more moments": [row["ci95"][0] for row in told["golf"]["versus"]["hit"] if row["than"] == UNIFORM],
         "more classes right": [row["ci95"][0] for row in told["reels"]["versus"]["top1"] if row["than"] == UNIFORM],
     }

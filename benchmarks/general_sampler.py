@@ -105,7 +105,7 @@ def measure(given: argparse.Namespace) -> None:
     results = Results(given.out)
     for name, file in (("training", TRAINED), ("choice", CHOSEN)):
         results.put(**{name: json.loads((given.run / file).read_text(encoding="utf-8"))})
-    general_measure.measure(general_measure.default_places(given), results.put)
+    general_measure.measure(general_measure.default_places(given), results.put, given.only)
     results.put(wins_over_uniform=general_measure.wins(results.told))
     print(json.dumps(results["wins_over_uniform"]), flush=True)
 
@@ -146,6 +146,7 @@ def main() -> None:
             parts[name].add_argument(option, type=Path, required=True)
         parts[name].add_argument("--scenedetect", type=Path, default=None, help="A Python that has PySceneDetect.")
     parts["export"].add_argument("--out", type=Path, required=True)
+    parts["measure"].add_argument("--only", nargs="*", default=[], help="Sets: films, stills, golf, reels.")
     parts["measure"].add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
 
     given = parser.parse_args()

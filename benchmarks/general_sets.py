@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from general_data import DEV, square, train_clips, train_pictures
-from general_films import Film, Material, _encode, judge, make_films
+from general_films import Film, Material, _encode, judge, make_films, make_stills
 from golf_events import within
 from numpy.typing import NDArray
 from PIL import Image
@@ -154,6 +154,10 @@ def films(places: Places, split: str, count: int) -> list[Film]:
     return make_films(material(places, split), count, places.work / f"films-{split}", seed=1 if split == "dev" else 2)
 
 
+def stills(places: Places, split: str, count: int) -> list[Film]:
+    return make_stills(material(places, split), count, places.work / f"stills-{split}", seed=3)
+
+
 def film_candidates(film: Film) -> tuple[NDArray[np.int64], Frames]:
     found = so.select(film.path, FILM_CANDIDATES, threads=1)
     assert found.frames is not None
@@ -189,4 +193,4 @@ def middles(found: Sequence[tuple[int, int]], total: int, num_frames: int) -> li
     return [min(places[place], total - 1) for place in picked]
 
 
-__all__ = ["Places", "Reels", "film_candidates", "films", "judge", "middles", "scenes", "swings"]
+__all__ = ["Places", "Reels", "film_candidates", "films", "judge", "middles", "scenes", "stills", "swings"]

@@ -54,7 +54,7 @@ class Settings:
     dev_pictures: int = 512
     teacher_size: int = 128
     input_size: int = 128
-    epochs: int = 16
+    epochs: int = 6
     batch_size: int = 256  # frames
     lr: float = 5e-4
     head_lr: float = 3e-3

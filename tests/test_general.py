@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 import sosampler as so
 from sosampler.errors import InvalidArgument
@@ -26,20 +28,18 @@ ROOT = Path(__file__).parent.parent
 MOST_BYTES = 6 * 10**6
 
 
-def picture(seed: int, size: int = 160) -> np.ndarray:
-    """Coloured shapes on a textured ground: uint8 [S, S, 3]. The same seed is the same scene."""
-    draw = np.random.default_rng(seed)
-    coarse = draw.integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    ground = np.asarray(Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)).astype(float)
-    down, right = np.mgrid[:size, :size]
-    for _ in range(14):
-        centre, radius = draw.uniform(0, size, 2), draw.uniform(5, size / 5)
-        shape = np.hypot(down - centre[0], right - centre[1]) < radius
-        if draw.random() < 0.5:
-            shape = (abs(down - centre[0]) < radius) & (abs(right - centre[1]) < radius / 2)
-        ground[shape] = draw.integers(0, 256, 3)
-    grain = draw.normal(0, 14, (size // 2, size // 2, 1)).repeat(2, 0).repeat(2, 1)
-    return np.clip(ground + grain, 0, 255).astype(np.uint8)
+@cache
+def photographs() -> list[np.ndarray]:
+    """Six parts of three photographs that come with scikit-learn and matplotlib: uint8 [160, 160, 3]."""
+    from matplotlib.cbook import get_sample_data
+    from sklearn.datasets import load_sample_images
+
+    temple, flower = load_sample_images().images
+    with Image.open(get_sample_data("grace_hopper.jpg")) as opened:
+        portrait = np.asarray(opened.convert("RGB"))
+    parts = [(temple, 0, 0, 427), (flower, 100, 0, 427), (portrait, 40, 0, 450)]
+    parts += [(temple, 213, 0, 427), (flower, 0, 50, 300), (temple, 100, 100, 300)]
+    return [np.asarray(Image.fromarray(of[y : y + s, x : x + s]).resize((160, 160))) for of, x, y, s in parts]
 
 
 def blurred(frame: np.ndarray, radius: float = 9) -> np.ndarray:
@@ -48,8 +48,6 @@ def blurred(frame: np.ndarray, radius: float = 9) -> np.ndarray:
 
 def title(size: int = 160) -> np.ndarray:
     canvas = Image.new("RGB", (size, size), (12, 12, 30))
-    from PIL import ImageDraw, ImageFont
-
     ImageDraw.Draw(canvas).multiline_text(
         (15, 45), "CHAPTER\nTWO", fill=(240, 240, 240), font=ImageFont.load_default(28)
     )
@@ -84,11 +82,20 @@ class TestTheFile:
             == told["training"]["steps"]
         )
 
+    def test_the_page_tells_what_was_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+        tables = import_module("general_card").tables(
+            json.loads((ROOT / "benchmarks" / "general_sampler.json").read_text(encoding="utf-8"))
+        )
+        page = (ROOT / "docs" / "general.md").read_text(encoding="utf-8")
+        assert {name: table in page for name, table in tables.items()} == dict.fromkeys(tables, True)
+        assert set(tables) == {"films", "stills", "reels", "golf"}
+
 
 class TestWhatItSays:
     @pytest.mark.parametrize("seed", range(6))
     def test_faulty_frames_score_below_the_clear_one(self, seed: int) -> None:
-        clear, other = picture(seed), picture(seed + 100)
+        clear, other = photographs()[seed], photographs()[(seed + 1) % 6]
         faults = {
             "black": np.zeros_like(clear),
             "white": np.full_like(clear, 255),
@@ -103,7 +110,7 @@ class TestWhatItSays:
         assert mixed < max(first, second)
 
     def test_a_frame_is_judged_by_itself(self) -> None:
-        frames = [picture(seed) for seed in range(5)]
+        frames = photographs()
         together = quality(*frames)
         alone = [quality(frame)[0] for frame in frames]
         np.testing.assert_allclose(together, alone, atol=1e-4)
@@ -113,14 +120,20 @@ class TestTheChoice:
     def test_near_duplicates_are_not_both_taken(self) -> None:
         """Four scenes, each three times with a little noise: four frames are one of each."""
         draw = np.random.default_rng(0)
-        scenes = [picture(seed) for seed in range(4)]
+        scenes = photographs()[:4]
         of = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
         frames = np.stack([np.clip(scenes[one] + draw.normal(0, 2, scenes[one].shape), 0, 255) for one in of])
         order, _ = general_order(frames.astype(np.uint8), 4)
         assert sorted(of[place] for place in order) == [0, 1, 2, 3]
 
+    def test_a_still_shot_is_shown_again_rather_than_a_black_frame(self) -> None:
+        """Where nothing else is left."""
+        still = photographs()[2]
+        frames = np.stack([*[still] * 5, np.zeros_like(still), title(), *[still] * 5])
+        assert not {5, 6} & set(general_order(frames, 10)[0].tolist())
+
     def test_faulty_frames_are_left_out(self) -> None:
-        good = [picture(seed) for seed in range(4)]
+        good = photographs()[:4]
         frames = [
             good[0],
             np.zeros_like(good[0]),
@@ -137,11 +150,11 @@ class TestTheChoice:
         assert choice.scores.shape == (8,)
 
     def test_the_first_n_are_the_choice_of_n(self) -> None:
-        frames = np.stack([picture(seed) for seed in range(9)])
-        whole, value = general_order(frames, 9)
-        assert sorted(whole.tolist()) == list(range(9))
+        frames = np.stack([*photographs(), title()])
+        whole, value = general_order(frames, 7)
+        assert sorted(whole.tolist()) == list(range(7))
         assert whole[0] == value.argmax()
-        for count in range(1, 9):
+        for count in range(1, 7):
             assert general_order(frames, count)[0].tolist() == whole[:count].tolist()
 
 
@@ -217,6 +230,7 @@ def test_greedy_by_hand(count: int, dimensions: int, seed: int, weights: tuple[f
         typical = sum(marks[s] * like[t][s] ** 2 for s in others) / mass if mass > 1e-3 else 0.0
         near = [s for s in (t - 1, t + 1) if 0 <= s < count]
         moved = min(sum(1 - like[t][s] for s in near) / max(1, len(near)), 0.1) if near else 0.0
+        moved *= min(1.0, 2 * marks[t])
         expected = clearness * np.log(max(marks[t], 1e-3)) + typical + movement * moved
         assert value[t] == pytest.approx(expected, abs=1e-9)
     assert sorted(order.tolist()) == list(range(count))
@@ -244,7 +258,7 @@ def test_what_is_no_number_comes_last() -> None:
     features[1] = np.nan
     order, value = typical_order([0.9, np.nan, 0.8, 0.7], features, 4)
     assert order[-1] == 1 or value[1] == value.min()
-    assert unrest(np.ones((1, 1)), 0.1).tolist() == [0.0]
+    assert unrest(np.ones(1), np.ones((1, 1)), 0.1).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def typical_order(
 
     The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean likeness to the
     other candidates, each counted by its quality: a frame that shows the theme of the video resembles many others, a
-    stray one resembles none. Unrest is how far a frame differs from its two neighbours in time, up to `most_movement`,
-    so that within a shot frames in which something happens come before those in which nothing does, and a cut counts
-    no more than a movement. Each step takes the candidate whose value less `redundancy` · repetition is highest;
-    repetition is 0 up to a likeness `alike` to the nearest chosen frame and 1 for the same picture. The first n of the
-    order are the choice of n.
+    stray one resembles none. Unrest is how far a frame differs from its two neighbours in time, up to `most_movement`
+    and less if it is unclear itself: within a shot, frames in which something happens come before those in which
+    nothing does, and a cut counts no more than a movement. Each step takes the candidate whose value less
+    `redundancy` · repetition is highest; repetition is 0 up to a likeness `alike` to the nearest chosen frame and 1 for
+    the same picture. The first n of the order are the choice of n.
 
     Source: typicality is the relevance of centroid- and graph-based summaries (LexRank's degree centrality: Erkan and
     Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
@@ -67,7 +67,7 @@ def typical_order(
     value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _LEAST_QUALITY))
     value += typicality(qualities, likeness ** real_number("sharpness", sharpness, above=0))
     value += real_number("movement", movement, at_least=0) * unrest(
-        likeness, real_number("most_movement", most_movement, at_least=0)
+        qualities, likeness, real_number("most_movement", most_movement, at_least=0)
     )
     weight = real_number("redundancy", redundancy, at_least=0)
     repetition = np.square(np.clip((likeness - alike) / (1 - alike), 0, 1))
@@ -89,13 +89,16 @@ def typicality(quality: Numbers, likeness: Numbers) -> Numbers:
     return np.asarray(np.divide(others @ quality, total, out=np.zeros(len(quality)), where=total > _LEAST_QUALITY))
 
 
-def unrest(likeness: Numbers, most: float) -> Numbers:
-    """How far each candidate differs from its neighbours in time, their mean, at most `most`; 0 for a single one."""
+def unrest(quality: Numbers, likeness: Numbers, most: float) -> Numbers:
+    """How far each candidate differs from its neighbours in time, their mean, at most `most`; 0 for a single one.
+
+    It counts in full from a quality of a half on: that a black frame differs from what is around it is no movement.
+    """
     if len(likeness) == 1:
         return np.zeros(1)
     steps = 1 - np.diag(likeness, 1)  # [T - 1]
     before, after = np.concatenate([steps[:1], steps]), np.concatenate([steps, steps[-1:]])
-    return np.asarray(np.minimum((before + after) / 2, most))
+    return np.asarray(np.minimum((before + after) / 2, most) * np.minimum(1, 2 * quality))
 
 
 def _checked(quality: ArrayLike, features: ArrayLike) -> tuple[Numbers, Numbers]:

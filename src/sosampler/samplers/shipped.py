@@ -24,12 +24,12 @@ FOLDER = Path(__file__).parent / "general"
 
 # Chosen on pictures and clips that were held out of its training (benchmarks/general_sampler.json).
 CHOICE: dict[str, float] = {
-    "clearness": 0.2,
+    "clearness": 0.05,
     "sharpness": 4.0,
-    "movement": 1.0,
-    "most_movement": 0.1,
-    "redundancy": 1.0,
-    "alike": 0.7,
+    "movement": 4.0,
+    "most_movement": 0.2,
+    "redundancy": 0.5,
+    "alike": 0.6,
 }
 
 
