@@ -40,10 +40,10 @@ Each picture was shown as it is and spoiled: blurred by movement or focus, darke
 way over to another picture, noisy, coarse, heavily compressed. The teacher is ImageNet's ResNet-50. The student learned
 what the teacher still says of the spoiled frame compared with the clean one, how sure it is, and which frames it finds
 alike.
-{frames} frames, {steps} steps of 256, AdamW, on {device} in {seconds:.0f} s, seed {seed}; kept is epoch {epoch}, the best
-on dev; the lower 15 of 19 blocks stay as ImageNet left them. The licences of most pictures and clips are not stated by
-their sources; none of them is in the package. On held-out pictures: cross-entropy of what is left {retained} ({retained_before} before
-training), mean squared error of likeness {likeness} ({likeness_before} before).
+{frames} frames, {steps} steps of 256, AdamW, on {device} in {seconds:.0f} s, seed {seed}; kept is epoch {epoch},
+the best on dev; the lower 15 of 19 blocks stay as ImageNet left them. The licences of most pictures and clips are not
+stated by their sources; none of them is in the package. On held-out pictures: cross-entropy of what is left
+{retained} ({retained_before} before training), mean squared error of likeness {likeness} ({likeness_before} before).
 
 ## Limits
 
