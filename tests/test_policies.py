@@ -114,7 +114,7 @@ def pictures(count: int, seed: int = 0) -> np.ndarray:
 
 class TestThoseThatLook:
     def test_which_they_are(self) -> None:
-        assert LOOKING == ["frame-difference", "difference-peaks", "farthest-first", "dpp"]
+        assert LOOKING == ["frame-difference", "difference-peaks", "farthest-first", "dpp", "general"]
         for name in LOOKING:
             assert get_policy(name).default_candidates is pool_size
 

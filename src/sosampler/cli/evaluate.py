@@ -21,10 +21,10 @@ def evaluate_command(
         typer.Option(
             "--policies",
             help="By commas: uniform, random, centre, frameexit, all, frame-difference, difference-peaks, "
-            "farthest-first, dpp; the oracles semi-optimal, semi-optimal-max, optimal; folders of samplers, also as "
-            "NAME=FOLDER. +mmr or +dpp behind semi-optimal, semi-optimal-max or a folder minds redundancy; +aks, +its "
-            "or +nms, also behind frame-difference, spreads the choice in time. Folders of trained systems too: "
-            "FOLDER@VALUE turns their dial, FOLDER@all tries all its values.  "
+            "farthest-first, dpp, general; the oracles semi-optimal, semi-optimal-max, optimal; folders of samplers, "
+            "also as NAME=FOLDER. +mmr or +dpp behind semi-optimal, semi-optimal-max or a folder minds redundancy; "
+            "+aks, +its or +nms, also behind frame-difference, spreads the choice in time. Folders of trained systems "
+            "too: FOLDER@VALUE turns their dial, FOLDER@all tries all its values.  "
             "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]",
         ),
     ] = None,

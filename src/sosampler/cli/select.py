@@ -45,8 +45,8 @@ def select_command(
         typer.Option(
             "--policy",
             help="uniform, random, all, centre, keyframe, frame-difference, frameexit, difference-peaks, "
-            "farthest-first, dpp, or a trained sampler's folder. +aks, +its or +nms behind a folder or "
-            "frame-difference spreads the choice in time.",
+            "farthest-first, dpp, general (a sampler that ships with the package), or a trained sampler's folder. "
+            "+aks, +its or +nms behind a folder or frame-difference spreads the choice in time.",
         ),
     ] = SelectOptions.policy,
     device: Annotated[

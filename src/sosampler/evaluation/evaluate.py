@@ -75,10 +75,10 @@ def evaluate(
     Args:
         bank: with the answers of a classifier.
         policies: names ("uniform", "random", "centre", "frameexit", "all", "frame-difference", "difference-peaks",
-            "farthest-first", "dpp"; the oracles "semi-optimal", "semi-optimal-max", "optimal"), samplers, folders of
-            samplers, "NAME=FOLDER", or a dict {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy or a
-            folder minds redundancy; "+aks", "+its" or "+nms", also behind "frame-difference", spreads the choice in
-            time. Trained systems and their folders are given in the same ways; "FOLDER@VALUE" turns the dial of a
+            "farthest-first", "dpp", "general"; the oracles "semi-optimal", "semi-optimal-max", "optimal"), samplers,
+            folders of samplers, "NAME=FOLDER", or a dict {name: sampler}. "+mmr" or "+dpp" behind a semi-optimal policy
+            or a folder minds redundancy; "+aks", "+its" or "+nms", also behind "frame-difference", spreads the choice
+            in time. Trained systems and their folders are given in the same ways; "FOLDER@VALUE" turns the dial of a
             system, "FOLDER@all" gives a row for each value that it offers. What `train` returns stands for the sampler
             or the system in it.
         num_frames, num_candidates: N and T; all combinations of what is given. A system decides for itself how many

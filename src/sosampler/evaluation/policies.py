@@ -24,7 +24,7 @@ from sosampler.evaluation.choosers import (
 )
 from sosampler.evaluation.clips import Clips
 from sosampler.evaluation.dials import split_dial
-from sosampler.evaluation.scorers import ORDERS, DifferenceScorer, DiverseScorer, SamplerScorer
+from sosampler.evaluation.scorers import ORDERS, DifferenceScorer, DiverseScorer, GeneralScorer, SamplerScorer
 from sosampler.evaluation.systems import SystemPolicy, same_but_for_dial, system_policies
 from sosampler.policies import SCORED
 from sosampler.policies.selectors import METHODS, difference_peaks, split_method
@@ -35,7 +35,7 @@ from sosampler.systems.folder import is_system_folder, load_system
 REDUNDANCY = ("mmr", "dpp")
 SUFFIXES = (*REDUNDANCY, *METHODS)
 SEMI_OPTIMAL = ("semi-optimal", "semi-optimal-max")
-NAMES = (*RULES, "random", "frame-difference", "difference-peaks", *ORDERS, *SEMI_OPTIMAL, "optimal")
+NAMES = (*RULES, "random", "frame-difference", "difference-peaks", *ORDERS, "general", *SEMI_OPTIMAL, "optimal")
 ALLOWED = (
     *NAMES,
     *(f"{name}+{method}" for name in SCORED for method in METHODS),
@@ -69,6 +69,8 @@ class ChooserMaker:
             return OptimalChooser(self.clips, self.beam_width)
         if base in ORDERS:
             return ScoreChooser(base, DiverseScorer(base))
+        if base == "general":
+            return ScoreChooser(base, GeneralScorer())
         if base == "difference-peaks":
             return MethodChooser(base, ScoreChooser(base, DifferenceScorer()), difference_peaks)
         if base == "frame-difference":

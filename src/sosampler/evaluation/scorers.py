@@ -20,6 +20,8 @@ from sosampler.video.timeline import Indices
 
 # Candidates that a sampler is handed at once.
 _FRAMES_AT_ONCE = 1024
+# Multiply-adds of MobileNetV2 at the general sampler's input size, in billions a frame.
+GENERAL_GMACS = 0.098
 # Orders by likeness alone: the first n are the choice of n.
 ORDERS: dict[str, Callable[[ArrayLike, int], Indices]] = {"farthest-first": farthest_first_order, "dpp": dpp_order}
 
@@ -117,6 +119,28 @@ class DiverseScorer:
 
     def gmacs(self, num_candidates: int) -> float:
         return 0.0
+
+
+class GeneralScorer:
+    """How early the general sampler takes a picture."""
+
+    key, wants_similarity = "general", False
+
+    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        from sosampler.samplers.shipped import general_order
+
+        scores = torch.zeros(mask.shape)
+        pictures = frames.permute(0, 1, 3, 4, 2).cpu().numpy()
+        for row, count in enumerate(mask.sum(1).tolist()):
+            order, _ = general_order(pictures[row, :count], count)
+            scores[row, torch.from_numpy(order)] = -torch.arange(count, dtype=torch.float32)
+        return scores, None
+
+    def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return 1 + scores / mask.shape[1]
+
+    def gmacs(self, num_candidates: int) -> float:
+        return GENERAL_GMACS * num_candidates
 
 
 def kernel(features: Tensor, mask: Tensor) -> Tensor:

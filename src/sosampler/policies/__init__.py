@@ -27,6 +27,9 @@ from sosampler.video.timeline import Indices
 # Candidates that a policy is offered where the user names no number: enough to choose from, at least four a frame.
 _POOL = 32
 
+# Short side of the frames that the network of the general sampler looks at.
+GENERAL_SIZE = 128
+
 
 def pool_size(num_frames: int) -> int:
     """T where the user names none, for policies that choose freely among their candidates."""
@@ -101,6 +104,20 @@ def _by_looks(rule: Callable[[ArrayLike, int], Indices]) -> Callable[[int, int, 
     return choose
 
 
+def _general(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
+    from sosampler.samplers.shipped import general_order
+
+    assert frames is not None, "select decodes the candidates for policies that need them"
+    order, value = general_order(frames, num_frames)
+    return Choice(np.sort(order), value)
+
+
+def _general_identity() -> str:
+    from sosampler.samplers.shipped import general_sampler
+
+    return general_sampler().fingerprint()
+
+
 _POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
@@ -169,6 +186,15 @@ _POLICIES: dict[str, Policy] = {
             default_candidates=pool_size,
             needs_frames=True,
         ),
+        Policy(
+            "general",
+            "clear pictures that show what the video shows, none twice: a sampler that ships with the package",
+            _general,
+            default_candidates=pool_size,
+            needs_frames=True,
+            least_size=GENERAL_SIZE,
+            identity=_general_identity,
+        ),
     )
 }
 
@@ -191,6 +217,10 @@ def get_policy(policy: Any, *, device: Any = None) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str) and policy in _POLICIES:
+        if device is not None and _POLICIES[policy].identity is not None:
+            from sosampler.samplers.policy import check_light_device
+
+            check_light_device(device)
         return _POLICIES[policy]
     if isinstance(policy, str) and (parts := split_method(policy))[0] in SCORED:
         return _chosen_by(_POLICIES[parts[0]], parts[1])

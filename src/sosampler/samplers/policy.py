@@ -43,7 +43,7 @@ def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device
         one_of("method", method, METHODS)
         name = f"{name}+{method}"
     if isinstance(sampler, OnnxSampler):
-        _check_light_device(device)
+        check_light_device(device)
     elif device is not None:
         from sosampler.classifiers.devices import check_device
 
@@ -92,7 +92,7 @@ def load_policy(folder: str | os.PathLike[str], *, method: str = "", device: Any
     stamp = tuple(_stamp(path / file) for file in (CONFIG, WEIGHTS, MODEL))
     only_onnx = (path / MODEL).is_file() and not (path / WEIGHTS).is_file()
     if device == ONNX or only_onnx or not _is_there(_TORCH):
-        _check_light_device(device)
+        check_light_device(device)
         sampler = _loaded_without_torch(path, stamp)
     else:
         sampler = _loaded(path, stamp[:2], _torch_device(device))
@@ -107,7 +107,7 @@ def _is_there(packages: tuple[str, ...]) -> bool:
         return False
 
 
-def _check_light_device(device: Any) -> None:
+def check_light_device(device: Any) -> None:
     if device is None or str(device) in (ONNX, "cpu"):
         return
     if not _is_there(_TORCH):
@@ -161,7 +161,7 @@ def look_at(sampler: Any, frames: Frames, name: str) -> Any:
 
 def _asked(sampler: Any, what: str, frames: Frames) -> Any:
     clips = frames.transpose(0, 3, 1, 2)[None]  # [1, T, 3, H, W]
-    with _lock_of(sampler):
+    with lock_of(sampler):
         if isinstance(sampler, OnnxSampler):
             return getattr(sampler, what)(clips)
         import torch
@@ -191,7 +191,7 @@ def _weights(sampler: Any, scores: np.ndarray) -> np.ndarray:
     return confidences
 
 
-def _lock_of(sampler: Any) -> threading.Lock:
+def lock_of(sampler: Any) -> threading.Lock:
     with _locks_guard:
         return _locks.setdefault(sampler, threading.Lock())
 

@@ -1,0 +1,158 @@
+"""The model card of the general sampler, the facts that its config.json keeps, and the tables of its page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_CARD = """\
+---
+library_name: sosampler
+tags:
+- frame-selection
+- video-summarization
+---
+
+# General frame sampler
+
+Chooses frames of any video without training: clear pictures that show what the video shows, none twice. It ships with
+sosampler as `model.onnx` and runs on onnxruntime, without torch.
+
+```python
+import sosampler as so
+
+so.select("video.mp4", num_frames=8, policy="general")
+```
+
+## What it is
+
+| | |
+|---|---|
+| network | MobileNetV2, ImageNet start weights (MIT), 128x128 RGB, each frame by itself; weights in half precision |
+| says of each frame | how much of its content is left (log-odds), and 1280 features |
+| chooses by | quality, likeness to the other candidates, movement, unlikeness to the chosen (`policies/typical.py`) |
+| settings of the choice | {settings} |
+| cost | 0.098 giga multiply-adds a candidate |
+
+## What it learned from
+
+No labels. {pictures}
+Each picture was shown as it is and spoiled: blurred by movement or focus, darkened, bleached, plain, written on, half
+way over to another picture, noisy, coarse, heavily compressed. The teacher is ImageNet's ResNet-50. The student learned
+what the teacher still says of the spoiled frame compared with the clean one, how sure it is, and which frames it finds
+alike.
+{frames} frames, {steps} steps of 256, AdamW, on {device} in {seconds:.0f} s, seed {seed}; kept is epoch {epoch},
+the best on dev; the lower 15 of 19 blocks stay as ImageNet left them. The licences of most pictures and clips are not
+stated by their sources; none of them is in the package. On held-out pictures: cross-entropy of what is left
+{retained} ({retained_before} before training), mean squared error of likeness {likeness} ({likeness_before} before).
+
+## Limits
+
+- Sports, everyday objects, people in rooms, golf and yoga: that is what it saw. Medical, satellite, screen and
+  microscope pictures and night scenes were not among it. Drawings and computer-made shapes look plain to it.
+- Cross-fades and above all wipes are not told well from clear pictures: of 8 frames it takes as many of them as chance.
+- Slides, credits and other frames of text are taken for title cards and avoided. Take another policy where text is the
+  content.
+- It prefers what the video shows most. A single short shot of something else is left out when few frames are asked for.
+- It looks at 128 x 128 pixels: slight blur of a large frame is invisible to it.
+- It knows nothing of your classifier or your question; a sampler trained for them chooses better.
+- Faults in its measurement are made in the same way as those in its training, from other pictures, clips and fonts.
+"""
+
+
+def about(trained: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """Facts, as plain JSON values."""
+    return {
+        "data": "2080 web pictures of 22 sports and of ImageNet, and 1076 frames of 269 clips (airtlab, yoga, golfdb)",
+        "teacher": "ResNet-50, ImageNet",
+        **{name: trained[name] for name in ("frames", "steps", "epoch", "seconds", "device")},
+        "seed": trained["settings"]["seed"],
+        "dev": {name: trained["dev"][name] for name in _LOSSES},
+        "dev_of_imagenet": {name: trained["dev_of_imagenet"][name] for name in _LOSSES},
+        "choice": chosen["chosen"],
+    }
+
+
+_LOSSES = ("retained", "sure", "likeness")
+
+
+def card(facts: dict[str, Any]) -> str:
+    settings = ", ".join(f"{name} {value:g}" for name, value in facts["choice"].items())
+    return _CARD.format(
+        settings=settings,
+        pictures=f"{facts['data']}.",
+        **{name: facts[name] for name in ("frames", "steps", "epoch", "device", "seconds", "seed")},
+        retained=facts["dev"]["retained"],
+        likeness=facts["dev"]["likeness"],
+        retained_before=facts["dev_of_imagenet"]["retained"],
+        likeness_before=facts["dev_of_imagenet"]["likeness"],
+    )
+
+
+# ---- tables
+
+
+def tables(told: dict[str, Any]) -> dict[str, str]:
+    """What `measure` found, in Markdown, by set."""
+    films = _table(
+        [
+            "policy",
+            "N",
+            "faulty (95 %)",
+            "black or white",
+            "blurred",
+            "title",
+            "transition",
+            "shots shown (95 %)",
+        ],
+        [
+            [
+                *(row["policy"], row["num_frames"]),
+                _with_interval(row, "faulty"),
+                *(_percent(value) for value in (row["black"] + row["white"], row["blurred"], row["title"])),
+                _percent(row["transition"]),
+                _with_interval(row, "shots shown"),
+            ]
+            for row in _sorted(told["films"]["rows"])
+        ],
+    )
+    stills = _table(
+        ["policy", "N", "repeated (95 %)", "pictures shown (95 %)"],
+        [
+            [row["policy"], row["num_frames"], _with_interval(row, "repeated"), _with_interval(row, "shots shown")]
+            for row in _sorted(told["stills"]["rows"])
+        ],
+    )
+    return {
+        "films": films,
+        "stills": stills,
+        "reels": _by_number(told["reels"]["rows"], "top1"),
+        "golf": _by_number(told["golf"]["rows"], "hit"),
+    }
+
+
+def _by_number(rows: list[dict[str, Any]], key: str) -> str:
+    numbers = sorted({row["num_frames"] for row in rows})
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    of = {(row["policy"], row["num_frames"]): row for row in rows}
+    lines = [[name, *(_with_interval(of.get((name, n)), key) for n in numbers)] for name in names]
+    return _table(["policy", *(f"N={number}" for number in numbers)], lines)
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["num_frames"])
+
+
+def _with_interval(row: dict[str, Any] | None, key: str) -> str:
+    if row is None:
+        return ""
+    low, high = row[f"{key} ci95"]
+    return f"{_percent(row[key])} ({_percent(low)} to {_percent(high)})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

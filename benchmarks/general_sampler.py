@@ -1,0 +1,159 @@
+"""The sampler that ships with the package: its data, its training, its settings, and what it is worth.
+
+    python benchmarks/general_sampler.py data PICTURES CLIPS --resnet50 ... --mobilenet ... --fonts FONTS --work WORK
+    python benchmarks/general_sampler.py ask --work WORK --part 0 2      (and, beside it, --part 1 2)
+    python benchmarks/general_sampler.py train --work WORK --out RUN
+    python benchmarks/general_sampler.py choose RUN --pictures PICTURES --clips CLIPS --films FILMS \\
+        --fonts OTHER_FONTS --classifier CLASSIFIER --work WORK
+    python benchmarks/general_sampler.py export RUN --out src/sosampler/samplers/general
+    python benchmarks/general_sampler.py measure RUN (as for choose)
+
+PICTURES is sports22 with train/, test/ and distractors/; CLIPS holds `manifest.csv` as for banks.py; FILMS are a few
+videos of any kind; FONTS and OTHER_FONTS hold .ttf files; CLASSIFIER has learned from the first half of the train
+pictures. `data` writes one file without labels and the weights in small, so that the rest needs no decoder; `ask` keeps
+what teacher and lower blocks say, `train` teaches the upper blocks. `choose` mixes the heads and sets the choice on
+dev; `measure` is about what was left out of all of these. PySceneDetect is measured beside the others where
+`--scenedetect` names a Python that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
+
+DATA, TEACHER, STUDENT = "data.npz", "resnet50_8bit.safetensors", "mobilenet_half.safetensors"
+ANSWERS, TRAINED, CHOSEN = "answers", "training.json", "chosen.json"
+
+
+def data(given: argparse.Namespace) -> None:
+    import general_data
+    from safetensors.torch import load_file, save_file
+
+    given.work.mkdir(parents=True, exist_ok=True)
+    fonts = sorted(given.fonts.glob("*.ttf"))
+    told = general_data.make(given.pictures, given.clips, fonts, given.work / DATA)
+    general_data.pack_weights(given.resnet50, given.work / TEACHER)
+    state = load_file(given.mobilenet)
+    # Norms keep their range; only weights of convolutions are halved.
+    halves = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in state.items()}
+    save_file(halves, given.work / STUDENT)
+    print(json.dumps(told), flush=True)
+
+
+def ask(given: argparse.Namespace) -> None:
+    import general_training
+
+    made = general_training.ask(
+        given.work / DATA,
+        given.work / TEACHER,
+        given.work / STUDENT,
+        given.work / ANSWERS,
+        general_training.Settings(),
+        part=given.part[0],
+        parts=given.part[1],
+    )
+    print(json.dumps({"files": made}), flush=True)
+
+
+def train(given: argparse.Namespace) -> None:
+    import general_training
+    import torch
+
+    torch.set_num_threads(given.threads)
+    changed = {} if given.epochs is None else {"epochs": given.epochs}
+    found = general_training.train(
+        given.work / ANSWERS,
+        given.work / STUDENT,
+        given.out,
+        general_training.Settings(**changed),
+        seconds=given.seconds,
+    )
+    (given.out / TRAINED).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in found.items() if key != "log"}), flush=True)
+
+
+def choose(given: argparse.Namespace) -> None:
+    import general_choose
+    from general_measure import default_places
+
+    found = general_choose.choose(given.run, default_places(given))
+    general_choose.write_json(given.run / CHOSEN, found)
+    print(json.dumps({"chosen": found["chosen"], "dev": found["dev"]}), flush=True)
+
+
+def export(given: argparse.Namespace) -> None:
+    import general_card
+    import general_choose
+
+    chosen = json.loads((given.run / CHOSEN).read_text(encoding="utf-8"))
+    trained = json.loads((given.run / TRAINED).read_text(encoding="utf-8"))
+    about = general_card.about(trained, chosen)
+    told = general_choose.export(given.run, chosen["chosen"]["sure"], about, general_card.card(about), given.out)
+    print(json.dumps(told), flush=True)
+
+
+def measure(given: argparse.Namespace) -> None:
+    import general_measure
+    from common import Results
+
+    results = Results(given.out)
+    for name, file in (("training", TRAINED), ("choice", CHOSEN)):
+        results.put(**{name: json.loads((given.run / file).read_text(encoding="utf-8"))})
+    general_measure.measure(general_measure.default_places(given), results.put, given.only)
+    results.put(wins_over_uniform=general_measure.wins(results.told))
+    print(json.dumps(results["wins_over_uniform"]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    stages = parser.add_subparsers(dest="stage", required=True)
+    doing: dict[str, Callable[[argparse.Namespace], None]] = {
+        "data": data,
+        "ask": ask,
+        "train": train,
+        "choose": choose,
+        "export": export,
+        "measure": measure,
+    }
+    parts = {name: stages.add_parser(name) for name in doing}
+
+    part = parts["data"]
+    part.add_argument("pictures", type=Path)
+    part.add_argument("clips", type=Path)
+    for name in ("--resnet50", "--mobilenet", "--fonts", "--work"):
+        part.add_argument(name, type=Path, required=True)
+
+    parts["ask"].add_argument("--work", type=Path, required=True)
+    parts["ask"].add_argument("--part", type=int, nargs=2, default=[0, 1], help="Which process, of how many.")
+
+    part = parts["train"]
+    for name in ("--work", "--out"):
+        part.add_argument(name, type=Path, required=True)
+    part.add_argument("--epochs", type=int, default=None)
+    part.add_argument("--seconds", type=float, default=None, help="After these no other epoch begins.")
+    part.add_argument("--threads", type=int, default=2)
+
+    for name in ("choose", "export", "measure"):
+        parts[name].add_argument("run", type=Path)
+    for name in ("choose", "measure"):
+        for option in ("--pictures", "--clips", "--films", "--fonts", "--classifier", "--work"):
+            parts[name].add_argument(option, type=Path, required=True)
+        parts[name].add_argument("--scenedetect", type=Path, default=None, help="A Python that has PySceneDetect.")
+    parts["export"].add_argument("--out", type=Path, required=True)
+    parts["measure"].add_argument("--only", nargs="*", default=[], help="Sets: films, stills, golf, reels.")
+    parts["measure"].add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+
+    given = parser.parse_args()
+    begin = time.perf_counter()
+    doing[given.stage](given)
+    print(f"{given.stage}: {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
