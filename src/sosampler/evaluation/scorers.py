@@ -126,7 +126,7 @@ class GeneralScorer:
 
     key, wants_similarity = "general", False
 
-    def score(self, frames: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, frames: Tensor, mask: Tensor) -> Looked:
         from sosampler.samplers.shipped import general_order
 
         scores = torch.zeros(mask.shape)
@@ -134,7 +134,7 @@ class GeneralScorer:
         for row, count in enumerate(mask.sum(1).tolist()):
             order, _ = general_order(pictures[row, :count], count)
             scores[row, torch.from_numpy(order)] = -torch.arange(count, dtype=torch.float32)
-        return scores, None
+        return Looked(scores)
 
     def in_unit(self, scores: Tensor, mask: Tensor) -> Tensor:
         return 1 + scores / mask.shape[1]
