@@ -69,7 +69,7 @@ def bench_sampler(
         **circumstances(("torch", "torchvision", "openvino", "onnxruntime", "triton")),
         "device": device,
         "device_name": _device_name(device),
-        "sampler": sampler or "random weights",
+        "sampler": Path(sampler).name if sampler else "random weights",
         "compared_on": "natural pictures" if pictures else "made-up pictures",
         "rounds": rounds,
         "batches": [],
