@@ -16,29 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sosampler.bench.measure import circumstances
+from sosampler.bench.optimal import made_up
 from sosampler.policies.optimal import optimal_mean_logits
 
 PAIRS = ((8, 30), (16, 60), (32, 100))
 
 
-def logits_and_labels(videos: int, frames: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[V, T, C] and multi-hot [V, C]."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes, (videos,), generator=generator)
-    share = 0.25 + 0.4 * torch.rand(videos, 1, generator=generator)
-    shows = torch.rand(videos, frames, generator=generator) < share
-    named = torch.where(shows, labels[:, None], torch.randint(classes, (videos, frames), generator=generator))
-    margin = torch.where(shows, 4.0, 3.0) + 2 * torch.randn(videos, frames, generator=generator)
-    logits = torch.randn(videos, frames, classes, generator=generator)
-    logits.scatter_add_(2, named[..., None], margin[..., None])
-    return logits, torch.nn.functional.one_hot(labels, classes).bool()
-
-
 def measured(num_frames: int, num_candidates: int, videos: int, classes: int, seed: int) -> dict[str, Any]:
-    logits, labels = logits_and_labels(videos, num_candidates, classes, seed)
+    logits, labels = made_up(videos, num_candidates, classes, seed)
     begin = time.process_time()
     found = optimal_mean_logits(logits, labels, num_frames)
     seconds = time.process_time() - begin

@@ -1,8 +1,11 @@
-"""The result file of a measurement in stages."""
+"""What measurements in stages share: their result file, and processes that end with them."""
 
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,14 @@ def _laid_out(value: Any, indent: int = 0) -> str:
     )
     begin, end = "{}" if isinstance(value, dict) else "[]"
     return f"{begin}\n" + ",\n".join(parts) + f"\n{' ' * indent}{end}"
+
+
+def end_with_parent() -> None:
+    """Jobs of a benchmark that was killed must not meet those of the next: this process ends when its parent does."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 
+from common import end_with_parent
 from paper_places import ALL_SEEDS, SPECS, Spec
 
 MARK = "reply "  # other lines that a library may print are passed over
@@ -290,15 +290,8 @@ def run(common: Common, job: Job) -> Reply:
     return {"seconds": round(time.perf_counter() - begin, 1), **told}
 
 
-def _end_with_parent(parent: int) -> None:
-    """Jobs of a run that was killed must not meet those of the next."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def main() -> None:
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     common = _hashable(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
         job = json.loads(line)

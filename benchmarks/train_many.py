@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from common import end_with_parent
 
 Task = dict[str, Any]
 Reply = dict[str, Any]  # seconds, and result or failed
@@ -132,15 +133,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _end_with_parent(parent: int) -> None:
-    """A killed benchmark that is started again must not meet its old trainings."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def main() -> None:
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     for line in sys.stdin:
         task = json.loads(line)
         _say(f"-- {task['out']}")
