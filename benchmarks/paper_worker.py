@@ -119,12 +119,16 @@ def teach(common: Common, place: str) -> None:
     """The classifier's answers go into the bank; a bank of clips is a copy by links, for each has one writer."""
     import paper_classifiers
 
+    from sosampler.data.bank_format import BankFolder
+
     spec = SPECS[place]
     bank = common.folder / spec.bank
     if spec.bank.startswith("clips10-") and not bank.exists():
         part = bank.with_name(f"{bank.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(common.folder / "clips10", part, copy_function=os.link)
+        # But for the lock: a link to it would be the same lock.
+        lock = BankFolder(common.folder / "clips10").lock.name
+        shutil.copytree(common.folder / "clips10", part, copy_function=os.link, ignore=shutil.ignore_patterns(lock))
         part.rename(bank)
     paper_classifiers.teach_one(bank, common.folder / spec.classifier)
 

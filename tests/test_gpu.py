@@ -204,7 +204,7 @@ def test_evaluation_is_the_same(multi_label: bool, tmp_path: Path) -> None:
         assert found.row(policy, 8).versus_uniform["difference"] == 0  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["slowonly_r50", "x3d_s", "timm:test_resnet"])
+@pytest.mark.parametrize("name", ["i3d", "slowonly_r50", "x3d_s", "timm:test_resnet"])
 def test_networks_of_pictures_and_of_clips_are_trained(name: str, tmp_path: Path) -> None:
     so.make_reels(
         "procedural",

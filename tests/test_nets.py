@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import unavailable
 from sosampler.classifiers.nets import i3d, inflate_resnet50, slowonly_r50, x3d_s
-from sosampler.classifiers.nets.i3d import MIXED, same_padding
+from sosampler.classifiers.nets.i3d import MIXED, _ShiftNorm, same_padding
 from sosampler.errors import InvalidArgument
 
 NETS = {"slowonly_r50": slowonly_r50, "x3d_s": x3d_s, "i3d": i3d}
@@ -270,6 +271,18 @@ class TestI3D:
 
     def test_has_no_scale(self) -> None:
         assert not [name for name in on_meta(i3d).state_dict() if name.endswith("bn.weight")]
+
+    def test_its_norm_is_one_without_a_scale(self) -> None:
+        torch.manual_seed(0)
+        norm = scatter(_ShiftNorm(5)).train()
+        plain = copy.deepcopy(norm)
+        features = torch.randn(2, 5, 3, 4, 4) * 3 + 1
+        for training in (True, True, False):
+            norm.train(training), plain.train(training)
+            expected = nn.BatchNorm3d.forward(plain, features)  # which has no weight
+            torch.testing.assert_close(norm(features), expected)
+            for name, value in plain.state_dict().items():
+                torch.testing.assert_close(norm.state_dict()[name], value)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import combinations
@@ -17,6 +18,8 @@ import pytest
 import sosampler as so
 from sampler_banks import make_bank
 from sosampler.data.bank import Bank
+from sosampler.data.bank_format import BankFolder
+from sosampler.data.bank_lock import locked
 from sosampler.reproduce import reproduce
 from sosampler.reproduce.experiments import EXPERIMENTS
 from sosampler.reproduce.places import find_places
@@ -193,6 +196,27 @@ def test_one_failed_seed_leaves_the_other(scripts: dict[str, ModuleType]) -> Non
     assert step(schedule, {"failed": "out of memory", "seconds": 1.0}) == ("b-0", None)
     assert [step(schedule) for _ in range(3)] == [("b-1", None), ("table", [1]), None]
     assert schedule.tasks["speed"].state == "left out"
+
+
+def test_banks_of_clips_have_one_writer_each(
+    scripts: dict[str, ModuleType], bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies by links: what is written in one must not be held by another."""
+    work = tmp_path / "work"
+    shutil.copytree(bank.path, work / "clips10")
+    (work / "clips10" / ".lock").touch()
+    entered = []
+
+    def teach_one(folder: Path, classifier: Path) -> None:
+        with locked(BankFolder(folder)):
+            if not entered:
+                entered.append(classifier.name)
+                scripts["paper_worker"].teach(common(scripts, work), "clips10_x3d_s")
+            entered.append(classifier.name)
+
+    monkeypatch.setattr(importlib.import_module("paper_classifiers"), "teach_one", teach_one)
+    scripts["paper_worker"].teach(common(scripts, work), "clips10_slowonly50")
+    assert entered == ["slowonly50", "x3d_s", "slowonly50"]
 
 
 def test_processes_do_jobs_and_tell_what_failed(

@@ -83,6 +83,14 @@ class _ShiftNorm(nn.BatchNorm3d):
         self.reset_running_stats()
         nn.init.zeros_(self.bias)
 
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        # Ones that nobody learns: on a GPU torch cannot go back through a norm that has a shift but no scale.
+        ones = torch.ones_like(self.bias)
+        known = (self.running_mean, self.running_var, ones, self.bias)
+        return F.batch_norm(features, *known, self.training, self.momentum or 0.0, self.eps)
+
 
 def _unit(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
     return named(
