@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
@@ -22,8 +23,9 @@ from sosampler.bench.in_processes import in_turns_of_processes
 from sosampler.bench.sampler import REFERENCE, bench_sampler, table
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine import allocator, cpu_bfloat16
+from sosampler.engine.blocks import Blocks, see_blocks
 from sosampler.engine.frame_engine import FrameEngine
-from sosampler.engine.fuse import fused
+from sosampler.engine.fuse import fused, pool_fast
 from sosampler.engine.fused_conv import FusedConv, set_way
 from sosampler.engine.inputs import InputMaker, channels_first, resize_matrices
 from sosampler.engine.networks import TorchFeatures
@@ -157,6 +159,56 @@ def test_layouts() -> None:
             channels_first(wrong)
 
 
+@pytest.mark.parametrize(("kernel", "padding"), [(7, 3), (3, 1), (5, 2), (3, 0), (4, 1), (6, 2)])
+def test_blocks_give_the_same_sums(kernel: int, padding: int) -> None:
+    """A convolution of stride 2 over pixels is one of stride 1 over blocks of them."""
+    conv = nn.Conv2d(3, 8, kernel, stride=2, padding=padding)
+    blocks = Blocks(kernel, padding)
+    for size in ((32, 32), (31, 40), (33, 29)):
+        pictures = torch.randn(2, 3, *size)
+        found = F.conv2d(blocks.of(pictures), blocks.weights(conv.weight), conv.bias)
+        torch.testing.assert_close(found, conv(pictures), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [torchvision.models.resnet18, torchvision.models.mobilenet_v2])
+def test_networks_that_begin_with_blocks(make: Any) -> None:
+    torch.manual_seed(0)
+    net = make(num_classes=5).eval()
+    example = torch.randn(2, 3, 64, 64)
+    fast = fused(net, (example,), name="it")
+    pool_fast(fast)
+    blocks = see_blocks(fast)
+    assert blocks is not None
+    assert not [module for module in fast.modules() if isinstance(module, nn.MaxPool2d)]
+    pictures = torch.randn(3, 3, 75, 66)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(blocks.of(pictures)), net(pictures), atol=1e-3, rtol=1e-3)
+
+
+def test_networks_that_begin_otherwise_stay_as_they_are() -> None:
+    for first in (
+        nn.Conv2d(3, 4, 3, stride=1),
+        nn.Conv2d(3, 4, 3, stride=2, dilation=2),
+        nn.Conv2d(3, 3, 3, 2, groups=3),
+    ):
+        net = fused(nn.Sequential(first, nn.ReLU()), (torch.randn(2, 3, 16, 16),), name="it")
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        assert see_blocks(net) is None
+        assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert see_blocks(nn.Conv2d(3, 4, 7, stride=2, padding=3)) is None  # could not be traced
+
+
+def test_one_of_two_added_convolutions_adds_both_biases() -> None:
+    """The projection beside a residual block has no pass of its own."""
+    net = torchvision.models.resnet18(num_classes=5).eval()
+    fast = fused(net, (torch.randn(2, 3, 64, 64),), name="it")
+    without = [name for name, module in fast.named_modules() if isinstance(module, FusedConv) and module.bias is None]
+    assert len(without) == 3  # one of the pair at the beginning of each of layers 2 to 4
+    pictures = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(pictures), net(pictures), atol=1e-3, rtol=1e-3)
+
+
 KERNEL = """
 import torch
 from sosampler.engine import triton_kernels as kernels
@@ -176,6 +228,21 @@ for dtype in (torch.float32, torch.float16):
     found = kernels.normalise(levels - 100, mean, scale, dtype, offset=100)
     whole = ((levels - 100).float() + 100.5).floor().clamp(0, 255)
     assert found.dtype == dtype and torch.allclose(found.float(), (whole - mean) * scale, rtol=2e-3), dtype
+from sosampler.engine.blocks import Blocks
+for kernel, padding in ((7, 3), (3, 1), (5, 2), (4, 1)):
+    for height, width in ((12, 10), (11, 13)):
+        levels = (300 * torch.rand(2, height, 3 * width) - 150).half()
+        mean, scale = torch.rand(3).repeat(width), torch.rand(3).repeat(width)
+        blocks = Blocks(kernel, padding)
+        found = kernels.normalise_blocks(levels, mean, scale, torch.float32, blocks, offset=128)
+        whole = kernels.normalise(levels, mean, scale, torch.float32, offset=128)
+        expected = blocks.of(whole.unflatten(2, (-1, 3)).permute(0, 3, 1, 2))
+        assert found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5), (kernel, height)
+x = torch.randn(2, 5, 9, 12).to(memory_format=torch.channels_last)
+for numbers in ((3, 2, 1), (2, 2, 0), (3, 1, 1)):
+    assert torch.equal(kernels.max_pool(x, *numbers), torch.nn.functional.max_pool2d(x, *numbers)), numbers
+x[0, 3, 4, 4] = float("nan")
+assert kernels.max_pool(x, 3, 2, 1).isnan().sum() == torch.nn.functional.max_pool2d(x, 3, 2, 1).isnan().sum() > 0
 print("same")
 """
 

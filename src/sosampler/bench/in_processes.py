@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from sosampler.errors import first_line
@@ -23,16 +24,23 @@ class WayFailed(Exception):
 
 
 class WayProcess:
-    """One way in a process of its own. `build(argument)` gives a function to time and one that tells facts."""
+    """One way in a process of its own. `build(argument)` gives a function to time and one that tells facts.
 
-    def __init__(self, build: Build, argument: Any) -> None:
+    The process starts at once and imports what `imports` names, but builds when it is told to.
+    """
+
+    def __init__(self, build: Build, argument: Any, imports: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build, argument), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, build, argument, imports), daemon=True)
         self._process.start()
         theirs.close()
 
-    def ready(self) -> None:
+    def build(self) -> None:
+        try:
+            self._connection.send(("build", None))
+        except BrokenPipeError as error:
+            raise self._ended() from error
         self._answer()
 
     def seconds(self, repeats: int) -> float:
@@ -56,15 +64,21 @@ class WayProcess:
         try:
             good, answer = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
-            self._process.join(5)
-            raise WayFailed(f"its process ended with code {self._process.exitcode}") from error
+            raise self._ended() from error
         if not good:
             raise WayFailed(answer)
         return answer
 
+    def _ended(self) -> WayFailed:
+        self._process.join(5)
+        return WayFailed(f"its process ended with code {self._process.exitcode}")
 
-def _serve(connection: Any, build: Build, argument: Any) -> None:
+
+def _serve(connection: Any, build: Build, argument: Any, imports: Sequence[str]) -> None:
     try:
+        for name in imports:
+            import_module(name)
+        connection.recv()
         run, facts = build(argument)
         run()
         connection.send((True, None))
@@ -95,15 +109,19 @@ def wait(result: Any) -> None:
 
 
 def in_turns_of_processes(
-    ways: Mapping[str, tuple[Build, Any]], *, rounds: int, repeats: int, say: Callable[[str], None] = lambda _: None
+    ways: Mapping[str, tuple[Build, Any]],
+    *,
+    rounds: int,
+    repeats: int,
+    imports: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]], dict[str, str]]:
     """Seconds of each way in each round, facts of each way, and why others failed."""
-    running: dict[str, WayProcess] = {}
+    running = {name: WayProcess(build, argument, imports) for name, (build, argument) in ways.items()}
     failed: dict[str, str] = {}
     try:
-        for name, (build, argument) in ways.items():  # one after the other, so that building troubles nobody
-            running[name] = WayProcess(build, argument)
-            _try(name, running, failed, running[name].ready, say)
+        for name in list(running):  # one after the other, so that building troubles nobody
+            _try(name, running, failed, running[name].build, say)
         seconds: dict[str, list[float]] = {name: [] for name in running}
         for number in range(rounds + 1):  # the first is not counted
             for name in list(running):

@@ -13,7 +13,8 @@ from sosampler.bench.in_processes import in_turns_of_processes
 from sosampler.bench.measure import circumstances, compare
 
 REFERENCE = "eager fp32"
-# Ways by name: arguments of FrameEngine, None for the reference.
+TF32 = "eager tf32"  # the same with torch's default, which rounds what convolutions on a GPU multiply to 10 bits
+# Ways by name: arguments of FrameEngine, None for the usual code.
 CPU_WAYS: dict[str, dict[str, Any] | None] = {
     REFERENCE: None,
     "engine": {},
@@ -22,12 +23,16 @@ CPU_WAYS: dict[str, dict[str, Any] | None] = {
 }
 GPU_WAYS: dict[str, dict[str, Any] | None] = {
     REFERENCE: None,
+    TF32: None,
     "engine": {},
     "engine, sampler fp32": {"sampler_precision": "float32"},
     "engine, eager": {"compiled": "eager"},
-    "engine, cudnn": {"compiled": "cudnn"},
+    "engine, triton": {"compiled": "triton"},
     "engine, inductor": {"compiled": "inductor"},
 }
+
+_LARGE = 32  # videos at a time of which a few runs are long enough to time
+_IMPORTS = ("sosampler.engine.frame_engine", "sosampler.samplers.registry", "sosampler.bench.frames")
 
 
 def bench_sampler(
@@ -55,7 +60,7 @@ def bench_sampler(
         batches: videos at a time.
         size: height and width of the decoded frames.
         threads: torch's, of each process; None leaves them as they are.
-        repeats: runs of a round, one on the CPU and 20 on a GPU if not given.
+        repeats: runs of a round, one on the CPU and 20 on a GPU (5 of large batches) if not given.
         videos: on how many the chosen frames are compared with the sampler's own.
         pictures: folder of natural pictures to compare on; None takes made-up ones. Random weights turn the least
             difference into another choice, so that a comparison in half precision needs a trained sampler as well.
@@ -88,9 +93,9 @@ def bench_sampler(
             "videos": videos if batch == batches[0] else 0,
             "pictures": pictures,
         }
-        builds = {name: (build_way, {**task, "engine": known[name]}) for name in names}
-        runs = repeats or (1 if device == "cpu" else 20)
-        seconds, facts, failed = in_turns_of_processes(builds, rounds=rounds, repeats=runs, say=say)
+        builds = {name: (build_way, {**task, "engine": known[name], "tf32": name != REFERENCE}) for name in names}
+        runs = repeats or (1 if device == "cpu" else 20 if batch < _LARGE else 5)
+        seconds, facts, failed = in_turns_of_processes(builds, rounds=rounds, repeats=runs, imports=_IMPORTS, say=say)
         result["batches"].append(_row(batch, seconds, facts, failed))
     return result
 
@@ -125,6 +130,7 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
 
     if task["threads"]:
         torch.set_num_threads(task["threads"])
+    torch.backends.cudnn.allow_tf32 = task["tf32"]
     device = torch.device(task["device"])
     if task["sampler"]:
         from sosampler.samplers.registry import load_sampler

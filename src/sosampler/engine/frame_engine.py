@@ -23,11 +23,11 @@ from sosampler.samplers.backbones import MOBILENET
 from sosampler.samplers.sosampler import SOSampler
 
 BACKENDS = ("torch", "openvino", "onnxruntime")
-# How a GPU is kept busy: "eager" starts kernel after kernel; "graphs" all at once, with the passes between
-# convolutions joined; "cudnn" the same with cuDNN's joined convolutions; "inductor" the same over torch.compile, which
-# takes half a minute at the first batch.
-MODES = ("eager", "graphs", "cudnn", "inductor")
-_WAYS = {"eager": "steps", "graphs": "triton", "cudnn": "cudnn", "inductor": "inductor"}
+# How a GPU is kept busy: "eager" starts kernel after kernel; "graphs" all at once, with the passes around convolutions
+# joined with them or with each other; "triton" the same with each other only; "inductor" all at once over
+# torch.compile, which takes half a minute at the first batch.
+MODES = ("eager", "graphs", "triton", "inductor")
+_WAYS = {"eager": "steps", "graphs": "cudnn", "triton": "triton", "inductor": "inductor"}
 
 
 class EngineResult(NamedTuple):
@@ -112,7 +112,7 @@ class FrameEngine:
         self._fast_classifier = self._make_classifier(classifier) if can_be_fused(classifier) else None
         if classifier is not None and self._fast_classifier is None and hasattr(classifier, "to"):
             classifier.to(self.device)
-        graphed = self.mode in ("graphs", "cudnn", "inductor") and self._features is not None
+        graphed = self.mode != "eager" and self._features is not None
         whole = classifier is None or self._fast_classifier is not None
         self._graphs = GraphedCalls(self._compute) if graphed and whole else None
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from sosampler.engine.fused_conv import ACTIVATIONS, FusedConv
+from sosampler.engine.triton_kernels import max_pool
 from sosampler.samplers.shift import find_neighbours, shift_channels
 
 log = logging.getLogger("sosampler")
@@ -66,6 +67,7 @@ def fused(net: nn.Module, example: tuple[Any, ...], *, name: str, epilogues: boo
         _fold_batch_norms(traced)
         if epilogues:
             _fuse_convolutions(traced)
+            _join_biases(traced)
         traced.graph.lint()
         traced.recompile()
         found = traced(*example)
@@ -153,6 +155,45 @@ def _fuse_convolutions(graph: fx.GraphModule) -> None:
         last.replace_all_uses_with(new)
         for old in _between(node, last, other):
             graph.graph.erase_node(old)
+
+
+def _join_biases(graph: fx.GraphModule) -> None:
+    """What a convolution adds to each channel is added by the one that adds its output to its own: one pass less."""
+    for node in graph.graph.nodes:
+        taker = _module_of(graph, node)
+        if not isinstance(taker, FusedConv) or len(node.args) != 2 or not isinstance(node.args[1], fx.Node):
+            continue
+        giver = _module_of(graph, node.args[1])
+        if not isinstance(giver, FusedConv) or giver.activation is not None or giver.bias is None:
+            continue
+        if len(node.args[1].users) != 1 or _calls(graph, node.args[1].target) != 1 or _calls(graph, node.target) != 1:
+            continue
+        both = giver.bias.detach() if taker.bias is None else taker.bias.detach() + giver.bias.detach()
+        taker.bias, giver.bias = nn.Parameter(both.clone(), requires_grad=False), None
+
+
+class FastMaxPool(nn.Module):
+    """Max pooling of [F, C, H, W] by one pass of the GPU."""
+
+    def __init__(self, kernel: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return max_pool(x, self.kernel, self.stride, self.padding)
+
+
+def pool_fast(net: nn.Module) -> None:
+    """Replace the max pools of a fused network, in place."""
+    if not isinstance(net, fx.GraphModule):
+        return
+    for name, pool in list(net.named_modules()):
+        if not isinstance(pool, nn.MaxPool2d) or pool.ceil_mode or pool.return_indices:
+            continue
+        numbers = [pool.kernel_size, pool.stride, pool.padding, pool.dilation]
+        pairs = [(one, one) if isinstance(one, int) else tuple(one) for one in numbers]
+        if all(across == down for across, down in pairs) and pairs[3] == (1, 1):
+            _set_module(net, name, FastMaxPool(*(pair[0] for pair in pairs[:3])))
 
 
 def _between(first: fx.Node, last: fx.Node, other: fx.Node | None) -> list[fx.Node]:

@@ -12,8 +12,9 @@ from sosampler.checks import one_of
 
 ACTIVATIONS = ("relu", "relu6")
 # steps: one operator after the other. onednn: all in one, on the CPU. triton: the convolution, then one pass for the
-# rest, on a GPU. cudnn: all in one for ReLU, on a GPU.
+# rest, on a GPU. cudnn: all in one for ReLU in half precision, on a GPU, else as triton.
 WAYS = ("steps", "onednn", "triton", "cudnn")
+GPU_WAYS = ("triton", "cudnn")
 # How oneDNN is told: the operation and its numbers.
 _ONEDNN: dict[str | None, tuple[str, list[float]]] = {
     None: ("none", []),
@@ -21,6 +22,7 @@ _ONEDNN: dict[str | None, tuple[str, list[float]]] = {
     "relu6": ("hardtanh", [0.0, 6.0]),
 }
 _ONEDNN_TYPES = (torch.float32, torch.bfloat16)
+_CUDNN_TYPES = (torch.float16, torch.bfloat16)
 
 
 class FusedConv(nn.Module):
@@ -41,10 +43,9 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if self.way == "onednn":
             return self._by_onednn(x, other)
-        if self.way == "triton" and x.is_cuda:
-            return self._by_triton(x, other)
-        if self.way == "cudnn" and self.activation == "relu" and self.bias is not None:
-            return self._by_cudnn(x, other)
+        if self.way in GPU_WAYS and x.is_cuda:
+            in_one = self.way == "cudnn" and self.activation == "relu" and x.dtype in _CUDNN_TYPES
+            return self._by_cudnn(x, other) if in_one and self.bias is not None else self._by_triton(x, other)
         x = self._convolved(x, self.bias)
         if other is not None:
             x = x + other

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop
 
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.engine.triton_kernels import normalise
+from sosampler.engine.blocks import Blocks
+from sosampler.engine.triton_kernels import normalise, normalise_blocks
 from sosampler.errors import InvalidArgument
 
 _MIDDLE = 128  # grey level
@@ -40,10 +41,15 @@ class InputMaker:
     The CPU resizes uint8 as `Preprocessing` does, to the last bit. A GPU resizes by two matrix products (an antialiased
     resize is linear in rows and in columns), which is one to two orders faster than the general operator and differs
     from it by a fraction of a grey level before both round to whole levels.
+
+    `blocks`: for a network that begins with them, [F, 16, rows, columns].
     """
 
-    def __init__(self, preprocessing: Preprocessing, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, preprocessing: Preprocessing, device: torch.device, dtype: torch.dtype, blocks: Blocks | None = None
+    ) -> None:
         self.preprocessing = preprocessing
+        self.blocks = blocks
         self.device = device
         self.dtype = dtype
         # Values in 0..255, one entry a channel of each pixel of a row: [3 * w].
@@ -75,9 +81,11 @@ class InputMaker:
         return small
 
     def normalised(self, levels: Tensor) -> Tensor:
-        """Grey levels [F, h, w * 3] -> [F, 3, h, w], rounded to whole levels, mean and std taken out."""
+        """Grey levels [F, h, w * 3] -> [F, 3, h, w] or blocks, rounded to whole levels, mean and std taken out."""
         if levels.dtype == torch.uint8:
             found = torch.sub(levels, self._mean).mul_(self._scale).to(self.dtype)
+        elif self.blocks is not None:
+            return normalise_blocks(levels, self._mean, self._scale, self.dtype, self.blocks, offset=_MIDDLE)
         else:
             found = normalise(levels, self._mean, self._scale, self.dtype, offset=_MIDDLE)
         return found.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
@@ -99,8 +107,8 @@ class InputMaker:
 
 
 def _centred(frames: Tensor) -> Tensor:
-    """uint8 -> float16 from -128 to 127, by flipping the highest bit."""
-    return frames.bitwise_xor(_MIDDLE).view(torch.int8).half()
+    """uint8 -> float16 from -128 to 127, in one pass: the tensor without dimensions decides the type."""
+    return torch.sub(frames, torch.tensor(_MIDDLE, dtype=torch.float16))
 
 
 def resize_matrices(preprocessing: Preprocessing, height: int, width: int) -> tuple[Tensor, Tensor]:

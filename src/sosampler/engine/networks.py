@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from sosampler.classifiers.outputs import activate
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine.fuse import fused
-from sosampler.engine.fused_conv import set_way
+from sosampler.engine.blocks import Blocks, see_blocks
+from sosampler.engine.fuse import fused, pool_fast
+from sosampler.engine.fused_conv import GPU_WAYS, set_way
 from sosampler.engine.inputs import InputMaker
 from sosampler.samplers.sosampler import SOSampler
 
@@ -43,8 +44,9 @@ class TorchFeatures:
         example = (torch.zeros(2, 3, size, size).uniform_(-2, 2, generator=torch.Generator().manual_seed(0)), 2)
         backbone: nn.Module = copy.deepcopy(sampler.backbone).cpu().float()
         backbone = fused(backbone, example, name="the sampler", epilogues=way != "inductor")
+        blocks = _suited(backbone, way)
         self.net = _settled(backbone, device, dtype, way)
-        self.inputs = InputMaker(sampler.preprocessing, device, dtype)
+        self.inputs = InputMaker(sampler.preprocessing, device, dtype, blocks)
         self.reach = sampler.backbone.reach
 
     def __call__(self, frames: Tensor, num_frames: int) -> Tensor:
@@ -61,12 +63,12 @@ class TorchClassifier:
     """uint8 frames [B, N, 3, H, W] -> probabilities [B, C] of a pooled classifier."""
 
     def __init__(self, classifier: PooledClassifier, device: torch.device, dtype: torch.dtype, way: str) -> None:
-        self.inputs = InputMaker(classifier.preprocessing, device, dtype)
         self.name, self.activation = classifier.name, classifier.activation
         example = torch.zeros(2, 3, *classifier.preprocessing.size)
         example.uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
         net = copy.deepcopy(classifier.net).cpu().float()
         net = fused(net, (example,), name=classifier.name, epilogues=way != "inductor")
+        self.inputs = InputMaker(classifier.preprocessing, device, dtype, _suited(net, way))
         self.pooled = with_net(classifier, _settled(net, device, dtype, way))
 
     def __call__(self, frames: Tensor) -> Tensor:
@@ -107,6 +109,14 @@ def judged(heads: SOSampler, features: Tensor, num_frames: int) -> Tensor:
 def can_be_fused(classifier: Any) -> bool:
     """Pooled classifiers look at frames one by one, so that their network can be replaced by a faster one."""
     return isinstance(classifier, PooledClassifier) and isinstance(classifier.preprocessing, Preprocessing)
+
+
+def _suited(net: nn.Module, way: str) -> Blocks | None:
+    """Changes of a fused network, in place, that suit a GPU: how it begins, for which it tells, and how it pools."""
+    if way not in GPU_WAYS:
+        return None
+    pool_fast(net)
+    return see_blocks(net)
 
 
 def _settled(net: nn.Module, device: torch.device, dtype: torch.dtype, way: str) -> nn.Module:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sosampler.engine.blocks import BLOCK_CHANNELS, Blocks
+
 triton: Any
 try:
     triton, tl = import_module("triton"), import_module("triton.language")
@@ -30,6 +32,8 @@ def have_triton() -> bool:
 
 def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
     """activation(x + bias[channel] + other), in place of x: [F, C, H, W], channels last."""
+    if bias is None and other is None and activation is None:
+        return x
     if triton is None or not _dense(x) or (not x.is_cuda and not _INTERPRETED):
         return _by_steps(x, bias, other, activation)
     if other is not None and (other.stride() != x.stride() or other.dtype != x.dtype):
@@ -60,6 +64,40 @@ def normalise(levels: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype, *
     return found
 
 
+def normalise_blocks(
+    levels: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype, blocks: Blocks, *, offset: float = 0.0
+) -> Tensor:
+    """The same, as blocks of 2 x 2 pixels with zeros around: levels [F, h, w * 3] -> [F, 16, rows, columns].
+
+    Channels last: those of the block's pixels one after another, then zeros.
+    """
+    frames, height, width = levels.shape[0], levels.shape[1], levels.shape[2] // 3
+    rows, columns = blocks.count(height), blocks.count(width)
+    if triton is None or (not levels.is_cuda and not _INTERPRETED):
+        whole = normalise(levels, mean, scale, dtype, offset=offset)
+        return blocks.of(whole.unflatten(2, (-1, 3)).permute(0, 3, 1, 2))
+    levels = levels.contiguous()
+    found = torch.empty(frames, rows, columns, BLOCK_CHANNELS, device=levels.device, dtype=dtype)
+    grid = (triton.cdiv(found.numel(), _BLOCK),)
+    sizes = (found.numel(), height, width, rows, columns, blocks.before, offset + 0.5)
+    _normalise_blocks[grid](levels, found, mean, scale, *sizes, block=_BLOCK, channels=BLOCK_CHANNELS)
+    return found.permute(0, 3, 1, 2)
+
+
+def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    """As torch's own of [F, C, H, W]; torch's takes several times as long where channels are last."""
+    if triton is None or not _dense(x) or (not x.is_cuda and not _INTERPRETED):
+        return F.max_pool2d(x, kernel, stride, padding)
+    frames, channels, height, width = x.shape
+    rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
+    shape = (frames, channels, rows, columns)
+    found = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+    grid = (triton.cdiv(found.numel(), _BLOCK),)
+    sizes = (found.numel(), channels, height, width, rows, columns)
+    _max_pool[grid](x, found, *sizes, kernel=kernel, stride=stride, padding=padding, block=_BLOCK)
+    return found
+
+
 def _dense(x: Tensor) -> bool:
     """Whether the channels of a pixel lie side by side, and pixels without gaps."""
     return bool(x.is_contiguous(memory_format=torch.channels_last)) and (x.stride(1) == 1 or x.shape[1] == 1)
@@ -75,7 +113,7 @@ def _by_steps(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: 
     return F.relu6(x) if activation == "relu6" else x
 
 
-def _define() -> tuple[Any, Any]:
+def _define() -> tuple[Any, Any, Any, Any]:
     """The kernels. Numbers are added in float32, as in a convolution that does it itself."""
 
     @triton.jit
@@ -114,9 +152,75 @@ def _define() -> tuple[Any, Any]:
         values *= tl.load(scale + column, mask=inside, other=0.0)
         tl.store(found + places, values.to(found.dtype.element_ty), mask=inside)
 
-    return finishing, normalising
+    @triton.jit
+    def normalising_blocks(  # type: ignore[no-untyped-def]
+        levels,
+        found,
+        mean,
+        scale,
+        number,
+        height,
+        width,
+        rows,
+        columns,
+        before,
+        half_more,
+        block: tl.constexpr,  # type: ignore[name-defined]
+        channels: tl.constexpr,  # type: ignore[name-defined]
+    ):
+        places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        channel = places % channels
+        cell = places // channels
+        colour = channel % 3
+        x = 2 * (cell % columns) + (channel // 3) % 2 - before
+        y = 2 * ((cell // columns) % rows) + channel // 6 - before
+        frame = cell // (columns * rows)
+        inside = (places < number) & (channel < 12) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        values = tl.load(levels + ((frame * height + y) * width + x) * 3 + colour, mask=inside, other=0.0).to(
+            tl.float32
+        )
+        values = tl.minimum(tl.maximum(tl.floor(values + half_more), 0.0), 255.0)
+        values -= tl.load(mean + colour, mask=inside, other=0.0)
+        values *= tl.load(scale + colour, mask=inside, other=0.0)
+        values = tl.where(inside, values, 0.0)
+        tl.store(found + places, values.to(found.dtype.element_ty), mask=places < number)
+
+    @triton.jit
+    def max_pooling(  # type: ignore[no-untyped-def]
+        x,
+        found,
+        number,
+        channels,
+        height,
+        width,
+        rows,
+        columns,
+        kernel: tl.constexpr,  # type: ignore[name-defined]
+        stride: tl.constexpr,  # type: ignore[name-defined]
+        padding: tl.constexpr,  # type: ignore[name-defined]
+        block: tl.constexpr,  # type: ignore[name-defined]
+    ):
+        places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        channel = places % channels
+        cell = places // channels
+        left = (cell % columns) * stride - padding
+        top = ((cell // columns) % rows) * stride - padding
+        frame = cell // (columns * rows)
+        highest = tl.full((block,), float("-inf"), tl.float32)
+        for down in tl.static_range(kernel):
+            for right in tl.static_range(kernel):
+                y, column = top + down, left + right
+                inside = (places < number) & (y >= 0) & (y < height) & (column >= 0) & (column < width)
+                where = ((frame * height + y) * width + column) * channels + channel
+                values = tl.load(x + where, mask=inside, other=float("-inf")).to(tl.float32)
+                highest = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(found + places, highest.to(found.dtype.element_ty), mask=places < number)
+
+    return finishing, normalising, normalising_blocks, max_pooling
 
 
 _finish: Any
 _normalise: Any
-_finish, _normalise = _define() if triton is not None else (None, None)
+_normalise_blocks: Any
+_max_pool: Any
+_finish, _normalise, _normalise_blocks, _max_pool = _define() if triton is not None else (None,) * 4
