@@ -44,7 +44,10 @@ class Lesson(NamedTuple):
 
 
 class Teacher(nn.Module):
-    """ImageNet's ResNet-50 with its stride on the first convolution of a block: probabilities and features."""
+    """ImageNet's ResNet-50 with its stride on the first convolution of a block: probabilities and features.
+
+    On a GPU its convolutions run in bfloat16.
+    """
 
     def __init__(self, weights: Path) -> None:
         super().__init__()
@@ -56,9 +59,11 @@ class Teacher(nn.Module):
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         net = self.net
-        x = net.maxpool(net.relu(net.bn1(net.conv1(frames))))
-        features = net.layer4(net.layer3(net.layer2(net.layer1(x)))).float().mean((2, 3))
-        return net.fc(features).float().softmax(-1), features
+        with torch.autocast(frames.device.type, torch.bfloat16, enabled=frames.is_cuda):
+            x = net.maxpool(net.relu(net.bn1(net.conv1(frames))))
+            x = net.layer4(net.layer3(net.layer2(net.layer1(x))))
+        features = x.float().mean((2, 3))
+        return net.fc(features).softmax(-1), features
 
 
 class Lessons:
@@ -70,7 +75,6 @@ class Lessons:
         teacher_size, size: pixels that teacher and student see.
         spoiled: times that each picture is spoiled.
         weights: of some kinds, where they are not to be those of KINDS.
-        half: whether the teacher runs in bfloat16.
     """
 
     def __init__(
@@ -83,9 +87,8 @@ class Lessons:
         size: int,
         spoiled: int,
         weights: dict[str, float],
-        half: bool,
     ) -> None:
-        self.pictures, self.teacher, self.half = pictures, teacher, half
+        self.pictures, self.teacher = pictures, teacher
         self.masks = smaller(masks[:, None].float() / 255, teacher_size)[:, 0]
         self.teacher_size, self.size, self.spoiled, self.weights = teacher_size, size, spoiled, weights
 
@@ -102,8 +105,7 @@ class Lessons:
         spoiled, left = spoil(again, moved, masks, kinds)
         spoiled = as_filmed(spoiled)
 
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.half):
-            probs, features = self.teacher(normalised(torch.cat([clean, spoiled])))
+        probs, features = self.teacher(normalised(torch.cat([clean, spoiled])))
         taught = F.normalize(features, dim=1)
         before, after = (part.split([count, len(again)]) for part in (probs, taught))
         overlap = (before[1] * before[0].repeat(self.spoiled, 1)).sqrt().sum(1)

@@ -73,7 +73,7 @@ def settings_from(given: list[str]) -> Settings:
 
 
 class Student(nn.Module):
-    """The sampler with the two heads in place of its one."""
+    """The sampler with the two heads in place of its one; on a GPU its convolutions run in bfloat16."""
 
     def __init__(self, weights: Path, input_size: int) -> None:
         super().__init__()
@@ -88,10 +88,10 @@ class Student(nn.Module):
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """[F, 3, S, S] in 0..1 -> [F, 2] and features [F, D], in float32."""
-        x = self.sampler.backbone.features(normalised(frames))
+        with torch.autocast(frames.device.type, torch.bfloat16, enabled=frames.is_cuda):
+            x = self.sampler.backbone.features(normalised(frames))
         features = x.float().mean((2, 3))
-        with torch.autocast(features.device.type, enabled=False):
-            return self.heads(features), features
+        return self.heads(features), features
 
     def learn(self, norms: bool) -> None:
         """To training mode; norms keep ImageNet's statistics unless they learn too.
@@ -144,7 +144,6 @@ def train(
     loss is kept, and written as soon as it is found.
     """
     begin = time.perf_counter()
-    half = device.type == "cuda"  # on a CPU bfloat16 is slow or not there
     torch.backends.cudnn.benchmark = True
     stored = read(data)
     teacher = Teacher(teacher_weights).to(device, memory_format=torch.channels_last)
@@ -153,7 +152,7 @@ def train(
     def lessons(split: int, weights: dict[str, float]) -> Lessons:
         pictures = stored.pictures[stored.split == split].to(device)
         sizes = {"teacher_size": settings.teacher_size, "size": settings.input_size, "spoiled": settings.spoiled}
-        return Lessons(pictures, masks, teacher, **sizes, weights=weights, half=half)
+        return Lessons(pictures, masks, teacher, **sizes, weights=weights)
 
     dev = list(dev_lessons(lessons(DEV, {}), settings))
     torch.manual_seed(settings.seed)
@@ -165,21 +164,23 @@ def train(
     a_pass = len(school.pictures) // settings.pictures  # steps
     told: dict[str, Any] = {
         "settings": asdict(settings),
-        "device": torch.cuda.get_device_name(device) if half else f"{torch.get_num_threads()} CPU cores",
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU cores",
         "frames_dev": sum(len(lesson.kinds) for lesson in dev),
-        "dev_of_imagenet": measure_dev(learning.averaged, dev, settings, half),
+        "dev_of_imagenet": measure_dev(learning.averaged, dev, settings),
         "log": [],
     }
     share, begun = 0.0, time.perf_counter()
     for step, places in enumerate(_orders(len(school.pictures), settings.pictures), start=1):
-        _step(learning, school.make(places), settings, share, step, half)
+        _step(learning, school.make(places), settings, share, step)
         now = time.perf_counter()
         if step == _WARM_STEPS:
             begun = now
         share = min(1.0, (now - begun) / max(1.0, begin + seconds - _SECONDS_TO_END - begun))
         if share == 1 or share * settings.measured >= measured + 1:
             measured = int(share * settings.measured)
-            found = measure_dev(learning.averaged, dev, settings, half)
+            found = measure_dev(learning.averaged, dev, settings)
             row = {"epoch": round(step / a_pass, 1), "step": step, "seconds": round(time.perf_counter() - begin, 1)}
             row |= {name: found[name] for name in ("total", "retained", "sure", "likeness")}
             row |= {name: found[_BY_KIND][name][1] for name in ("clean", "fade", "wipe")}
@@ -236,13 +237,12 @@ def _orders(count: int, at_once: int) -> Iterator[Tensor]:
         yield from torch.randperm(count)[: count // at_once * at_once].split(at_once)
 
 
-def _step(learning: _Learning, lesson: Lesson, settings: Settings, share: float, step: int, half: bool) -> None:
+def _step(learning: _Learning, lesson: Lesson, settings: Settings, share: float, step: int) -> None:
     student = learning.student
     factor = min(1.0, (share + 1e-3) / settings.warmup) * 0.5 * (1 + math.cos(math.pi * share))
     for group, rate in zip(learning.optimizer.param_groups, learning.rates, strict=True):
         group["lr"] = rate * factor
-    with torch.autocast(lesson.frames.device.type, torch.bfloat16, enabled=half):
-        total, _, _ = losses(student, lesson, settings)
+    total, _, _ = losses(student, lesson, settings)
     learning.optimizer.zero_grad(set_to_none=True)
     total.backward()
     nn.utils.clip_grad_norm_([one for one in student.parameters() if one.grad is not None], 5.0)
@@ -255,14 +255,13 @@ _BY_KIND = "retained, wanted and said"
 
 
 @torch.no_grad()
-def measure_dev(student: Student, dev: list[Lesson], settings: Settings, half: bool) -> dict[str, Any]:
+def measure_dev(student: Student, dev: list[Lesson], settings: Settings) -> dict[str, Any]:
     """Losses on pictures and groups that were held out, and what was wanted and said of each kind of frame."""
     sums: dict[str, float] = {}
     said = []
     for lesson in dev:
         seen = lesson._replace(frames=lesson.frames.float() / 255)
-        with torch.autocast(seen.frames.device.type, torch.bfloat16, enabled=half):
-            total, parts, heads = losses(student, seen, settings)
+        total, parts, heads = losses(student, seen, settings)
         for name, value in ({"total": total} | parts).items():
             sums[name] = sums.get(name, 0.0) + float(value) / len(dev)
         said.append(heads[:, RETAINED].sigmoid().cpu())
