@@ -7,7 +7,6 @@ pictures, test groups of the clips and the fonts of the measurement never come i
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-SIDE = 160  # pixels of a stored square; the sampler sees 128
+SIDE = 192  # pixels of a stored square; cut-outs of it are larger than the 128 that the sampler sees
 QUALITY = 82
 PICTURES_FOR_TRAINING = 0.8  # the rest of each class's train pictures, the last ones, is dev
 CLIP_SETS = ("airtlab", "yoga", "golfdb")
@@ -77,7 +75,7 @@ def _words(draw: np.random.Generator, fonts: Sequence[Path], side: int) -> NDArr
     pen = ImageDraw.Draw(canvas)
     lines = int(draw.integers(1, 8))
     height = int(np.clip(side * draw.uniform(0.5, 0.95) / lines, 8, side * draw.uniform(0.12, 0.32)))
-    font = ImageFont.truetype(str(fonts[draw.integers(len(fonts))]), height)
+    font = ImageFont.truetype(str(fonts[int(draw.integers(len(fonts)))]), height)
     top = draw.uniform(0, max(1, side - lines * height * 1.2))
     centred = draw.random() < 0.7
     for line in range(lines):
@@ -156,37 +154,3 @@ def _jpeg(picture: Picture) -> bytes:
     held = io.BytesIO()
     Image.fromarray(picture).save(held, "JPEG", quality=QUALITY, optimize=True)
     return held.getvalue()
-
-
-# ---- weights that can be carried about
-
-
-def pack_weights(source: Path, out: Path) -> None:
-    """A quarter of the size: whole numbers of 8 bits with a scale for each output channel. Norms stay as they are."""
-    packed: dict[str, Tensor] = {}
-    for name, tensor in load_file(source).items():
-        if tensor.ndim < 2 or not tensor.is_floating_point():
-            packed[name] = tensor
-            continue
-        rows = tensor.float().flatten(1)
-        scale = rows.abs().amax(1).clamp_min(1e-12) / 127
-        packed[name] = (rows / scale[:, None]).round().to(torch.int8).view(tensor.shape)
-        packed[f"{name}{SCALE}"] = scale
-    save_file(packed, out)
-
-
-SCALE = ".scale"
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """What `pack_weights` wrote, or plain weights, in float32."""
-    state = load_file(path)
-    for name in [name for name in state if name.endswith(SCALE)]:
-        scale, whole = state.pop(name), name.removesuffix(SCALE)
-        shape = (-1, *[1] * (state[whole].ndim - 1))
-        state[whole] = state[whole].float() * scale.view(shape)
-    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-
-
-def tell(found: dict[str, Any]) -> None:
-    print(json.dumps(found), flush=True)

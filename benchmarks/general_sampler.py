@@ -1,8 +1,8 @@
 """The sampler that ships with the package: its data, its training, its settings, and what it is worth.
 
-    python benchmarks/general_sampler.py data PICTURES CLIPS --resnet50 ... --mobilenet ... --fonts FONTS --work WORK
-    python benchmarks/general_sampler.py ask --work WORK --part 0 2      (and, beside it, --part 1 2)
-    python benchmarks/general_sampler.py train --work WORK --out RUN
+    python benchmarks/general_sampler.py data PICTURES CLIPS --fonts FONTS --out DATA
+    python benchmarks/general_sampler.py train --data DATA --resnet50 ... --mobilenet ... --out RUN \\
+        --device cuda --seconds 300
     python benchmarks/general_sampler.py choose RUN --pictures PICTURES --clips CLIPS --films FILMS \\
         --fonts OTHER_FONTS --classifier CLASSIFIER --work WORK
     python benchmarks/general_sampler.py export RUN --out src/sosampler/samplers/general
@@ -10,10 +10,10 @@
 
 PICTURES is sports22 with train/, test/ and distractors/; CLIPS holds `manifest.csv` as for banks.py; FILMS are a few
 videos of any kind; FONTS and OTHER_FONTS hold .ttf files; CLASSIFIER has learned from the first half of the train
-pictures. `data` writes one file without labels and the weights in small, so that the rest needs no decoder; `ask` keeps
-what teacher and lower blocks say, `train` teaches the upper blocks. `choose` mixes the heads and sets the choice on
-dev; `measure` is about what was left out of all of these. PySceneDetect is measured beside the others where
-`--scenedetect` names a Python that has it.
+pictures. `data` writes one file without labels, so that `train` needs no decoder. `train` has all of MobileNetV2 learn
+from ResNet-50, both ImageNet's, until the time is over. `choose` mixes the heads and sets the choice on dev; `measure`
+is about what was left out of all of these. PySceneDetect is measured beside the others where `--scenedetect` names a
+Python that has it.
 """
 
 from __future__ import annotations
@@ -27,38 +27,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 
-DATA, TEACHER, STUDENT = "data.npz", "resnet50_8bit.safetensors", "mobilenet_half.safetensors"
-ANSWERS, TRAINED, CHOSEN = "answers", "training.json", "chosen.json"
+TRAINED, CHOSEN = "training.json", "chosen.json"  # in the folder of a run
 
 
 def data(given: argparse.Namespace) -> None:
     import general_data
-    from safetensors.torch import load_file, save_file
 
-    given.work.mkdir(parents=True, exist_ok=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     fonts = sorted(given.fonts.glob("*.ttf"))
-    told = general_data.make(given.pictures, given.clips, fonts, given.work / DATA)
-    general_data.pack_weights(given.resnet50, given.work / TEACHER)
-    state = load_file(given.mobilenet)
-    # Norms keep their range; only weights of convolutions are halved.
-    halves = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in state.items()}
-    save_file(halves, given.work / STUDENT)
-    print(json.dumps(told), flush=True)
-
-
-def ask(given: argparse.Namespace) -> None:
-    import general_training
-
-    made = general_training.ask(
-        given.work / DATA,
-        given.work / TEACHER,
-        given.work / STUDENT,
-        given.work / ANSWERS,
-        general_training.Settings(),
-        part=given.part[0],
-        parts=given.part[1],
-    )
-    print(json.dumps({"files": made}), flush=True)
+    print(json.dumps(general_data.make(given.pictures, given.clips, fonts, given.out)), flush=True)
 
 
 def train(given: argparse.Namespace) -> None:
@@ -66,15 +43,15 @@ def train(given: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(given.threads)
-    changed = {} if given.epochs is None else {"epochs": given.epochs}
     found = general_training.train(
-        given.work / ANSWERS,
-        given.work / STUDENT,
+        given.data,
+        given.resnet50,
+        given.mobilenet,
         given.out,
-        general_training.Settings(**changed),
+        general_training.settings_from(given.set),
         seconds=given.seconds,
+        device=torch.device(given.device),
     )
-    (given.out / TRAINED).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in found.items() if key != "log"}), flush=True)
 
 
@@ -115,7 +92,6 @@ def main() -> None:
     stages = parser.add_subparsers(dest="stage", required=True)
     doing: dict[str, Callable[[argparse.Namespace], None]] = {
         "data": data,
-        "ask": ask,
         "train": train,
         "choose": choose,
         "export": export,
@@ -126,18 +102,16 @@ def main() -> None:
     part = parts["data"]
     part.add_argument("pictures", type=Path)
     part.add_argument("clips", type=Path)
-    for name in ("--resnet50", "--mobilenet", "--fonts", "--work"):
+    for name in ("--fonts", "--out"):
         part.add_argument(name, type=Path, required=True)
-
-    parts["ask"].add_argument("--work", type=Path, required=True)
-    parts["ask"].add_argument("--part", type=int, nargs=2, default=[0, 1], help="Which process, of how many.")
 
     part = parts["train"]
-    for name in ("--work", "--out"):
+    for name in ("--data", "--resnet50", "--mobilenet", "--out"):
         part.add_argument(name, type=Path, required=True)
-    part.add_argument("--epochs", type=int, default=None)
-    part.add_argument("--seconds", type=float, default=None, help="After these no other epoch begins.")
+    part.add_argument("--device", default="cuda")
+    part.add_argument("--seconds", type=float, default=300, help="In which all of it ends, from reading to writing.")
     part.add_argument("--threads", type=int, default=2)
+    part.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="Other settings of the training.")
 
     for name in ("choose", "export", "measure"):
         parts[name].add_argument("run", type=Path)

@@ -1,378 +1,285 @@
-"""How the general sampler is taught: a frozen ImageNet network looks at every frame before and after it was spoiled.
+"""How the general sampler is taught: all of MobileNetV2 learns what general_lessons.py knows of every frame.
 
-Nobody labels anything. For each frame the student learns three things:
-
-- what is left of it: how far the teacher says the same about the spoiled frame as about the clean one (overlap of its
-  probabilities, likeness of its features), times what a transition leaves; nothing for plain and written frames;
-- how sure the teacher is: its highest probability for the frame as it is;
-- which frames resemble each other: the cosines between the teacher's features of all frames of a batch.
-
-The first two are linear heads on the same features, so any mixture of them is one importance head afterwards.
-
-It is made for a small machine without a GPU: the teacher is asked once (`ask`, by several processes if wished), and of
-the student the lower blocks stay as ImageNet left them, so that what they say is kept too. `train` then teaches the
-upper blocks, in minutes.
+What is left of a frame and how sure the teacher is are linear heads on the same features, so any mixture of them is one
+importance head afterwards; the likeness of the teacher's features is learned by the features themselves.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from general_data import DEV, TRAIN, Stored, read, read_weights
-from general_defects import KINDS, as_filmed, draw_kinds, spoil
-from numpy.typing import NDArray
+from general_data import DEV, TRAIN, read
+from general_defects import KINDS
+from general_lessons import Lesson, Lessons, Teacher, normalised
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torchvision.models import resnet50
 
-from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-from sosampler.classifiers.weights import load_weights
-from sosampler.files import replacing
+from sosampler.classifiers.weights import load_weights, read_state
 from sosampler.samplers.sosampler import SOSampler
 
-HEADS = "heads.safetensors"
+HEADS, TRAINED = "heads.safetensors", "training.json"
 RETAINED, SURE = 0, 1  # rows of the heads
-LOWER_BLOCKS = 15  # of MobileNetV2's 19, which stay as they are
-AT_ONCE = 64  # pictures of which answers are kept in one file
-NOT_ASKED = ("flat", "title")  # kinds of which nothing is left, whatever the teacher says
+_DEV_SEED = 1000  # the same dev frames whatever the seed of a training is
+_SECONDS_TO_END = 4.0  # of the time given, kept for the last measurement and for writing
+_WARM_STEPS = 10  # while a GPU finds its ways; they are part of the training, but time is only shared out after them
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides a training besides the file."""
+    """All that decides a training besides the file and the time that it may take."""
 
+    pictures: int = 96  # a step
     spoiled: int = 3  # times that each picture is spoiled
     dev_pictures: int = 512
-    teacher_size: int = 128
+    teacher_size: int = 160
     input_size: int = 128
-    epochs: int = 6
-    batch_size: int = 256  # frames
-    lr: float = 5e-4
+    fade: float = KINDS["fade"]  # how often, among the weights of all kinds
+    wipe: float = KINDS["wipe"]
+    lr: float = 1e-3
+    lower_lr: float = 0.5  # share of `lr` for the lower blocks, which are nearer to what they should be
     head_lr: float = 3e-3
     weight_decay: float = 0.05
-    warmup: float = 0.05  # share of the steps
-    averaging: float = 0.99
+    warmup: float = 0.05  # share of the time
+    averaging: float = 0.995
+    norms: bool = True
     sure_weight: float = 0.5
     likeness_weight: float = 10.0
+    measured: int = 24  # times that dev is looked at
     seed: int = 0
 
 
-class Answers(NamedTuple):
-    """What is kept of some frames."""
-
-    lower: Tensor  # [F, 160, 4, 4], what the lower blocks say
-    retained: Tensor  # [F]
-    sure: Tensor  # [F], NaN where the teacher was not asked
-    taught: Tensor  # [F, 2048], the teacher's features, NaN likewise
-    kinds: Tensor  # [F], places in KINDS; -1 for frames to which nothing happened
+_LOWER_BLOCKS = 11  # of MobileNetV2's 19
 
 
-class Teacher(nn.Module):
-    """ImageNet's ResNet-50 with its stride on the first convolution of a block: probabilities and features."""
-
-    def __init__(self, weights: Path) -> None:
-        super().__init__()
-        self.net = resnet50()
-        for layer in (self.net.layer2, self.net.layer3, self.net.layer4):
-            layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
-        load_weights(self.net, read_weights(weights), where=str(weights))
-
-    def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        net = self.net
-        x = net.maxpool(net.relu(net.bn1(net.conv1(frames))))
-        features = net.layer4(net.layer3(net.layer2(net.layer1(x)))).mean((2, 3))
-        return net.fc(features).softmax(-1), features
+def settings_from(given: list[str]) -> Settings:
+    """Of "name=value"."""
+    kinds: dict[str, type] = {field.name: type(field.default) for field in fields(Settings)}
+    changed: dict[str, Any] = {}
+    for one in given:
+        name, _, value = one.partition("=")
+        if name not in kinds:
+            raise SystemExit(f"--set {one}: there is no such setting; there are {', '.join(kinds)}")
+        changed[name] = value.lower() in ("1", "true", "yes") if kinds[name] is bool else kinds[name](value)
+    return Settings(**changed)
 
 
 class Student(nn.Module):
-    """The sampler with the two heads in place of its one, seen from the lower blocks on."""
+    """The sampler with the two heads in place of its one; on a GPU its convolutions run in bfloat16."""
 
     def __init__(self, weights: Path, input_size: int) -> None:
         super().__init__()
         self.sampler = SOSampler(input_size=input_size)
-        load_weights(self.sampler.backbone, read_weights(weights), where=str(weights))
-        self.sampler.backbone.features[:LOWER_BLOCKS].requires_grad_(False)
+        state = read_state(weights)
+        inside = {name: tensor for name, tensor in state.items() if name.startswith("features.")}
+        load_weights(self.sampler.backbone, inside, where=str(weights))
         self.heads = nn.Linear(self.sampler.backbone.num_features, 2)
         nn.init.zeros_(self.heads.weight)
         nn.init.zeros_(self.heads.bias)
-        self.eval()  # norms keep ImageNet's statistics: those of the lower blocks were kept with them
+        self.eval()
 
-    @property
-    def upper(self) -> nn.Module:
-        blocks: nn.Module = self.sampler.backbone.features[LOWER_BLOCKS:]
-        return blocks
-
-    def forward(self, lower: Tensor) -> tuple[Tensor, Tensor]:
-        """[F, 160, 4, 4] -> [F, 2] and features [F, D]."""
-        features = self.upper(lower).mean((2, 3))
+    def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """[F, 3, S, S] in 0..1 -> [F, 2] and features [F, D], in float32."""
+        with torch.autocast(frames.device.type, torch.bfloat16, enabled=frames.is_cuda):
+            x = self.sampler.backbone.features(normalised(frames))
+        features = x.float().mean((2, 3))
         return self.heads(features), features
 
+    def learn(self, norms: bool) -> None:
+        """To training mode; norms keep ImageNet's statistics unless they learn too.
 
-# ---- asking
-
-
-def ask(
-    data: Path, teacher_weights: Path, student_weights: Path, out: Path, settings: Settings, *, part: int, parts: int
-) -> int:
-    """Spoil pictures, ask teacher and lower blocks, keep the answers in `out`; a file that is there is not made again.
-
-    Of `parts` processes each makes every so manieth file. Returns how many files this one made.
-    """
-    torch.set_num_threads(1)
-    out.mkdir(parents=True, exist_ok=True)
-    stored = read(data)
-    teacher = _runtime(Teacher(teacher_weights), settings.teacher_size)
-    lower_blocks = Student(student_weights, settings.input_size).sampler.backbone.features[:LOWER_BLOCKS]
-    lower = _runtime(lower_blocks, settings.input_size)
-    made = 0
-    for number, (split, places) in enumerate(_portions(stored, settings)):
-        path = out / f"{'dev' if split == DEV else 'train'}-{number:03d}.npz"
-        if number % parts != part or path.is_file():
-            continue
-        torch.manual_seed(1000 * settings.seed + number)
-        answers = _asked(stored, places, teacher, lower, settings)
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **answers)
-        made += 1
-        print(path.name, flush=True)
-    return made
+        They learn by default: two thirds of the frames are spoiled, which is not what ImageNet's statistics are of, and
+        every batch has the same mixture of hundreds of frames, so that the running ones are right afterwards.
+        """
+        self.train(norms)  # nothing but norms has a mode here: SOSampler's dropout is 0
 
 
-def _portions(stored: Stored, settings: Settings) -> Iterator[tuple[int, Tensor]]:
-    """All train pictures once, and some of dev, in an order by seed."""
-    order = torch.Generator().manual_seed(settings.seed)
-    for split in (TRAIN, DEV):
-        places = (stored.split == split).nonzero()[:, 0]
-        places = places[torch.randperm(len(places), generator=order)]
-        for some in (places if split == TRAIN else places[: settings.dev_pictures]).split(AT_ONCE):
-            yield split, some
+class _Learning(NamedTuple):
+    """What changes in a training."""
+
+    student: Student
+    averaged: Student
+    optimizer: torch.optim.Optimizer
+    rates: list[float]  # a group
+    pairs: tuple[list[Tensor], list[Tensor]]  # averaged tensors and those that they follow, statistics of norms too
 
 
-def _asked(stored: Stored, places: Tensor, teacher: Any, lower: Any, settings: Settings) -> dict[str, NDArray]:
-    """Each picture as it is and spoiled some times."""
-    size, count = settings.input_size, len(places)
-    clean = _coloured(cut_out(stored.pictures[places].float() / 255, size))
-    probs, features = teacher(_normalised(clean))
-    unit = F.normalize(features, dim=1)
-    frames, told = (
-        [as_filmed(clean)],
-        [_row(count, torch.ones(count), probs.amax(1), features, torch.full((count,), -1))],
-    )
-    for _ in range(settings.spoiled):
-        masks = stored.masks[torch.randint(len(stored.masks), (count,))].float() / 255
-        masks = F.interpolate(masks[:, None], size=size, mode="bilinear", antialias=True)[:, 0]
-        kinds = draw_kinds(count, clean.device)
-        spoiled, left = spoil(clean, clean[torch.randperm(count)], masks, kinds)
-        spoiled = as_filmed(spoiled)
-        asked = ~torch.isin(kinds, torch.tensor([list(KINDS).index(name) for name in NOT_ASKED]))
-        retained, sure = torch.zeros(count), torch.full((count,), torch.nan)
-        taught = torch.full_like(features, torch.nan)
-        new_probs, taught[asked] = teacher(_normalised(spoiled[asked]))
-        overlap = (new_probs * probs[asked]).sqrt().sum(1)
-        alike = ((F.normalize(taught[asked], dim=1) * unit[asked]).sum(1) * 2 - 1).clamp(0, 1)
-        retained[asked] = (left[asked] * (overlap * alike).sqrt()).clamp(0, 1)
-        sure[asked] = new_probs.amax(1)
-        frames.append(spoiled)
-        told.append(_row(count, retained, sure, taught, kinds))
-    (below,) = lower(_normalised(torch.cat(frames)))
-    joined = {name: np.concatenate([one[name] for one in told]) for name in told[0]}
-    return {"lower": below.numpy().astype(np.float16), **joined}
-
-
-def _row(count: int, retained: Tensor, sure: Tensor, taught: Tensor, kinds: Tensor) -> dict[str, NDArray]:
-    return {
-        "retained": retained.numpy().astype(np.float32),
-        "sure": sure.numpy().astype(np.float32),
-        "taught": taught.numpy().astype(np.float16),
-        "kinds": kinds.numpy().astype(np.int8),
-    }
-
-
-def _runtime(network: nn.Module, size: int) -> Any:
-    """A network as onnxruntime has it, on one thread: three times as fast as torch on a CPU."""
-    import io
-
-    import onnxruntime
-
-    held = io.BytesIO()
-    example = (torch.zeros(2, 3, size, size),)
-    free = ({0: torch.export.Dim("frames", min=1)},)
-    made = torch.onnx.export(network.eval(), example, dynamo=True, dynamic_shapes=free, verbose=False)
-    assert made is not None
-    made.save(held)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(held.getvalue(), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-
-    def run(frames: Tensor) -> tuple[Tensor, ...]:
-        found = [session.run(None, {name: some.contiguous().numpy()}) for some in frames.split(16)]
-        return tuple(torch.from_numpy(np.concatenate(one)) for one in zip(*found, strict=True))
-
-    return run
-
-
-def _normalised(frames: Tensor) -> Tensor:
-    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (IMAGENET_MEAN, IMAGENET_STD))
-    return (frames - mean) / std
-
-
-def cut_out(pictures: Tensor, size: int) -> Tensor:
-    """A random square of 55 to 100 % of each picture's area, half of them mirrored: [B, 3, size, size]."""
-    count, device = len(pictures), pictures.device
-    scale = (0.55 + 0.45 * torch.rand(count, device=device)).sqrt()
-    mirror = torch.where(torch.rand(count, device=device) < 0.5, -1.0, 1.0)
-    theta = torch.zeros(count, 2, 3, device=device)
-    theta[:, 0, 0], theta[:, 1, 1] = scale * mirror, scale
-    theta[:, 0, 2], theta[:, 1, 2] = ((2 * torch.rand(2, count, device=device) - 1) * (1 - scale)).unbind()
-    grid = F.affine_grid(theta, [count, 3, size, size], align_corners=False)
-    return F.grid_sample(pictures, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
-
-
-def _coloured(pictures: Tensor) -> Tensor:
-    """Other light, contrast and saturation, within what cameras do."""
-    light, contrast, saturation = (0.8 + 0.4 * torch.rand(3, len(pictures), 1, 1, 1, device=pictures.device)).unbind()
-    grey = pictures.mean(1, keepdim=True)
-    changed = torch.lerp(grey.expand_as(pictures), pictures, saturation.expand_as(pictures))
-    middle = changed.mean((1, 2, 3), keepdim=True)
-    return ((middle + (changed - middle) * contrast) * light).clamp(0, 1)
-
-
-# ---- training
-
-
-def read_answers(folder: Path, split: str) -> Answers:
-    found: dict[str, list[Tensor]] = {name: [] for name in Answers._fields}
-    for path in sorted(folder.glob(f"{split}-*.npz")):
-        with np.load(path) as told:
-            for name in found:
-                found[name].append(torch.from_numpy(told[name]))
-    if not found["kinds"]:
-        raise SystemExit(f"{folder}: has no answers of {split} yet; run the stage ask first")
-    return Answers(*(torch.cat(parts) for parts in found.values()))
-
-
-def losses(student: Student, answers: Answers, settings: Settings) -> tuple[Tensor, dict[str, Tensor]]:
-    said, features = student(answers.lower.float())
-    asked = ~answers.sure.isnan()
-    unit, taught = F.normalize(features[asked], dim=1), F.normalize(answers.taught[asked].float(), dim=1)
-    off_diagonal = ~torch.eye(len(unit), dtype=torch.bool)
+def losses(student: Student, lesson: Lesson, settings: Settings) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """The sum to be made small, its parts, and what is said of each frame [F, 2]."""
+    said, features = student(lesson.frames)
+    asked = lesson.asked
+    unit, taught = F.normalize(features[asked], dim=1), lesson.taught[asked]
+    # Of a frame with itself both likenesses are 1, so the diagonal adds nothing to the sum.
+    pairs = len(unit) * (len(unit) - 1)
     parts = {
-        "retained": F.binary_cross_entropy_with_logits(said[:, RETAINED], answers.retained),
-        "sure": F.binary_cross_entropy_with_logits(said[asked, SURE], answers.sure[asked]),
-        "likeness": (unit @ unit.T - taught @ taught.T)[off_diagonal].square().mean(),
+        "retained": F.binary_cross_entropy_with_logits(said[:, RETAINED], lesson.retained),
+        "sure": F.binary_cross_entropy_with_logits(said[asked, SURE], lesson.sure[asked]),
+        "likeness": (unit @ unit.T - taught @ taught.T).square().sum() / pairs,
     }
     total = parts["retained"] + settings.sure_weight * parts["sure"] + settings.likeness_weight * parts["likeness"]
-    return total, parts
+    return total, parts, said
 
 
 def train(
-    answers: Path, student_weights: Path, out: Path, settings: Settings, *, seconds: float | None = None
+    data: Path,
+    teacher_weights: Path,
+    student_weights: Path,
+    out: Path,
+    settings: Settings,
+    *,
+    seconds: float,
+    device: torch.device,
 ) -> dict[str, Any]:
-    """Teach the upper blocks and the heads, and write the sampler's folder with both heads beside it.
+    """Teach the network in the time given, and write the sampler's folder with both heads beside it.
 
-    The epoch with the least dev loss is kept. After `seconds` no other epoch begins.
+    Rates follow the time that has passed, so that they end with it, however fast the machine is. What has the least dev
+    loss is kept, and written as soon as it is found.
     """
     begin = time.perf_counter()
+    torch.backends.cudnn.benchmark = True
+    stored = read(data)
+    teacher = Teacher(teacher_weights).to(device, memory_format=torch.channels_last)
+    masks = stored.masks.to(device)
+
+    def lessons(split: int, weights: dict[str, float]) -> Lessons:
+        pictures = stored.pictures[stored.split == split].to(device)
+        sizes = {"teacher_size": settings.teacher_size, "size": settings.input_size, "spoiled": settings.spoiled}
+        return Lessons(pictures, masks, teacher, **sizes, weights=weights)
+
+    dev = list(dev_lessons(lessons(DEV, {}), settings))
     torch.manual_seed(settings.seed)
-    lessons, dev = read_answers(answers, "train"), read_answers(answers, "dev")
-    student = Student(student_weights, settings.input_size)
-    averaged = copy.deepcopy(student).requires_grad_(False)
-    groups = [
-        {"params": list(student.upper.parameters()), "lr": settings.lr},
-        {"params": list(student.heads.parameters()), "lr": settings.head_lr},
-    ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=settings.weight_decay)
-    steps = settings.epochs * (len(lessons.kinds) // settings.batch_size)
-    step = 0
-    best: tuple[float, Student, int] | None = None
-    log: list[dict[str, Any]] = []
-    for epoch in range(1, settings.epochs + 1):
-        order = torch.randperm(len(lessons.kinds))
-        for rows in order[: len(order) // settings.batch_size * settings.batch_size].split(settings.batch_size):
-            share = (step + 0.5) / steps
-            factor = min(1.0, share / settings.warmup) * 0.5 * (1 + math.cos(math.pi * share))
-            for group, rate in zip(optimizer.param_groups, (settings.lr, settings.head_lr), strict=True):
-                group["lr"] = rate * factor
-            total, _ = losses(student, Answers(*(part[rows] for part in lessons)), settings)
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()
-            nn.utils.clip_grad_norm_(student.parameters(), 5.0)
-            optimizer.step()
-            _average(averaged, student, min(settings.averaging, (step + 1) / (step + 10)))
-            step += 1
-        found = measure_dev(averaged, dev, settings)
-        took = time.perf_counter() - begin
-        log.append(
-            {
-                "epoch": epoch,
-                "seconds": round(took, 1),
-                **{name: found[name] for name in ("total", "retained", "sure", "likeness")},
-            }
-        )
-        print(log[-1], flush=True)
-        if best is None or found["total"] < best[0]:
-            best = found["total"], copy.deepcopy(averaged), epoch
-            write(averaged, out, {"epoch": epoch})  # should it be killed, the best so far is there
-        if seconds is not None and took > seconds:
-            break
-    assert best is not None
-    told = {
+    school = lessons(TRAIN, {"fade": settings.fade, "wipe": settings.wipe})
+    student = Student(student_weights, settings.input_size).to(device, memory_format=torch.channels_last)
+    learning = _begin(student, settings)
+
+    measured = 0
+    a_pass = len(school.pictures) // settings.pictures  # steps
+    told: dict[str, Any] = {
         "settings": asdict(settings),
-        "frames": len(lessons.kinds),
-        "frames_dev": len(dev.kinds),
-        "teacher_asked": int((~lessons.sure.isnan()).sum()),
-        "epoch": best[2],
-        "steps": step,
-        "seconds": round(time.perf_counter() - begin, 1),
-        "device": "2 CPU cores",
-        "dev": measure_dev(best[1], dev, settings),
-        "dev_of_imagenet": measure_dev(Student(student_weights, settings.input_size), dev, settings),
-        "log": log,
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU cores",
+        "frames_dev": sum(len(lesson.kinds) for lesson in dev),
+        "dev_of_imagenet": measure_dev(learning.averaged, dev, settings),
+        "log": [],
     }
-    write(best[1], out, told)
-    return told
+    share, begun = 0.0, time.perf_counter()
+    for step, places in enumerate(_orders(len(school.pictures), settings.pictures), start=1):
+        _step(learning, school.make(places), settings, share, step)
+        now = time.perf_counter()
+        if step == _WARM_STEPS:
+            begun = now
+        share = min(1.0, (now - begun) / max(1.0, begin + seconds - _SECONDS_TO_END - begun))
+        if share == 1 or share * settings.measured >= measured + 1:
+            measured = int(share * settings.measured)
+            found = measure_dev(learning.averaged, dev, settings)
+            row = {"epoch": round(step / a_pass, 1), "step": step, "seconds": round(time.perf_counter() - begin, 1)}
+            row |= {name: found[name] for name in ("total", "retained", "sure", "likeness")}
+            row |= {name: found[_BY_KIND][name][1] for name in ("clean", "fade", "wipe")}
+            print(row, flush=True)
+            told["log"].append(row)
+            frames = step * settings.pictures * (1 + settings.spoiled)
+            told |= {"frames": frames, "steps": step, "epochs": row["epoch"], "seconds": row["seconds"]}
+            if "dev" not in told or found["total"] < told["dev"]["total"]:
+                told |= {"epoch": row["epoch"], "step": step, "dev": found}
+                write(learning.averaged, out, told)
+            (out / TRAINED).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        if share >= 1:
+            return told
+    raise AssertionError("pictures are drawn without end")
 
 
-def _average(averaged: Student, student: Student, keep: float) -> None:
-    for old, new in zip(averaged.parameters(), student.parameters(), strict=True):
-        old.lerp_(new.detach(), 1 - keep)
+def dev_lessons(lessons: Lessons, settings: Settings) -> Iterator[Lesson]:
+    """Frames of pictures that were held out, made once and always the same."""
+    torch.manual_seed(_DEV_SEED)
+    places = torch.randperm(len(lessons.pictures))[: settings.dev_pictures]
+    for some in places.split(64):
+        lesson = lessons.make(some)
+        yield lesson._replace(frames=(lesson.frames * 255).round().byte())
+
+
+def _begin(student: Student, settings: Settings) -> _Learning:
+    averaged = copy.deepcopy(student).requires_grad_(False)
+    student.learn(settings.norms)
+    # The heads that are written come of `heads`; the sampler's own one is filled in at the end.
+    student.sampler.importance_head.requires_grad_(False)
+    blocks = student.sampler.backbone.features
+    parts = (
+        (blocks[:_LOWER_BLOCKS], settings.lr * settings.lower_lr),
+        (blocks[_LOWER_BLOCKS:], settings.lr),
+        (student.heads, settings.head_lr),
+    )
+    groups: list[dict[str, Any]] = []
+    for part, rate in parts:
+        for decayed in (True, False):  # norms and biases are not drawn to nought
+            found = [one for one in part.parameters() if (one.ndim > 1) == decayed]
+            groups.append({"params": found, "lr": rate, "weight_decay": settings.weight_decay if decayed else 0.0})
+    fused = next(student.parameters()).is_cuda
+    optimizer = torch.optim.AdamW(groups, fused=fused)
+    old, new = (
+        [one.detach() for one in net.state_dict(keep_vars=True).values() if one.is_floating_point()]
+        for net in (averaged, student)
+    )
+    return _Learning(student, averaged, optimizer, [group["lr"] for group in groups], (old, new))
+
+
+def _orders(count: int, at_once: int) -> Iterator[Tensor]:
+    """All pictures in turn, in a new order each time, without end; what does not fill a step is left out."""
+    while True:
+        yield from torch.randperm(count)[: count // at_once * at_once].split(at_once)
+
+
+def _step(learning: _Learning, lesson: Lesson, settings: Settings, share: float, step: int) -> None:
+    student = learning.student
+    factor = min(1.0, (share + 1e-3) / settings.warmup) * 0.5 * (1 + math.cos(math.pi * share))
+    for group, rate in zip(learning.optimizer.param_groups, learning.rates, strict=True):
+        group["lr"] = rate * factor
+    total, _, _ = losses(student, lesson, settings)
+    learning.optimizer.zero_grad(set_to_none=True)
+    total.backward()
+    nn.utils.clip_grad_norm_([one for one in student.parameters() if one.grad is not None], 5.0)
+    learning.optimizer.step()
+    old, new = learning.pairs
+    torch._foreach_lerp_(old, new, 1 - min(settings.averaging, step / (step + 9)))
+
+
+_BY_KIND = "retained, wanted and said"
 
 
 @torch.no_grad()
-def measure_dev(student: Student, dev: Answers, settings: Settings) -> dict[str, Any]:
+def measure_dev(student: Student, dev: list[Lesson], settings: Settings) -> dict[str, Any]:
     """Losses on pictures and groups that were held out, and what was wanted and said of each kind of frame."""
     sums: dict[str, float] = {}
     said = []
-    portions = torch.arange(len(dev.kinds)).split(settings.batch_size)
-    for rows in portions:
-        some = Answers(*(part[rows] for part in dev))
-        total, parts = losses(student, some, settings)
+    for lesson in dev:
+        seen = lesson._replace(frames=lesson.frames.float() / 255)
+        total, parts, heads = losses(student, seen, settings)
         for name, value in ({"total": total} | parts).items():
-            sums[name] = sums.get(name, 0.0) + float(value) / len(portions)
-        said.append(student(some.lower.float())[0][:, RETAINED].sigmoid())
-    values = torch.cat(said)
+            sums[name] = sums.get(name, 0.0) + float(value) / len(dev)
+        said.append(heads[:, RETAINED].sigmoid().cpu())
+    kinds = torch.cat([lesson.kinds for lesson in dev])
+    wanted, values = torch.cat([lesson.retained.cpu() for lesson in dev]), torch.cat(said)
     by_kind = {
-        name: [round(float(one[dev.kinds == place].mean()), 3) for one in (dev.retained, values)]
+        name: [round(float(one[kinds == place].mean()), 3) for one in (wanted, values)]
         for place, name in ((-1, "clean"), *enumerate(KINDS))
-        if bool((dev.kinds == place).any())
+        if bool((kinds == place).any())
     }
-    return {**{name: round(value, 4) for name, value in sums.items()}, "retained, wanted and said": by_kind}
+    return {**{name: round(value, 4) for name, value in sums.items()}, _BY_KIND: by_kind}
 
 
 def write(student: Student, out: Path, about: dict[str, Any]) -> None:
     """The sampler's folder, its importance being what is retained, and both heads in a file beside it."""
     out.mkdir(parents=True, exist_ok=True)
-    sampler, heads = student.sampler, student.heads
+    written = copy.deepcopy(student).cpu().to(memory_format=torch.contiguous_format)
+    sampler, heads = written.sampler, written.heads
     with torch.no_grad():
         sampler.importance_head.weight.copy_(heads.weight[RETAINED : RETAINED + 1])
         sampler.importance_head.bias.copy_(heads.bias[RETAINED : RETAINED + 1])
