@@ -3,6 +3,7 @@
     python benchmarks/general_sampler.py data PICTURES CLIPS --fonts FONTS --out DATA
     python benchmarks/general_sampler.py train --data DATA --resnet50 ... --mobilenet ... --out RUN \\
         --device cuda --seconds 300
+    python benchmarks/general_sampler.py mix RUN --mobilenet ... --share 0.2 --out MIXED
     python benchmarks/general_sampler.py choose RUN --pictures PICTURES --clips CLIPS --films FILMS \\
         --fonts OTHER_FONTS --classifier CLASSIFIER --work WORK
     python benchmarks/general_sampler.py export RUN --out src/sosampler/samplers/general
@@ -11,9 +12,10 @@
 PICTURES is sports22 with train/, test/ and distractors/; CLIPS holds `manifest.csv` as for banks.py; FILMS are a few
 videos of any kind; FONTS and OTHER_FONTS hold .ttf files; CLASSIFIER has learned from the first half of the train
 pictures. `data` writes one file without labels, so that `train` needs no decoder. `train` has all of MobileNetV2 learn
-from ResNet-50, both ImageNet's, until the time is over. `choose` mixes the heads and sets the choice on dev; `measure`
-is about what was left out of all of these. PySceneDetect is measured beside the others where `--scenedetect` names a
-Python that has it.
+from ResNet-50, both ImageNet's, until the time is over. `mix` takes its weights a share of the way back to where they
+began; which share is decided by what `choose` says of each. `choose` mixes the heads and sets the choice on dev;
+`measure` is about what was left out of all of these. PySceneDetect is measured beside the others where `--scenedetect`
+names a Python that has it.
 """
 
 from __future__ import annotations
@@ -55,6 +57,12 @@ def train(given: argparse.Namespace) -> None:
     print(json.dumps({key: value for key, value in found.items() if key != "log"}), flush=True)
 
 
+def mix(given: argparse.Namespace) -> None:
+    import general_training
+
+    general_training.mix_with_start(given.run, given.mobilenet, given.share, given.out)
+
+
 def choose(given: argparse.Namespace) -> None:
     import general_choose
     from general_measure import default_places
@@ -93,6 +101,7 @@ def main() -> None:
     doing: dict[str, Callable[[argparse.Namespace], None]] = {
         "data": data,
         "train": train,
+        "mix": mix,
         "choose": choose,
         "export": export,
         "measure": measure,
@@ -113,7 +122,12 @@ def main() -> None:
     part.add_argument("--threads", type=int, default=2)
     part.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="Other settings of the training.")
 
-    for name in ("choose", "export", "measure"):
+    part = parts["mix"]
+    for name in ("--mobilenet", "--out"):
+        part.add_argument(name, type=Path, required=True)
+    part.add_argument("--share", type=float, required=True, help="Of the weights of the start, 0 to 1.")
+
+    for name in ("mix", "choose", "export", "measure"):
         parts[name].add_argument("run", type=Path)
     for name in ("choose", "measure"):
         for option in ("--pictures", "--clips", "--films", "--fonts", "--classifier", "--work"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from general_data import DEV, TRAIN, read
 from general_defects import KINDS
 from general_lessons import Lesson, Lessons, Teacher, normalised
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sosampler.classifiers.weights import load_weights, read_state
@@ -273,6 +274,26 @@ def measure_dev(student: Student, dev: list[Lesson], settings: Settings) -> dict
         if bool((kinds == place).any())
     }
     return {**{name: round(value, 4) for name, value in sums.items()}, _BY_KIND: by_kind}
+
+
+def mix_with_start(run: Path, start: Path, share: float, out: Path) -> None:
+    """A run whose network is `share` of the weights that it started from and the rest its own; heads stay.
+
+    What was learned of faults is kept nearly whole by a small share, and what the start knew of pictures comes back.
+    """
+    shutil.copytree(run, out)
+    student, begun = Student(start, Settings().input_size), Student(start, Settings().input_size)
+    student.sampler = SOSampler.from_pretrained(run)
+    before = begun.sampler.backbone.state_dict()
+    with torch.no_grad():
+        for name, tensor in student.sampler.backbone.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.lerp_(before[name], share)
+    heads = load_file(run / HEADS)
+    student.heads.load_state_dict(heads)
+    told = json.loads((run / TRAINED).read_text(encoding="utf-8")) | {"share_of_start": share}
+    write(student, out, told)
+    (out / TRAINED).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def write(student: Student, out: Path, about: dict[str, Any]) -> None:

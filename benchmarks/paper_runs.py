@@ -76,7 +76,8 @@ def plan(common: Common, specs: Sequence[Spec]) -> dict[str, Task]:
                 before = [needs[0], add("reels cls10", {"do": "reels", "bank": "cls10"})]
                 job = {"do": "clip network", "name": spec.classifier_name}
                 needs = [add(f"network {spec.classifier_name}", job, before), needs[1]]
-            ready = [add(f"teach {spec.name}", {"do": "teach", "place": spec.name}, needs)]
+            # By the bank, which has one writer; places that share it share the classifier too.
+            ready = [add(f"teach {spec.bank}", {"do": "teach", "place": spec.name}, needs)]
         _add_wanted(add, spec_of(common, spec.name), ready)
     return tasks
 

@@ -28,7 +28,7 @@ CHOICE: dict[str, float] = {
     "sharpness": 4.0,
     "movement": 4.0,
     "most_movement": 0.2,
-    "redundancy": 0.5,
+    "redundancy": 0.25,
     "alike": 0.6,
 }
 

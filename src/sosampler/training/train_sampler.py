@@ -49,7 +49,7 @@ _MOST_WORKERS = 16
 _CALIBRATION_VIDEOS = 256  # of train, where there is no dev
 # In channels-last memory a step of MobileNetV2 with 64 x 10 frames takes 31 instead of 93 ms on an H200, but cuDNN
 # spends 6.5 s on each new shape of a batch, that is on each T: it pays from about so many steps for each T on.
-_STEPS_THAT_PAY = 100
+STEPS_THAT_PAY = 100
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ class _Opening:
 
 def _channels_last_pays(device: torch.device, batches: SamplerBatches, recipe: SamplerRecipe) -> bool:
     lengths = len(batches.plan.num_candidates)
-    return device.type == "cuda" and len(batches) * recipe.epochs >= _STEPS_THAT_PAY * lengths
+    return device.type == "cuda" and len(batches) * recipe.epochs >= STEPS_THAT_PAY * lengths
 
 
 def _first_words(
