@@ -26,10 +26,10 @@ FOLDER = Path(__file__).parent / "general"
 CHOICE: dict[str, float] = {
     "clearness": 0.05,
     "sharpness": 4.0,
-    "movement": 4.0,
-    "most_movement": 0.2,
-    "redundancy": 0.25,
-    "alike": 0.6,
+    "movement": 8.0,
+    "most_movement": 0.1,
+    "redundancy": 0.5,
+    "alike": 0.7,
 }
 
 
