@@ -135,7 +135,7 @@ def test_a_short_video_gives_what_it_has() -> None:
 def test_who_cannot_decide(clip: Path) -> None:
     folder = believing_folder()
     with pytest.raises(InvalidArgument, match="not for the policy 'uniform'"):
-        so.select(clip, "auto")
+        so.select(clip, "auto", policy="uniform")
     with pytest.raises(InvalidArgument, match="without a method behind it"):
         so.select(clip, "auto", policy=f"{folder}+nms")
     with pytest.raises(InvalidArgument, match="is not calibrated"):

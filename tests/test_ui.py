@@ -85,7 +85,7 @@ def test_it_shows_what_select_chooses(service: Service, clip_bytes: bytes, asked
         for one in shown[kind]["pictures"]:
             assert read_number(pixels(one["url"])) == one["frame"]
     count = arguments.get("num_frames", len(expected))
-    uniform = so.select(clip_bytes, count).frame_indices.tolist()
+    uniform = so.select(clip_bytes, count, policy="uniform").frame_indices.tolist()
     assert [one["frame"] for one in shown["uniform"]["pictures"]] == uniform
     assert shown["shared"] == len(set(uniform) & set(expected.frame_indices.tolist()))
 
