@@ -99,7 +99,10 @@ def test_pillow_images_know_their_frame_and_time(clip_bytes: bytes) -> None:
 
 def test_a_choice_among_pillow_images_returns_these_very_images() -> None:
     images = [Image.fromarray(numbered_frame(number)) for number in range(12)]
-    assert pil.select_pil(images, 3) == [images[2], images[6], images[10]]
+    assert pil.select_pil(images, 3, policy="uniform") == [images[2], images[6], images[10]]
+    usual = pil.select_pil(images, 3)
+    assert usual == pil.select_pil(images, 3, policy="general")
+    assert all(any(one is image for image in images) for one in usual)
     assert pil.select_pil(images, 12) == pil.select_pil(images, 40) == images
     same = [Image.new("RGB", (64, 48), "black") for _ in range(6)]
     same[4] = Image.new("L", (30, 20), 255)  # the only one that differs, in size and mode too

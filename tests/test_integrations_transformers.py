@@ -127,7 +127,9 @@ def test_a_processor_that_would_sample_takes_all_frames_and_returns_their_metada
     plain = transformers.VideoMAEVideoProcessor(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_sample_frames=True, num_frames=2
     )
-    inputs = SelectingProcessor(plain, 5)(BY_NAME["variable_rate"].data, return_tensors="pt", return_metadata=True)
+    inputs = SelectingProcessor(plain, 5, policy="uniform")(
+        BY_NAME["variable_rate"].data, return_tensors="pt", return_metadata=True
+    )
     assert inputs["pixel_values"].shape[1] == 5
     (metadata,) = inputs["video_metadata"]
     selection = so.select(BY_NAME["variable_rate"].data, 5, policy="uniform")
