@@ -138,7 +138,12 @@ def _of_clip(path: Path, count: int, draw: Draw) -> Frames:
     length = so.select(path, 1, decode=False).metadata.duration
     begin = draw.uniform(0, max(0.0, length - 8))
     chosen = so.select(
-        path, count, start=begin if length > 9 else None, end=begin + 8 if length > 9 else None, threads=1
+        path,
+        count,
+        policy="uniform",
+        start=begin if length > 9 else None,
+        end=begin + 8 if length > 9 else None,
+        threads=1,
     )
     assert chosen.frames is not None
     return np.stack([_covering(Image.fromarray(frame), 1.0, 0.5, 0.5) for frame in chosen.frames])

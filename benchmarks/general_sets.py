@@ -125,7 +125,7 @@ def swings(places: Places, split: str) -> Iterator[Swing]:
     for item in manifest_of(places.clips, "golfdb").items:
         if item.split == split:
             path = places.clips / item.path
-            found = so.select(path, GOLF_CANDIDATES, on_short="fewer", threads=1)
+            found = so.select(path, GOLF_CANDIDATES, policy="uniform", on_short="fewer", threads=1)
             assert found.frames is not None
             near = within(list(found.frame_indices * told["native_frames_a_frame"]), told["events"][item.path][1:-1])
             yield Swing(path, found.frame_indices, found.frames, near)
@@ -159,7 +159,7 @@ def stills(places: Places, split: str, count: int) -> list[Film]:
 
 
 def film_candidates(film: Film) -> tuple[NDArray[np.int64], Frames]:
-    found = so.select(film.path, FILM_CANDIDATES, threads=1)
+    found = so.select(film.path, FILM_CANDIDATES, policy="uniform", threads=1)
     assert found.frames is not None
     return found.frame_indices, found.frames
 

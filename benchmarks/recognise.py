@@ -53,7 +53,7 @@ def label_videos(weights: Path, videos: list[Path]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for video in videos:
         for count in (64, 32, 8):
-            chosen = so.select(video, count, size=256)
+            chosen = so.select(video, count, policy="uniform", size=256)
             probabilities = classifier.clip_probs(chosen.to_torch()[None])[0]
             best = probabilities.topk(5)
             found[f"{video.name}, {count} frames"] = [

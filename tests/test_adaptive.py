@@ -217,9 +217,9 @@ def test_bad_bounds(options: dict[str, Any], words: str) -> None:
 def test_bounds_without_auto_are_refused() -> None:
     assert auto_of(6, None, None, None) is None
     with pytest.raises(InvalidArgument, match=r"auto_max=4 is for num_frames='auto', not for num_frames=6"):
-        SelectOptions(num_frames=6, auto_max=4)
+        SelectOptions(num_frames=6, auto_max=4, policy="uniform")
     with pytest.raises(InvalidArgument, match="num_frames='many'"):
-        SelectOptions(num_frames="many")
+        SelectOptions(num_frames="many", policy="uniform")
 
 
 @pytest.mark.parametrize("policy", ["uniform", "all", "frame-difference", "frame-difference+aks", "keyframe"])

@@ -135,7 +135,7 @@ def test_a_short_video_gives_what_it_has() -> None:
 def test_who_cannot_decide(clip: Path) -> None:
     folder = believing_folder()
     with pytest.raises(InvalidArgument, match="not for the policy 'uniform'"):
-        so.select(clip, "auto")
+        so.select(clip, "auto", policy="uniform")
     with pytest.raises(InvalidArgument, match="without a method behind it"):
         so.select(clip, "auto", policy=f"{folder}+nms")
     with pytest.raises(InvalidArgument, match="is not calibrated"):
@@ -207,7 +207,7 @@ def test_select_command(clip: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-n", "auto"), "not for the policy 'uniform'"),
+        (("-n", "auto"), "not for the policy 'general'"),
         (("-n", "3", "--auto-max", "4"), "auto_max=4 is for num_frames='auto'"),
         (("-n", "0"), "num_frames=0"),
     ],

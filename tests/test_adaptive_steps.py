@@ -66,4 +66,4 @@ def test_many_videos_of_a_pipeline(folder: Path, videos: list[str]) -> None:
 
 def test_a_policy_that_cannot_decide_is_refused_before_it_travels() -> None:
     with pytest.raises(so.InvalidArgument, match="not for the policy 'uniform'"):
-        SelectOptions(policy=stand_in(SelectOptions().rule), **ASKED)
+        SelectOptions(policy=stand_in(SelectOptions(policy="uniform").rule), **ASKED)

@@ -60,9 +60,9 @@ class TestUnreadable:
     def test_a_video_with_the_ending_of_something_else(self, name: str, ending: str, tmp_path: Path) -> None:
         path = tmp_path / f"match.{ending}"
         path.write_bytes(BY_NAME[name].data)
-        sel = so.select(path, 3)
+        sel = so.select(path, 3, policy="uniform")
         assert sel.frames is not None
-        assert sel.frame_indices.tolist() == so.select(BY_NAME[name].data, 3).frame_indices.tolist()
+        assert sel.frame_indices.tolist() == so.select(BY_NAME[name].data, 3, policy="uniform").frame_indices.tolist()
         assert [read_number(frame) for frame in sel.frames] == sel.frame_indices.tolist()
 
     def test_random_bytes(self) -> None:
@@ -78,7 +78,7 @@ class TestUnreadable:
     def test_colon_in_a_name(self, tmp_path: Path, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "12:30 match.mp4").write_bytes(clip_bytes)
         monkeypatch.chdir(tmp_path)
-        assert len(so.select("12:30 match.mp4")) == 8
+        assert len(so.select("12:30 match.mp4", policy="uniform")) == 8
 
     def test_more_than_memory_holds(self, clip: Path) -> None:
         with pytest.raises(so.InvalidArgument, match="does not fit into memory"):
@@ -89,7 +89,7 @@ class TestUnreadable:
 
     def test_text_mode_file(self, clip: Path) -> None:
         with open(clip, encoding="latin-1") as file, pytest.raises(so.InvalidArgument, match="binary mode"):
-            so.select(file)
+            so.select(file, policy="uniform")
 
     def test_playlist_that_names_a_network_address(self, tmp_path: Path) -> None:
         """A file that makes FFmpeg open other places must not get its way."""
@@ -130,7 +130,9 @@ class TestCutOff:
     def test_truncated_behind_the_index(self, faststart: bytes, mode: str) -> None:
         """What is there is used, and a note says how much that is."""
         start = faststart.find(b"mdat")
-        sel = so.select(faststart[: start + (len(faststart) - start) * 6 // 10], num_frames=3, candidates=mode)
+        sel = so.select(
+            faststart[: start + (len(faststart) - start) * 6 // 10], num_frames=3, candidates=mode, policy="uniform"
+        )
         assert any("cut off" in note for note in sel.notes), sel.notes
         assert 30 < sel.metadata.total_num_frames < 75
         assert sel.frames is not None
@@ -138,12 +140,12 @@ class TestCutOff:
 
     def test_truncated_recording_without_index_or_duration(self) -> None:
         data = piped(60, "matroska")
-        sel = so.select(data[: len(data) // 2], num_frames=3)
+        sel = so.select(data[: len(data) // 2], num_frames=3, policy="uniform")
         assert sel.frames is not None
         assert [read_number(frame) for frame in sel.frames] == sel.frame_indices.tolist()
 
     def test_no_duration_in_the_header(self) -> None:
-        sel = so.select(BY_NAME["mkv_without_cues"].data, num_frames=3)
+        sel = so.select(BY_NAME["mkv_without_cues"].data, num_frames=3, policy="uniform")
         assert sel.metadata.duration == pytest.approx(2.5, abs=1e-3)
         assert sel.metadata.fps == pytest.approx(30, abs=0.01)
 
@@ -186,7 +188,7 @@ class TestDamage:
 
     def test_damage_elsewhere_does_not_matter(self, sound: bytes) -> None:
         data = with_damage(sound, packets={25}, share=1.0)
-        sel = so.select(data, num_frames=3, num_candidates=3, start=0.0, end=0.6)
+        sel = so.select(data, num_frames=3, num_candidates=3, start=0.0, end=0.6, policy="uniform")
         assert sel.notes == ()
 
 
@@ -197,17 +199,17 @@ class TestLimits:
             r"a frame of 192x128 = 24576 pixels is over the limit max_pixels=10000; .* --max-pixels",
             limits=so.Limits(max_pixels=10_000),
         )
-        assert len(so.select(clip, limits=so.Limits(max_pixels=24_576))) == 8
+        assert len(so.select(clip, limits=so.Limits(max_pixels=24_576), policy="uniform")) == 8
 
     @pytest.mark.parametrize("name", ["h264", "mkv"])
     def test_frames(self, name: str) -> None:
         refuse(BY_NAME[name].data, "frames or more is over the limit max_frames=50", limits=so.Limits(max_frames=50))
-        so.select(BY_NAME[name].data, limits=so.Limits(max_frames=75))
+        so.select(BY_NAME[name].data, limits=so.Limits(max_frames=75), policy="uniform")
 
     @pytest.mark.parametrize("name", ["h264", "mkv"])
     def test_duration(self, name: str) -> None:
         refuse(BY_NAME[name].data, r"a duration of 2\.5 s is over the limit", limits=so.Limits(max_duration=2.0))
-        so.select(BY_NAME[name].data, limits=so.Limits(max_duration=2.6))
+        so.select(BY_NAME[name].data, limits=so.Limits(max_duration=2.6), policy="uniform")
 
     def test_folder(self, tmp_path: Path) -> None:
         for number in range(4):
@@ -225,7 +227,7 @@ class TestLimits:
         data = bytearray(clip_bytes)
         (entry,) = boxes(clip_bytes, b"avc1")[-1:]
         data[entry + 24 : entry + 28] = struct.pack(">HH", 16_000, 16_000)
-        sel = so.select(bytes(data), num_frames=2, limits=so.Limits(max_pixels=10_000_000))
+        sel = so.select(bytes(data), num_frames=2, limits=so.Limits(max_pixels=10_000_000), policy="uniform")
         assert sel.frames is not None
         assert sel.frames.shape == (2, 128, 192, 3)
 

@@ -36,7 +36,8 @@ def test_notes_are_no_video(tmp_path: Path, clip: Path) -> None:
     assert [row["video"] for row in told["selections"]] == [str(clip)]
     assert said in beside.stderr
     notes.write_bytes(clip.read_bytes())
-    assert json.loads(command("select", notes, "-n", 2, "--json").stdout)["frame_indices"] == [22, 67]
+    found = command("select", notes, "-n", 2, "--policy", "uniform", "--json")
+    assert json.loads(found.stdout)["frame_indices"] == [22, 67]
 
 
 def test_an_id_of_the_hub_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +86,11 @@ def test_an_export_to_a_place_that_can_only_be_read(tmp_path: Path, monkeypatch:
 
 def test_more_frames_than_there_are(clip: Path) -> None:
     """As many as asked for by repeating, with a note; fewer or an error where that is wanted."""
-    done = command("select", clip, "-n", 100, "--json")
+    done = command("select", clip, "-n", 100, "--policy", "uniform", "--json")
     told = json.loads(done.stdout)
     assert len(told["frame_indices"]) == 100
     assert told["notes"] == ["90 frames for 100 candidates; frames are repeated evenly"]
-    refused = command("select", clip, "-n", 100, "--on-short", "error")
+    refused = command("select", clip, "-n", 100, "--policy", "uniform", "--on-short", "error")
     assert refused.returncode == 2
     assert refused.stderr.startswith("sosampler: 100 candidates were asked for but only 90 frames are there; ask for")
     assert len(refused.stderr.splitlines()) == 1

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,18 @@ class Ran:
         return json.loads(self.out)
 
 
+def by_uniform(args: Sequence[object]) -> list[str]:
+    """Most of these tests are about numbers and files, so uniform chooses where they name no policy."""
+    words = list(map(str, args))
+    return words if "--policy" in words else [*words, "--policy", "uniform"]
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """The command line inside this process; starting Python for each check would take minutes in all."""
 
     def run(*args: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["sosampler", "select", *map(str, args)])
+        monkeypatch.setattr(sys, "argv", ["sosampler", "select", *by_uniform(args)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main()
@@ -50,7 +56,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def run_process(*args: object) -> Ran:
-    command = [sys.executable, "-m", "sosampler", "select", *map(str, args)]
+    command = [sys.executable, "-m", "sosampler", "select", *by_uniform(args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 

@@ -41,7 +41,7 @@ def test_mutilated_files(kind: str, mode: str) -> None:
     for seed in range(30):
         data = mutilated(BY_NAME[kind].data, seed)
         try:
-            sel = so.select(data, num_frames=4, candidates=mode, limits=limits, threads=1 + seed % 2)
+            sel = so.select(data, num_frames=4, candidates=mode, limits=limits, threads=1 + seed % 2, policy="uniform")
         except so.SosamplerError as refusal:
             sentence = str(refusal)
         else:

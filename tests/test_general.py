@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,33 @@ class TestWhatItSays:
         together = quality(*frames)
         alone = [quality(frame)[0] for frame in frames]
         np.testing.assert_allclose(together, alone, atol=1e-4)
+
+
+class TestTheDefault:
+    def test_is_what_select_takes(self) -> None:
+        video = numbered_video(num_frames=40)
+        sel, named = so.select(video, 4), so.select(video, 4, policy="general")
+        assert (sel.policy, len(sel.candidates)) == ("general", 32)
+        assert sel.frame_indices.tolist() == named.frame_indices.tolist()
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [{"num_frames": 4, "decode": False}, {"fps": 2}, {"num_frames": 6, "num_candidates": 6}, {"num_candidates": 8}],
+    )
+    def test_uniform_where_there_is_nothing_to_look_for(self, arguments: dict[str, Any]) -> None:
+        sel = so.select(numbered_video(num_frames=40), **arguments)
+        assert sel.policy == "uniform"
+        assert len(sel) == len(sel.candidates)
+
+    @pytest.mark.parametrize("arguments", [{"fps": 10, "num_frames": 3}, {"num_candidates": 9}, {"start": 0.5}])
+    def test_general_where_some_are_left_out(self, arguments: dict[str, Any]) -> None:
+        assert so.select(numbered_video(num_frames=40), **arguments).policy == "general"
+
+    def test_on_the_command_line(self, tmp_path: Path) -> None:
+        (tmp_path / "v.mp4").write_bytes(numbered_video(num_frames=40))
+        command = [sys.executable, "-m", "sosampler", "select", str(tmp_path / "v.mp4"), "-n", "3", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["policy"] == "general"
 
 
 class TestTheChoice:

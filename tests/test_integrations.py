@@ -41,7 +41,7 @@ def true_seconds(name: str, numbers: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("name", EVEN)
 def test_metadata_of_an_even_video_hold_its_frame_numbers(name: str) -> None:
-    selection = so.select(BY_NAME[name].data, 5, on_short="fewer")
+    selection = so.select(BY_NAME[name].data, 5, on_short="fewer", policy="uniform")
     told = true_times.video_metadata(selection)
     assert told["frames_indices"] == selection.frame_indices.tolist()
     assert told["total_num_frames"] == len(BY_NAME[name].numbers)
@@ -51,7 +51,7 @@ def test_metadata_of_an_even_video_hold_its_frame_numbers(name: str) -> None:
 
 
 def test_metadata_of_an_uneven_video_give_true_times_and_say_the_same_rate() -> None:
-    selection = so.select(BY_NAME["variable_rate"].data, 7)
+    selection = so.select(BY_NAME["variable_rate"].data, 7, policy="uniform")
     told, plain = true_times.video_metadata(selection), selection.to_video_metadata()
     truth = true_seconds("variable_rate", shown(selection.frames))
     assert np.array(told["frames_indices"]) / told["fps"] == pytest.approx(truth, abs=0.0006)
@@ -64,7 +64,7 @@ def test_metadata_of_an_uneven_video_give_true_times_and_say_the_same_rate() -> 
 
 def test_a_choice_in_the_even_part_of_an_uneven_video_still_has_true_times() -> None:
     data = numbered_video(num_frames=40, pts=[*range(30), *range(60, 360, 30)])
-    selection = so.select(data, 3, end=1.0)
+    selection = so.select(data, 3, end=1.0, policy="uniform")
     told = true_times.video_metadata(selection)
     assert np.array(told["frames_indices"]) / told["fps"] == pytest.approx(selection.pts_seconds, abs=0.001)
 
@@ -99,7 +99,10 @@ def test_pillow_images_know_their_frame_and_time(clip_bytes: bytes) -> None:
 
 def test_a_choice_among_pillow_images_returns_these_very_images() -> None:
     images = [Image.fromarray(numbered_frame(number)) for number in range(12)]
-    assert pil.select_pil(images, 3) == [images[2], images[6], images[10]]
+    assert pil.select_pil(images, 3, policy="uniform") == [images[2], images[6], images[10]]
+    usual = pil.select_pil(images, 3)
+    assert usual == pil.select_pil(images, 3, policy="general")
+    assert all(any(one is image for image in images) for one in usual)
     assert pil.select_pil(images, 12) == pil.select_pil(images, 40) == images
     same = [Image.new("RGB", (64, 48), "black") for _ in range(6)]
     same[4] = Image.new("L", (30, 20), 255)  # the only one that differs, in size and mode too
@@ -146,7 +149,7 @@ def test_frame_fields_count_from_one_and_are_json(clip_bytes: bytes) -> None:
 
 
 def test_repeated_frames_are_one_field_and_samples_are_filled() -> None:
-    selection = so.select(numbered_video(num_frames=2), 4)
+    selection = so.select(numbered_video(num_frames=2), 4, policy="uniform")
     sample = SimpleNamespace(frames=defaultdict(dict))  # FiftyOne's makes frames as they are asked for, too
     fiftyone.add_frame_fields(sample, selection, prefix="picked")
     assert dict(sample.frames) == {
@@ -162,7 +165,7 @@ def test_repeated_frames_are_one_field_and_samples_are_filled() -> None:
 def test_fields_on_a_sample_of_fiftyone(clip_bytes: bytes) -> None:
     fo = pytest.importorskip("fiftyone", reason="fiftyone is not installed")
     sample = fo.Sample(filepath="clip.mp4")
-    fiftyone.add_frame_fields(sample, so.select(clip_bytes, 3))
+    fiftyone.add_frame_fields(sample, so.select(clip_bytes, 3, policy="uniform"))
     assert sorted(sample.frames) == [16, 46, 76]
     assert sample.frames[46]["sosampler_seconds"] == pytest.approx(1.5)
 
@@ -176,7 +179,7 @@ def pictures(url: str) -> list[np.ndarray]:
 
 
 def test_messages_for_a_server_show_each_frame_behind_its_time() -> None:
-    selection = so.select(BY_NAME["variable_rate"].data, 3)
+    selection = so.select(BY_NAME["variable_rate"].data, 3, policy="uniform")
     (system, user) = qwen_vl.openai_messages(selection, "What happens?", system="Be brief.")
     json.dumps([system, user])
     assert system == {"role": "system", "content": "Be brief."}
@@ -190,7 +193,7 @@ def test_messages_for_a_server_show_each_frame_behind_its_time() -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_frames_and_metadata_of_a_video_message_belong_together(count: int) -> None:
-    selection = so.select(BY_NAME["variable_rate"].data, count)
+    selection = so.select(BY_NAME["variable_rate"].data, count, policy="uniform")
     (user,) = qwen_vl.openai_messages(selection, "?", show="video")
     numbers = shown(pictures(user["content"][0]["video_url"]["url"]))
     told = qwen_vl.media_io_kwargs(selection)["video"]
@@ -211,7 +214,7 @@ def test_frames_and_metadata_of_a_video_message_belong_together(count: int) -> N
     ],
 )
 def test_messages_that_cannot_be_built_are_refused(clip_bytes: bytes, arguments: dict, words: str) -> None:
-    given: dict[str, Any] = {"selections": so.select(clip_bytes, 2), "prompt": "?", **arguments}
+    given: dict[str, Any] = {"selections": so.select(clip_bytes, 2, policy="uniform"), "prompt": "?", **arguments}
     with pytest.raises(so.InvalidArgument, match=words):
         qwen_vl.openai_messages(**given)
 
@@ -398,7 +401,7 @@ def test_vllm_itself_loads_through_the_loader(real_vllm: Any, clip_bytes: bytes)
 
 
 def test_vllm_itself_reads_a_video_message(real_vllm: Any) -> None:
-    selection = so.select(BY_NAME["variable_rate"].data, 40)  # more than vLLM takes by itself
+    selection = so.select(BY_NAME["variable_rate"].data, 40, policy="uniform")  # more than vLLM takes by itself
     (user,) = qwen_vl.openai_messages(selection, "?", show="video")
     told = qwen_vl.media_io_kwargs(selection)["video"]
     kind, _, data = user["content"][0]["video_url"]["url"].removeprefix("data:").partition(";base64,")

@@ -87,7 +87,7 @@ def test_index_functions_refuse_what_load_video_cannot_do(clip_bytes: bytes) -> 
         with pytest.raises(so.InvalidArgument, match="does not apply"):
             as_sample_indices_fn(clip_bytes, 4, **wrong)
     with pytest.raises(so.InvalidArgument, match="already made"):
-        as_sample_indices_fn(so.select(clip_bytes, 2), 4)
+        as_sample_indices_fn(so.select(clip_bytes, 2, policy="uniform"), 4)
     with pytest.raises(so.InvalidArgument, match="policy='nobody'"):
         as_sample_indices_fn(clip_bytes, 4, policy="nobody")
 
@@ -97,7 +97,7 @@ def test_own_load_video_decodes_once_and_has_true_times(name: str) -> None:
     video, metadata = load_video(BY_NAME[name].data, 5)
     assert isinstance(metadata, transformers.video_utils.VideoMetadata)
     assert metadata.timestamps == pytest.approx(true_seconds(name, shown(video)), abs=0.001)
-    assert metadata.duration == pytest.approx(so.select(BY_NAME[name].data, 1).metadata.duration)
+    assert metadata.duration == pytest.approx(so.select(BY_NAME[name].data, 1, policy="uniform").metadata.duration)
 
 
 # --- video processors and classifiers ---
@@ -127,10 +127,12 @@ def test_a_processor_that_would_sample_takes_all_frames_and_returns_their_metada
     plain = transformers.VideoMAEVideoProcessor(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_sample_frames=True, num_frames=2
     )
-    inputs = SelectingProcessor(plain, 5)(BY_NAME["variable_rate"].data, return_tensors="pt", return_metadata=True)
+    inputs = SelectingProcessor(plain, 5, policy="uniform")(
+        BY_NAME["variable_rate"].data, return_tensors="pt", return_metadata=True
+    )
     assert inputs["pixel_values"].shape[1] == 5
     (metadata,) = inputs["video_metadata"]
-    selection = so.select(BY_NAME["variable_rate"].data, 5)
+    selection = so.select(BY_NAME["variable_rate"].data, 5, policy="uniform")
     assert metadata.timestamps == pytest.approx(true_seconds("variable_rate", selection.frame_indices), abs=0.001)
 
 
@@ -248,7 +250,7 @@ def test_qwen_reads_several_videos_each_with_its_own_times(qwen: Any) -> None:
 
 def test_frames_alone_lose_their_times(qwen: Any, clip_bytes: bytes) -> None:
     """Why metadata go with frames: without them the prompt claims that frames follow each other at 24 a second."""
-    selection = so.select(clip_bytes, 4)
+    selection = so.select(clip_bytes, 4, policy="uniform")
     inputs = qwen(text=["<|video_pad|>?"], videos=[list(selection.frames)], do_sample_frames=False)
     assert max(markers(prompt(qwen, inputs))) < 0.2
     assert selection.pts_seconds.max() > 2.5
@@ -256,7 +258,7 @@ def test_frames_alone_lose_their_times(qwen: Any, clip_bytes: bytes) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_video_messages_carry_true_times(qwen: Any, count: int) -> None:
-    selections = [so.select(BY_NAME[name].data, count) for name in ("variable_rate", "h264")]
+    selections = [so.select(BY_NAME[name].data, count, policy="uniform") for name in ("variable_rate", "h264")]
     inputs = qwen.apply_chat_template(
         qwen_vl.build_messages(selections, "Compare.", system="Be brief."),
         processor_kwargs=qwen_vl.processor_kwargs(selections),
@@ -281,7 +283,7 @@ def test_video_messages_carry_true_times(qwen: Any, count: int) -> None:
 
 
 def test_image_messages_put_each_frame_behind_its_time(qwen: Any) -> None:
-    selection = so.select(BY_NAME["variable_rate"].data, 3)
+    selection = so.select(BY_NAME["variable_rate"].data, 3, policy="uniform")
     messages = qwen_vl.build_messages(selection, "What?", show="images")
     inputs = qwen.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
     text = prompt(qwen, inputs)

@@ -204,8 +204,11 @@ def test_light_install_in_a_venv_of_its_own(tmp_path: Path, clip: Path) -> None:
         "-m", "sosampler", "select", str(clip), "-n", "3", "--json", "--contact-sheet", str(sheet), python=python
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["frame_indices"] == [15, 45, 75]
+    told = json.loads(done.stdout)
+    assert (told["policy"], told["num_candidates"], len(told["frame_indices"])) == ("general", 32, 3)
     assert sheet.exists()
+    done = run("-m", "sosampler", "select", str(clip), "-n", "3", "--policy", "uniform", "--json", python=python)
+    assert json.loads(done.stdout)["frame_indices"] == [15, 45, 75]
 
     done = run("-m", "sosampler", "select", str(clip), "--decoder", "torchcodec", python=python)
     assert done.returncode == 2

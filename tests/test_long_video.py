@@ -56,10 +56,10 @@ def test_reading_does_not_leak(hour: Path) -> None:
 
     process = psutil.Process()
     for _ in range(5):
-        so.select(hour, 4, candidates="keyframe")
+        so.select(hour, 4, candidates="keyframe", policy="uniform")
     files, memory = process.num_fds(), process.memory_info().rss
     for _ in range(40):
-        sel = so.select(hour, 4, candidates="keyframe", threads=2)
+        sel = so.select(hour, 4, candidates="keyframe", threads=2, policy="uniform")
     assert sel.frames is not None
     assert read_number(sel.frames[0]) == sel.frame_indices[0] % CHUNK
     assert process.num_fds() <= files

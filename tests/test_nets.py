@@ -299,7 +299,7 @@ class TestI3D:
 
         net = i3d().eval()
         net.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()}, strict=True)
-        frames = torch.as_tensor(sosampler.select(path, 32, size=256).frames)  # [32, 256, W, 3] uint8
+        frames = torch.as_tensor(sosampler.select(path, 32, size=256, policy="uniform").frames)  # [32, 256, W, 3] uint8
         left = (frames.shape[2] - 224) // 2
         clips = frames[:, 16:240, left : left + 224].permute(3, 0, 1, 2)[None] / 127.5 - 1
         with torch.no_grad():

@@ -117,7 +117,7 @@ class TestOneVideo:
         assert found.probability == pytest.approx(float(expected.max()), abs=1e-4)
         assert [label for label, _ in found.top] == [CLASSES[place] for place in np.argsort(-expected)[:3]]
         assert (np.diff([probability for _, probability in found.top]) <= 0).all()
-        uniform = classifier.clip_probs(so.select(clip, 4).to_torch()[None])[0].numpy()
+        uniform = classifier.clip_probs(so.select(clip, 4, policy="uniform").to_torch()[None])[0].numpy()
         assert np.abs(uniform - expected).max() > 1e-3, "other frames must give another answer, or this proves nothing"
 
     def test_large_videos_are_seen_at_the_size_of_banks(self, sampler: SOSampler, classifier: so.Classifier) -> None:
@@ -188,7 +188,7 @@ class TestOneVideo:
             module, input_size=32, layout="BCHW", multi_label=True, class_names=["a", "b", "c"]
         )
         found = Pipeline("uniform", wrapped, num_frames=3)(clip)
-        frames = so.select(clip, 3, num_candidates=10).to_torch()
+        frames = so.select(clip, 3, num_candidates=10, policy="uniform").to_torch()
         np.testing.assert_allclose(found.probabilities, wrapped.clip_probs(frames[None])[0], atol=1e-6)
         assert len(found.top) == 3
 

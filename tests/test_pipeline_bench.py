@@ -80,7 +80,7 @@ def test_speed_and_accuracy_in_one_file(folder: Path) -> None:
     classifier = so.create_classifier(folder / "classifier")
     right = 0
     for item in manifest.items:
-        chosen = so.select(manifest.path_of(item), 6)
+        chosen = so.select(manifest.path_of(item), 6, policy="uniform")
         right += int(classifier.clip_probs(chosen.to_torch()[None])[0].argmax()) == item.labels[0]
     accuracy = result["accuracy"]
     assert accuracy["reels"] == 6

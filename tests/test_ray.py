@@ -115,7 +115,7 @@ def test_select_from_the_command_line(machine: None, tmp_path: Path) -> None:
     assert (told["num_videos"], told["num_done_before"], told["num_written"], told["num_failed"]) == (6, 0, 5, 1)
     assert [failure["video"] for failure in told["failures"]] == [videos[-1]]
     for video, row in table(out).items():
-        expected = select_video(video, SelectOptions(num_frames=3)).to_dict()
+        expected = select_video(video, SelectOptions(num_frames=3, policy="uniform")).to_dict()
         assert row["frame_indices"] == expected["frame_indices"]
         assert row["pts_seconds"] == expected["pts_seconds"]
     before = contents(out)
@@ -176,10 +176,10 @@ def test_interrupted_and_run_again(machine: None, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        select_on_ray(videos, tmp_path / "rows", SelectOptions(num_frames=2), on_progress=interrupt)
+        select_on_ray(videos, tmp_path / "rows", SelectOptions(num_frames=2, policy="uniform"), on_progress=interrupt)
     kept = len(table(tmp_path / "rows"))
     assert kept in (3, 4)  # the bad video may have been among them
-    done = select_on_ray(videos, tmp_path / "rows", SelectOptions(num_frames=2))
+    done = select_on_ray(videos, tmp_path / "rows", SelectOptions(num_frames=2, policy="uniform"))
     assert (done.num_before, done.num_rows, len(done.failures)) == (kept, 8, 1)
     assert len(table(tmp_path / "rows")) == 8
 
@@ -243,7 +243,7 @@ def test_a_dead_node_loses_nothing(two_nodes: tuple[Any, Any], tmp_path: Path, r
     cluster, victim = two_nodes
     videos, notes = make_videos(tmp_path, 48), tmp_path / "notes"
     notes.mkdir()
-    options = SelectOptions(num_frames=2, threads=1)
+    options = SelectOptions(num_frames=2, threads=1, policy="uniform")
     step: Any = SelectStep(options)
     network, settings = None, RaySettings(decoders=4)
     if with_network:

@@ -192,7 +192,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
         (["--engine", "ray", "--out", "rows", "--contact-sheet", "s.png"], "--contact-sheet does not go with"),
         (["--engine", "dask", "--out", "rows"], "choose one of: local, ray"),
         (["--address", "auto"], "is of --engine ray"),
-        (["--engine", "ray", "--out", "rows", "--device", "cuda"], "is for trained samplers"),
+        (["--engine", "ray", "--out", "rows", "--policy", "uniform", "--device", "cuda"], "is for trained samplers"),
         (["--engine", "ray", "--out", "rows", "--workers", "0"], "decoders=0 is not allowed"),
         (["--engine", "ray", "--out", "rows", "--address", "127.0.0.1:1"], "no Ray cluster answers there"),
     ],

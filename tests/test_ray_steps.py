@@ -52,7 +52,7 @@ def without_timing(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_rule_needs_one_step(videos: list[str]) -> None:
-    options = SelectOptions(num_frames=4, threads=1)
+    options = SelectOptions(num_frames=4, threads=1, policy="uniform")
     step = travelled(SelectStep(options))
     for video in videos:
         assert without_timing(step(video)) == without_timing(select_video(video, options).to_dict())

@@ -200,7 +200,7 @@ class TestFiles:
             assert item.frame_indices.tolist() == reel.candidate_indices.tolist()
             rendered = candidate_frames(reel, part.pictures)
             assert psnr(item.frames(), rendered) > 22
-            chosen = so.select(read.path_of(entry), 6, num_candidates=6)
+            chosen = so.select(read.path_of(entry), 6, num_candidates=6, policy="uniform")
             assert chosen.frame_indices.tolist() == reel.candidate_indices.tolist()
             assert chosen.frames is not None
             assert psnr(chosen.frames, rendered) > 24

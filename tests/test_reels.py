@@ -618,7 +618,7 @@ class TestFiles:
     def test_candidates_of_the_file_are_those_of_the_plan(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
         reel = plan_from(pictures, MOVIE, count=1, seed=2)[0]
         write_reel(tmp_path / "reel.mp4", reel, pictures)
-        chosen = so.select(tmp_path / "reel.mp4", num_frames=5, num_candidates=5)
+        chosen = so.select(tmp_path / "reel.mp4", num_frames=5, num_candidates=5, policy="uniform")
         assert chosen.frame_indices.tolist() == reel.candidate_indices.tolist()
         assert chosen.pts_seconds.tolist() == pytest.approx(reel.candidate_seconds.tolist(), abs=1e-6)
         assert chosen.frames is not None
@@ -668,7 +668,10 @@ class TestFiles:
         assert manifest.counts()["groups"] == 2  # reels of the same pictures belong together
         for reel, item in zip(test_reels + train_reels[:2], manifest.items, strict=True):
             assert item.labels == (reel.label,)
-            assert so.select(manifest.path_of(item), 1).metadata.total_num_frames == reel.total_num_frames
+            assert (
+                so.select(manifest.path_of(item), 1, policy="uniform").metadata.total_num_frames
+                == reel.total_num_frames
+            )
         with pytest.raises(InvalidArgument, match="a group belongs to one split"):
             write_reels(tmp_path, test_reels, train, split="test")
         alone = write_reels(tmp_path / "alone", train_reels, train, group="")

@@ -122,7 +122,7 @@ def test_more_frames_than_fit_go_on_in_the_next_line(tmp_path: Path) -> None:
 
 
 def test_tiles_of_a_real_video_carry_the_numbers_of_the_chosen_frames(tmp_path: Path, clip_bytes: bytes) -> None:
-    chosen = select(clip_bytes, 4, size=(128, 192), threads=1)
+    chosen = select(clip_bytes, 4, size=(128, 192), threads=1, policy="uniform")
     assert chosen.frame_indices.tolist() == [11, 33, 56, 78]
     sheet = sheet_of([chosen], tmp_path / "sheet.png")
     same_layout = numbered_selection([1, 2, 3, 4])  # 192x128 is enlarged to 240x160
@@ -271,7 +271,7 @@ def test_saving_again_replaces_the_files(tmp_path: Path) -> None:
 
 
 def test_frames_of_a_real_video_are_the_chosen_ones(tmp_path: Path, clip_bytes: bytes) -> None:
-    chosen = select(clip_bytes, 6, threads=1)
+    chosen = select(clip_bytes, 6, threads=1, policy="uniform")
     read = [read_number(np.asarray(Image.open(path))) for path in save_frames(chosen, tmp_path)]
     assert read == chosen.frame_indices.tolist() == [7, 22, 37, 52, 67, 82]
 

@@ -28,7 +28,9 @@ def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
     """`sosampler select` inside this process; gives the exit code."""
 
     def run(*args: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["sosampler", "select", *map(str, args)])
+        words = list(map(str, args))
+        policy = [] if "--policy" in words else ["--policy", "uniform"]
+        monkeypatch.setattr(sys, "argv", ["sosampler", "select", *words, *policy])
         with pytest.raises(SystemExit) as stopped:
             main()
         return int(stopped.value.code or 0)
@@ -374,7 +376,7 @@ def test_a_process_that_is_killed_can_be_started_again(tmp_path: Path, clips: li
     videos.mkdir()
     for number in range(40):
         (videos / f"{number:02d}.mp4").write_bytes(clips[number % len(clips)])
-    arguments = ["select", str(videos), "-n", "12", "--workers", "1", "--out"]
+    arguments = ["select", str(videos), "-n", "12", "--policy", "uniform", "--workers", "1", "--out"]
     command = [sys.executable, "-m", "sosampler", *arguments]
 
     killed = subprocess.run(

@@ -49,19 +49,19 @@ class TestPolicies:
             assert sel.candidates.scores.shape == (12,)
 
     def test_uniform_is_segment_centres_of_the_video(self, clip: Path) -> None:
-        assert so.select(clip, num_frames=3).frame_indices.tolist() == [15, 45, 75]
+        assert so.select(clip, num_frames=3, policy="uniform").frame_indices.tolist() == [15, 45, 75]
 
     def test_eight_frames_unless_told(self, clip: Path) -> None:
-        assert len(so.select(clip)) == 8
+        assert len(so.select(clip, policy="uniform")) == 8
 
     def test_how_far_keyframes_moved(self, clip: Path) -> None:
-        sel = so.select(clip, num_frames=3, candidates="keyframe")
+        sel = so.select(clip, num_frames=3, candidates="keyframe", policy="uniform")
         assert sel.frame_indices.tolist() == [0, 30, 60]
         assert sel.candidates.moved_frames.tolist() == [-15, -15, -15]
         np.testing.assert_allclose(sel.candidates.moved_seconds, -0.5, atol=1e-12)
 
     def test_snap_moves_only_what_is_near(self, clip: Path) -> None:
-        sel = so.select(clip, num_frames=9, candidates="snap", snap_tolerance=0.2)
+        sel = so.select(clip, num_frames=9, candidates="snap", snap_tolerance=0.2, policy="uniform")
         assert sel.frame_indices.tolist() == [0, 15, 30, 35, 45, 60, 65, 75, 85]
         assert sel.candidates.moved_frames.tolist() == [-5, 0, 5, 0, 0, 5, 0, 0, 0]
         assert numbers(sel) == sel.frame_indices.tolist()
@@ -86,7 +86,9 @@ class TestPolicies:
     def test_seed(self, clip: Path) -> None:
         one, same, other = (so.select(clip, 5, policy="random", seed=s).frame_indices.tolist() for s in (1, 1, 2))
         assert one == same != other
-        one, same, other = (so.select(clip, 5, grid="stratified", seed=s).frame_indices.tolist() for s in (1, 1, 2))
+        one, same, other = (
+            so.select(clip, 5, grid="stratified", seed=s, policy="uniform").frame_indices.tolist() for s in (1, 1, 2)
+        )
         assert one == same != other
 
 
@@ -104,7 +106,7 @@ class TestRatesAndRanges:
         assert numbers(sel) == [int(i) for i in on_screen]
 
     def test_range(self, clip: Path) -> None:
-        sel = so.select(clip, num_frames=3, start=1.0, end=2.0)
+        sel = so.select(clip, num_frames=3, start=1.0, end=2.0, policy="uniform")
         assert sel.frame_indices.tolist() == [35, 45, 55]
 
     def test_range_is_half_open_and_in_pts(self) -> None:
@@ -114,7 +116,7 @@ class TestRatesAndRanges:
 
     @pytest.mark.parametrize("mode", ["keyframe", "snap"])
     def test_range_with_keyframes(self, clip: Path, mode: str) -> None:
-        sel = so.select(clip, num_frames=2, start=0.9, end=2.5, candidates=mode, snap_tolerance=9)
+        sel = so.select(clip, num_frames=2, start=0.9, end=2.5, candidates=mode, snap_tolerance=9, policy="uniform")
         assert sel.frame_indices.tolist() == [30, 60]
 
     def test_rate_inside_a_range(self, clip: Path) -> None:
@@ -138,7 +140,7 @@ class TestRatesAndRanges:
         assert so.select(BY_NAME[name].data, fps=fps).frame_indices.tolist() == list(range(0, 75, step))
 
     def test_range_with_a_rounding_error(self, clip: Path) -> None:
-        assert so.select(clip, 1, start=0.1 * 3, end=0.32).frame_indices.tolist() == [9]
+        assert so.select(clip, 1, start=0.1 * 3, end=0.32, policy="uniform").frame_indices.tolist() == [9]
 
     def test_rate_stops_at_the_end(self) -> None:
         data = numbered_video(num_frames=3, fps=1, pts=[0, 10, 11])
@@ -147,8 +149,10 @@ class TestRatesAndRanges:
     def test_keyframes_of_open_groups_do_not_depend_on_a_scan(self) -> None:
         data = BY_NAME["open_gop"].data
         for count in (1, 2, 3, 4):
-            by_index = so.select(data, count, candidates="keyframe")
-            by_scan = so.select(data, count, candidates="keyframe", start=0.0)  # a range needs the scan
+            by_index = so.select(data, count, candidates="keyframe", policy="uniform")
+            by_scan = so.select(
+                data, count, candidates="keyframe", start=0.0, policy="uniform"
+            )  # a range needs the scan
             assert by_index.frame_indices.tolist() == by_scan.frame_indices.tolist()
             assert by_index.candidates.moved_frames.tolist() == by_scan.candidates.moved_frames.tolist()
 
@@ -174,25 +178,25 @@ class TestShortVideos:
             assert sel.num_candidates == 30
 
     def test_fewer(self) -> None:
-        sel = so.select(BY_NAME["two_frames"].data, num_frames=6, on_short="fewer")
+        sel = so.select(BY_NAME["two_frames"].data, num_frames=6, on_short="fewer", policy="uniform")
         assert sel.frame_indices.tolist() == [0, 1]
         assert "2 frames for 6 candidates" in sel.notes[0]
 
     def test_error(self) -> None:
         with pytest.raises(so.InvalidArgument, match="6 candidates were asked for but only 2 frames"):
-            so.select(BY_NAME["two_frames"].data, num_frames=6, on_short="error")
+            so.select(BY_NAME["two_frames"].data, num_frames=6, on_short="error", policy="uniform")
 
     def test_one_frame(self) -> None:
-        assert numbers(so.select(BY_NAME["one_frame"].data, num_frames=1)) == [0]
+        assert numbers(so.select(BY_NAME["one_frame"].data, num_frames=1, policy="uniform")) == [0]
 
     def test_too_few_keyframes(self, clip: Path) -> None:
-        repeated = so.select(clip, num_frames=6, candidates="keyframe")
+        repeated = so.select(clip, num_frames=6, candidates="keyframe", policy="uniform")
         assert repeated.frame_indices.tolist() == [0, 0, 30, 30, 60, 60]
-        fewer = so.select(clip, num_frames=6, candidates="keyframe", on_short="fewer")
+        fewer = so.select(clip, num_frames=6, candidates="keyframe", on_short="fewer", policy="uniform")
         assert fewer.frame_indices.tolist() == [0, 30, 60]
         assert "3 keyframes for 6 candidates" in fewer.notes[0]
         with pytest.raises(so.InvalidArgument, match="only 3 keyframes"):
-            so.select(clip, num_frames=6, candidates="keyframe", on_short="error")
+            so.select(clip, num_frames=6, candidates="keyframe", on_short="error", policy="uniform")
 
 
 class TestResult:
@@ -208,13 +212,13 @@ class TestResult:
         assert all(seconds >= 0 for seconds in told["timing"].values())
 
     def test_repr_is_short(self, clip: Path) -> None:
-        text = repr(so.select(clip, num_frames=3))
+        text = repr(so.select(clip, num_frames=3, policy="uniform"))
         assert len(text) < 400
         assert "[15, 45, 75]" in text
 
     def test_video_metadata_fits_transformers(self, clip: Path) -> None:
         video_utils = pytest.importorskip("transformers.video_utils")
-        sel = so.select(clip, num_frames=3)
+        sel = so.select(clip, num_frames=3, policy="uniform")
         meta = video_utils.VideoMetadata(**sel.to_video_metadata())
         assert meta.frames_indices == [15, 45, 75]
         assert meta.total_num_frames == 90
@@ -240,14 +244,14 @@ class TestResult:
 
     def test_to_torch(self, clip: Path) -> None:
         torch = pytest.importorskip("torch")
-        sel = so.select(clip, num_frames=3)
+        sel = so.select(clip, num_frames=3, policy="uniform")
         tensor = sel.to_torch()
         assert tensor.dtype == torch.uint8
         assert tuple(tensor.shape) == (3, 3, 128, 192)
         assert (tensor.permute(0, 2, 3, 1).numpy() == sel.frames).all()
 
     def test_without_decoding(self, clip: Path) -> None:
-        light, full = so.select(clip, 4, decode=False), so.select(clip, 4)
+        light, full = so.select(clip, 4, decode=False), so.select(clip, 4, policy="uniform")
         assert light.frames is None
         assert light.frame_indices.tolist() == full.frame_indices.tolist()
         assert light.pts_seconds.tolist() == full.pts_seconds.tolist()
@@ -257,14 +261,14 @@ class TestResult:
     def test_a_given_torchcodec_decoder(self, clip: Path, torchcodec: None) -> None:
         from torchcodec.decoders import VideoDecoder
 
-        sel = so.select(VideoDecoder(str(clip)), num_frames=3)
+        sel = so.select(VideoDecoder(str(clip)), num_frames=3, policy="uniform")
         assert numbers(sel) == [15, 45, 75]
-        sel = so.select(VideoDecoder(str(clip)), num_frames=3, candidates="keyframe")
+        sel = so.select(VideoDecoder(str(clip)), num_frames=3, candidates="keyframe", policy="uniform")
         assert numbers(sel) == [0, 30, 60]
 
     def test_threads_do_not_change_the_result(self, clip: Path) -> None:
         for mode in ("exact", "keyframe"):
-            one, many = (so.select(clip, 8, candidates=mode, threads=threads) for threads in (1, 4))
+            one, many = (so.select(clip, 8, candidates=mode, threads=threads, policy="uniform") for threads in (1, 4))
             assert one.frames is not None
             assert (one.frames == many.frames).all()
             assert one.to_dict()["pts_seconds"] == many.to_dict()["pts_seconds"]
@@ -309,7 +313,7 @@ def test_bad_arguments(clip: Path, arguments: dict[str, Any], sentence: str) -> 
 @pytest.mark.parametrize("source", [3, None, ["a.mp4"], object()])
 def test_what_is_no_source(source: object) -> None:
     with pytest.raises(so.InvalidArgument, match="is not a video source; give a path, bytes"):
-        so.select(source)
+        so.select(source, policy="uniform")
 
 
 def test_frames_of_16_bits_are_scaled_not_cut_off(tmp_path: Path) -> None:
@@ -318,6 +322,6 @@ def test_frames_of_16_bits_are_scaled_not_cut_off(tmp_path: Path) -> None:
     grey = (np.arange(48 * 64, dtype=np.uint16) * 20).reshape(48, 64)
     for number in range(3):
         Image.fromarray(grey).save(tmp_path / f"img_{number:03d}.png")
-    frames = so.select(tmp_path, 2).frames
+    frames = so.select(tmp_path, 2, policy="uniform").frames
     assert frames is not None
     assert np.array_equal(frames[1, ..., 0], grey // 257)

@@ -451,4 +451,4 @@ class TestCommand:
         make_sampler(2).save_pretrained(path)
         after = Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
         assert json.dumps(before) != json.dumps(after)
-        assert "policy_identity" not in Job(SelectOptions(), Outputs()).fingerprint()
+        assert "policy_identity" not in Job(SelectOptions(policy="uniform"), Outputs()).fingerprint()

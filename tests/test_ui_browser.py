@@ -87,7 +87,7 @@ def test_upload_see_change_download(opened: Opened, server: Server, clip: Path, 
     assert frames == [text.split()[1] for text in frames_of(clip, 8)]
     assert not page.locator("#empty").is_visible()
     uniform = [text.split()[1] for text in opened.shown(8, "uniform")]
-    assert uniform == [str(frame) for frame in so.select(clip, 8).frame_indices]
+    assert uniform == [str(frame) for frame in so.select(clip, 8, policy="uniform").frame_indices]
     assert page.locator(".time .mark.of-chosen").count() == 8
     assert page.locator(".time .curve").count() == 1
     loaded = page.locator(".shot img").evaluate_all("all => all.every(one => one.naturalWidth === 192)")

@@ -28,7 +28,7 @@ def select(
     num_frames: int | str | None = None,
     *,
     num_candidates: int | None = None,
-    policy: Any = SelectOptions.policy,
+    policy: Any = None,
     candidates: str | None = None,
     grid: str = SelectOptions.grid,
     fps: float | None = None,
@@ -53,9 +53,11 @@ def select(
         source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
         num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto"
             leaves it to a trained sampler: the fewest of which it expects little less than of any other number.
-        num_candidates: T, how many frames to choose from; None leaves it to the policy (uniform: T = N).
-        policy: who is chosen: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one. "+aks",
-            "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time.
+        num_candidates: T, how many frames to choose from; None leaves it to the policy (general: 32, or 4 N where N is
+            above 8; uniform: T = N).
+        policy: who chooses: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one. "+aks",
+            "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time. None takes "general", the
+            sampler that ships with the package; "uniform" where nothing is decoded or all candidates are taken.
         candidates: "exact" frames (the default), "keyframe" (many times faster to decode), or "snap": the keyframe
             where one lies within `snap_tolerance` seconds, else the exact frame.
         grid: where candidates lie: "uniform" (segment centres), "linspace" (ends included, as FrameExit),
@@ -79,7 +81,11 @@ def select(
     Examples:
         >>> import sosampler as so
         >>> from sosampler.synthetic import numbered_video
-        >>> sel = so.select(numbered_video(num_frames=90), num_frames=3)
+        >>> video = numbered_video(num_frames=90)
+        >>> sel = so.select(video, num_frames=3)
+        >>> sel.policy, len(sel.frames)
+        ('general', 3)
+        >>> sel = so.select(video, num_frames=3, policy="uniform")
         >>> sel.frame_indices.tolist(), sel.pts_seconds.tolist()
         ([15, 45, 75], [0.5, 1.5, 2.5])
     """

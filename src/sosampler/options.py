@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Frames chosen where nothing says how many.
 DEFAULT_NUM_FRAMES = 8
+# Who chooses where nothing says who: benchmarks/general_sampler.json says why. Uniform where pictures decide nothing.
+USUAL_POLICY, BLIND_POLICY = "general", "uniform"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class SelectOptions:
 
     num_frames: int | str | None = None  # or "auto"
     num_candidates: int | None = None
-    policy: Any = "uniform"  # a name, a sampler, the folder of a saved one, or a Policy
+    policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; settled here where it is None
     candidates: str | None = None
     grid: str = "uniform"
     fps: float | None = None
@@ -70,7 +72,15 @@ class SelectOptions:
         if self.decoder is not None:
             one_of("decoder", self.decoder, DECODERS)
         check_size(self.size)
+        if self.policy is None:
+            object.__setattr__(self, "policy", BLIND_POLICY if self._takes_all_or_looks_at_none else USUAL_POLICY)
         self._check_together()
+
+    @property
+    def _takes_all_or_looks_at_none(self) -> bool:
+        """Whether there is nothing for a network to do: no frame is decoded, or every candidate is taken."""
+        every = self.num_frames is None and self.fps is not None
+        return not self.decode or every or (self.num_frames or DEFAULT_NUM_FRAMES) == self.num_candidates
 
     def _check_together(self) -> None:
         """What each argument allows but several do not."""

@@ -10,7 +10,7 @@ import typer
 from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
 from sosampler.cli.on_ray import ADDRESS_HELP, ENGINE_HELP, check_engine, check_folder, run_rows
 from sosampler.errors import InvalidArgument
-from sosampler.options import DEFAULT_NUM_FRAMES, SelectOptions
+from sosampler.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
 
 if TYPE_CHECKING:
     from sosampler.policies import Policy
@@ -41,14 +41,15 @@ def select_command(
         int | None, typer.Option("-t", "--num-candidates", help="How many to choose from.  [default: by policy]")
     ] = None,
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--policy",
-            help="uniform, random, all, centre, keyframe, frame-difference, frameexit, difference-peaks, "
-            "farthest-first, dpp, general (a sampler that ships with the package), or a trained sampler's folder. "
-            "+aks, +its or +nms behind a folder or frame-difference spreads the choice in time.",
+            help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
+            "frame-difference, frameexit, difference-peaks, farthest-first, dpp, or a trained sampler's folder. "
+            "+aks, +its or +nms behind a folder or frame-difference spreads the choice in time.  [default: general; "
+            "uniform with --no-decode and where all candidates are taken]",
         ),
-    ] = SelectOptions.policy,
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", help="Of a trained sampler: cpu, cuda, ...; default: the GPU if there is one."),
@@ -110,7 +111,7 @@ def select_command(
         auto_max=auto_max,
         auto_tolerance=auto_tolerance,
         num_candidates=num_candidates,
-        policy=policy if device is None or on_ray else _on_device(policy, device),
+        policy=policy if device is None or on_ray else _on_device(policy or USUAL_POLICY, device),
         candidates=candidates,
         grid=grid,
         fps=fps,

@@ -12,6 +12,7 @@ from sosampler._select import select
 from sosampler.checks import whole_number
 from sosampler.errors import InvalidArgument
 from sosampler.integrations.true_times import decoded
+from sosampler.options import USUAL_POLICY
 from sosampler.policies import get_policy
 from sosampler.selection import Selection
 
@@ -44,7 +45,7 @@ def select_pil(source: Any, num_frames: int | None = None, **options: Any) -> li
 
 
 def _among(
-    images: Sequence[Any], num_frames: int | None, *, policy: Any = "uniform", seed: int = 0, **unknown: Any
+    images: Sequence[Any], num_frames: int | None, *, policy: Any = USUAL_POLICY, seed: int = 0, **unknown: Any
 ) -> list[Image.Image]:
     if unknown:
         raise InvalidArgument(

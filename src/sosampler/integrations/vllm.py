@@ -25,7 +25,7 @@ from sosampler._select import select_with
 from sosampler.checks import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, VideoError, first_line
 from sosampler.integrations.true_times import decoded, video_metadata, whole_patches
-from sosampler.options import SelectOptions
+from sosampler.options import BLIND_POLICY, SelectOptions
 from sosampler.policies import SCORED, Policy, get_policy, list_policies
 from sosampler.policies.selectors import split_method
 from sosampler.video.reader import Frames
@@ -144,7 +144,7 @@ def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptio
 
 
 def _policy(given: Any) -> Policy:
-    configured = os.environ.get(POLICY_VARIABLE) or SelectOptions.policy
+    configured = os.environ.get(POLICY_VARIABLE) or BLIND_POLICY
     if given is None or given == configured:
         return _loaded(configured)
     if not isinstance(given, str) or (given not in list_policies() and split_method(given)[0] not in SCORED):

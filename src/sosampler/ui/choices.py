@@ -9,7 +9,7 @@ from typing import Any
 
 from sosampler.checks import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.options import DEFAULT_NUM_FRAMES, SelectOptions
+from sosampler.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
 from sosampler.policies import SCORED, Policy, describe_policies, get_policy
 from sosampler.policies.selectors import METHODS
 from sosampler.video.candidates import MODES
@@ -64,11 +64,10 @@ class Offer:
 
     @property
     def first(self) -> Settings:
-        """What a fresh page shows: the first sampler, else a rule that has scores; uniform is beside it anyway."""
+        """What a fresh page shows: the first sampler, else what `select` takes; uniform is beside it anyway."""
         if self.samplers:
             return Settings(policy=next(iter(self.samplers)))
-        usual = SelectOptions.policy
-        return Settings(policy=SCORED[0], diversity="nms") if usual == "uniform" else Settings(policy=usual)
+        return Settings(policy=USUAL_POLICY)
 
     def has_diversity(self, policy: str) -> bool:
         return policy in self.samplers or policy in SCORED

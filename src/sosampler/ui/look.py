@@ -100,7 +100,7 @@ def uniform_strip(video: Path, num_frames: int, limits: Limits | None = None) ->
 
 @lru_cache(maxsize=_KEPT_STRIPS)
 def _uniform(video: Path, stamp: tuple[int, int], num_frames: int, limits: Limits) -> Strip:
-    options = SelectOptions(num_frames=num_frames, on_short="fewer", limits=limits)
+    options = SelectOptions(num_frames=num_frames, policy="uniform", on_short="fewer", limits=limits)
     return strip_of(select_with(video, options))
 
 
