@@ -20,6 +20,8 @@ CPU_WAYS: dict[str, dict[str, Any] | None] = {
     "engine": {},
     "engine, openvino": {"backend": "openvino"},
     "engine, onnxruntime": {"backend": "onnxruntime"},
+    "engine, int8": {"precision": "int8"},
+    "engine, openvino int8": {"precision": "int8", "backend": "openvino"},
 }
 GPU_WAYS: dict[str, dict[str, Any] | None] = {
     REFERENCE: None,
@@ -123,6 +125,7 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
         eager_way,
         lively_sampler,
         picture_frames,
+        quantized,
         random_classifier,
         smooth_frames,
     )
@@ -146,6 +149,8 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
         run_eager = eager_way(sampler, classifier, task["num_frames"])
         planes = frames.movedim(-1, -3).contiguous()
         return (lambda: run_eager(planes)), (lambda: {"threads": threads})
+    if task["engine"].get("precision") == "int8":
+        quantized(classifier, shape)
     engine = FrameEngine(sampler, classifier, num_frames=task["num_frames"], **task["engine"])
 
     def facts() -> dict[str, Any]:
