@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,16 +71,6 @@ def random_classifier(name: str = "resnet50") -> Any:
 
     torch.manual_seed(0)
     return create_classifier(name, num_classes=_CLASSES)
-
-
-def quantized(classifier: Any, size: tuple[int, int]) -> Any:
-    """The classifier with an int8 network, its ranges taken from made-up frames: how fast it is does not hang on them."""
-    from sosampler.export.quantize import quantize_classifier
-
-    folder = tempfile.TemporaryDirectory()
-    quantize_classifier(classifier, smooth_frames(2, 16, size, seed=2), folder.name)
-    classifier.int8_folder = folder  # goes with the classifier
-    return classifier
 
 
 def eager_way(sampler: Any, classifier: Any, num_frames: int) -> Callable[[Tensor], Tensor]:

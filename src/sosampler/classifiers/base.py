@@ -79,7 +79,7 @@ class Classifier(nn.Module):
         self.activation = one_of("activation", "sigmoid" if multi_label else "softmax", ACTIVATIONS)
         self.options = dict(options or {})  # what create_classifier needs besides to build it again
         self.precision = "float32"
-        self.int8_file: Path | None = None  # what `quantize_classifier` wrote of these weights
+        self.folder: Path | None = None  # where it is saved, and its int8 network beside it if there is one
         self.fresh_head = True  # whether the last layer is random, not that of the weights
         self._said_repeated = False
         self._gmacs: dict[tuple[int, ...], float] = {}

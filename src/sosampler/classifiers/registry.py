@@ -353,6 +353,5 @@ def _from_folder(folder: Path) -> Classifier:
     _fit_input(classifier)
     fit_weights(classifier, read_state(folder / WEIGHTS, names_as_they_are=True), where=str(folder / WEIGHTS))
     classifier.activation = "sigmoid" if saved.multi_label else "softmax"
-    if (folder / INT8_MODEL).is_file():
-        classifier.int8_file = folder / INT8_MODEL
+    classifier.folder = folder
     return classifier.freeze()

@@ -13,6 +13,7 @@ from typing import Any
 from sosampler.classifiers.base import INT8
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.classifiers.registry import INT8_MODEL
 from sosampler.engine.networks import ForeignClassifier, can_be_fused
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
@@ -48,11 +49,12 @@ def int8_file_of(classifier: Any) -> Path:
     check_frame_by_frame(classifier)
     if classifier.device.type != "cpu":
         raise InvalidArgument(f"precision={INT8!r} runs on the CPU, not on {classifier.device}; give device='cpu'")
-    file = None if classifier.int8_file is None else Path(classifier.int8_file)
+    file = None if classifier.folder is None else Path(classifier.folder) / INT8_MODEL
     if file is None or not file.is_file():
-        found = "has no int8 network" if file is None else f"has lost its int8 network {file}"
+        where = "" if file is None else f" in {file.parent}"
         raise InvalidArgument(
-            f"classifier {classifier.name!r} {found}; make one from frames of your videos with {_HOW}, or give 'float32'"
+            f"classifier {classifier.name!r} has no int8 network{where}; make one from frames of your videos with "
+            f"{_HOW}, or give precision='float32'"
         )
     if _told_by(file).get("fingerprint") != classifier.fingerprint():
         raise WeightsError(
@@ -85,7 +87,7 @@ def _told_by(file: Path) -> dict[str, Any]:
         session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
         told = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
         known = told["format"] == FORMAT
-    except Exception as error:  # noqa: BLE001  # onnxruntime has no base class for what a damaged file makes it raise
+    except Exception as error:  # onnxruntime has no base class for what a damaged file makes it raise
         raise WeightsError(
             f"{file}: is no network that `sosampler quantize` wrote ({first_line(error)}); make it again with {_HOW}"
         ) from error

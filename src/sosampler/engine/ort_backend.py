@@ -104,6 +104,4 @@ def import_exporter(wanted: str = "backend='onnxruntime'") -> None:
         for name in ("onnx", "onnxscript", "onnxruntime"):  # torch writes with the first two
             import_module(name)
     except ImportError as error:
-        raise MissingDependency(
-            f"{wanted} needs onnxruntime, onnx and onnxscript; install sosampler[onnx]"
-        ) from error
+        raise MissingDependency(f"{wanted} needs onnxruntime, onnx and onnxscript; install sosampler[onnx]") from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 
 from sosampler import __version__
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.outputs import activate
+from sosampler.classifiers.outputs import activate, check_finite
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.registry import INT8_MODEL, KIND, create_classifier, save_classifier, saved_folder
 from sosampler.engine.inputs import InputMaker, channels_first
 from sosampler.engine.int8 import ABOUT, FORMAT, check_frame_by_frame, int8_net
 from sosampler.engine.ort_backend import INPUT, import_exporter, onnx_of
-from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.errors import InvalidArgument
 from sosampler.export.onnx_file import drop_traces
 from sosampler.files import replacing
 from sosampler.saved_folders import check_place
@@ -54,9 +55,7 @@ class Quantized:
         return asdict(self)
 
 
-def quantize_classifier(
-    classifier: str | Path | Classifier, frames: Any, out: str | Path | None = None
-) -> Quantized:
+def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: str | Path | None = None) -> Quantized:
     """Write the network of a classifier in int8, which CPUs run two to four times as fast, and compare the two.
 
     The ranges of values are taken from the frames, so they should be such as the classifier will see: a few hundred
@@ -64,14 +63,14 @@ def quantize_classifier(
     `Pipeline`, `FrameEngine` and `sosampler classify` with precision "int8"; weights are kept beside it as they are.
 
     Args:
-        classifier: the folder of a saved one, or one that looks at frames one by one.
+        classifier: the folder of a saved one, or a classifier; its network must look at frames one by one.
         frames: uint8 [B, T, H, W, 3] or [B, T, 3, H, W], numpy or torch; or an iterable of such, of any sizes.
-        out: folder for the classifier and its int8 network. A saved classifier need not have one: its own is taken.
+        out: folder for the classifier and its int8 network; that from which it was loaded if not given. It becomes
+            `classifier.folder`, which whoever wraps a network of their own again sets to use what is there.
     """
-    own = None if isinstance(classifier, Classifier) else saved_folder(classifier)
-    folder = _place(classifier, own, out)
-    source = classifier if isinstance(classifier, Classifier) else create_classifier(classifier)
-    pooled = check_frame_by_frame(source)
+    pooled = check_frame_by_frame(create_classifier(classifier) if isinstance(classifier, (str, Path)) else classifier)
+    own = None if pooled.folder is None else Path(pooled.folder)
+    folder = _place(own, out)
     import_exporter("precision='int8'")
     levels = _levels(pooled, frames)
     aside = torch.zeros(len(levels), dtype=torch.bool)
@@ -79,29 +78,37 @@ def quantize_classifier(
     if not bool(aside.any()):
         aside[-1] = True
     learned = levels[~aside] if len(levels) > 1 else levels
+    inputs, net = InputMaker(pooled.preprocessing, torch.device("cpu"), torch.float32), _plain(pooled.net)
+    plain = _answers(pooled, lambda part: net(inputs.normalised(part)), levels[aside])
     model = int8_model(pooled, learned)
-    about = {"format": FORMAT, "version": __version__, "fingerprint": pooled.fingerprint(), "num_frames": len(learned)}
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "version": __version__,
+        "fingerprint": pooled.fingerprint(),
+        "num_frames": len(learned),
+    }
     entry = model.metadata_props.add()
     entry.key, entry.value = ABOUT, json.dumps(about, sort_keys=True)
     with tempfile.TemporaryDirectory() as work:
         file = Path(work) / INT8_MODEL
         file.write_bytes(model.SerializeToString(deterministic=True))
-        same, difference = _compared(pooled, file, levels[aside])
+        found = _answers(pooled, int8_net(file, pooled.preprocessing, "onnxruntime"), levels[aside])
         if folder != own:
             save_classifier(pooled, folder)
         with replacing(folder / INT8_MODEL) as temporary:
             temporary.write_bytes(file.read_bytes())
-    pooled.int8_file = folder / INT8_MODEL
+    pooled.folder = folder
+    written = folder / INT8_MODEL
     return Quantized(
         classifier=pooled.name,
         folder=str(folder),
-        file=str(pooled.int8_file),
-        bytes=pooled.int8_file.stat().st_size,
+        file=str(written),
+        bytes=written.stat().st_size,
         fingerprint=about["fingerprint"],
         num_frames=len(learned),
         num_compared=int(aside.sum()),
-        same_class=same,
-        difference=difference,
+        same_class=float((plain.argmax(1) == found.argmax(1)).double().mean()),
+        difference=float((plain - found).abs().amax(1).mean()),
     )
 
 
@@ -116,7 +123,7 @@ def int8_model(classifier: PooledClassifier, levels: Tensor) -> Any:
 
     inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
 
-    class Frames(CalibrationDataReader):  # type: ignore[misc]
+    class Frames(CalibrationDataReader):
         def __init__(self) -> None:
             self._parts = iter(levels.split(_FRAMES_AT_ONCE))
 
@@ -139,8 +146,9 @@ def int8_model(classifier: PooledClassifier, levels: Tensor) -> Any:
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            # Products of two activations (attention) stay as they are.
-            extra_options={"MatMulConstBOnly": True},
+            # Ranges: the mean over parts of each part's extremes, which rare ones do not stretch. Products of two
+            # activations (attention) stay as they are.
+            extra_options={"CalibMovingAverage": True, "MatMulConstBOnly": True},
         )
         model = onnx.load(made)
     drop_traces(model)
@@ -148,8 +156,6 @@ def int8_model(classifier: PooledClassifier, levels: Tensor) -> Any:
 
 
 def _plain(net: nn.Module) -> nn.Module:
-    import copy
-
     return copy.deepcopy(net).cpu().float().eval()
 
 
@@ -164,24 +170,16 @@ def _levels(classifier: PooledClassifier, frames: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _compared(classifier: PooledClassifier, file: Path, levels: Tensor) -> tuple[float, float]:
-    """The share of frames of which float32 and int8 name the same class, and by how much probabilities differ."""
-    inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
-    net, quantized = _plain(classifier.net), int8_net(file, classifier.preprocessing, "onnxruntime")
-    same, differences = [], []
+def _answers(classifier: PooledClassifier, net: Callable[[Tensor], Tensor], levels: Tensor) -> Tensor:
+    """Grey levels [F, h, w * 3] -> probabilities [F, C] of each frame by itself, the network being `net` of them."""
+    parts = []
     for part in levels.split(_FRAMES_AT_ONCE):
-        told = []
-        for rows in (net(inputs.normalised(part)), quantized(part)):
-            told.append(activate(classifier.pool_logits(rows[:, None].to(classifier.device)), classifier.activation))
-        same.append(told[0].argmax(1) == told[1].argmax(1))
-        differences.append((told[0] - told[1]).abs().amax(1))
-    difference = float(torch.cat(differences).mean())
-    if not np.isfinite(difference):
-        raise SosamplerError(f"{classifier.name}: gives NaN for these frames, in float32 or in int8; nothing is written")
-    return float(torch.cat(same).double().mean()), difference
+        rows = check_finite(net(part), classifier.name)
+        parts.append(activate(classifier.pool_logits(rows[:, None].to(classifier.device)), classifier.activation))
+    return check_finite(torch.cat(parts), classifier.name)
 
 
-def _place(classifier: Any, own: Path | None, out: str | Path | None) -> Path:
+def _place(own: Path | None, out: str | Path | None) -> Path:
     """The folder to write into; found out before the work begins."""
     if out is None:
         if own is None:
