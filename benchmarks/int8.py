@@ -22,7 +22,9 @@ from common import Results
 
 import sosampler as so
 from sosampler.bench.measure import circumstances
-from sosampler.engine.int8 import int8_classifier
+from sosampler.engine.inputs import InputMaker
+from sosampler.engine.int8 import int8_net
+from sosampler.export.quantize import answers, levels_of
 from sosampler.training.examples import read_picture
 
 DEFAULT = Path(__file__).with_suffix(".json")
@@ -50,14 +52,13 @@ def main() -> None:
     took = time.perf_counter() - begin
     test = labelled(given.pictures / "test", classifier.class_names)
     truth = torch.tensor([label for _, label in test])
-    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"float32": classifier.clip_probs}
-    ways |= {f"int8, {backend}": int8_classifier(classifier, backend) for backend in BACKENDS}
-    told: dict[str, list[torch.Tensor]] = {name: [] for name in ways}
-    for path, _ in test:
-        frame = torch.from_numpy(picture(path, side)).movedim(-1, -3)
-        for name, ask in ways.items():
-            told[name].append(ask(frame))
-    rows = list(compared({name: torch.cat(parts) for name, parts in told.items()}, truth))
+    levels = levels_of(classifier, (picture(path, side) for path, _ in test))
+    inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
+    ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "float32": lambda part: classifier.net(inputs.normalised(part)),
+        **{f"int8, {name}": int8_net(Path(made.file), classifier.preprocessing, name) for name in BACKENDS},
+    }
+    rows = list(compared({name: answers(classifier, net, levels) for name, net in ways.items()}, truth))
     result = {
         "benchmark": "int8",
         "what": f"{classifier.name} at {side} px on {len(test)} test pictures of {classifier.num_classes} classes",

@@ -72,14 +72,16 @@ def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: s
     own = None if pooled.folder is None else Path(pooled.folder)
     folder = _place(own, out)
     import_exporter("precision='int8'")
-    levels = _levels(pooled, frames)
+    levels = levels_of(pooled, frames)
     aside = torch.zeros(len(levels), dtype=torch.bool)
     aside[_ASIDE - 1 :: _ASIDE] = True
     if not bool(aside.any()):
         aside[-1] = True
     learned = levels[~aside] if len(levels) > 1 else levels
-    inputs, net = InputMaker(pooled.preprocessing, torch.device("cpu"), torch.float32), _plain(pooled.net)
-    plain = _answers(pooled, lambda part: net(inputs.normalised(part)), levels[aside])
+    # Frames of one video resemble each other; each part of a few should tell of several.
+    learned = learned[torch.randperm(len(learned), generator=torch.Generator().manual_seed(0))]
+    inputs, net = InputMaker(pooled.preprocessing, torch.device("cpu"), torch.float32), plain_net(pooled.net)
+    plain = answers(pooled, lambda part: net(inputs.normalised(part)), levels[aside])
     model = int8_model(pooled, learned)
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -92,7 +94,7 @@ def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: s
     with tempfile.TemporaryDirectory() as work:
         file = Path(work) / INT8_MODEL
         file.write_bytes(model.SerializeToString(deterministic=True))
-        found = _answers(pooled, int8_net(file, pooled.preprocessing, "onnxruntime"), levels[aside])
+        found = answers(pooled, int8_net(file, pooled.preprocessing, "onnxruntime"), levels[aside])
         if folder != own:
             save_classifier(pooled, folder)
         with replacing(folder / INT8_MODEL) as temporary:
@@ -131,7 +133,7 @@ def int8_model(classifier: PooledClassifier, levels: Tensor) -> Any:
             part = next(self._parts, None)
             return None if part is None else {INPUT: inputs.normalised(part).contiguous().numpy()}
 
-    net = _plain(classifier.net)
+    net = plain_net(classifier.net)
     example = torch.zeros(2, 3, *classifier.preprocessing.size)
     with tempfile.TemporaryDirectory() as work, _quietly():
         whole, folded, made = (Path(work) / f"{name}.onnx" for name in ("whole", "folded", "made"))
@@ -155,11 +157,11 @@ def int8_model(classifier: PooledClassifier, levels: Tensor) -> Any:
     return model
 
 
-def _plain(net: nn.Module) -> nn.Module:
+def plain_net(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net).cpu().float().eval()
 
 
-def _levels(classifier: PooledClassifier, frames: Any) -> Tensor:
+def levels_of(classifier: PooledClassifier, frames: Any) -> Tensor:
     """Frames as the user has them -> grey levels uint8 [F, h, w * 3] of the network's input size."""
     inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
     parts: Iterable[Any] = [frames] if isinstance(frames, (np.ndarray, Tensor)) else frames
@@ -170,7 +172,7 @@ def _levels(classifier: PooledClassifier, frames: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _answers(classifier: PooledClassifier, net: Callable[[Tensor], Tensor], levels: Tensor) -> Tensor:
+def answers(classifier: PooledClassifier, net: Callable[[Tensor], Tensor], levels: Tensor) -> Tensor:
     """Grey levels [F, h, w * 3] -> probabilities [F, C] of each frame by itself, the network being `net` of them."""
     parts = []
     for part in levels.split(_FRAMES_AT_ONCE):
