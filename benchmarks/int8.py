@@ -58,7 +58,11 @@ def main() -> None:
         "float32": lambda part: classifier.net(inputs.normalised(part)),
         **{f"int8, {name}": int8_net(Path(made.file), classifier.preprocessing, name) for name in BACKENDS},
     }
-    rows = list(compared({name: answers(classifier, net, levels) for name, net in ways.items()}, truth))
+    told = {}
+    for name, net in ways.items():
+        told[name] = answers(classifier, net, levels)
+        print(f"{name}: asked about {len(levels)} pictures")
+    rows = list(compared(told, truth))
     result = {
         "benchmark": "int8",
         "what": f"{classifier.name} at {side} px on {len(test)} test pictures of {classifier.num_classes} classes",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import sosampler as so
 from banks import entries
+from doc_blocks import ROOT
 from sosampler.bench.frames import lively_sampler, smooth_frames
 from sosampler.classifiers.registry import INT8_MODEL, WEIGHTS
 from sosampler.cli.main import main
@@ -314,3 +315,16 @@ def test_quantize_wants_one_source(cli: Cli, folder: Path, words: tuple[str, ...
     code, _, err = cli("quantize", folder, *words)
     assert code == 2
     assert "give one of them" in err
+
+
+def test_the_documents_have_the_measured_figures() -> None:
+    told = json.loads((ROOT / "benchmarks" / "int8.json").read_text(encoding="utf-8"))
+    plain, by_ort, by_openvino = told["rows"]
+    page = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")
+    tops = [f"{100 * row['top1']:.2f} %" for row in told["rows"]]
+    assert f"in float32, {tops[1]} in int8 by ONNX Runtime and {tops[2]} by OpenVINO" in page
+    assert f"names {tops[0]} of" in page
+    same = [f"{100 * row['same_class']:.1f}" for row in (by_ort, by_openvino)]
+    assert f"for {same[0]} and {same[1]} % of the pictures" in page
+    assert f"{told['frames_for_ranges']} training pictures" in page
+    assert plain["same_class"] == 1
