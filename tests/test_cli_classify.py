@@ -275,7 +275,7 @@ def test_another_run_does_not_go_on(
         ("--out rows.txt", "--out rows.txt: the ending '.txt' is unknown; choose one of: .jsonl, .csv"),
         ("--out nowhere/rows.csv", "the folder nowhere does not exist; make it first"),
         ("--top 0", "top=0 is not allowed"),
-        ("--precision int8", "precision='int8' is unknown"),
+        ("--precision int4", "precision='int4' is unknown"),
         ("--max-frames 5", "over the limit max_frames=5"),
         ("--input-size 0", "input_size[0]=0 is not allowed"),
         ("--option what", "--option 'what' is not allowed"),

@@ -386,9 +386,11 @@ def test_agreement_counts_videos() -> None:
 
 @pytest.mark.slow
 def test_bench_sampler() -> None:
-    result = bench_sampler(classifier="timm:resnet18", batches=(1,), size=(64, 80), rounds=1, videos=2, ways=["engine"])
+    ways = ["engine", "engine, int8"]
+    result = bench_sampler(classifier="timm:test_resnet", batches=(1,), size=(64, 80), rounds=1, videos=2, ways=ways)
     (row,) = result["batches"]
-    assert set(row["videos_per_second"]) == {REFERENCE, "engine"}
+    assert set(row["videos_per_second"]) == {REFERENCE, *ways}
     assert row["failed"] == {}
-    assert row["facts"]["engine"]["same_frames_chosen"] == 1.0
+    assert [row["facts"][way]["same_frames_chosen"] for way in ways] == [1.0, 1.0]
+    assert "int8" in row["facts"]["engine, int8"]["engine"]
     assert "videos/s" in table(result)

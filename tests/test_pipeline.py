@@ -319,7 +319,7 @@ class TestWhatItIsMadeOf:
             ({"size": 0}, "size=0 is not allowed"),
             ({"keep_frames": "no"}, "keep_frames='no' is not allowed"),
             ({"candidates": "some"}, "candidates='some' is unknown"),
-            ({"precision": "int8"}, "precision='int8' is unknown"),
+            ({"precision": "int4"}, "precision='int4' is unknown"),
             ({"device": "nowhere"}, "device='nowhere' cannot be used here"),
             ({"grid": "round"}, "grid='round' is unknown"),
             ({"fps": 3.0}, "a pipeline has no option 'fps'; besides its own it takes: grid, start, end"),

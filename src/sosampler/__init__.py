@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sosampler.evaluation.evaluate import evaluate
     from sosampler.evaluation.independence import independence
     from sosampler.evaluation.rows import Evaluation
+    from sosampler.export.quantize import Quantized, quantize_classifier
     from sosampler.pipeline import Pipeline, Prediction
     from sosampler.policies import list_policies
     from sosampler.samplers import SOSampler, list_samplers, load_sampler
@@ -103,6 +104,8 @@ _HOMES = {
     "evaluate": "sosampler.evaluation.evaluate",
     "Evaluation": "sosampler.evaluation.rows",
     "independence": "sosampler.evaluation.independence",
+    "quantize_classifier": "sosampler.export.quantize",
+    "Quantized": "sosampler.export.quantize",
     "Pipeline": "sosampler.pipeline",
     "Prediction": "sosampler.pipeline",
 }
@@ -124,6 +127,7 @@ __all__ = [
     "PooledClassifier",
     "Prediction",
     "Preprocessing",
+    "Quantized",
     "ReelRecipe",
     "SOSampler",
     "SamplerRecipe",
@@ -152,6 +156,7 @@ __all__ = [
     "make_splits",
     "open_video",
     "prepare",
+    "quantize_classifier",
     "read_manifest",
     "read_recipe",
     "save_classifier",

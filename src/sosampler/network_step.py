@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sosampler.classifiers.base import INT8
 from sosampler.engine.decode_stream import Decoded, OfferedVideo
 from sosampler.engine.stream import Answer, Looking
 from sosampler.errors import SosamplerError
@@ -59,7 +60,7 @@ class NetworkStep:
         if self.classifier is None:
             return _NobodyAsked()
         classifier: Any = load_classifier(self.classifier, device=self.device, **self.settings)
-        if self.precision is not None:
+        if self.precision not in (None, INT8):
             classifier.precision = self.precision
         return classifier
 

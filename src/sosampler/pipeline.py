@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sosampler.checks import one_of, true_or_false, whole_number
-from sosampler.classifiers.base import PRECISIONS, VideoClassifier
+from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier
 from sosampler.classifiers.devices import check_device
 from sosampler.engine.decode_stream import FramePool, FrameTask
 from sosampler.engine.stream import Answer, Looking, decoded_batches
@@ -79,7 +79,8 @@ class Pipeline:
         device: where both run. Without it what is given as an object stays where it is, and what is loaded goes to
             the GPU if there is one.
         precision: of the networks: "float32", "bfloat16" or "float16". None leaves the classifier as it is; where a
-            sampler chooses, it takes what the device is good at.
+            sampler chooses, it takes what the device is good at. "int8" is for a classifier that `quantize_classifier`
+            was given, on a CPU; the sampler stays in float32.
         top: how many classes a prediction lists.
         workers: videos of a list that are decoded at a time; None takes one a core. Many videos are decoded in
             processes of their own, few in threads; 0 decodes one after the other, in this process.
@@ -134,6 +135,8 @@ class Pipeline:
             **options,
         )
         self.classifier = _classifier(classifier, device, precision)
+        # Classifiers themselves know no int8; what looks at videos for the pipeline does.
+        self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
         if size is None:
             needed = max(_LEAST_SIZE, least_size(self.classifier.preprocessing), self.policy.least_size or 0)
             self._options = replace(self._options, size=needed)
@@ -312,9 +315,10 @@ def load_classifier(name: Any, *, device: Any = None, **settings: Any) -> VideoC
 
 def _classifier(given: Any, device: Any, precision: str | None) -> VideoClassifier:
     if precision is not None:
-        one_of("precision", precision, PRECISIONS)
+        one_of("precision", precision, (*PRECISIONS, INT8))
+    own = None if precision == INT8 else precision
     if isinstance(given, (str, os.PathLike)):
-        return load_classifier(given, device=device, precision=precision)
+        return load_classifier(given, device=device, precision=own)
     for member in ("clip_probs", "class_names", "name", "preprocessing"):
         if not hasattr(given, member):
             raise InvalidArgument(
@@ -323,7 +327,7 @@ def _classifier(given: Any, device: Any, precision: str | None) -> VideoClassifi
             )
     if device is not None and hasattr(given, "to"):
         given = given.to(check_device(device))
-    if precision is not None:
-        given.precision = precision
+    if own is not None:
+        given.precision = own
     classifier: VideoClassifier = given
     return classifier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,8 @@ CPU_WAYS: dict[str, dict[str, Any] | None] = {
     "engine": {},
     "engine, openvino": {"backend": "openvino"},
     "engine, onnxruntime": {"backend": "onnxruntime"},
+    "engine, int8": {"precision": "int8"},
+    "engine, openvino int8": {"precision": "int8", "backend": "openvino"},
 }
 GPU_WAYS: dict[str, dict[str, Any] | None] = {
     REFERENCE: None,
@@ -127,6 +130,7 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
         smooth_frames,
     )
     from sosampler.engine.frame_engine import FrameEngine
+    from sosampler.export.quantize import quantize_classifier
 
     if task["threads"]:
         torch.set_num_threads(task["threads"])
@@ -146,7 +150,10 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
         run_eager = eager_way(sampler, classifier, task["num_frames"])
         planes = frames.movedim(-1, -3).contiguous()
         return (lambda: run_eager(planes)), (lambda: {"threads": threads})
-    engine = FrameEngine(sampler, classifier, num_frames=task["num_frames"], **task["engine"])
+    with tempfile.TemporaryDirectory() as folder:
+        if task["engine"].get("precision") == "int8":  # how fast it is does not hang on the frames for its ranges
+            quantize_classifier(classifier, smooth_frames(2, 16, shape, seed=2), folder)
+        engine = FrameEngine(sampler, classifier, num_frames=task["num_frames"], **task["engine"])
 
     def facts() -> dict[str, Any]:
         found: dict[str, Any] = {"engine": repr(engine), "threads": threads}

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,6 +24,8 @@ from sosampler.errors import InvalidArgument
 log = logging.getLogger("sosampler")
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+# What `quantize_classifier` makes of a network: engines and pipelines run it, on the CPU.
+INT8 = "int8"
 
 # Frames that go through a network at once where the caller's batch is larger, so that memory stays bounded.
 _FRAMES_AT_ONCE = 256
@@ -76,6 +79,7 @@ class Classifier(nn.Module):
         self.activation = one_of("activation", "sigmoid" if multi_label else "softmax", ACTIVATIONS)
         self.options = dict(options or {})  # what create_classifier needs besides to build it again
         self.precision = "float32"
+        self.folder: Path | None = None  # where it is saved, and its int8 network beside it if there is one
         self.fresh_head = True  # whether the last layer is random, not that of the weights
         self._said_repeated = False
         self._gmacs: dict[tuple[int, ...], float] = {}

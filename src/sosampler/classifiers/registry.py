@@ -20,9 +20,9 @@ from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_tor
 from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
 PRETRAINED = "pretrained"
-_KIND = "sosampler classifier"  # how a saved folder is told from a Hugging Face one
+KIND = "sosampler classifier"  # how a saved folder is told from a Hugging Face one
 
 
 def _huggingface(source: Any = None, **rest: Any) -> Classifier:
@@ -278,7 +278,7 @@ def save_classifier(classifier: Classifier, folder: str | Path, *, state: State 
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in told.items()}
     with replacing(folder / WEIGHTS) as temporary:
         temporary.write_bytes(save(copies))  # save_file would leave it readable to its owner alone
-    settings = {"kind": _KIND, **classifier.settings()}
+    settings = {"kind": KIND, **classifier.settings()}
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     return folder
@@ -322,7 +322,7 @@ def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
         kind = told.get("kind")
     except (ValueError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: is not the JSON of a classifier ({error}); save it again") from error
-    if kind != _KIND:
+    if kind != KIND:
         raise InvalidArgument(
             f"{folder}: is not a classifier that sosampler saved; for a Hugging Face folder give hf:{folder}"
         )
@@ -353,4 +353,5 @@ def _from_folder(folder: Path) -> Classifier:
     _fit_input(classifier)
     fit_weights(classifier, read_state(folder / WEIGHTS, names_as_they_are=True), where=str(folder / WEIGHTS))
     classifier.activation = "sigmoid" if saved.multi_label else "softmax"
+    classifier.folder = folder
     return classifier.freeze()

@@ -99,7 +99,9 @@ def classify_command(
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
     ] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="float32, bfloat16, float16; int8 after `sosampler quantize`.")
+    ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Videos that the classifier sees at once.")] = 8,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Videos decoded at a time.  [default: one a core]")
@@ -268,7 +270,7 @@ def _identity(pipeline: Pipeline) -> Row:
     told = {**pipeline.options.to_dict(), "threads": None, "policy_identity": None if who is None else who()}
     fingerprint = getattr(classifier, "fingerprint", None)
     told["classifier"] = [classifier.name, None if fingerprint is None else fingerprint(), *classifier.class_names]
-    return {**told, "precision": getattr(classifier, "precision", None), "top": pipeline.top}
+    return {**told, "precision": pipeline.precision, "top": pipeline.top}
 
 
 def _results(videos: list[Path], pipeline: Pipeline, *, alone: bool) -> Iterator[Prediction | SosamplerError]:

@@ -18,6 +18,7 @@ from sosampler.cli import (
     export,
     independence,
     prepare,
+    quantize,
     reels,
     report,
     reproduce,
@@ -65,6 +66,7 @@ app.command("independence")(independence.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("report")(report.report_command)
 app.command("export")(export.export_command)
+app.command("quantize")(quantize.quantize_command)
 app.command("ui")(ui.ui_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(demo.demo_command)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from sosampler.checks import one_of, true_or_false, whole_number
-from sosampler.classifiers.base import PRECISIONS, check_positions
+from sosampler.classifiers.base import INT8, PRECISIONS, check_positions
 from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.outputs import check_finite
 from sosampler.engine.allocator import keep_memory as keep_freed_memory
 from sosampler.engine.cpu_bfloat16 import bfloat16_ends_the_process, cpu_is_good_at_bfloat16
 from sosampler.engine.cuda_graphs import GraphedCalls
 from sosampler.engine.inputs import channels_first
+from sosampler.engine.int8 import check_frame_by_frame, int8_classifier
 from sosampler.engine.networks import TorchClassifier, TorchFeatures, can_be_fused, heads_of, judged
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.policies.semi_optimal import top_n
@@ -62,7 +63,8 @@ class FrameEngine:
         num_frames: N, how many candidates the classifier sees.
         device: where both run; None takes the sampler's.
         precision: of the classifier: "float32", "bfloat16" or "float16". None takes bfloat16 on GPUs that have it, on
-            a CPU if a trial shows that it is faster, else float32.
+            a CPU if a trial shows that it is faster, else float32. "int8" on a CPU, for one that `quantize_classifier`
+            was given; ONNX Runtime runs it unless the backend is OpenVINO.
         sampler_precision: of the sampler's network, on a GPU. None takes the classifier's, but float16 for bfloat16
             where values stay small enough: close scores keep their order better. On a CPU it is float32.
         backend: "torch"; "openvino", on the CPU; "onnxruntime", on the CPU for the sampler (the classifier in torch).
@@ -107,6 +109,8 @@ class FrameEngine:
         if on_cpu and true_or_false("keep_memory", keep_memory):
             keep_freed_memory()
         self.sampler, self.classifier = sampler, classifier
+        if classifier is not None and self.precision == INT8:
+            check_frame_by_frame(classifier)
         self._heads = heads_of(sampler, self.device) if isinstance(sampler, SOSampler) else None
         self._features = None if self._heads is None else self._make_features(sampler)
         self._fast_classifier = self._make_classifier(classifier) if can_be_fused(classifier) else None
@@ -130,10 +134,12 @@ class FrameEngine:
         return TorchFeatures(sampler, self.device, self._sampler_type(sampler), self._way())
 
     def _make_classifier(self, classifier: Any) -> Callable[[Tensor], Tensor]:
+        if self.precision == INT8:
+            return int8_classifier(classifier, self.backend)
         if self.backend == "openvino":
-            from sosampler.engine.openvino_backend import OpenVINOClassifier
+            from sosampler.engine.openvino_backend import openvino_classifier
 
-            return OpenVINOClassifier(classifier, bfloat16=self.precision == "bfloat16")
+            return openvino_classifier(classifier, bfloat16=self.precision == "bfloat16")
         return TorchClassifier(classifier, self.device, getattr(torch, self.precision), self._way())
 
     def _way(self) -> str:
@@ -242,7 +248,9 @@ def _gathered(frames: Tensor, chosen: Tensor) -> Tensor:
 
 def _settled_precision(device: torch.device, precision: str | None) -> str:
     if precision is not None:
-        one_of("precision", precision, PRECISIONS)
+        one_of("precision", precision, (*PRECISIONS, INT8))
+        if precision == INT8 and device.type != "cpu":
+            raise InvalidArgument(f"precision='int8' runs on the CPU, not on {device}; give device='cpu'")
         if precision == "bfloat16" and device.type == "cpu" and bfloat16_ends_the_process():
             raise InvalidArgument(
                 "precision='bfloat16' ends the process on this CPU, which claims instructions that it does not have; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,6 +84,28 @@ class TorchClassifier:
             rows = rows.float() if self.pooled.pooling == "mean" else rows
             parts.append(self.pooled.pool_logits(rows).float())
         return activate(parts[0] if len(parts) == 1 else torch.cat(parts), self.activation)
+
+
+class ForeignClassifier:
+    """uint8 frames [B, N, 3, H, W] -> probabilities [B, C] of a pooled classifier whose network another runtime runs.
+
+    Args:
+        classifier: resizing, layers behind the pool and activation are its own, in torch and float32.
+        net: grey levels uint8 [F, h, w * 3] -> what the network gives for F frames, float32.
+        frames_at_once: so many frames go through `net` at most.
+    """
+
+    def __init__(self, classifier: PooledClassifier, net: Callable[[Tensor], Tensor], *, frames_at_once: int) -> None:
+        self.inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
+        self.activation = classifier.activation
+        self._net = net
+        self._pool = with_net(classifier, copy.deepcopy(classifier.net).cpu().float().eval())
+        self._frames_at_once = frames_at_once
+
+    def __call__(self, frames: Tensor) -> Tensor:
+        flat = frames.flatten(0, 1)
+        rows = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(self._frames_at_once)])
+        return activate(self._pool.pool_logits(rows.unflatten(0, frames.shape[:2])), self.activation)
 
 
 def with_net(classifier: PooledClassifier, net: nn.Module) -> PooledClassifier:

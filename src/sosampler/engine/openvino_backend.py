@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sosampler.classifiers.outputs import activate
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.inputs import InputMaker
-from sosampler.engine.networks import with_net
+from sosampler.engine.networks import ForeignClassifier
 from sosampler.errors import MissingDependency
 from sosampler.openvino_core import openvino_core
 from sosampler.samplers.sosampler import SOSampler
@@ -62,38 +62,32 @@ class _OfFrames(nn.Module):
         return found
 
 
-class OpenVINOClassifier:
+def openvino_classifier(classifier: PooledClassifier, *, bfloat16: bool = False) -> ForeignClassifier:
     """uint8 frames [B, N, 3, H, W] -> probabilities [B, C] of a pooled classifier."""
-
-    def __init__(self, classifier: PooledClassifier, *, bfloat16: bool = False) -> None:
-        self.inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
-        self.activation = classifier.activation
-        net = copy.deepcopy(classifier.net).cpu().float().eval()
-        self._net = OpenVINONet(net, classifier.preprocessing, bfloat16=bfloat16)
-        # Layers behind the pool stay in torch.
-        self._pool = with_net(classifier, net)
-
-    def __call__(self, frames: Tensor) -> Tensor:
-        flat = frames.flatten(0, 1)
-        rows = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(_FRAMES_AT_ONCE)])
-        return activate(self._pool.pool_logits(rows.unflatten(0, frames.shape[:2])), self.activation)
+    net = copy.deepcopy(classifier.net).cpu().float().eval()
+    runs = OpenVINONet(net, classifier.preprocessing, bfloat16=bfloat16)
+    return ForeignClassifier(classifier, runs, frames_at_once=_FRAMES_AT_ONCE)
 
 
 class OpenVINONet:
     """Grey levels uint8 [F, h, w * 3] -> what a network gives for F frames, float32.
 
-    Mean and std are taken out by OpenVINO itself. `bfloat16` allows it where the chip has it.
+    Mean and std are taken out by OpenVINO itself. `net`: of torch, or an ONNX file. `bfloat16` allows it where the chip
+    has it; what a file says in int8 is computed so in any case.
     """
 
     def __init__(
-        self, net: nn.Module, preprocessing: Preprocessing, *, example_frames: int = 2, bfloat16: bool = False
+        self, net: nn.Module | Path, preprocessing: Preprocessing, *, example_frames: int = 2, bfloat16: bool = False
     ) -> None:
         openvino = import_openvino()
         height, width = preprocessing.size
-        example = torch.zeros(example_frames, 3, height, width)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about how the converter traces
-            model = openvino.convert_model(net, example_input=example)
+        if isinstance(net, Path):
+            model = openvino_core().read_model(net)
+        else:
+            example = torch.zeros(example_frames, 3, height, width)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about how the converter traces
+                model = openvino.convert_model(net, example_input=example)
         model.reshape({0: openvino.PartialShape([-1, 3, height, width])})
         model = _with_preprocessing(openvino, model, preprocessing)
         settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -14,11 +15,12 @@ import numpy as np
 import torch
 
 from sosampler.choosing import too_few, with_repeats
-from sosampler.classifiers.base import VideoClassifier
+from sosampler.classifiers.base import INT8, VideoClassifier
 from sosampler.classifiers.outputs import check_finite
 from sosampler.data.bank_format import positions_of
 from sosampler.data.processes import num_cores
 from sosampler.engine.decode_stream import MAX_WAITING_BYTES, Decoded, FramePool, FrameTask, OfferedVideo
+from sosampler.engine.int8 import int8_classifier, int8_file_of
 from sosampler.errors import SosamplerError
 from sosampler.options import SelectOptions
 from sosampler.policies import Policy
@@ -107,6 +109,8 @@ class Looking:
         self._precision = precision
         self._batch_size = batch_size
         self._made: Any = None
+        if precision == INT8:
+            int8_file_of(classifier)  # what is missing is said before anything is decoded
         self._seen = 0  # candidates
         self._began_without = False
         self._in_use = threading.Lock()  # streams of several threads take turns
@@ -250,13 +254,26 @@ class Looking:
             some = [selections[place] for place in places]
             frames = torch.stack([selection.to_torch() for selection in some])  # [B, N, 3, H, W]
             positions = np.stack([self._positions(selection.pts_seconds, selection) for selection in some])  # [B, N]
-            ask = self.classifier.clip_probs if self.engine is None else self.engine.classify
-            said = check_finite(ask(frames, torch.from_numpy(positions)), self.classifier.name)
+            said = check_finite(self._ask(frames, torch.from_numpy(positions)), self.classifier.name)
             probabilities = said.float().cpu().numpy()
             seconds = (time.perf_counter() - begin) / len(places)
             for place, row in zip(places, probabilities, strict=True):
                 found[place] = Answer(selections[place], row, seconds)
         return [found[place] for place in range(len(selections))]
+
+    @property
+    def _ask(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Frames [B, N, 3, H, W] that were chosen, and their positions [B, N] -> probabilities [B, C]."""
+        if self.engine is not None:
+            classify: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.engine.classify
+            return classify
+        if self._precision == INT8:
+            return lambda frames, _: self._int8(frames)
+        return self.classifier.clip_probs
+
+    @cached_property
+    def _int8(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        return int8_classifier(self.classifier, "onnxruntime")
 
     def _positions(self, pts_seconds: Seconds, video: Selection | OfferedVideo) -> np.ndarray:
         """In 0..1: the share of the video, or of the part that was asked for, that is over at each frame."""

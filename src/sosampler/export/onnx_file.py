@@ -31,7 +31,7 @@ def onnx_bytes(sampler: SOSampler, *, weights: str | None = None) -> bytes:
     sampler = on_cpu(sampler)
     model = _converted(trace(sampler), output_names(sampler))
     _name_dimensions(model.graph)
-    _drop_traces(model)
+    drop_traces(model)
     _store_as_half(model.graph)
     entry = model.metadata_props.add()
     entry.key, entry.value = ABOUT, json.dumps(about(sampler, weights), sort_keys=True)
@@ -90,7 +90,7 @@ def _name_dimensions(graph: Any) -> None:
     del graph.value_info[:]  # still has the old names, and runtimes find out by themselves
 
 
-def _drop_traces(model: Any) -> None:
+def drop_traces(model: Any) -> None:
     """Where in the code each node comes from: paths of the machine that exports, larger than the graph itself."""
     del model.metadata_props[:]
     del model.graph.metadata_props[:]
