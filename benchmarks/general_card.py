@@ -20,7 +20,7 @@ sosampler as `model.onnx` and runs on onnxruntime, without torch.
 ```python
 import sosampler as so
 
-so.select("video.mp4", num_frames=8, policy="general")
+so.select("video.mp4", num_frames=8)  # the default policy, "general"
 ```
 
 ## What it is
@@ -51,7 +51,7 @@ cross-entropy of what is left {retained} ({retained_before} before training), me
 
 - Sports, everyday objects, people in rooms, golf and yoga: that is what it saw. Medical, satellite, screen and
   microscope pictures and night scenes were not among it. Drawings and computer-made shapes look plain to it.
-- Frames half way between two shots are avoided less surely than other faults: of eight frames now and then one.
+- Where nearly every shot has to give a frame, frames half way between two shots are taken as often as by chance.
 - Slides, credits and other frames of text are taken for title cards and avoided. Take another policy where text is the
   content.
 - It prefers what the video shows most. A single short shot of something else is left out when few frames are asked for.
