@@ -182,6 +182,7 @@ def test_the_page_shows_the_tables_that_are_there(
     )
     (folder / "reels10.json").write_text(json.dumps(told))
     clips = place("clips10", "reels", "x3d_s", table1=experiment("table1", [row("uniform", 12.5), row("optimal", 45)]))
+    clips["classifier_training"] = {"dev": 0.266667}
     (folder / "clips10_x3d_s.json").write_text(json.dumps(clips))
     golf_row = {"policy": "uniform", "num_frames": 2, "hit": 0.3, "by_chance": 0.125, "above_chance_ci95": [0.1, 0.2]}
     golf = {
@@ -199,7 +200,7 @@ def test_the_page_shows_the_tables_that_are_there(
         "88.8 ± 0.5",
         "- [1] too few",
         "Redundant pairs among the stored frames: 25 % at 1 fps; independent up to 0.5 fps.",
-        "| x3d_s | 12.5 (10.5 to 14.5) |  |  | 45.0 (43.0 to 47.0) |",
+        "| x3d_s | 27 | 12.5 (10.5 to 14.5) |  |  | 45.0 (43.0 to 47.0) |",
         "x3d_s: trained from nothing",
         "Also made, as pages that are not kept here: Figure II (shown are videos by a rule: 5).",
         "| drawn blindly | 12.5 |",

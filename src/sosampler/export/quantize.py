@@ -27,6 +27,7 @@ from sosampler.engine.ort_backend import INPUT, import_exporter, onnx_of
 from sosampler.errors import InvalidArgument
 from sosampler.export.onnx_file import drop_traces
 from sosampler.files import replacing
+from sosampler.progress import Bar, progress_bar
 from sosampler.saved_folders import check_place
 
 # One frame of so many is kept aside: the ranges are not taken from it, and both networks are compared on it.
@@ -126,23 +127,26 @@ def int8_model(classifier: PooledClassifier, levels: Tensor) -> Any:
     inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
 
     class Frames(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._parts = iter(levels.split(_FRAMES_AT_ONCE))
+        def __init__(self, bar: Bar) -> None:
+            self._parts, self._bar = iter(levels.split(_FRAMES_AT_ONCE)), bar
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             part = next(self._parts, None)
-            return None if part is None else {INPUT: inputs.normalised(part).contiguous().numpy()}
+            if part is None:
+                return None
+            self._bar.advance(len(part))
+            return {INPUT: inputs.normalised(part).contiguous().numpy()}
 
     net = plain_net(classifier.net)
     example = torch.zeros(2, 3, *classifier.preprocessing.size)
-    with tempfile.TemporaryDirectory() as work, _quietly():
+    with tempfile.TemporaryDirectory() as work, _quietly(), progress_bar("ranges of values", len(levels)) as bar:
         whole, folded, made = (Path(work) / f"{name}.onnx" for name in ("whole", "folded", "made"))
         whole.write_bytes(onnx_of(net, example))
         quant_pre_process(str(whole), str(folded), skip_symbolic_shape=True)  # folds batch norms
         quantize_static(
             str(folded),
             str(made),
-            Frames(),
+            Frames(bar),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(_OPERATORS),
             per_channel=True,
