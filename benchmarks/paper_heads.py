@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import sosampler as so
+from sosampler.files import replacing
 from sosampler.training.recipe import rate_at
 from sosampler.training.starting_network import starting_network
 
@@ -43,7 +45,9 @@ def train_head(
         options=kind.options,
     )
     network.to("cuda" if torch.cuda.is_available() else "cpu")
-    parts = {split: _features(network, reels.split(split)) for split in ("train", "dev")}
+    parts = _kept_features(network, reels, out.with_name(f"{out.name}-features.safetensors"))
+    for layer in (network.net.neck, network.net.fc):
+        layer.requires_grad_(True)  # classifiers come frozen
     best, state = _fit(network.net.neck, network.net.fc, parts, epochs, lr)
     network.net.neck.load_state_dict(state["neck"])
     network.net.fc.load_state_dict(state["fc"])
@@ -53,6 +57,18 @@ def train_head(
     told |= {"num_classes": network.num_classes, "fingerprint": network.fingerprint()}
     (out / RESULT).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return told
+
+
+def _kept_features(network: Any, reels: so.Bank, file: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """By split; what takes minutes without a GPU is kept for who was killed."""
+    if not file.is_file():
+        told = {}
+        for split in ("train", "dev"):
+            told[split], told[f"{split}_labels"] = (part.cpu() for part in _features(network, reels.split(split)))
+        with replacing(file) as temporary:
+            save_file(told, temporary)
+    told = load_file(file, device=str(network.device))
+    return {split: (told[split], told[f"{split}_labels"]) for split in ("train", "dev")}
 
 
 @torch.no_grad()

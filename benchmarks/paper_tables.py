@@ -159,6 +159,11 @@ def other_classifiers(places: list[Result]) -> list[str]:
             "hand. Such networks hardly learn to see; their rows show that the method runs with them, and say "
             "nothing about how good they are with the weights that the paper used."
         )
+    if "i3d" in names:
+        text.append(
+            "i3d: tuned for six epochs from its weights for Kinetics-400. It sees each still several times in a row, "
+            "where it has learned from movement, and names few reels right."
+        )
     for told in places:
         if "table6" in told["experiments"]:
             section = experiment_section(told, told["experiments"]["table6"])

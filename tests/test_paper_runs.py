@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import sosampler as so
 from sampler_banks import make_bank
@@ -217,6 +219,35 @@ def test_banks_of_clips_have_one_writer_each(
     monkeypatch.setattr(importlib.import_module("paper_classifiers"), "teach_one", teach_one)
     scripts["paper_worker"].teach(common(scripts, work), "clips10_slowonly50")
     assert entered == ["slowonly50", "x3d_s", "slowonly50"]
+
+
+def test_places_that_share_a_bank_have_it_taught_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    places = scripts["paper_places"].SPECS
+    shared = [places["reels10"], places["reels10_cost"]]
+    tasks = scripts["paper_runs"].plan(common(scripts, tmp_path), shared)
+    assert [name for name in tasks if name.startswith("teach")] == ["teach bank10"]
+    assert all("teach bank10" in tasks[f"measure {one}"].needs for one in ("reels10/table1", "reels10_cost/figureI"))
+
+
+def test_a_head_learns_from_features_that_are_kept(
+    scripts: dict[str, ModuleType], bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network below it stays as it is, and what was done is found again."""
+    heads = importlib.import_module("paper_heads")
+    kind = importlib.import_module("paper_classifiers").Kind(
+        "timm:test_resnet", input_size=32, options={"head": "frameexit"}
+    )
+    monkeypatch.setattr(heads, "BATCH", 4)
+    told = heads.train_head(bank.path, kind, None, tmp_path / "head", epochs=12, lr=1e-2)
+    found = so.create_classifier(tmp_path / "head")
+    assert (found.pooling, found.fingerprint()) == ("max", told["fingerprint"])
+    first = next(iter(bank.split("dev")))
+    kept = load_file(tmp_path / "head-features.safetensors")
+    frames = torch.from_numpy(first.frames()).movedim(-1, -3)[:, None]
+    with torch.no_grad():
+        seen = found.net.backbone(found.preprocessing(frames).flatten(0, 1))
+    torch.testing.assert_close(seen, kept["dev"][0], rtol=1e-4, atol=1e-4)
+    assert heads.train_head(bank.path, kind, None, tmp_path / "head", epochs=12) == told
 
 
 def test_processes_do_jobs_and_tell_what_failed(
