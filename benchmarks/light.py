@@ -1,10 +1,10 @@
 """The light install: its size on disk, and how long it takes from nothing to the frames of a 30-second clip.
 
-    python benchmarks/light.py CLIP.mp4 --sampler RUN
+    python benchmarks/light.py CLIP.mp4
 
-RUN is the folder of a trained sampler with its model.onnx (`sosampler export RUN`). Builds the wheel, installs it with
-its core dependencies into a fresh environment that is removed afterwards, and starts `sosampler select` there anew for
-every measurement; rules and the sampler take turns. Needs uv and a package index.
+Builds the wheel, installs it with its core dependencies into a fresh environment that is removed afterwards, and starts
+`sosampler select` there anew for every measurement: as it is, which is with the sampler that ships, on keyframes, and
+with uniform, in turns. Needs uv and a package index.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from sosampler.bench.measure import circumstances
 from sosampler.files import replacing
+from sosampler.samplers.shipped import FOLDER
 
 ROOT = Path(__file__).parent.parent
 MEGABYTE = 2**20
@@ -55,12 +56,10 @@ def start(python: Path, clip: Path, *options: str) -> tuple[float, dict[str, Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clip", type=Path)
-    parser.add_argument("--sampler", type=Path, required=True, help="folder with model.onnx")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     given = parser.parse_args()
-    sampler = ("--policy", str(given.sampler))
-    ways = {"uniform": (), "sampler": sampler, "sampler, keyframes": (*sampler, "--candidates", "keyframe")}
+    ways = {"uniform": ("--policy", "uniform"), "sampler": (), "sampler, keyframes": ("--candidates", "keyframe")}
     with tempfile.TemporaryDirectory(prefix="sosampler-light-") as name:
         python = install(Path(name))
         size = megabytes(Path(name) / "venv" / "lib")
@@ -75,7 +74,7 @@ def main() -> None:
     result = {
         **circumstances(("onnxruntime", "numpy", "av")),
         "install_megabytes": round(size, 1),
-        "model_megabytes": round((given.sampler / "model.onnx").stat().st_size / MEGABYTE, 2),
+        "model_megabytes": round((FOLDER / "model.onnx").stat().st_size / MEGABYTE, 2),
         "clip": {"name": given.clip.name, **{key: metadata[key] for key in ("duration", "width", "height")}},
         "num_frames": 8,
         "num_candidates": {way: row["num_candidates"] for way, row in told.items()},
