@@ -102,6 +102,7 @@ COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "reproduce": (["table1", "--bank", "{folder}", "--out", "{folder}/runs"], "train"),
     "report": (["{folder}", "--out", "{folder}/report.html"], "nothing"),
     "export": (["{folder}"], "train"),
+    "quantize": (["resnet50", "--bank", "{folder}"], "train"),
     "ui": (["--help"], None),
     "reels": (["{folder}/reels", "--help"], None),
     "demo": (["--out", "{folder}/demo"], "train"),

@@ -20,9 +20,9 @@ import json, sys
 import sosampler as so
 from sosampler.bench.measure import peak_memory_mb
 from sosampler.synthetic import read_number
-so.select(sys.argv[4], 2)  # everything is imported and warm
+so.select(sys.argv[4], 2, policy="uniform")  # everything is imported and warm
 before = peak_memory_mb()
-sel = so.select(sys.argv[1], int(sys.argv[3]), candidates=sys.argv[2])
+sel = so.select(sys.argv[1], int(sys.argv[3]), policy="uniform", candidates=sys.argv[2])
 grown = peak_memory_mb() - before
 print(json.dumps({"grown_mb": grown, "numbers": [read_number(f) for f in sel.frames],
                   "indices": sel.frame_indices.tolist(), "total": sel.metadata.total_num_frames}))

@@ -230,9 +230,11 @@ def test_places_that_share_a_bank_have_it_taught_once(scripts: dict[str, ModuleT
 
 
 def test_a_head_learns_from_features_that_are_kept(
-    scripts: dict[str, ModuleType], bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network below it stays as it is, and what was done is found again."""
+    reels = {"counts": {"train": 12, "dev": 4}, "num_classes": 2, "recipe": {"size": 48}}
+    bank: Any = so.make_reels("procedural", tmp_path / "bank", **reels)
     heads = importlib.import_module("paper_heads")
     kind = importlib.import_module("paper_classifiers").Kind(
         "timm:test_resnet", input_size=32, options={"head": "frameexit"}

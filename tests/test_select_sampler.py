@@ -418,7 +418,7 @@ class TestCommand:
         assert [row["policy"] for row in rows] == [str(folder)] * 2
         code, err = cli(clip, "--policy", folder, "--device", "nowhere")
         assert (code, "device='nowhere' cannot be used here" in err) == (2, True)
-        code, err = cli(clip, "--device", "cpu")
+        code, err = cli(clip, "--policy", "uniform", "--device", "cpu")
         assert code == 2
         assert "--device cpu is for trained samplers, not for the policy 'uniform'; leave it out" in err
 

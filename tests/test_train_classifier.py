@@ -306,7 +306,10 @@ def test_a_saved_classifier_is_trained_on(pictures: Path, tmp_path: Path) -> Non
     first = so.train_classifier(pictures, TINY, out=tmp_path / "first", options={"head": "frameexit"}, **QUICK)
     more = {key: value for key, value in QUICK.items() if key != "input_size"} | {"epochs": 1, "lr": 1e-9}
     second = so.train_classifier(pictures, tmp_path / "first", out=tmp_path / "second", **more)
-    assert second.result["test"] == first.result["test"]
+    # Norms see the pictures again, so answers may change; at such a rate weights do not.
+    before = dict(first.classifier.net.named_parameters())
+    for name, weights in second.classifier.net.named_parameters():
+        torch.testing.assert_close(weights, before[name], rtol=0, atol=1e-6)
     assert second.classifier.preprocessing.size == (32, 32)
     assert not second.result["fresh_head"]
     other = small_copy(pictures, tmp_path / "two")

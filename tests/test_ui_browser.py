@@ -73,7 +73,7 @@ def opened(browser: Any, server: Server) -> Iterator[Opened]:
     found.page.close()
 
 
-def frames_of(video: Path, count: int, policy: str = "frame-difference+nms") -> list[str]:
+def frames_of(video: Path, count: int, policy: str = "general") -> list[str]:
     frames = so.select(video, count, policy=policy).frame_indices.tolist()
     return [f"frame {frame} at 0:0{frame / 30:.1f}" for frame in frames]
 
@@ -111,7 +111,7 @@ def test_upload_see_change_download(opened: Opened, server: Server, clip: Path, 
         page.click("#get-json")
     (row,) = json.loads(Path(waiting.value.path()).read_text(encoding="utf-8"))["videos"]
     assert row["frame_indices"] == [int(frame) for frame in frames]
-    assert row["settings"]["policy"] == "frame-difference"
+    assert row["settings"]["policy"] == "general"
 
     # All of it without a word, and from this machine alone.
     assert opened.said == []
@@ -124,6 +124,7 @@ def test_policies_candidates_and_diversity(opened: Opened, clip: Path) -> None:
     opened.shown(8)
     page.fill("#num-frames", "2")
     page.fill("#num-candidates", "12")
+    page.select_option("#policy", "frame-difference")
     page.select_option("#diversity", "its")
     page.wait_for_selector(".policy:has-text('frame-difference+its'):has-text('2 of 12 exact')")
     page.select_option("#policy", "dpp")

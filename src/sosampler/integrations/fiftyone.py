@@ -23,7 +23,7 @@ def frame_fields(selection: Selection, *, prefix: str = "sosampler", candidates:
 
     >>> import sosampler as so
     >>> from sosampler.synthetic import numbered_video
-    >>> fields = frame_fields(so.select(numbered_video(num_frames=90), 2))
+    >>> fields = frame_fields(so.select(numbered_video(num_frames=90), 2, policy="uniform"))
     >>> fields["frames"]["23"]
     {'frame_number': 23, 'sosampler_selected': True, 'sosampler_seconds': 0.7333333333333333}
     """

@@ -36,7 +36,7 @@ def select_pil(source: Any, num_frames: int | None = None, **options: Any) -> li
     very objects are returned, all of them where there are no more; `options` are `policy` and `seed`.
 
     >>> from sosampler.synthetic import numbered_video
-    >>> [image.info["frame_index"] for image in select_pil(numbered_video(num_frames=90), 3)]
+    >>> [image.info["frame_index"] for image in select_pil(numbered_video(num_frames=90), 3, policy="uniform")]
     [15, 45, 75]
     """
     if isinstance(source, (list, tuple)):

@@ -35,7 +35,7 @@ def video_metadata(selection: Selection) -> dict[str, Any]:
 
     >>> import sosampler as so
     >>> from sosampler.synthetic import numbered_video
-    >>> even = so.select(numbered_video(num_frames=90), 2)
+    >>> even = so.select(numbered_video(num_frames=90), 2, policy="uniform")
     >>> video_metadata(even)["frames_indices"], video_metadata(even)["fps"]
     ([22, 67], 30.0)
     >>> uneven = so.select(numbered_video(num_frames=3, pts=[0, 30, 300]), 3)
