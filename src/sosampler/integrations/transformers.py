@@ -53,8 +53,9 @@ def as_sample_indices_fn(source: Any, num_frames: int | None = None, **options: 
     Args:
         source: the same video that `load_video` gets, or a `Selection` made of it.
         num_frames: N; a video with fewer frames gives those it has, since `load_video` reads each frame once.
-        options: as in `select`. Without frames being kept; where the policy looks at pixels, the candidates are
-            decoded here and the chosen ones again by transformers. `load_video` of this module decodes once.
+        options: as in `select`. Without frames being kept, and so by uniform where no policy is named; where one looks
+            at pixels, the candidates are decoded here and the chosen ones again by transformers. `load_video` of this
+            module decodes once.
 
     Example:
         video, metadata = load_video("match.mp4", sample_indices_fn=as_sample_indices_fn("match.mp4", 8))
