@@ -19,6 +19,7 @@ from sosampler.integrations.parts import writing_parts
 from sosampler.integrations.ray_data import RaySettings, check_address, connected, placed
 from sosampler.integrations.ray_videos import stream_rows
 from sosampler.options import SelectOptions
+from sosampler.policies import Policy, list_policies
 from sosampler.steps import FramesStep, Row, SelectStep, for_workers, stand_in, wherever
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def select_on_ray(
     options = replace(options, threads=options.threads or 1)
     rule = options.rule
     about: dict[str, Any] = {"what": "selections", "options": _identity(options)}
-    if rule.identity is None:
+    if not _is_of_a_folder(rule, options.policy):
         if device is not None:
             raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {rule.name!r}")
         step = SelectStep(replace(options, policy=_by_name(options)))
@@ -110,7 +111,7 @@ def classify_on_ray(
 
     options = replace(pipeline.options, threads=pipeline.options.threads or 1)
     rule = pipeline.policy
-    learned = rule.identity is not None
+    learned = _is_of_a_folder(rule, sampler)
     offered = replace(options, policy=stand_in(rule) if learned else os.fspath(sampler))
     about = {"what": "predictions", "options": {**_identity(options), **_of_classifier(pipeline, precision)}}
     second = NetworkStep(
@@ -124,6 +125,11 @@ def classify_on_ray(
     )
     first = FramesStep(offered, choose=not learned, least_size=rule.least_size or 1)
     return _write(videos, out, about, PREDICTION_COLUMNS, first, second, settings, on_progress)
+
+
+def _is_of_a_folder(rule: Policy, given: Any) -> bool:
+    """Whether a policy is a trained sampler; others, also the one that ships, choose where frames are decoded."""
+    return rule.identity is not None and not (isinstance(given, str) and given in list_policies())
 
 
 def _by_name(options: SelectOptions) -> Any:
