@@ -282,15 +282,14 @@ def mix_with_start(run: Path, start: Path, share: float, out: Path) -> None:
     What was learned of faults is kept nearly whole by a small share, and what the start knew of pictures comes back.
     """
     shutil.copytree(run, out)
-    student, begun = Student(start, Settings().input_size), Student(start, Settings().input_size)
+    student = Student(start, Settings().input_size)
+    before = student.sampler.backbone.state_dict()
     student.sampler = SOSampler.from_pretrained(run)
-    before = begun.sampler.backbone.state_dict()
     with torch.no_grad():
         for name, tensor in student.sampler.backbone.state_dict().items():
             if tensor.is_floating_point():
                 tensor.lerp_(before[name], share)
-    heads = load_file(run / HEADS)
-    student.heads.load_state_dict(heads)
+    student.heads.load_state_dict(load_file(run / HEADS))
     told = json.loads((run / TRAINED).read_text(encoding="utf-8")) | {"share_of_start": share}
     write(student, out, told)
     (out / TRAINED).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

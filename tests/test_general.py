@@ -117,6 +117,33 @@ class TestWhatItSays:
         np.testing.assert_allclose(together, alone, atol=1e-4)
 
 
+def test_weights_go_a_share_of_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the start's, heads not at all; what was trained stays where it is."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    training = import_module("general_training")
+    size = training.Settings().input_size
+    start = {name: tensor.clone() for name, tensor in training.SOSampler(input_size=size).backbone.state_dict().items()}
+    save_file(start, tmp_path / "start.safetensors")
+    student = training.Student(tmp_path / "start.safetensors", size)
+    with torch.no_grad():
+        for weights in student.parameters():
+            weights.add_(1.0)
+    training.write(student, tmp_path / "run", {})
+    (tmp_path / "run" / training.TRAINED).write_text("{}")
+    trained = load_file(tmp_path / "run" / "model.safetensors")
+    training.mix_with_start(tmp_path / "run", tmp_path / "start.safetensors", 0.25, tmp_path / "mixed")
+    mixed = load_file(tmp_path / "mixed" / "model.safetensors")
+    name = "backbone.features.1.conv.0.0.weight"
+    torch.testing.assert_close(mixed[name], start[name.removeprefix("backbone.")] + 0.75)
+    torch.testing.assert_close(load_file(tmp_path / "run" / "model.safetensors")[name], trained[name])
+    heads = [load_file(tmp_path / folder / training.HEADS)["weight"] for folder in ("run", "mixed")]
+    torch.testing.assert_close(*heads)
+    assert json.loads((tmp_path / "mixed" / training.TRAINED).read_text())["share_of_start"] == 0.25
+
+
 class TestTheDefault:
     def test_is_what_select_takes(self) -> None:
         video = numbered_video(num_frames=40)

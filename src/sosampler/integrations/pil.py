@@ -45,7 +45,7 @@ def select_pil(source: Any, num_frames: int | None = None, **options: Any) -> li
 
 
 def _among(
-    images: Sequence[Any], num_frames: int | None, *, policy: Any = USUAL_POLICY, seed: int = 0, **unknown: Any
+    images: Sequence[Any], num_frames: int | None, *, policy: Any = None, seed: int = 0, **unknown: Any
 ) -> list[Image.Image]:
     if unknown:
         raise InvalidArgument(
@@ -56,7 +56,7 @@ def _among(
             raise InvalidArgument(f"item {place} is a {type(image).__name__}; give Pillow images, or one video")
     if not images:
         raise InvalidArgument("an empty list of images was given; give the frames of a video in time order")
-    rule = get_policy(policy)
+    rule = get_policy(USUAL_POLICY if policy is None else policy)
     if rule.candidate_mode:
         raise InvalidArgument(
             f"policy {rule.name!r} needs a video, for its {rule.candidate_mode}s; give one, or take another policy"
