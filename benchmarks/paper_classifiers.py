@@ -61,7 +61,7 @@ CLASSIFIERS = {
     ),
     "slowonly50": Kind("slowonly_r50", "classifier", options={"stride_on_1x1": True}, training={"epochs": 6}),
     "i3d": Kind("i3d", "i3d", input_size=160, training={"epochs": 6, "batch_size": 16}),
-    "x3d_s": Kind("x3d_s", input_size=128, training={"epochs": 30, "lr": 0.05}),
+    "x3d_s": Kind("x3d_s", input_size=128, training={"epochs": 20, "lr": 0.05}),
     "timesformer": Kind("timesformer", training={"epochs": 30, "lr": 3e-4}),
 }
 

@@ -28,6 +28,7 @@ BACKENDS = ("torch", "openvino", "onnxruntime")
 # joined with them or with each other; "triton" the same with each other only; "inductor" all at once over
 # torch.compile, which takes half a minute at the first batch.
 MODES = ("eager", "graphs", "triton", "inductor")
+_WORD = 8  # bytes
 _WAYS = {"eager": "steps", "graphs": "cudnn", "triton": "triton", "inductor": "inductor"}
 
 
@@ -241,9 +242,15 @@ class FrameEngine:
 def _gathered(frames: Tensor, chosen: Tensor) -> Tensor:
     """Frames [B, T, 3, H, W] at positions [B, N] -> [B, N, 3, H, W]; those decoded pixel by pixel stay so."""
     rows = torch.arange(len(frames), device=frames.device)[:, None]
-    if frames.stride(2) == 1:  # channels last: index the memory as it lies
-        return frames.movedim(2, -1)[rows, chosen].movedim(-1, 2)
-    return frames[rows, chosen]
+    by_pixel = frames.stride(2) == 1  # channels last: index the memory as it lies
+    memory = frames.movedim(2, -1) if by_pixel else frames
+    shape = memory.shape[2:]
+    if memory.is_contiguous() and shape.numel() % _WORD == 0 and memory.storage_offset() % _WORD == 0:
+        words = memory.flatten(2).view(torch.int64)  # a GPU copies byte by byte several times as long
+        found = words[rows, chosen].view(torch.uint8).unflatten(2, shape)
+    else:
+        found = memory[rows, chosen]
+    return found.movedim(-1, 2) if by_pixel else found
 
 
 def _settled_precision(device: torch.device, precision: str | None) -> str:

@@ -12,10 +12,11 @@ from torchvision.transforms.v2.functional import center_crop
 
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.engine.blocks import Blocks
-from sosampler.engine.triton_kernels import normalise, normalise_blocks
+from sosampler.engine.triton_kernels import centred, normalise, normalise_blocks
 from sosampler.errors import InvalidArgument
 
 _MIDDLE = 128  # grey level
+_ROW_UNIT = 8  # values in half precision: a GPU's fastest matrix products want rows that begin at 16 bytes
 
 
 def channels_first(frames: Any) -> Tensor:
@@ -72,11 +73,11 @@ class InputMaker:
         """The same as float16 around the middle grey, where it is finest; rounded by whoever reads it."""
         rows, columns, columns_of_pixels = self._resize_matrices(frames.shape[-2], frames.shape[-1])
         if frames.is_contiguous():  # planes: columns first, then the pixels' channels together
-            planes = _centred(frames.flatten(0, 1)) @ columns.T  # [F * 3, H, w]
+            planes = _centred(frames.flatten(0, 1)) @ columns  # [F * 3, H, w]
             small = torch.bmm(rows.expand(len(planes), -1, -1), planes)  # [F * 3, h, w]
             small = small.unflatten(0, (-1, 3)).permute(0, 2, 3, 1).flatten(2)
         else:
-            pixels = _centred(frames.permute(0, 2, 3, 1).flatten(2))  # [F, H, W * 3]
+            pixels = _centred(frames.permute(0, 2, 3, 1).flatten(2))  # [F, H, W * 3 and a few zeros]
             small = torch.bmm(rows.expand(len(pixels), -1, -1), pixels) @ columns_of_pixels  # [F, h, w * 3]
         return small
 
@@ -91,7 +92,7 @@ class InputMaker:
         return found.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
 
     def _resize_matrices(self, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[h, H], [w, W], and the latter for rows of pixels [W * 3, w * 3]; each row holds the weights of one output.
+        """[h, H], [W, w], and the latter for rows of pixels [W * 3, w * 3]; with zeros where `_centred` adds some.
 
         They are what the operator itself gives for unit vectors, so that the filter is the same.
         """
@@ -99,16 +100,22 @@ class InputMaker:
         if key not in self._matrices:
             rows, columns = resize_matrices(self.preprocessing, height, width)
             pixels = torch.kron(columns.T.contiguous(), torch.eye(3))
-            self._matrices[key] = (self._half(rows), self._half(columns), self._half(pixels))
+            wide = [F.pad(matrix, (0, 0, 0, _wide(len(matrix)) - len(matrix))) for matrix in (columns.T, pixels)]
+            self._matrices[key] = (self._half(rows), self._half(wide[0]), self._half(wide[1]))
         return self._matrices[key]
 
     def _half(self, matrix: Tensor) -> Tensor:
         return matrix.to(self.device, torch.float16)
 
 
-def _centred(frames: Tensor) -> Tensor:
-    """uint8 -> float16 from -128 to 127, in one pass: the tensor without dimensions decides the type."""
-    return torch.sub(frames, torch.tensor(_MIDDLE, dtype=torch.float16))
+def _wide(width: int) -> int:
+    """The next width in whole units."""
+    return -(-width // _ROW_UNIT) * _ROW_UNIT
+
+
+def _centred(rows: Tensor) -> Tensor:
+    """uint8 [F, H, W] -> float16 from -128 to 127, with zeros behind each row to a whole unit."""
+    return centred(rows, _MIDDLE, _wide(rows.shape[-1]))
 
 
 def resize_matrices(preprocessing: Preprocessing, height: int, width: int) -> tuple[Tensor, Tensor]:

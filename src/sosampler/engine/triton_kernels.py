@@ -16,6 +16,7 @@ from torch import Tensor
 from sosampler.engine.blocks import BLOCK_CHANNELS, Blocks
 
 triton: Any
+tl: Any
 try:
     triton, tl = import_module("triton"), import_module("triton.language")
 except ImportError:
@@ -30,11 +31,16 @@ def have_triton() -> bool:
     return triton is not None
 
 
+def can_use(x: Tensor) -> bool:
+    """Whether kernels run where this tensor lies."""
+    return triton is not None and (x.is_cuda or _INTERPRETED)
+
+
 def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
     """activation(x + bias[channel] + other), in place of x: [F, C, H, W], channels last."""
     if bias is None and other is None and activation is None:
         return x
-    if triton is None or not _dense(x) or (not x.is_cuda and not _INTERPRETED):
+    if not can_use(x) or not dense(x):
         return _by_steps(x, bias, other, activation)
     if other is not None and (other.stride() != x.stride() or other.dtype != x.dtype):
         other = other.to(x.dtype).contiguous(memory_format=torch.channels_last)
@@ -52,9 +58,22 @@ def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str
     return x
 
 
+def centred(levels: Tensor, middle: int, width: int) -> Tensor:
+    """uint8 [F, H, W] -> float16 [F, H, width]: grey levels around the middle one, then zeros."""
+    if not can_use(levels):
+        # In one pass: the tensor without dimensions decides the type.
+        found = torch.sub(levels, torch.tensor(middle, dtype=torch.float16))
+        return F.pad(found, (0, width - levels.shape[-1]))
+    levels = levels.contiguous()
+    found = torch.empty(*levels.shape[:2], width, device=levels.device, dtype=torch.float16)
+    grid = (triton.cdiv(found.numel(), _BLOCK),)
+    _centre[grid](levels, found, found.numel(), levels.shape[-1], width, middle, block=_BLOCK)
+    return found
+
+
 def normalise(levels: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype, *, offset: float = 0.0) -> Tensor:
     """(grey level - mean) * scale in one pass: levels + offset [F, h, W], rounded to 0..255; mean and scale [W]."""
-    if triton is None or (not levels.is_cuda and not _INTERPRETED):
+    if not can_use(levels):
         whole = (levels.float() + (offset + 0.5)).floor_().clamp_(0, 255)
         return torch.sub(whole, mean).mul_(scale).to(dtype)
     levels = levels.contiguous()
@@ -73,7 +92,7 @@ def normalise_blocks(
     """
     frames, height, width = levels.shape[0], levels.shape[1], levels.shape[2] // 3
     rows, columns = blocks.count(height), blocks.count(width)
-    if triton is None or (not levels.is_cuda and not _INTERPRETED):
+    if not can_use(levels):
         whole = normalise(levels, mean, scale, dtype, offset=offset)
         return blocks.of(whole.unflatten(2, (-1, 3)).permute(0, 3, 1, 2))
     levels = levels.contiguous()
@@ -86,7 +105,7 @@ def normalise_blocks(
 
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """As torch's own of [F, C, H, W]; torch's takes several times as long where channels are last."""
-    if triton is None or not _dense(x) or (not x.is_cuda and not _INTERPRETED):
+    if not can_use(x) or not dense(x):
         return F.max_pool2d(x, kernel, stride, padding)
     frames, channels, height, width = x.shape
     rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
@@ -98,7 +117,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     return found
 
 
-def _dense(x: Tensor) -> bool:
+def dense(x: Tensor) -> bool:
     """Whether the channels of a pixel lie side by side, and pixels without gaps."""
     return bool(x.is_contiguous(memory_format=torch.channels_last)) and (x.stride(1) == 1 or x.shape[1] == 1)
 
@@ -113,7 +132,7 @@ def _by_steps(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: 
     return F.relu6(x) if activation == "relu6" else x
 
 
-def _define() -> tuple[Any, Any, Any, Any]:
+def _define() -> tuple[Any, Any, Any, Any, Any]:
     """The kernels. Numbers are added in float32, as in a convolution that does it itself."""
 
     @triton.jit
@@ -123,10 +142,10 @@ def _define() -> tuple[Any, Any, Any, Any]:
         other,
         number,
         channels,
-        has_bias: tl.constexpr,  # type: ignore[name-defined]
-        has_other: tl.constexpr,  # type: ignore[name-defined]
-        activation: tl.constexpr,  # type: ignore[name-defined]
-        block: tl.constexpr,  # type: ignore[name-defined]
+        has_bias: tl.constexpr,
+        has_other: tl.constexpr,
+        activation: tl.constexpr,
+        block: tl.constexpr,
     ):
         places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         inside = places < number
@@ -142,7 +161,15 @@ def _define() -> tuple[Any, Any, Any, Any]:
         tl.store(x + places, values.to(x.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def normalising(levels, found, mean, scale, number, width, half_more, block: tl.constexpr):  # type: ignore[no-untyped-def, name-defined]
+    def centring(levels, found, number, before, after, middle, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        column = places % after
+        real = (places < number) & (column < before)
+        values = tl.load(levels + places // after * before + column, mask=real, other=0).to(tl.float32) - middle
+        tl.store(found + places, tl.where(real, values, 0.0).to(found.dtype.element_ty), mask=places < number)
+
+    @triton.jit
+    def normalising(levels, found, mean, scale, number, width, half_more, block: tl.constexpr):  # type: ignore[no-untyped-def]
         places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         inside = places < number
         values = tl.load(levels + places, mask=inside, other=0.0).to(tl.float32)
@@ -165,8 +192,8 @@ def _define() -> tuple[Any, Any, Any, Any]:
         columns,
         before,
         half_more,
-        block: tl.constexpr,  # type: ignore[name-defined]
-        channels: tl.constexpr,  # type: ignore[name-defined]
+        block: tl.constexpr,
+        channels: tl.constexpr,
     ):
         places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         channel = places % channels
@@ -195,10 +222,10 @@ def _define() -> tuple[Any, Any, Any, Any]:
         width,
         rows,
         columns,
-        kernel: tl.constexpr,  # type: ignore[name-defined]
-        stride: tl.constexpr,  # type: ignore[name-defined]
-        padding: tl.constexpr,  # type: ignore[name-defined]
-        block: tl.constexpr,  # type: ignore[name-defined]
+        kernel: tl.constexpr,
+        stride: tl.constexpr,
+        padding: tl.constexpr,
+        block: tl.constexpr,
     ):
         places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         channel = places % channels
@@ -216,11 +243,12 @@ def _define() -> tuple[Any, Any, Any, Any]:
                 highest = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
         tl.store(found + places, highest.to(found.dtype.element_ty), mask=places < number)
 
-    return finishing, normalising, normalising_blocks, max_pooling
+    return finishing, centring, normalising, normalising_blocks, max_pooling
 
 
 _finish: Any
+_centre: Any
 _normalise: Any
 _normalise_blocks: Any
 _max_pool: Any
-_finish, _normalise, _normalise_blocks, _max_pool = _define() if triton is not None else (None,) * 4
+_finish, _centre, _normalise, _normalise_blocks, _max_pool = _define() if triton is not None else (None,) * 5

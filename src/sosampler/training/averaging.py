@@ -32,5 +32,5 @@ class RunningMean:
         ours, theirs, our_counts, their_counts = self._pairs
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(ours, theirs, 1 - decay)
-        for here, there in zip(our_counts, their_counts, strict=True):
-            here.copy_(there)
+        if our_counts:
+            torch._foreach_copy_(our_counts, their_counts)

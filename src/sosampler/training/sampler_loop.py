@@ -24,6 +24,7 @@ from sosampler.training.checkpoints import RunFolder
 from sosampler.training.clip_answers import clip_answers
 from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.event_log import EventLog
+from sosampler.training.graphed_steps import GraphedSteps
 from sosampler.training.online_teacher import OnlineTeacher
 from sosampler.training.optimizers import make_optimizer
 from sosampler.training.processes import Processes, sent
@@ -54,8 +55,10 @@ class SamplerLoop:
         processes: Processes,
         precision: str,
         asked: Classifier | None = None,
+        graphed: bool = False,
         say: Callable[[str], None],
     ) -> None:
+        """`graphed`: whole batches run as CUDA graphs; for one process, and not in float16."""
         self.sampler, self.recipe, self.batches, self.dev, self.run = sampler, recipe, batches, dev, run
         self.processes, self.precision, self.say = processes, precision, say
         self.device = sampler.device
@@ -80,6 +83,7 @@ class SamplerLoop:
             self._resume()
         self.layout = memory_layout(sampler)
         self.network = processes.wrapped(sampler)
+        self._graphs = GraphedSteps(self._differentiated, sampler) if graphed else None
 
     @property
     def total_steps(self) -> int:
@@ -117,15 +121,14 @@ class SamplerLoop:
         seed_generators(self.device, self.recipe.seed * 1_000_003 + number)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        frames, probs, labels = self._shown(batch)
-        with autocast(self.device, self.precision):
-            output = self.network(frames)
-        answers = clip_answers(probs, multi_label=self.sampler.multi_label) if self.loss.reinforce else None
-        loss, parts = self.loss(output, probs, labels, clip_probs=answers)
+        inputs = self._shown(batch)
         # Gradients are averaged over processes; one with more videos counts for more.
         share = len(batch.labels) / self.batches.plan.batch_size
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss * (share * processes.count)).backward()
+        if self._graphs is not None and share == 1:
+            losses = self._graphs(*inputs)
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            losses = self._differentiated(*inputs, weight=share * processes.count)
         if self.recipe.clip is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.sampler.parameters(), self.recipe.clip)
@@ -134,10 +137,18 @@ class SamplerLoop:
         if self.mean is not None:
             self.mean.follow(self.step)
         self.step += 1
-        loss = loss.detach()
-        for name, part in {"loss": loss, **parts}.items():
+        for name, part in losses.items():
             self._sums[name] = self._sums.get(name, 0.0) + part * share
-        return loss
+        return losses["loss"]
+
+    def _differentiated(self, frames: Tensor, probs: Tensor, labels: Tensor, weight: float = 1.0) -> dict[str, Tensor]:
+        """The loss and its parts; gradients of the weighted loss are added to the parameters'."""
+        with autocast(self.device, self.precision):
+            output = self.network(frames)
+        answers = clip_answers(probs, multi_label=self.sampler.multi_label) if self.loss.reinforce else None
+        loss, parts = self.loss(output, probs, labels, clip_probs=answers)
+        self.scaler.scale(loss * weight).backward()
+        return {"loss": loss.detach(), **parts}
 
     def _shown(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Frames float [B, T, 3, h, w] as the network takes them, the teacher's probabilities and the labels."""

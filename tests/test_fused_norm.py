@@ -1,0 +1,116 @@
+"""Batch norm with its activation by kernels of our own: the same numbers as torch's."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosampler.engine.triton_kernels import have_triton
+from sosampler.samplers import SOSampler
+from sosampler.training.fused_norm import FusedNorm, fuse_norms
+
+# Channels that are few, that are no multiple of 16 and that leave a rest; rows of one program and of several.
+INTERPRETED = """
+from test_fused_norm import check_same
+import torch
+for channels, frames, side in ((24, 5, 7), (8, 3, 4), (144, 4, 5), (40, 3, 3), (1280, 6, 1), (16, 9, 12)):
+    for relu6 in (True, False):
+        check_same(channels, frames, side, relu6, "cpu", torch.float32)
+print("same")
+"""
+
+
+def check_same(channels: int, frames: int, side: int, relu6: bool, device: str, dtype: torch.dtype) -> None:
+    """Output, gradients and running statistics, of values far from zero."""
+    torch.manual_seed(channels)
+    plain = nn.BatchNorm2d(channels, momentum=0.2).to(device)
+    nn.init.uniform_(plain.weight, 0.5, 3)
+    nn.init.uniform_(plain.bias, -1, 3)
+    ours = FusedNorm(copy.deepcopy(plain), relu6=relu6)
+    x = (3 * torch.randn(frames, channels, side, side) + 70).to(device, dtype, memory_format=torch.channels_last)
+    given, expected_given = (x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2))
+    found, expected = ours(given), plain(expected_given)
+    expected = F.relu6(expected) if relu6 else expected
+    assert type(found.grad_fn).__name__ == "_NormBackward"
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    slopes = torch.randn_like(expected)
+    found.backward(slopes)
+    expected.backward(slopes)
+    for name, one, other in (
+        ("output", found, expected),
+        ("gradient", given.grad, expected_given.grad),
+        ("weight", ours.weight.grad, plain.weight.grad),
+        ("bias", ours.bias.grad, plain.bias.grad),
+        ("mean", ours.running_mean, plain.running_mean),
+        ("variance", ours.running_var, plain.running_var),
+    ):
+        assert isinstance(one, Tensor)
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+    assert ours.num_batches_tracked == 1
+
+
+@pytest.mark.skipif(not have_triton(), reason="needs triton")
+def test_the_same_by_triton_s_interpreter() -> None:
+    """Without a GPU: the same kernels, line by line in numpy."""
+    given = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=given, capture_output=True, text=True)
+    assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def test_a_sampler_keeps_its_names_and_answers() -> None:
+    sampler = SOSampler(shift=8, input_size=32, num_classes=3)
+    for layer in sampler.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.uniform_(layer.weight, 0.5, 2)
+            nn.init.normal_(layer.bias)
+    fused = copy.deepcopy(sampler)
+    assert fuse_norms(fused.backbone) == 52
+    assert not any(isinstance(layer, nn.ReLU6) for layer in fused.modules())
+    assert fused.fingerprint() == sampler.fingerprint()
+    assert list(fused.state_dict()) == list(sampler.state_dict())
+    frames = torch.randn(2, 5, 3, 32, 32)
+    for network in (sampler.eval(), fused.eval()):
+        network.requires_grad_(False)
+    assert torch.equal(fused(frames).scores, sampler(frames).scores)
+    for network in (sampler.train(), fused.train()):
+        network.requires_grad_(True)(frames).scores.sum().backward()
+    for (name, one), other in zip(fused.named_parameters(), sampler.parameters(), strict=True):
+        if one.grad is not None:
+            assert other.grad is not None
+            assert torch.allclose(one.grad, other.grad), name
+    for one, other in zip(fused.buffers(), sampler.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+class Others(nn.Module):
+    """Batch norms that cannot be replaced, or have no ReLU6 right behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cumulative = nn.BatchNorm2d(4, momentum=None)
+        self.plain = nn.BatchNorm2d(4, affine=False)
+        self.forgetful = nn.BatchNorm2d(4, track_running_stats=False)
+        self.norm, self.act = nn.BatchNorm2d(4), nn.ReLU6()  # in which order they are called is not known
+        self.relu = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.forgetful(self.plain(self.cumulative(x)))
+        return self.relu(self.norm(self.act(x)))
+
+
+def test_what_is_left_alone() -> None:
+    net = Others()
+    other = copy.deepcopy(net)
+    assert fuse_norms(net) == 2
+    assert isinstance(net.act, nn.ReLU6)
+    assert isinstance(net.relu[1], nn.ReLU)
+    x = 5 * torch.randn(3, 4, 6, 6)
+    assert torch.equal(net(x), other(x))

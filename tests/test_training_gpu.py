@@ -1,0 +1,101 @@
+"""Training a sampler on a GPU: kernels of our own and graphs of whole steps give what plain steps give."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sosampler as so
+from sosampler.samplers import SOSampler
+from sosampler.samplers.losses import SamplerLoss
+from sosampler.samplers.recipe import read_recipe
+from sosampler.training import train_sampler
+from sosampler.training.checkpoints import LOG
+from sosampler.training.fused_norm import fuse_norms
+from sosampler.training.graphed_steps import GraphedSteps
+from test_fused_norm import check_same
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.mark.parametrize("relu6", [True, False])
+@pytest.mark.parametrize(("channels", "frames", "side"), [(24, 64, 32), (144, 16, 32), (960, 64, 4), (1280, 5, 1)])
+def test_norms_are_the_same(channels: int, frames: int, side: int, relu6: bool) -> None:
+    check_same(channels, frames, side, relu6, "cuda", torch.float32)
+
+
+def inputs(batch: int, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(batch)
+    frames = torch.randn(batch * candidates, 3, 64, 64).to(memory_format=torch.channels_last)
+    labels = torch.nn.functional.one_hot(torch.arange(batch) % 5, 5).float()
+    probs = torch.rand(batch, candidates, 5).softmax(-1)
+    return frames.unflatten(0, (batch, candidates)).cuda(), probs.cuda(), labels.cuda()
+
+
+@pytest.mark.parametrize("name", [name for name in so.list_recipes() if name != "ocsampler"])
+def test_a_graph_gives_the_same_gradients(name: str) -> None:
+    recipe = read_recipe(name, dropout=0.0, input_size=64)
+    classes = 5 if recipe.class_head else None
+    torch.manual_seed(0)
+    sampler = SOSampler(
+        backbone=recipe.backbone, shift=recipe.shift, input_size=64, num_classes=classes, scoring=dict(recipe.scoring)
+    )
+    sampler.to("cuda", memory_format=torch.channels_last).train()
+    loss_of = SamplerLoss(recipe)
+
+    def steps_of(network: SOSampler) -> Any:
+        def step(frames: Tensor, probs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            loss, parts = loss_of(network(frames), probs, labels)
+            loss.backward()
+            return {"loss": loss.detach(), **parts}
+
+        return step
+
+    plain, fused = sampler, copy.deepcopy(sampler)
+    fuse_norms(fused)
+    graphs = GraphedSteps(steps_of(fused), fused)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for batch, candidates in ((6, 10), (4, 7), (6, 10)):
+            given = inputs(batch, candidates)
+            plain.zero_grad()
+            expected = steps_of(plain)(*given)
+            found = graphs(*given)
+            for key, value in expected.items():
+                torch.testing.assert_close(found[key], value, atol=1e-3, rtol=1e-3)
+            ours = torch.cat([one.grad.flatten() for one in fused.parameters() if one.grad is not None])
+            theirs = torch.cat([one.grad.flatten() for one in plain.parameters() if one.grad is not None])
+            assert len(ours) == len(theirs)
+            assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.999
+    assert len(graphs) == 2
+    for one, other in zip(fused.buffers(), plain.buffers(), strict=True):  # followed once a step, not in warming up
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_candidates": [3, 6], "dropout": 0.3, "ema": 0.9}])
+def test_a_long_training_is_prepared_and_learns_alike(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same losses as in a short training, which is not prepared; and a sampler that loads."""
+    bank = so.make_reels(
+        "procedural", tmp_path / "bank", counts={"train": 20, "dev": 4}, num_classes=3, recipe={"size": 64}
+    )
+    classifier = so.create_classifier("timm:test_resnet", class_names=bank.classes, input_size=32)
+    bank = so.add_teacher(bank, classifier)
+    losses = []
+    told = {"input_size": 64, "epochs": 3, "batch_size": 8, "lr": 1e-4, **settings}  # the last batch is smaller
+    for steps, name in ((10**9, "plain"), (0, "prepared")):
+        monkeypatch.setattr(train_sampler, "STEPS_THAT_PAY", steps)
+        trained = so.train(bank, out=tmp_path / name, recipe="paper", device="cuda", precision="float32", **told)
+        log = (tmp_path / name / LOG).read_text(encoding="utf-8").splitlines()
+        losses.append(torch.tensor([json.loads(line)["loss"] for line in log]))
+        assert so.load_sampler(tmp_path / name).fingerprint() == trained.sampler.fingerprint()
+    torch.testing.assert_close(losses[0], losses[1], atol=0.02, rtol=0.05)
