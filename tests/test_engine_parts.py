@@ -221,6 +221,10 @@ for activation in (None, "relu", "relu6"):
             found = kernels.finish(x, bias, other, activation)
             assert found.data_ptr() == x.data_ptr()
             assert torch.allclose(found, expected, atol=1e-6), (activation, bias is None, other is None)
+for before, after in ((12, 16), (13, 16), (32, 32), (1, 8)):
+    levels = torch.randint(0, 256, (3, 5, before), dtype=torch.uint8)
+    found = kernels.centred(levels, 128, after)
+    assert torch.equal(found[..., :before], levels.half() - 128) and not found[..., before:].any(), before
 levels = (300 * torch.rand(3, 5, 12) - 20).half()
 mean, scale = torch.rand(12), torch.rand(12)
 for dtype in (torch.float32, torch.float16):

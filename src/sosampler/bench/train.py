@@ -110,13 +110,13 @@ def bench_train(
 
 def _epochs_to_run(recipe: Any, videos: int, *, on_gpu: bool) -> int:
     """Two; on a GPU as many as it takes, of those of the recipe, that `train` goes about it as in a long training."""
-    from sosampler.training.train_sampler import STEPS_THAT_PAY
+    from sosampler.training.train_sampler import steps_that_pay
 
     if not on_gpu:
         return 2
     least, most = recipe.num_candidates if isinstance(recipe.num_candidates, tuple) else (recipe.num_candidates,) * 2
     steps = max(1, videos // recipe.batch_size)
-    return int(max(2, min(recipe.epochs, math.ceil(STEPS_THAT_PAY * (most - least + 1) / steps))))
+    return int(max(2, min(recipe.epochs, math.ceil(steps_that_pay(most - least + 1) / steps))))
 
 
 def _made(work: Path, videos: int, say: Say) -> Bank:

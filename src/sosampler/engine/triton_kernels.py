@@ -66,8 +66,10 @@ def centred(levels: Tensor, middle: int, width: int) -> Tensor:
         return F.pad(found, (0, width - levels.shape[-1]))
     levels = levels.contiguous()
     found = torch.empty(*levels.shape[:2], width, device=levels.device, dtype=torch.float16)
-    grid = (triton.cdiv(found.numel(), _BLOCK),)
-    _centre[grid](levels, found, found.numel(), levels.shape[-1], width, middle, block=_BLOCK)
+    before = levels.shape[-1]
+    unit = min(before & -before, 16)  # bytes that can be read together: the largest power of two in a row
+    block = triton.next_power_of_2(width)
+    _centre[(len(levels) * levels.shape[1],)](levels, found, before // unit, width, middle, unit=unit, block=block)
     return found
 
 
@@ -161,12 +163,14 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
         tl.store(x + places, values.to(x.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def centring(levels, found, number, before, after, middle, block: tl.constexpr):  # type: ignore[no-untyped-def]
-        places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-        column = places % after
-        real = (places < number) & (column < before)
-        values = tl.load(levels + places // after * before + column, mask=real, other=0).to(tl.float32) - middle
-        tl.store(found + places, tl.where(real, values, 0.0).to(found.dtype.element_ty), mask=places < number)
+    def centring(levels, found, units, after, middle, unit: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, block)
+        before = units * unit
+        real = column < before
+        values = tl.load(levels + row * before + column, mask=real, other=0).to(tl.float32) - middle
+        values = tl.where(real, values, 0.0).to(found.dtype.element_ty)
+        tl.store(found + row * after + column, values, mask=column < after)
 
     @triton.jit
     def normalising(levels, found, mean, scale, number, width, half_more, block: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -79,6 +79,17 @@ def label_guidance(
     return -(log_mean * label_shares(labels, logits.dtype)).sum(dim=-1).mean()
 
 
+def frame_guidance(class_logits: Tensor, labels: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:
+    """How badly each frame by itself names the labels of its video; every video has at least one.
+
+    This is distillation from a teacher that is sure of the labels; several exclusive ones share the target equally.
+    """
+    dtype = torch.promote_types(class_logits.dtype, torch.float32)
+    true = labels.bool()
+    target = true.to(dtype) if multi_label else label_shares(true, dtype)
+    return distillation(class_logits, target[:, None].expand(class_logits.shape), multi_label=multi_label, mask=mask)
+
+
 def distillation(class_logits: Tensor, frame_probs: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:
     """Kullback-Leibler divergence of the sampler's class distribution from the classifier's, for each frame.
 
@@ -161,9 +172,7 @@ class SamplerLoss(nn.Module):
 
     def _guidance(self, logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
         if self.recipe.guidance == "frames":
-            from sosampler.samplers.scsampler import ac_loss  # it stands on this module
-
-            return ac_loss(logits, labels, multi_label=self.multi_label, mask=mask)
+            return frame_guidance(logits, labels, multi_label=self.multi_label, mask=mask)
         return label_guidance(logits, labels, multi_label=self.multi_label, mask=mask, average=self.recipe.guidance)
 
     def _rank(self, output: SamplerOutput, frame_probs: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:

@@ -20,21 +20,18 @@ import torch
 from torch import Tensor
 
 from sosampler.policies.semi_optimal import check_labels
-from sosampler.samplers.losses import distillation, hinge_ranking
-from sosampler.samplers.targets import frame_targets, label_shares
+from sosampler.samplers.losses import frame_guidance, hinge_ranking
+from sosampler.samplers.targets import frame_targets
 
 
 def ac_loss(class_logits: Tensor, labels: Tensor, *, multi_label: bool = False, mask: Tensor | None = None) -> Tensor:
     """Cross-entropy of each single frame [B, T, C] with the labels of its video [B, C].
 
     Mean over the frames of a video, then over videos; `multi_label`: binary cross-entropy, mean over classes first.
-    This is distillation where the teacher is sure of the labels. Several exclusive labels share the target equally, and
-    the target's own entropy is taken off, so that 0 is the best there is.
+    The target's own entropy is taken off, so that 0 is the best there is.
     """
     true = check_labels(labels, class_logits.shape[0], class_logits.shape[-1])
-    dtype = torch.promote_types(class_logits.dtype, torch.float32)
-    target = true.to(dtype) if multi_label else label_shares(true, dtype)
-    return distillation(class_logits, target[:, None].expand(class_logits.shape), multi_label=multi_label, mask=mask)
+    return frame_guidance(class_logits, true, multi_label=multi_label, mask=mask)
 
 
 def saliency(class_logits: Tensor, *, multi_label: bool = False, log_odds: bool = False) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor
 from sosampler.engine.triton_kernels import tl, triton
 
 _BLOCK = 1024  # values a program, where each is taken by itself
-_TILE = 2048  # values at once, where they are summed over rows
-_PROGRAMS = 512  # at most, that sum over parts of the rows
+_TILE_ROWS, _TILE_CHANNELS = 32, 128  # values at once, where they are summed over rows
+_PROGRAMS = 1024  # about, that sum
+_WARPS = 8
 _FINAL_CHANNELS, _FINAL_ROWS = 16, 64  # of the sums of all programs
 
 
@@ -28,10 +29,10 @@ def normalise(
     `running` mean and variance follow in place.
     """
     rows, channels = x.numel() // x.shape[1], x.shape[1]
-    sums, programs = _sums(x, x, x, rows, channels, False, False)
-    kept = torch.empty(4, channels, device=x.device, dtype=torch.float32)  # mean, 1 / deviation, scale, shift
+    sums, parts = _sums(x, x, x, rows, channels, False, False)
+    kept = torch.empty(4, channels, device=x.device, dtype=torch.float32)  # mean, 1 / deviation, scale, bias
     _finish_forward[(triton.cdiv(channels, _FINAL_CHANNELS),)](
-        *(x, sums, weight, bias, *running, kept, programs, rows, channels, momentum, eps),
+        *(x, sums, weight, bias, *running, kept, parts, rows, channels, momentum, eps),
         block_channels=_FINAL_CHANNELS,
         block_rows=_FINAL_ROWS,
     )
@@ -43,12 +44,12 @@ def normalise(
 def gradients(x: Tensor, given: Tensor, kept: Tensor, relu6: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Of the input [F, C, H, W], the weight and the bias, for the output's gradient `given`."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
-    sums, programs = _sums(x, given, kept, rows, channels, True, relu6)
+    sums, parts = _sums(x, given, kept, rows, channels, True, relu6)
     found = torch.empty_like(x)
-    # Gradients of weight and bias; a gradient is scale * given + slope * x + offset.
+    # Gradients of weight and bias; that of x is scale * given + slope * (x - mean) + offset.
     told = torch.empty(4, channels, device=x.device, dtype=torch.float32)
     _finish_backward[(triton.cdiv(channels, _FINAL_CHANNELS),)](
-        *(sums, kept, told, programs, rows, channels),
+        *(sums, kept, told, parts, rows, channels),
         block_channels=_FINAL_CHANNELS,
         block_rows=_FINAL_ROWS,
     )
@@ -61,29 +62,28 @@ def gradients(x: Tensor, given: Tensor, kept: Tensor, relu6: bool) -> tuple[Tens
 def _sums(
     x: Tensor, given: Tensor, kept: Tensor, rows: int, channels: int, backward: bool, relu6: bool
 ) -> tuple[Tensor, int]:
-    """Two sums for each channel [2, programs, C], of parts of the rows each."""
-    block_channels = _channels_at_once(channels)
-    block_rows = _TILE // block_channels
-    programs = min(_PROGRAMS, triton.cdiv(rows, block_rows))
-    each = triton.cdiv(triton.cdiv(rows, programs), block_rows) * block_rows
-    programs = triton.cdiv(rows, each)
-    sums = torch.empty(2, programs, channels, device=x.device, dtype=torch.float32)
-    _sum[(programs, triton.cdiv(channels, block_channels))](
-        *(x, given, kept, sums, rows, channels, each),
+    """Two sums for each channel [2, parts, C], of parts of the rows each.
+
+    Several rows side by side are taken for one with more channels, until their number fills whole tiles.
+    """
+    beside = 1
+    while (channels * beside) % _TILE_CHANNELS and rows % (2 * beside) == 0:
+        beside *= 2
+    rows, wide = rows // beside, channels * beside
+    across = triton.cdiv(wide, _TILE_CHANNELS)
+    tiles = triton.cdiv(rows, _TILE_ROWS)
+    each = triton.cdiv(tiles, max(1, _PROGRAMS // across))  # tiles a program
+    programs = triton.cdiv(tiles, each)
+    sums = torch.empty(2, programs * beside, channels, device=x.device, dtype=torch.float32)
+    _sum[(programs, across)](
+        *(x, given, kept, sums, rows, wide, channels, each),
         backward=backward,
         relu6=relu6,
-        block_rows=block_rows,
-        block_channels=block_channels,
+        block_rows=_TILE_ROWS,
+        block_channels=_TILE_CHANNELS,
+        num_warps=_WARPS,
     )
-    return sums, programs
-
-
-def _channels_at_once(channels: int) -> int:
-    """A power of two: of few channels all of them, of many a share that leaves nothing over."""
-    if channels <= 32:
-        return int(triton.next_power_of_2(channels))
-    even = channels & -channels  # the largest power of two in it
-    return max(16, min(128, even))
+    return sums, programs * beside
 
 
 def _define() -> tuple[Any, ...]:
@@ -94,6 +94,7 @@ def _define() -> tuple[Any, ...]:
         kept,
         sums,
         rows,
+        wide,
         channels,
         each,
         backward: tl.constexpr,
@@ -102,37 +103,37 @@ def _define() -> tuple[Any, ...]:
         block_channels: tl.constexpr,
     ):
         program = tl.program_id(0)
-        channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
-        real = channel < channels
-        begin = program * each
+        column = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+        real = column < wide
+        channel = column % channels
         first = tl.zeros((block_rows, block_channels), tl.float32)
         second = tl.zeros((block_rows, block_channels), tl.float32)
         if backward:
             middle = tl.load(kept + channel, mask=real, other=0.0)[None, :]
             scale = tl.load(kept + 2 * channels + channel, mask=real, other=0.0)[None, :]
-            shift = tl.load(kept + 3 * channels + channel, mask=real, other=0.0)[None, :]
+            bias = tl.load(kept + 3 * channels + channel, mask=real, other=0.0)[None, :]
         else:
             # Around any value of the channel, or squares of large numbers would hide small differences.
             middle = tl.load(x + channel, mask=real, other=0.0).to(tl.float32)[None, :]
-        for start in range(begin, begin + each, block_rows):
-            row = start + tl.arange(0, block_rows)
+        for tile in range(program * each, program * each + each):
+            row = tile * block_rows + tl.arange(0, block_rows)
             inside = (row < rows)[:, None] & real[None, :]
-            places = row.to(tl.int64)[:, None] * channels + channel[None, :]
-            values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+            places = row.to(tl.int64)[:, None] * wide + column[None, :]
+            values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32) - middle
             if backward:
                 slopes = tl.load(given + places, mask=inside, other=0.0).to(tl.float32)
                 if relu6:
-                    shown = values * scale + shift
+                    shown = values * scale + bias
                     slopes = tl.where((shown > 0.0) & (shown < 6.0), slopes, 0.0)
                 first += slopes
-                second += slopes * (values - middle)
+                second += slopes * values
             else:
-                values = tl.where(inside, values - middle, 0.0)
+                values = tl.where(inside, values, 0.0)
                 first += values
                 second += values * values
-        where = program * channels + channel
+        where = program * wide + column
         tl.store(sums + where, tl.sum(first, 0), mask=real)
-        tl.store(sums + tl.num_programs(0) * channels + where, tl.sum(second, 0), mask=real)
+        tl.store(sums + tl.num_programs(0) * wide + where, tl.sum(second, 0), mask=real)
 
     @triton.jit
     def finishing_forward(  # type: ignore[no-untyped-def]
@@ -143,7 +144,7 @@ def _define() -> tuple[Any, ...]:
         running_mean,
         running_variance,
         kept,
-        programs,
+        parts,
         rows,
         channels,
         momentum,
@@ -155,22 +156,21 @@ def _define() -> tuple[Any, ...]:
         real = channel < channels
         first = tl.zeros((block_rows, block_channels), tl.float32)
         second = tl.zeros((block_rows, block_channels), tl.float32)
-        for start in range(0, programs, block_rows):
+        for start in range(0, parts, block_rows):
             row = start + tl.arange(0, block_rows)
-            inside = (row < programs)[:, None] & real[None, :]
+            inside = (row < parts)[:, None] & real[None, :]
             places = row[:, None] * channels + channel[None, :]
             first += tl.load(sums + places, mask=inside, other=0.0)
-            second += tl.load(sums + programs * channels + places, mask=inside, other=0.0)
+            second += tl.load(sums + parts * channels + places, mask=inside, other=0.0)
         beside = tl.sum(first, 0) / rows
         variance = tl.maximum(tl.sum(second, 0) / rows - beside * beside, 0.0)
         mean = beside + tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
         sharpness = 1.0 / tl.sqrt(variance + eps)
         scale = sharpness * tl.load(weight + channel, mask=real, other=0.0)
-        shift = tl.load(bias + channel, mask=real, other=0.0) - mean * scale
         tl.store(kept + channel, mean, mask=real)
         tl.store(kept + channels + channel, sharpness, mask=real)
         tl.store(kept + 2 * channels + channel, scale, mask=real)
-        tl.store(kept + 3 * channels + channel, shift, mask=real)
+        tl.store(kept + 3 * channels + channel, tl.load(bias + channel, mask=real, other=0.0), mask=real)
         before = tl.load(running_mean + channel, mask=real, other=0.0)
         tl.store(running_mean + channel, before + momentum * (mean - before), mask=real)
         before = tl.load(running_variance + channel, mask=real, other=0.0)
@@ -182,7 +182,7 @@ def _define() -> tuple[Any, ...]:
         sums,
         kept,
         told,
-        programs,
+        parts,
         rows,
         channels,
         block_channels: tl.constexpr,
@@ -192,13 +192,12 @@ def _define() -> tuple[Any, ...]:
         real = channel < channels
         first = tl.zeros((block_rows, block_channels), tl.float32)
         second = tl.zeros((block_rows, block_channels), tl.float32)
-        for start in range(0, programs, block_rows):
+        for start in range(0, parts, block_rows):
             row = start + tl.arange(0, block_rows)
-            inside = (row < programs)[:, None] & real[None, :]
+            inside = (row < parts)[:, None] & real[None, :]
             places = row[:, None] * channels + channel[None, :]
             first += tl.load(sums + places, mask=inside, other=0.0)
-            second += tl.load(sums + programs * channels + places, mask=inside, other=0.0)
-        mean = tl.load(kept + channel, mask=real, other=0.0)
+            second += tl.load(sums + parts * channels + places, mask=inside, other=0.0)
         sharpness = tl.load(kept + channels + channel, mask=real, other=0.0)
         scale = tl.load(kept + 2 * channels + channel, mask=real, other=0.0)
         of_bias = tl.sum(first, 0)
@@ -207,7 +206,7 @@ def _define() -> tuple[Any, ...]:
         tl.store(told + channel, of_weight, mask=real)
         tl.store(told + channels + channel, of_bias, mask=real)
         tl.store(told + 2 * channels + channel, slope, mask=real)
-        tl.store(told + 3 * channels + channel, -scale * of_bias / rows - slope * mean, mask=real)
+        tl.store(told + 3 * channels + channel, -scale * of_bias / rows, mask=real)
 
     @triton.jit
     def applying(x, found, kept, number, channels, relu6: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -215,6 +214,7 @@ def _define() -> tuple[Any, ...]:
         inside = places < number
         channel = places % channels
         values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+        values -= tl.load(kept + channel, mask=inside, other=0.0)
         scale = tl.load(kept + 2 * channels + channel, mask=inside, other=0.0)
         values = values * scale + tl.load(kept + 3 * channels + channel, mask=inside, other=0.0)
         if relu6:
@@ -239,6 +239,7 @@ def _define() -> tuple[Any, ...]:
         inside = places < number
         channel = places % channels
         values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+        values -= tl.load(kept + channel, mask=inside, other=0.0)
         slopes = tl.load(given + places, mask=inside, other=0.0).to(tl.float32)
         scale = tl.load(kept + 2 * channels + channel, mask=inside, other=0.0)
         if relu6:

@@ -19,7 +19,7 @@ from sosampler.data.bank_teachers import Teacher
 from sosampler.engine.allocator import keep_memory
 from sosampler.errors import InvalidArgument
 from sosampler.samplers import SOSampler
-from sosampler.samplers.backbones import load_backbone_weights
+from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
 from sosampler.systems import list_systems
@@ -29,7 +29,7 @@ from sosampler.training.calibration import fit_calibration
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.clip_answers import check_rewards
 from sosampler.training.divergence import diverged
-from sosampler.training.fused_norm import fuse_norms
+from sosampler.training.gpu_network import prepare_network
 from sosampler.training.labelled import labelled_rows
 from sosampler.training.machine import usable_cores
 from sosampler.training.precision import settled_precision
@@ -49,9 +49,9 @@ _ROOM_TO_CROP = 1.15
 _EVALUATED_CANDIDATES = 10  # T on dev where the recipe draws T at random
 _MOST_WORKERS = 16
 _CALIBRATION_VIDEOS = 256  # of train, where there is no dev
-# In channels-last memory, with kernels of our own around convolutions and as a CUDA graph, a step of MobileNetV2 with
-# 64 x 10 frames takes XX instead of 93 ms on an H200, but cuDNN spends 6.5 s on each new shape of a batch, that is on
-# each T: it pays from about so many steps for each T on.
+# A step of MobileNetV2 with 64 x 10 frames takes XX ms on an H200 where the network is prepared and steps are graphs,
+# else 93 ms. But cuDNN spends 6.5 s on each new shape of a batch in channels-last memory, that is on each T, and our
+# kernels take about as long to be compiled: it pays from about so many steps on, for each T and once more.
 STEPS_THAT_PAY = 100
 
 
@@ -184,12 +184,11 @@ def train(
         # One process evaluates.
         dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] and processes.is_main else None
         fast = _preparation_pays(processes.device, batches, recipe)
-        if fast or processes.device.type == "cpu":
-            network.to(memory_format=torch.channels_last)
-        if processes.device.type == "cpu":
-            keep_memory()  # with channels-last 2.8 times as many steps a second on two cores
         if fast:
-            fuse_norms(network)
+            prepare_network(network)
+        if processes.device.type == "cpu":
+            network.to(memory_format=torch.channels_last)
+            keep_memory()  # with channels-last 2.8 times as many steps a second on two cores
         say(_first_words(network, processes, precision, batches, rows))
     with torch.random.fork_rng(devices=[processes.device] if processes.device.type == "cuda" else []):
         loop = SamplerLoop(
@@ -197,7 +196,7 @@ def train(
             processes=processes,
             precision=precision,
             asked=asked,
-            graphed=fast and processes.count == 1 and precision != "float16" and recipe.loss != "reinforce",
+            graphed=fast and processes.count == 1 and _can_be_graphed(network, precision, recipe),
             say=say,
         )
         loop.train()
@@ -361,9 +360,19 @@ class _Opening:
         )
 
 
+def steps_that_pay(lengths: int) -> int:
+    """From how many steps on a network is prepared for a GPU, with so many numbers of candidates."""
+    return STEPS_THAT_PAY * (lengths + 1)
+
+
 def _preparation_pays(device: torch.device, batches: SamplerBatches, recipe: SamplerRecipe) -> bool:
-    lengths = len(batches.plan.num_candidates)
-    return device.type == "cuda" and len(batches) * recipe.epochs >= STEPS_THAT_PAY * lengths
+    steps = len(batches) * recipe.epochs
+    return device.type == "cuda" and steps >= steps_that_pay(len(batches.plan.num_candidates))
+
+
+def _can_be_graphed(network: SOSampler, precision: str, recipe: SamplerRecipe) -> bool:
+    """Whether a step is known not to wait for the device: rewards do, and the scaler of float16 looks at gradients."""
+    return network.backbone.name == MOBILENET and precision != "float16" and recipe.loss != "reinforce"
 
 
 def _first_words(
