@@ -351,6 +351,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", default=None)
     parser.add_argument("--workers", type=int, default=4, help="Processes that read for each training of a classifier.")
     parser.add_argument("--patience", type=float, default=0, help="Seconds in which files that are missing may come.")
+    parser.add_argument("--remarks", nargs="+", default=[], help="What a reader of these figures has to know.")
     parser.add_argument("--stage", choices=("work", "collect"), default=None)
     return parser.parse_args(arguments)
 
@@ -373,6 +374,8 @@ def main() -> None:
     )
     arguments.work.mkdir(parents=True, exist_ok=True)
     facts: dict[str, object] = {"reels": counts, "limit_seconds": arguments.limit}
+    if arguments.remarks:
+        facts["remarks"] = arguments.remarks
     if arguments.stage in (None, "work"):
         there = [SPECS[name] for name in arguments.places]
         if not arguments.patience:

@@ -61,6 +61,7 @@ def place_section(told: Result) -> list[str]:
         f"**{bank['name']}**, classifier {told['classifier']['name']}, {bank['videos']} videos of {bank['split']}, on "
         f"{machine}" + (f"; changed in all recipes: {changed}" if changed else "") + ".",
     ]
+    text += [f"To know: {remark}" for remark in told.get("remarks", [])]
     for name in ORDER:
         if name in experiments:
             text += experiment_section(told, experiments[name])
