@@ -68,6 +68,7 @@ def fused(net: nn.Module, example: tuple[Any, ...], *, name: str, epilogues: boo
         if epilogues:
             _fuse_convolutions(traced)
             _join_biases(traced)
+            _reuse_memory(traced)
         traced.graph.lint()
         traced.recompile()
         found = traced(*example)
@@ -170,6 +171,29 @@ def _join_biases(graph: fx.GraphModule) -> None:
             continue
         both = giver.bias.detach() if taker.bias is None else taker.bias.detach() + giver.bias.detach()
         taker.bias, giver.bias = nn.Parameter(both.clone(), requires_grad=False), None
+
+
+def _reuse_memory(graph: fx.GraphModule) -> None:
+    """Tell convolutions that add a tensor for the last time that they may write over it.
+
+    It must be the output of a convolution, which is new memory, or memory that was given up in the same way; and
+    nobody who reads it may have kept a view of it.
+    """
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    for node in graph.graph.nodes:
+        taker = _module_of(graph, node)
+        if not isinstance(taker, FusedConv) or len(node.args) != 2 or _calls(graph, node.target) != 1:
+            continue
+        other = node.args[1]
+        if not isinstance(other, fx.Node) or node.args[0] is other:
+            continue
+        if not isinstance(_module_of(graph, other), FusedConv):
+            continue
+        taker.reuses = all(order[user] <= order[node] and _gives_new_memory(graph, user) for user in other.users)
+
+
+def _gives_new_memory(graph: fx.GraphModule, node: fx.Node) -> bool:
+    return isinstance(_module_of(graph, node), FusedConv) or node.target is shift_channels
 
 
 class FastMaxPool(nn.Module):

@@ -37,6 +37,7 @@ class FusedConv(nn.Module):
             [int(number) for number in pair] for pair in (conv.stride, conv.padding, conv.dilation)
         )
         self.groups = conv.groups
+        self.reuses = False  # whether the output may take the memory of `other`, which nobody reads afterwards
         self.way = "steps"
         self._packed: Any = None  # the weights in oneDNN's own order, which no state dict can hold
 
@@ -66,8 +67,13 @@ class FusedConv(nn.Module):
         if other is None:
             found: Tensor = onednn(x, self._packed, self.bias, *shape, name, numbers, "")
         else:
-            after = None if self.activation is None else name
-            found = onednn.binary(x, other, self._packed, self.bias, *shape, "add", None, after, numbers, None)
+            after = ("add", None, None if self.activation is None else name, numbers, None)
+            if self.reuses and _channels_last(x) and _channels_last(other):
+                # A tenth of a ResNet-50's time: new memory is read before it is written.
+                in_place = torch.ops.mkldnn._convolution_pointwise_.binary
+                found = in_place(other, x, self._packed, self.bias, *shape, *after)
+            else:
+                found = onednn.binary(x, other, self._packed, self.bias, *shape, *after)
         return found
 
     def _by_triton(self, x: Tensor, other: Tensor | None) -> Tensor:
@@ -86,6 +92,10 @@ class FusedConv(nn.Module):
     def extra_repr(self) -> str:
         out, into = self.weight.shape[0], self.weight.shape[1] * self.groups
         return f"{into}, {out}, stride={self.stride}, groups={self.groups}, activation={self.activation}, {self.way}"
+
+
+def _channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def set_way(net: nn.Module, way: str) -> None:
