@@ -22,7 +22,7 @@ from sosampler.bench.frames import agreement, eager_way, lively_sampler, picture
 from sosampler.bench.in_processes import in_turns_of_processes
 from sosampler.bench.sampler import REFERENCE, bench_sampler, table
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine import allocator, cpu_bfloat16
+from sosampler.engine import allocator, cpu_bfloat16, triton_kernels
 from sosampler.engine.blocks import Blocks, see_blocks
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.engine.fuse import fused, pool_fast
@@ -209,6 +209,41 @@ def test_one_of_two_added_convolutions_adds_both_biases() -> None:
         torch.testing.assert_close(fast(pictures), net(pictures), atol=1e-3, rtol=1e-3)
 
 
+class Residuals(nn.Module):
+    """Sums that are read no more, and sums that are, by somebody later or through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dead, self.alive, self.viewed, self.pooled, self.last = (nn.Conv2d(4, 4, 1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        x = F.relu(self.dead(x) + x)
+        kept = F.relu(self.alive(x) + x)  # x is read at the end
+        seen = self.viewed(kept)
+        view = seen.flatten(1)  # the same memory, read at the end
+        pool = F.max_pool2d(self.pooled(seen) + seen, 1)  # new memory, but not of a convolution
+        found = self.last(pool) + pool
+        return found.mean((2, 3)) + view.mean(1, keepdim=True) + x.mean((2, 3))
+
+
+def test_sums_take_the_memory_of_what_nobody_reads_again() -> None:
+    torch.manual_seed(0)
+    net = Residuals().eval()
+    x = torch.randn(3, 4, 6, 5).to(memory_format=torch.channels_last)
+    fast = fused(net, (x,), name="it")
+    marked = {name for name, module in fast.named_modules() if isinstance(module, FusedConv) and module.reuses}
+    assert marked == {"dead"}
+    before = x.clone()
+    with torch.no_grad():
+        expected = net(x)
+        set_way(fast, "onednn")
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(fast(x.contiguous()), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(x, before)
+
+
 KERNEL = """
 import torch
 from sosampler.engine import triton_kernels as kernels
@@ -257,6 +292,29 @@ def test_the_kernel_by_triton_s_interpreter() -> None:
     given = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", KERNEL], env=given, capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+class NoCompiler:
+    """A kernel on a machine without gcc."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launched(*arguments: Any, **more: Any) -> None:
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+        return launched
+
+
+def test_a_machine_without_a_compiler_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton_kernels, "_finish", NoCompiler())
+    triton_kernels._can_be_compiled.cache_clear()
+    try:
+        assert not triton_kernels._can_be_compiled(torch.device("cpu"))
+        assert not triton_kernels._can_be_compiled(torch.device("cpu"))
+    finally:
+        triton_kernels._can_be_compiled.cache_clear()
+    assert caplog.text.count("Install gcc") == 1  # once, not for every layer
 
 
 @pytest.mark.parametrize("planes", [True, False])

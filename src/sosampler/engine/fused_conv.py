@@ -95,7 +95,7 @@ class FusedConv(nn.Module):
 
 
 def _channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last)
+    return bool(x.is_contiguous(memory_format=torch.channels_last))
 
 
 def set_way(net: nn.Module, way: str) -> None:

@@ -5,7 +5,10 @@ Needs triton, which comes with torch's CUDA builds; without it the same is done 
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sosampler.engine.blocks import BLOCK_CHANNELS, Blocks
+from sosampler.errors import first_line
+
+log = logging.getLogger("sosampler")
 
 triton: Any
 tl: Any
@@ -33,7 +39,25 @@ def have_triton() -> bool:
 
 def can_use(x: Tensor) -> bool:
     """Whether kernels run where this tensor lies."""
-    return triton is not None and (x.is_cuda or _INTERPRETED)
+    if triton is None:
+        return False
+    return _can_be_compiled(x.device) if x.is_cuda else _INTERPRETED
+
+
+@cache
+def _can_be_compiled(device: torch.device) -> bool:
+    """Triton needs a C compiler and Python's headers, which small containers lack: try it once."""
+    x = torch.zeros(1, 1, 1, 1, device=device)
+    try:
+        _finish[(1,)](x, x, x, 1, 1, has_bias=False, has_other=False, activation=1, block=_BLOCK)
+    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
+        log.warning(
+            "kernels for the GPU cannot be compiled here (%s); torch's operators are used, which are slower. "
+            "Install gcc and the headers of Python",
+            first_line(error),
+        )
+        return False
+    return True
 
 
 def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
