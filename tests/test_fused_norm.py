@@ -135,6 +135,11 @@ class Others(nn.Module):
         return self.relu(self.norm(self.act(x)))
 
 
+def test_one_value_a_channel_is_refused_as_by_torch() -> None:
+    with pytest.raises(ValueError, match="more than 1 value"):
+        FusedNorm(nn.BatchNorm2d(4), relu6=True)(torch.zeros(1, 4, 1, 1))
+
+
 def test_what_is_left_alone() -> None:
     net = Others()
     other = copy.deepcopy(net)

@@ -49,7 +49,7 @@ def _can_be_compiled(device: torch.device) -> bool:
     """Triton needs a C compiler and Python's headers, which small containers lack: try it once."""
     x = torch.zeros(1, 1, 1, 1, device=device)
     try:
-        _finish[(1,)](x, x, x, 1, 1, has_bias=False, has_other=False, activation=1, block=_BLOCK)
+        launch(_finish, (1,), x, x, x, 1, 1, has_bias=False, has_other=False, activation=1, block=_BLOCK)
     except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
         log.warning(
             "kernels for the GPU cannot be compiled here (%s); torch's operators are used, which are slower. "
@@ -58,6 +58,12 @@ def _can_be_compiled(device: torch.device) -> bool:
         )
         return False
     return True
+
+
+def launch(kernel: Any, grid: tuple[int, ...], x: Tensor, *arguments: Any, **settings: Any) -> None:
+    """Run a kernel on the device where its first argument lies, which need not be the current one."""
+    with torch.cuda.device_of(x):
+        kernel[grid](x, *arguments, **settings)
 
 
 def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
@@ -72,8 +78,8 @@ def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str
             return _by_steps(x, bias, other, activation)
     number = x.numel()
     grid = (triton.cdiv(number, _BLOCK),)
-    _finish[grid](
-        *(x, x if bias is None else bias, x if other is None else other, number, x.shape[1]),
+    launch(
+        *(_finish, grid, x, x if bias is None else bias, x if other is None else other, number, x.shape[1]),
         has_bias=bias is not None,
         has_other=other is not None,
         activation=_NUMBERS[activation],
@@ -93,7 +99,8 @@ def centred(levels: Tensor, middle: int, width: int) -> Tensor:
     before = levels.shape[-1]
     unit = min(before & -before, 16)  # bytes that can be read together: the largest power of two in a row
     block = triton.next_power_of_2(width)
-    _centre[(len(levels) * levels.shape[1],)](levels, found, before // unit, width, middle, unit=unit, block=block)
+    grid = (len(levels) * levels.shape[1],)
+    launch(_centre, grid, levels, found, before // unit, width, middle, unit=unit, block=block)
     return found
 
 
@@ -105,7 +112,8 @@ def normalise(levels: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype, *
     levels = levels.contiguous()
     found = torch.empty_like(levels, dtype=dtype)
     grid = (triton.cdiv(levels.numel(), _BLOCK),)
-    _normalise[grid](levels, found, mean, scale, levels.numel(), levels.shape[-1], offset + 0.5, block=_BLOCK)
+    numbers = (levels.numel(), levels.shape[-1], offset + 0.5)
+    launch(_normalise, grid, levels, found, mean, scale, *numbers, block=_BLOCK)
     return found
 
 
@@ -125,7 +133,7 @@ def normalise_blocks(
     found = torch.empty(frames, rows, columns, BLOCK_CHANNELS, device=levels.device, dtype=dtype)
     grid = (triton.cdiv(found.numel(), _BLOCK),)
     sizes = (found.numel(), height, width, rows, columns, blocks.before, offset + 0.5)
-    _normalise_blocks[grid](levels, found, mean, scale, *sizes, block=_BLOCK, channels=BLOCK_CHANNELS)
+    launch(_normalise_blocks, grid, levels, found, mean, scale, *sizes, block=_BLOCK, channels=BLOCK_CHANNELS)
     return found.permute(0, 3, 1, 2)
 
 
@@ -139,7 +147,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     found = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
     grid = (triton.cdiv(found.numel(), _BLOCK),)
     sizes = (found.numel(), channels, height, width, rows, columns)
-    _max_pool[grid](x, found, *sizes, kernel=kernel, stride=stride, padding=padding, block=_BLOCK)
+    launch(_max_pool, grid, x, found, *sizes, kernel=kernel, stride=stride, padding=padding, block=_BLOCK)
     return found
 
 

@@ -27,7 +27,8 @@ class FusedNorm(nn.BatchNorm2d):
         self.relu6 = relu6
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not can_use(x) or not dense(x):
+        alone = x.numel() == x.shape[1]  # one value a channel: torch says that it has no deviation
+        if not self.training or alone or not can_use(x) or not dense(x):
             x = super().forward(x)
             return F.relu6(x) if self.relu6 else x
         assert self.num_batches_tracked is not None

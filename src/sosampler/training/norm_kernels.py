@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sosampler.engine.triton_kernels import tl, triton
+from sosampler.engine.triton_kernels import launch, tl, triton
 
 _BLOCK = 1024  # values a program, where each is taken by itself
 _TILE_ROWS, _TILE_CHANNELS = 32, 128  # values at once, where they are summed over rows
@@ -31,13 +31,15 @@ def normalise(
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     sums, parts = _sums(x, x, x, rows, channels, False, False)
     kept = torch.empty(4, channels, device=x.device, dtype=torch.float32)  # mean, 1 / deviation, scale, bias
-    _finish_forward[(triton.cdiv(channels, _FINAL_CHANNELS),)](
+    launch(
+        *(_finish_forward, (triton.cdiv(channels, _FINAL_CHANNELS),)),
         *(x, sums, weight, bias, *running, kept, parts, rows, channels, momentum, eps),
         block_channels=_FINAL_CHANNELS,
         block_rows=_FINAL_ROWS,
     )
     found = torch.empty_like(x)
-    _apply[(triton.cdiv(x.numel(), _BLOCK),)](x, found, kept, x.numel(), channels, relu6=relu6, block=_BLOCK)
+    grid = (triton.cdiv(x.numel(), _BLOCK),)
+    launch(_apply, grid, x, found, kept, x.numel(), channels, relu6=relu6, block=_BLOCK)
     return found, kept
 
 
@@ -48,14 +50,14 @@ def gradients(x: Tensor, given: Tensor, kept: Tensor, relu6: bool) -> tuple[Tens
     found = torch.empty_like(x)
     # Gradients of weight and bias; that of x is scale * given + slope * (x - mean) + offset.
     told = torch.empty(4, channels, device=x.device, dtype=torch.float32)
-    _finish_backward[(triton.cdiv(channels, _FINAL_CHANNELS),)](
+    launch(
+        *(_finish_backward, (triton.cdiv(channels, _FINAL_CHANNELS),)),
         *(sums, kept, told, parts, rows, channels),
         block_channels=_FINAL_CHANNELS,
         block_rows=_FINAL_ROWS,
     )
-    _apply_backward[(triton.cdiv(x.numel(), _BLOCK),)](
-        *(x, given, found, kept, told, x.numel(), channels), relu6=relu6, block=_BLOCK
-    )
+    grid = (triton.cdiv(x.numel(), _BLOCK),)
+    launch(_apply_backward, grid, x, given, found, kept, told, x.numel(), channels, relu6=relu6, block=_BLOCK)
     return found, told[0], told[1]
 
 
@@ -75,7 +77,8 @@ def _sums(
     each = triton.cdiv(tiles, max(1, _PROGRAMS // across))  # tiles a program
     programs = triton.cdiv(tiles, each)
     sums = torch.empty(2, programs * beside, channels, device=x.device, dtype=torch.float32)
-    _sum[(programs, across)](
+    launch(
+        *(_sum, (programs, across)),
         *(x, given, kept, sums, rows, wide, channels, each),
         backward=backward,
         relu6=relu6,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sosampler.engine.triton_kernels import can_use, dense, tl, triton
+from sosampler.engine.triton_kernels import can_use, dense, launch, tl, triton
 from sosampler.samplers.shift import Neighbours, shift_channels
 
 _BLOCK = 1024
@@ -41,7 +41,7 @@ def _moved(x: Tensor, fold: int, has_next: Tensor, has_previous: Tensor, *, back
     frames, channels = x.shape[:2]
     size = x[0].numel()
     grid = (frames, triton.cdiv(size, _BLOCK))
-    _move[grid](x, found, has_next, has_previous, frames, size, channels, fold, back=back, block=_BLOCK)
+    launch(_move, grid, x, found, has_next, has_previous, frames, size, channels, fold, back=back, block=_BLOCK)
     return found
 
 
