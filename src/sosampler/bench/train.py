@@ -118,7 +118,7 @@ def _epochs_to_run(recipe: Any, videos: int, *, on_gpu: bool) -> int:
         return 2
     least, most = recipe.num_candidates if isinstance(recipe.num_candidates, tuple) else (recipe.num_candidates,) * 2
     steps = max(1, videos // recipe.batch_size)
-    return max(2, math.ceil(steps_that_pay(most - least + 1) / steps))
+    return max(2, math.ceil(int(steps_that_pay(most - least + 1)) / int(steps)))
 
 
 def _made(work: Path, videos: int, say: Say) -> Bank:

@@ -15,6 +15,8 @@ from functools import cache
 KEEP = "SOSAMPLER_KEEP_MEMORY"  # "0" in the environment leaves the allocator alone
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _BYTES = 1 << 30  # the most that mallopt takes as an int, and more than one layer of a batch needs
+_NEVER = -1  # a step of training frees several times as much at its end, and needs it again at once
+_SETTINGS = {_MMAP_THRESHOLD: _BYTES, _TRIM_THRESHOLD: _NEVER}
 
 
 @cache
@@ -27,4 +29,4 @@ def keep_memory() -> bool:
         return False
     libc = ctypes.CDLL(None)
     # mallopt returns 1 where it took the value.
-    return all(libc.mallopt(name, _BYTES) == 1 for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+    return all(libc.mallopt(name, value) == 1 for name, value in _SETTINGS.items())

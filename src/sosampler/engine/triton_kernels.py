@@ -60,7 +60,7 @@ def _can_be_compiled(device: torch.device) -> bool:
     return True
 
 
-def launch(kernel: Any, grid: tuple[int, ...], x: Tensor, *arguments: Any, **settings: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], x: Tensor, /, *arguments: Any, **settings: Any) -> None:
     """Run a kernel on the device where its first argument lies, which need not be the current one."""
     with torch.cuda.device_of(x):
         kernel[grid](x, *arguments, **settings)

@@ -17,6 +17,7 @@ from sosampler.classifiers.registry import create_classifier, saved_folder
 from sosampler.data.bank import Bank
 from sosampler.data.bank_teachers import Teacher
 from sosampler.engine.allocator import keep_memory
+from sosampler.engine.cpu_bfloat16 import cpu_is_good_at_bfloat16
 from sosampler.errors import InvalidArgument
 from sosampler.samplers import SOSampler
 from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
@@ -24,12 +25,12 @@ from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
 from sosampler.systems import list_systems
 from sosampler.systems.folder import refuse_system_folder
+from sosampler.training import cpu_network, gpu_network
 from sosampler.training.bank_identity import bank_identity, check_apart
 from sosampler.training.calibration import fit_calibration
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.clip_answers import check_rewards
 from sosampler.training.divergence import diverged
-from sosampler.training.gpu_network import prepare_network
 from sosampler.training.labelled import labelled_rows
 from sosampler.training.machine import usable_cores
 from sosampler.training.precision import settled_precision
@@ -112,7 +113,8 @@ def train(
             same random crops that the sampler sees, which costs its forward pass a step; dev uses the kept answers.
             A classifier that is given as such is frozen and stays on the device.
         device: default: the GPU if there is one. Under `accelerate launch` every process has its own.
-        precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it; for systems float32.
+        precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it, and for MobileNetV2 on
+            CPUs that are fast in it; for systems float32.
         workers: threads that decode frames into memory, or processes that decode them again and again where they do
             not fit; default: as many as there are cores for this process, at most 16.
         cache_bytes: memory for decoded frames; default: 40 % of what is free (in a container: under its limit), at
@@ -158,7 +160,7 @@ def train(
         recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
         one_of("teacher", teacher, TEACHERS)
         workers = _default_workers(processes) if workers is None else whole_number("workers", workers, at_least=0)
-        precision = settled_precision(processes.device, precision)
+        precision = _settled_precision(processes.device, precision, recipe)
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(processes.local_count)
         whole_number("cache_bytes", cache_bytes, at_least=0)
@@ -185,9 +187,9 @@ def train(
         dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] and processes.is_main else None
         fast = _preparation_pays(processes.device, batches, recipe)
         if fast:
-            prepare_network(network)
+            gpu_network.prepare_network(network)
         if processes.device.type == "cpu":
-            network.to(memory_format=torch.channels_last)
+            cpu_network.prepare_network(network)
             keep_memory()  # with channels-last 2.8 times as many steps a second on two cores
         say(_first_words(network, processes, precision, batches, rows))
     with torch.random.fork_rng(devices=[processes.device] if processes.device.type == "cuda" else []):
@@ -358,6 +360,13 @@ class _Opening:
             threads=threads,
             show=self.processes.is_main,
         )
+
+
+def _settled_precision(device: torch.device, asked: str | None, recipe: SamplerRecipe) -> str:
+    """What was asked for; else what suits the device, which for MobileNetV2 on some CPUs is bfloat16 too."""
+    if asked is None and device.type == "cpu" and recipe.backbone == MOBILENET and cpu_is_good_at_bfloat16():
+        return "bfloat16"
+    return settled_precision(device, asked)
 
 
 def steps_that_pay(lengths: int) -> int:
