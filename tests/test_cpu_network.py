@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import sosampler as so
 from sosampler.samplers import SOSampler
-from sosampler.training.cpu_network import StridedDepthwise, prepare_network
+from sosampler.training import train_sampler
+from sosampler.training.checkpoints import SETTINGS
+from sosampler.training.cpu_network import StridedDepthwise, _BackInFloat32, prepare_network
 
 
 def gradients(layer: nn.Module, x: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,11 +44,11 @@ def test_gradients_are_those_of_the_plain_layer(stride: int | tuple[int, int], k
         assert torch.equal(one, other)
     for one, other in zip(gradients(ours, x, torch.bfloat16), exact, strict=True):
         assert (one - other).abs().max() < 0.02 * other.abs().max()  # bfloat16 has 8 bits
-    ours.weight.requires_grad_(False)
+    ours.weight.requires_grad_(False).grad = None
     given = x.bfloat16().requires_grad_()
     ours(given).sum().backward()
     assert given.grad is not None
-    assert ours.weight.grad is not None  # of before: nothing is added to what is not learned
+    assert ours.weight.grad is None
     assert torch.equal(ours.eval()(x), plain(x))
 
 
@@ -68,3 +74,32 @@ def test_what_is_left_alone() -> None:
     )
     prepare_network(net)  # type: ignore[arg-type]
     assert not any(isinstance(layer, StridedDepthwise) for layer in net)
+
+
+def test_precision_is_by_trial_and_stays_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = so.make_reels(
+        "procedural", tmp_path / "bank", counts={"train": 4, "dev": 2}, num_classes=2, recipe={"size": 48}
+    )
+    classifier = so.create_classifier("timm:test_resnet", class_names=bank.classes, input_size=32)
+    bank = so.add_teacher(bank, classifier)
+    told: dict[str, Any] = {"recipe": "paper", "device": "cpu", "input_size": 32, "epochs": 2, "batch_size": 2}
+    seen: list[torch.dtype] = []
+    plain = _BackInFloat32.backward
+
+    def watched(ctx: Any, given: Tensor) -> Any:
+        seen.append(given.dtype)
+        return plain(ctx, given)
+
+    monkeypatch.setattr(_BackInFloat32, "backward", staticmethod(watched))
+    for good, name, precision in ((True, "fast", "bfloat16"), (False, "slow", "float32")):
+        monkeypatch.setattr(train_sampler, "cpu_is_good_at_bfloat16", lambda good=good: good)
+        so.train(bank, out=tmp_path / name, **told)
+        assert json.loads((tmp_path / name / SETTINGS).read_text(encoding="utf-8"))["precision"] == precision
+    assert seen == [torch.bfloat16] * 4 * 2 * 2  # layers, steps an epoch, epochs
+    monkeypatch.setattr(train_sampler, "cpu_is_good_at_bfloat16", lambda: True)
+    so.train(bank, out=tmp_path / "slow", **told)  # goes on with what it began with
+    with pytest.raises(so.InvalidArgument, match="precision"):
+        so.train(bank, out=tmp_path / "slow", precision="bfloat16", **told)
+    small = {**told, "backbone": "timm:test_resnet", "shift": 0}
+    so.train(bank, out=tmp_path / "small", **small)
+    assert json.loads((tmp_path / "small" / SETTINGS).read_text(encoding="utf-8"))["precision"] == "float32"

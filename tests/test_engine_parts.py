@@ -249,6 +249,23 @@ def test_sums_take_the_memory_of_what_nobody_reads_again() -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "relu6"])
+@pytest.mark.parametrize("reuses", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_by_onednn(activation: str | None, reuses: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    conv = FusedConv(nn.Conv2d(4, 8, 1), activation).to(dtype)
+    x, other = (
+        (5 * torch.randn(2, channels, 5, 6)).to(dtype, memory_format=torch.channels_last) for channels in (4, 8)
+    )
+    expected = conv(x, other).float()
+    set_way(conv, "onednn")
+    conv.reuses = reuses
+    found = conv(x, other)
+    assert (found.data_ptr() == other.data_ptr()) == reuses
+    torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0.02)
+
+
 KERNEL = """
 import torch
 from sosampler.engine import triton_kernels as kernels

@@ -27,6 +27,11 @@ import torch
 for channels, frames, side in ((24, 5, 7), (8, 3, 4), (144, 4, 5), (40, 3, 3), (1280, 6, 1), (16, 9, 12)):
     for relu6 in (True, False):
         check_same(channels, frames, side, relu6, "cpu", torch.float32)
+from sosampler.training import norm_kernels
+norm_kernels._PROGRAMS = 3  # then each takes several tiles
+check_same(16, 9, 40, True, "cpu", torch.float32)
+for dtype in (torch.bfloat16, torch.float16):
+    check_same(24, 5, 8, True, "cpu", dtype)
 for frames, candidates, mask in ((10, 5, None), (7, 7, None), (1, 1, None), (6, 3, [[1, 1, 0], [1, 0, 1]])):
     check_same_shift(frames, candidates, mask, "cpu")
 print("same")
@@ -64,7 +69,7 @@ def check_same(channels: int, frames: int, side: int, relu6: bool, device: str, 
         assert isinstance(one, Tensor)
         assert isinstance(other, Tensor)
         gap = float((one.double() - other).abs().max() / other.abs().max())
-        assert gap < 1e-4, f"{name}: {gap}"
+        assert gap < (1e-4 if one.dtype == torch.float32 else 1e-2), f"{name}: {gap}"
     assert ours.num_batches_tracked == 1
 
 

@@ -17,6 +17,7 @@ import sosampler as so
 from sampler_banks import QUICK, TINY_WITHOUT_BATCH_NORM, make_bank
 from sosampler.samplers import SOSampler
 from sosampler.training import train
+from sosampler.training.gpu_network import prepare_network
 from sosampler.training.processes import OtherProcessFailed, Processes, synchronised
 
 pytest.importorskip("accelerate")
@@ -168,10 +169,13 @@ def test_one_process_raises_its_own_errors(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("backbone", ["timm:test_efficientnet.r160_in1k", "timm:test_resnet.r160_in1k", "mobilenet_v2"])
-def test_synchronised_batch_norm_is_the_same_network(backbone: str) -> None:
+def test_synchronised_batch_norm_is_the_same_network(backbone: str, prepared: bool) -> None:
     torch.manual_seed(0)
     sampler = SOSampler(backbone=backbone, input_size=64).eval()
+    if prepared:  # as several processes are for a long training on GPUs
+        prepare_network(sampler, norms=False)
     for name, buffer in sampler.named_buffers():  # statistics that are not those of a fresh network
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 1.5) if name.endswith("var") else buffer.normal_(0, 0.1)

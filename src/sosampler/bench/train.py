@@ -74,7 +74,7 @@ def bench_train(
     asking = _asked(bank, net)
     batch_size = min(read_recipe(recipe).batch_size if batch is None else batch, videos)
     chosen = read_recipe(recipe, batch_size=batch_size)
-    chosen = read_recipe(chosen, epochs=_epochs_to_run(chosen, videos, on_gpu=place.type == "cuda"))
+    chosen = read_recipe(chosen, epochs=_epochs_to_run(bank, chosen, on_gpu=place.type == "cuda"))
     say(f"{videos} videos, {batch_size} a step, {rounds} rounds")
     rates: dict[str, list[float]] = {OURS: [], AUTHORS: []}
     # Their kind has a process of its own: `train` lets this one keep freed memory, which would make both faster.
@@ -82,10 +82,11 @@ def bench_train(
         # What libraries do once is counted for neither.
         apart.submit(_steps, bank.path, classifier, chosen, place, num_workers, 1).result()
         for _ in range(rounds):
-            rates[OURS].append(_epoch(bank, net, chosen, work / "run", place, num_workers))
+            rate, precision = _epoch(bank, net, chosen, work / "run", place, num_workers)
+            rates[OURS].append(rate)
             asked = apart.submit(_steps, bank.path, classifier, chosen, place, num_workers, steps)
             rates[AUTHORS].append(asked.result())
-            say(", ".join(f"{way} {rate[-1]:.1f} videos/s" for way, rate in rates.items()))
+            say(", ".join(f"{way} {found[-1]:.1f} videos/s" for way, found in rates.items()))
     seconds = {way: [1 / rate for rate in found] for way, found in rates.items()}  # a video
     row = compare(seconds, way=OURS, reference=AUTHORS)
     return {
@@ -97,6 +98,7 @@ def bench_train(
         "workers": num_workers,
         "classifier": classifier,
         "recipe": chosen.name,
+        "precision": {OURS: precision, AUTHORS: "float32"},
         "num_candidates": chosen.num_candidates,
         "videos": videos,
         "batch": batch_size,
@@ -110,15 +112,17 @@ def bench_train(
     }
 
 
-def _epochs_to_run(recipe: Any, videos: int, *, on_gpu: bool) -> int:
+def _epochs_to_run(bank: Bank, recipe: Any, *, on_gpu: bool) -> int:
     """Two; on a GPU as many as it takes that `train` goes about it as in a long training."""
+    import numpy as np
+
+    from sosampler.training.sampler_data import Plan
     from sosampler.training.train_sampler import steps_that_pay
 
     if not on_gpu:
         return 2
-    least, most = recipe.num_candidates if isinstance(recipe.num_candidates, tuple) else (recipe.num_candidates,) * 2
-    steps = max(1, videos // recipe.batch_size)
-    return max(2, math.ceil(int(steps_that_pay(most - least + 1)) / int(steps)))
+    plan = Plan(np.array([len(item) for item in bank]), np.zeros((len(bank), 2)), recipe)
+    return max(2, math.ceil(steps_that_pay(len(plan.num_candidates)) / plan.steps))
 
 
 def _made(work: Path, videos: int, say: Say) -> Bank:
@@ -144,17 +148,17 @@ def _asked(bank: Bank, classifier: Any) -> float:
     return time.perf_counter() - begin
 
 
-def _epoch(bank: Bank, classifier: Any, recipe: Any, out: Path, device: Any, workers: int) -> float:
-    """Videos a second of the last epoch of `train`."""
-    from sosampler.training.checkpoints import LOG
+def _epoch(bank: Bank, classifier: Any, recipe: Any, out: Path, device: Any, workers: int) -> tuple[float, str]:
+    """Videos a second of the last epoch of `train`, and its precision."""
+    from sosampler.training.checkpoints import LOG, RunFolder
     from sosampler.training.train_sampler import train
 
     shutil.rmtree(out, ignore_errors=True)
     train(bank, out=out, recipe=recipe, classifier=classifier, device=str(device), workers=workers)
     last = json.loads((out / LOG).read_text(encoding="utf-8").splitlines()[-1])
+    precision = str(RunFolder(out).begun_with("precision"))
     shutil.rmtree(out)
-    rate: float = len(bank) / max(last["seconds"], 1e-3)
-    return rate
+    return len(bank) / max(float(last["seconds"]), 1e-3), precision
 
 
 # --- the authors' kind ------------------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ class GraphedCalls:
                 self._computed(buffers)
         torch.cuda.current_stream(device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph):
+        # On this stream: torch's own for captures is that of the device it was first used on.
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=aside):
             outputs = self._computed(buffers)
         return graph, buffers, outputs
 

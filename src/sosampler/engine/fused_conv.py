@@ -67,13 +67,16 @@ class FusedConv(nn.Module):
         if other is None:
             found: Tensor = onednn(x, self._packed, self.bias, *shape, name, numbers, "")
         else:
-            after = ("add", None, None if self.activation is None else name, numbers, None)
+            # Behind an addition oneDNN knows ReLU alone.
+            after: tuple[Any, ...] = ("add", None, "relu" if self.activation == "relu" else None, [], None)
             if self.reuses and _channels_last(x) and _channels_last(other):
                 # A tenth of a ResNet-50's time: new memory is read before it is written.
                 in_place = torch.ops.mkldnn._convolution_pointwise_.binary
                 found = in_place(other, x, self._packed, self.bias, *shape, *after)
             else:
                 found = onednn.binary(x, other, self._packed, self.bias, *shape, *after)
+            if self.activation == "relu6":
+                found.clamp_(0, 6)
         return found
 
     def _by_triton(self, x: Tensor, other: Tensor | None) -> Tensor:

@@ -48,6 +48,14 @@ class RunFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
 
+    def begun_with(self, name: str) -> Any:
+        """A setting of the run that lies in the folder; None where there is none or nobody can read it."""
+        try:
+            told = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return told.get(name) if isinstance(told, dict) else None
+
     def _refuse_others(self) -> None:
         """Weights and settings that no run wrote are somebody's own, and so is what a run of another kind wrote."""
         if not (self.folder / SETTINGS).exists():

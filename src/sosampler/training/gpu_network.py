@@ -10,13 +10,15 @@ from sosampler.training.fused_norm import fuse_norms
 from sosampler.training.shift_kernel import fast_shift
 
 
-def prepare_network(sampler: SOSampler) -> None:
+def prepare_network(sampler: SOSampler, *, norms: bool = True) -> None:
     """In place: channels side by side, and kernels of our own for what stands between convolutions.
 
-    Only for training: such a network is neither traced nor exported, its weights are.
+    Only for training: such a network is neither traced nor exported, its weights are. `norms`: whether batch norms are
+    among it; those of several processes share their statistics, which is torch's own work.
     """
     sampler.to(memory_format=torch.channels_last)
-    fuse_norms(sampler)
+    if norms:
+        fuse_norms(sampler)
     for block in sampler.modules():
         if isinstance(block, ShiftedBlock):
             block.shifted = fast_shift

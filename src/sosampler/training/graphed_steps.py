@@ -40,6 +40,7 @@ class GraphedSteps:
         self._network = network
         self._steps: dict[Any, _Step] = {}
         self._pool: Any = None
+        self._stream: Any = None  # of the device; torch's own for captures is that of the device it was first used on
 
     def __call__(self, *inputs: Tensor) -> Losses:
         key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
@@ -58,16 +59,16 @@ class GraphedSteps:
         random = torch.cuda.get_rng_state(device)
         kept = [buffer.clone() for buffer in self._network.buffers()]
         buffers = [torch.empty_like(tensor).copy_(tensor) for tensor in inputs]
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
+        self._stream = torch.cuda.Stream(device) if self._stream is None else self._stream
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UP):
                 self._forget_gradients()
                 self._compute(*buffers)
-        torch.cuda.current_stream(device).wait_stream(aside)
+        torch.cuda.current_stream(device).wait_stream(self._stream)
         self._forget_gradients()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             losses = self._compute(*buffers)
         self._pool = graph.pool() if self._pool is None else self._pool
         for buffer, before in zip(self._network.buffers(), kept, strict=True):

@@ -12,7 +12,7 @@ import torch
 
 from sosampler import __version__
 from sosampler.checks import one_of, whole_number
-from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.base import PRECISIONS, Classifier
 from sosampler.classifiers.registry import create_classifier, saved_folder
 from sosampler.data.bank import Bank
 from sosampler.data.bank_teachers import Teacher
@@ -160,7 +160,8 @@ def train(
         recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
         one_of("teacher", teacher, TEACHERS)
         workers = _default_workers(processes) if workers is None else whole_number("workers", workers, at_least=0)
-        precision = _settled_precision(processes.device, precision, recipe)
+        begun = None if overwrite else run.begun_with("precision")
+        precision = _settled_precision(processes, precision, begun, recipe)
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(processes.local_count)
         whole_number("cache_bytes", cache_bytes, at_least=0)
@@ -187,7 +188,7 @@ def train(
         dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] and processes.is_main else None
         fast = _preparation_pays(processes.device, batches, recipe)
         if fast:
-            gpu_network.prepare_network(network)
+            gpu_network.prepare_network(network, norms=processes.count == 1)
         if processes.device.type == "cpu":
             cpu_network.prepare_network(network)
             keep_memory()  # with channels-last 2.8 times as many steps a second on two cores
@@ -362,11 +363,17 @@ class _Opening:
         )
 
 
-def _settled_precision(device: torch.device, asked: str | None, recipe: SamplerRecipe) -> str:
-    """What was asked for; else what suits the device, which for MobileNetV2 on some CPUs is bfloat16 too."""
-    if asked is None and device.type == "cpu" and recipe.backbone == MOBILENET and cpu_is_good_at_bfloat16():
-        return "bfloat16"
-    return settled_precision(device, asked)
+def _settled_precision(processes: Processes, asked: str | None, begun: Any, recipe: SamplerRecipe) -> str:
+    """What was asked for; else what suits the device, which for MobileNetV2 on some CPUs is bfloat16 too.
+
+    There a trial decides, so that a run goes on as it has `begun`, and several processes, which might come to different
+    answers, do not try.
+    """
+    if asked is None and processes.device.type == "cpu" and recipe.backbone == MOBILENET and processes.count == 1:
+        if begun in PRECISIONS:
+            return str(begun)
+        return "bfloat16" if cpu_is_good_at_bfloat16() else "float32"
+    return settled_precision(processes.device, asked)
 
 
 def steps_that_pay(lengths: int) -> int:
