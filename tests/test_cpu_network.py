@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sosampler as so
 from sosampler.samplers import SOSampler
-from sosampler.training import train_sampler
+from sosampler.training import preparation
 from sosampler.training.checkpoints import SETTINGS
 from sosampler.training.cpu_network import StridedDepthwise, _BackInFloat32, prepare_network
 
@@ -92,11 +92,11 @@ def test_precision_is_by_trial_and_stays_with_a_run(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(_BackInFloat32, "backward", staticmethod(watched))
     for good, name, precision in ((True, "fast", "bfloat16"), (False, "slow", "float32")):
-        monkeypatch.setattr(train_sampler, "cpu_is_good_at_bfloat16", lambda good=good: good)
+        monkeypatch.setattr(preparation, "cpu_is_good_at_bfloat16", lambda good=good: good)
         so.train(bank, out=tmp_path / name, **told)
         assert json.loads((tmp_path / name / SETTINGS).read_text(encoding="utf-8"))["precision"] == precision
     assert seen == [torch.bfloat16] * 4 * 2 * 2  # layers, steps an epoch, epochs
-    monkeypatch.setattr(train_sampler, "cpu_is_good_at_bfloat16", lambda: True)
+    monkeypatch.setattr(preparation, "cpu_is_good_at_bfloat16", lambda: True)
     so.train(bank, out=tmp_path / "slow", **told)  # goes on with what it began with
     with pytest.raises(so.InvalidArgument, match="precision"):
         so.train(bank, out=tmp_path / "slow", precision="bfloat16", **told)

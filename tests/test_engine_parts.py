@@ -249,6 +249,13 @@ def test_sums_take_the_memory_of_what_nobody_reads_again() -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("shift", [0, 8])
+def test_sums_of_a_sampler_take_the_memory_of_their_block(shift: int) -> None:
+    """The shift is called as a whole, so that it is known to give new memory."""
+    net = TorchFeatures(lively_sampler(input_size=32, shift=shift), torch.device("cpu"), torch.float32, "onednn").net
+    assert sum(isinstance(layer, FusedConv) and layer.reuses for layer in net.modules()) == 10
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "relu6"])
 @pytest.mark.parametrize("reuses", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

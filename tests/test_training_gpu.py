@@ -15,7 +15,7 @@ import sosampler as so
 from sosampler.samplers import SOSampler
 from sosampler.samplers.losses import SamplerLoss
 from sosampler.samplers.recipe import read_recipe
-from sosampler.training import train_sampler
+from sosampler.training import preparation
 from sosampler.training.checkpoints import LOG
 from sosampler.training.fused_norm import FusedNorm
 from sosampler.training.gpu_network import prepare_network
@@ -108,7 +108,7 @@ def test_a_long_training_is_prepared_and_learns_alike(
     losses = []
     told = {"input_size": 64, "epochs": 3, "batch_size": 20, "lr": 1e-4, **settings}  # one step an epoch
     for steps, name in ((10**9, "plain"), (0, "prepared")):
-        monkeypatch.setattr(train_sampler, "STEPS_THAT_PAY", steps)
+        monkeypatch.setattr(preparation, "STEPS_THAT_PAY", steps)
         assert not replayed
         trained = so.train(bank, out=tmp_path / name, recipe="paper", device="cuda", precision="float32", **told)
         log = (tmp_path / name / LOG).read_text(encoding="utf-8").splitlines()

@@ -116,8 +116,8 @@ def _epochs_to_run(bank: Bank, recipe: Any, *, on_gpu: bool) -> int:
     """Two; on a GPU as many as it takes that `train` goes about it as in a long training."""
     import numpy as np
 
+    from sosampler.training.preparation import steps_that_pay
     from sosampler.training.sampler_data import Plan
-    from sosampler.training.train_sampler import steps_that_pay
 
     if not on_gpu:
         return 2

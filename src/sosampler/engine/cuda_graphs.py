@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Outputs = tuple[Tensor | None, ...]
+Captured = TypeVar("Captured")
 _KEPT = 4  # shapes whose graph and memory are kept
 _WARM_UP = 3  # runs before the capture: libraries choose their kernels and take their workspace
+
+
+def kind_of(tensors: Iterable[Tensor]) -> Any:
+    """What tensors must have in common to go into the same buffers."""
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+
+
+def capture(compute: Callable[[], Captured], stream: Any, pool: Any = None) -> tuple[Any, Captured]:
+    """`compute()` as a graph, and what it gave in the capture, after some runs.
+
+    `stream`: of the device; torch's own for captures is that of the device it was first used on. Graphs with the same
+    `pool` of memory want the same one.
+    """
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP):
+            compute()
+    current.wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(stream.device), torch.cuda.graph(graph, pool=pool, stream=stream):
+        found = compute()
+    return graph, found
 
 
 class GraphedCalls:
@@ -30,7 +54,7 @@ class GraphedCalls:
         self._graphs: OrderedDict[Any, tuple[Any, list[Tensor], Outputs]] = OrderedDict()
 
     def __call__(self, *inputs: Tensor) -> Outputs:
-        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
+        key = kind_of(inputs)
         if key in self._graphs:
             self._graphs.move_to_end(key)
         else:
@@ -46,16 +70,7 @@ class GraphedCalls:
     def _captured(self, inputs: tuple[Tensor, ...]) -> tuple[Any, list[Tensor], Outputs]:
         device = inputs[0].device
         buffers = [torch.empty_like(tensor).copy_(tensor) for tensor in inputs]
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                self._computed(buffers)
-        torch.cuda.current_stream(device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # On this stream: torch's own for captures is that of the device it was first used on.
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=aside):
-            outputs = self._computed(buffers)
+        graph, outputs = capture(lambda: self._computed(buffers), torch.cuda.Stream(device))
         return graph, buffers, outputs
 
     def _computed(self, buffers: list[Tensor]) -> Outputs:

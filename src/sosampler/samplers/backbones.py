@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,9 @@ class ShiftedBlock(nn.Module):
         super().__init__()
         self.conv = block.conv
         self.fold = block.out_channels // div  # channels that come from each side
-        self.shifted: Callable[[Tensor, int, Neighbours], Tensor] = shift_channels  # another for training on a GPU
 
     def forward(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        return x + self.conv(self.shifted(x, self.fold, neighbours))
+        return x + self.conv(shift_channels(x, self.fold, neighbours))
 
 
 class MobileNetV2(Backbone):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_WARM_UP = 3  # runs before the capture: libraries choose their kernels and take their workspace
+from sosampler.engine.cuda_graphs import capture, kind_of
 
 Losses = dict[str, Tensor]
 
@@ -40,10 +40,10 @@ class GraphedSteps:
         self._network = network
         self._steps: dict[Any, _Step] = {}
         self._pool: Any = None
-        self._stream: Any = None  # of the device; torch's own for captures is that of the device it was first used on
+        self._stream: Any = None  # of the first capture
 
     def __call__(self, *inputs: Tensor) -> Losses:
-        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
+        key = kind_of(inputs)
         if key not in self._steps:
             self._steps[key] = self._captured(inputs)
         step = self._steps[key]
@@ -59,25 +59,18 @@ class GraphedSteps:
         random = torch.cuda.get_rng_state(device)
         kept = [buffer.clone() for buffer in self._network.buffers()]
         buffers = [torch.empty_like(tensor).copy_(tensor) for tensor in inputs]
+
+        def computed() -> Losses:
+            self._network.zero_grad(set_to_none=True)
+            return self._compute(*buffers)
+
         self._stream = torch.cuda.Stream(device) if self._stream is None else self._stream
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UP):
-                self._forget_gradients()
-                self._compute(*buffers)
-        torch.cuda.current_stream(device).wait_stream(self._stream)
-        self._forget_gradients()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            losses = self._compute(*buffers)
+        graph, losses = capture(computed, self._stream, self._pool)
         self._pool = graph.pool() if self._pool is None else self._pool
         for buffer, before in zip(self._network.buffers(), kept, strict=True):
             buffer.copy_(before)
         torch.cuda.set_rng_state(random, device)
         return _Step(graph, buffers, losses, [parameter.grad for parameter in self._network.parameters()])
-
-    def _forget_gradients(self) -> None:
-        self._network.zero_grad(set_to_none=True)
 
     def __len__(self) -> int:
         return len(self._steps)

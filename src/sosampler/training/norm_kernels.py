@@ -89,6 +89,32 @@ def _sums(
     return sums, programs * beside
 
 
+def _define_over_parts() -> Any:
+    """Apart, for kernels find each other by the names of a module alone."""
+
+    @triton.jit
+    def over_parts(  # type: ignore[no-untyped-def]
+        sums,
+        parts,
+        channels,
+        channel,
+        real,
+        block_channels: tl.constexpr,
+        block_rows: tl.constexpr,
+    ):
+        total = tl.zeros((block_rows, block_channels), tl.float32)
+        for start in range(0, parts, block_rows):
+            row = start + tl.arange(0, block_rows)
+            inside = (row < parts)[:, None] & real[None, :]
+            total += tl.load(sums + row[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+        return tl.sum(total, 0)
+
+    return over_parts
+
+
+_over_parts: Any = _define_over_parts() if triton is not None else None
+
+
 def _define() -> tuple[Any, ...]:
     @triton.jit
     def summing(  # type: ignore[no-untyped-def]
@@ -157,16 +183,10 @@ def _define() -> tuple[Any, ...]:
     ):
         channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
         real = channel < channels
-        first = tl.zeros((block_rows, block_channels), tl.float32)
-        second = tl.zeros((block_rows, block_channels), tl.float32)
-        for start in range(0, parts, block_rows):
-            row = start + tl.arange(0, block_rows)
-            inside = (row < parts)[:, None] & real[None, :]
-            places = row[:, None] * channels + channel[None, :]
-            first += tl.load(sums + places, mask=inside, other=0.0)
-            second += tl.load(sums + parts * channels + places, mask=inside, other=0.0)
-        beside = tl.sum(first, 0) / rows
-        variance = tl.maximum(tl.sum(second, 0) / rows - beside * beside, 0.0)
+        first = _over_parts(sums, parts, channels, channel, real, block_channels, block_rows)
+        second = _over_parts(sums + parts * channels, parts, channels, channel, real, block_channels, block_rows)
+        beside = first / rows
+        variance = tl.maximum(second / rows - beside * beside, 0.0)
         mean = beside + tl.load(x + channel, mask=real, other=0.0).to(tl.float32)
         sharpness = 1.0 / tl.sqrt(variance + eps)
         scale = sharpness * tl.load(weight + channel, mask=real, other=0.0)
@@ -193,18 +213,12 @@ def _define() -> tuple[Any, ...]:
     ):
         channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
         real = channel < channels
-        first = tl.zeros((block_rows, block_channels), tl.float32)
-        second = tl.zeros((block_rows, block_channels), tl.float32)
-        for start in range(0, parts, block_rows):
-            row = start + tl.arange(0, block_rows)
-            inside = (row < parts)[:, None] & real[None, :]
-            places = row[:, None] * channels + channel[None, :]
-            first += tl.load(sums + places, mask=inside, other=0.0)
-            second += tl.load(sums + parts * channels + places, mask=inside, other=0.0)
+        first = _over_parts(sums, parts, channels, channel, real, block_channels, block_rows)
+        second = _over_parts(sums + parts * channels, parts, channels, channel, real, block_channels, block_rows)
         sharpness = tl.load(kept + channels + channel, mask=real, other=0.0)
         scale = tl.load(kept + 2 * channels + channel, mask=real, other=0.0)
-        of_bias = tl.sum(first, 0)
-        of_weight = tl.sum(second, 0) * sharpness
+        of_bias = first
+        of_weight = second * sharpness
         slope = -scale * sharpness * of_weight / rows
         tl.store(told + channel, of_weight, mask=real)
         tl.store(told + channels + channel, of_bias, mask=real)

@@ -12,15 +12,14 @@ import torch
 
 from sosampler import __version__
 from sosampler.checks import one_of, whole_number
-from sosampler.classifiers.base import PRECISIONS, Classifier
+from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.registry import create_classifier, saved_folder
 from sosampler.data.bank import Bank
 from sosampler.data.bank_teachers import Teacher
 from sosampler.engine.allocator import keep_memory
-from sosampler.engine.cpu_bfloat16 import cpu_is_good_at_bfloat16
 from sosampler.errors import InvalidArgument
 from sosampler.samplers import SOSampler
-from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
+from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
 from sosampler.systems import list_systems
@@ -33,7 +32,7 @@ from sosampler.training.clip_answers import check_rewards
 from sosampler.training.divergence import diverged
 from sosampler.training.labelled import labelled_rows
 from sosampler.training.machine import usable_cores
-from sosampler.training.precision import settled_precision
+from sosampler.training.preparation import can_be_graphed, preparation_pays, sampler_precision
 from sosampler.training.processes import Processes
 from sosampler.training.sampler_data import SamplerBatches, VideoTable
 from sosampler.training.sampler_dev import EvaluationSet
@@ -50,10 +49,6 @@ _ROOM_TO_CROP = 1.15
 _EVALUATED_CANDIDATES = 10  # T on dev where the recipe draws T at random
 _MOST_WORKERS = 16
 _CALIBRATION_VIDEOS = 256  # of train, where there is no dev
-# On an H200 a step of MobileNetV2 with 64 x 10 frames takes 93 ms as it is, 48 in channels-last memory, and 21 with
-# kernels of our own and as a graph. But cuDNN spends 6.5 s on each new shape of a batch, that is on each T, and our
-# kernels take about as long to be compiled: it pays from about so many steps on, for each T and once more.
-STEPS_THAT_PAY = 100
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,7 @@ def train(
         one_of("teacher", teacher, TEACHERS)
         workers = _default_workers(processes) if workers is None else whole_number("workers", workers, at_least=0)
         begun = None if overwrite else run.begun_with("precision")
-        precision = _settled_precision(processes, precision, begun, recipe)
+        precision = sampler_precision(processes, precision, begun, recipe)
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(processes.local_count)
         whole_number("cache_bytes", cache_bytes, at_least=0)
@@ -186,7 +181,7 @@ def train(
         taken = _bytes_taken(batches.source)
         # One process evaluates.
         dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] and processes.is_main else None
-        fast = _preparation_pays(processes.device, batches, recipe)
+        fast = preparation_pays(processes.device, batches, recipe)
         if fast:
             gpu_network.prepare_network(network, norms=processes.count == 1)
         if processes.device.type == "cpu":
@@ -199,7 +194,7 @@ def train(
             processes=processes,
             precision=precision,
             asked=asked,
-            graphed=fast and processes.count == 1 and _can_be_graphed(network, precision, recipe),
+            graphed=fast and processes.count == 1 and can_be_graphed(network, precision, recipe),
             say=say,
         )
         loop.train()
@@ -361,34 +356,6 @@ class _Opening:
             threads=threads,
             show=self.processes.is_main,
         )
-
-
-def _settled_precision(processes: Processes, asked: str | None, begun: Any, recipe: SamplerRecipe) -> str:
-    """What was asked for; else what suits the device, which for MobileNetV2 on some CPUs is bfloat16 too.
-
-    There a trial decides, so that a run goes on as it has `begun`, and several processes, which might come to different
-    answers, do not try.
-    """
-    if asked is None and processes.device.type == "cpu" and recipe.backbone == MOBILENET and processes.count == 1:
-        if begun in PRECISIONS:
-            return str(begun)
-        return "bfloat16" if cpu_is_good_at_bfloat16() else "float32"
-    return settled_precision(processes.device, asked)
-
-
-def steps_that_pay(lengths: int) -> int:
-    """From how many steps on a network is prepared for a GPU, with so many numbers of candidates."""
-    return STEPS_THAT_PAY * (lengths + 1)
-
-
-def _preparation_pays(device: torch.device, batches: SamplerBatches, recipe: SamplerRecipe) -> bool:
-    steps = len(batches) * recipe.epochs
-    return device.type == "cuda" and steps >= steps_that_pay(len(batches.plan.num_candidates))
-
-
-def _can_be_graphed(network: SOSampler, precision: str, recipe: SamplerRecipe) -> bool:
-    """Whether a step is known not to wait for the device: rewards do, and the scaler of float16 looks at gradients."""
-    return network.backbone.name == MOBILENET and precision != "float16" and recipe.loss != "reinforce"
 
 
 def _first_words(
