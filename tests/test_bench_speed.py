@@ -83,6 +83,7 @@ class TestTrain:
         ours, authors = (told["videos_a_second"][way] for way in (bench_train.OURS, bench_train.AUTHORS))
         (row,) = told["comparisons"]
         assert row["times_faster"] == pytest.approx(ours / authors, rel=1e-6)
+        assert told["videos_a_second_if_pictures_were_ready"][bench_train.AUTHORS] > authors
         assert (told["videos"], told["batch"], told["num_candidates"], told["rounds"]) == (6, 3, 4, 2)
         assert told["frames_asked_a_second"] == pytest.approx(60 / told["seconds_to_ask_once"])
         assert row["met"] == (row["times_faster"] >= row["bar"] == 20)

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from sosampler.engine import triton_kernels as engine
+from sosampler.training import crop_kernel as crops
+from sosampler.training import depthwise
 from sosampler.training import norm_kernels as norms
 from sosampler.training import shift_kernel as shift
 
 triton = pytest.importorskip("triton")
 
-TILE = {"block_channels": 16, "block_rows": 64}
+TILE = {"block_channels": 4, "block_rows": 512}
 # Name, pointers by their types, numbers with a fraction, and what is known when it is compiled.
 KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
     (
@@ -28,11 +30,14 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
         ("half_more",),
         {"block": 1024},
     ),
-    (
-        engine._normalise_blocks,
-        {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
-        ("half_more",),
-        {"block": 1024, "channels": 16},
+    *(
+        (
+            engine._normalise_blocks,
+            {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
+            ("half_more",),
+            {"levels_are_rounded": rounded, "block": 64, "channels": 16},
+        )
+        for rounded in (False, True)
     ),
     (engine._max_pool, {"x": "bf16", "found": "bf16"}, (), {"kernel": 3, "stride": 2, "padding": 1, "block": 1024}),
     *(
@@ -48,7 +53,7 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
         norms._finish_forward,
         {
             **{"x": "bf16", "sums": "fp32", "weight": "fp32", "bias": "fp32"},
-            **{"running_mean": "fp32", "running_variance": "fp32", "kept": "fp32"},
+            **{"running_mean": "fp32", "running_variance": "fp32", "batches": "i64", "kept": "fp32"},
         },
         ("momentum", "eps"),
         TILE,
@@ -69,6 +74,24 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
             {"back": back, "block": 1024},
         )
         for back in (False, True)
+    ),
+    *(
+        (
+            kernel,
+            {"values": "bf16", "given": "bf16", "taps": "fp32", "found": "bf16", "sums": "fp32"},
+            (),
+            {"block_pixels": 32, "block_channels": 32},
+        )
+        for kernel in depthwise._BACK.values()
+    ),
+    (
+        crops._crop,
+        {
+            **{"frames": "u8", "across": "fp32", "down": "fp32"},
+            **{"scale": "fp32", "offset": "fp32", "found": "bf16"},
+        },
+        (),
+        {"times": 2, "block": 256},
     ),
 ]
 

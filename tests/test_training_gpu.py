@@ -21,6 +21,7 @@ from sosampler.training.fused_norm import FusedNorm
 from sosampler.training.gpu_network import prepare_network
 from sosampler.training.graphed_steps import GraphedSteps
 from test_fused_norm import check_same, check_same_shift
+from test_training_kernels import check_same_crops, check_same_depthwise, check_same_stem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +38,20 @@ def test_norms_are_the_same(channels: int, frames: int, side: int, relu6: bool) 
 def test_shifts_are_the_same() -> None:
     for frames, candidates, mask in ((40, 5, None), (7, 7, None), (6, 3, [[1, 1, 0], [1, 0, 1]])):
         check_same_shift(frames, candidates, mask, "cuda")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("shape", [(64, 32, 64, 64), (16, 144, 32, 32), (64, 960, 4, 4), (5, 24, 7, 9), (3, 16, 1, 1)])
+def test_depthwise_convolutions_are_the_same(shape: tuple[int, ...], stride: int) -> None:
+    check_same_depthwise(shape, stride, "cuda", torch.float32)
+    check_same_depthwise(shape, stride, "cuda", torch.bfloat16)
+
+
+def test_first_convolutions_and_crops_are_the_same() -> None:
+    for kernel, padding, side in ((3, 1, 128), (7, 3, 64), (3, 1, 31)):
+        check_same_stem(kernel, padding, side, "cuda")
+    for times in (1, 2):
+        check_same_crops(times, "cuda")
 
 
 def inputs(batch: int, candidates: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,9 +71,9 @@ def see_blocks(net: nn.Module) -> Blocks | None:
         return None
     name = str(users[0].target)
     conv = net.get_submodule(name)
-    if not isinstance(conv, FusedConv) or not _fits(conv):
+    blocks = blocks_for(conv) if isinstance(conv, FusedConv) else None
+    if not isinstance(conv, FusedConv) or blocks is None:
         return None
-    blocks = Blocks(conv.weight.shape[-1], conv.padding[0])
     plain = nn.Conv2d(BLOCK_CHANNELS, len(conv.weight), blocks.taps, bias=conv.bias is not None)
     with torch.no_grad():
         plain.weight.copy_(blocks.weights(conv.weight))
@@ -84,13 +84,16 @@ def see_blocks(net: nn.Module) -> Blocks | None:
     return blocks
 
 
-def _fits(conv: FusedConv) -> bool:
-    kernel = tuple(conv.weight.shape[-2:])
-    return (
+def blocks_for(conv: nn.Conv2d | FusedConv) -> Blocks | None:
+    """How pictures are cut for this convolution; None where it is another than such a first one."""
+    kernel, padding = tuple(conv.weight.shape[-2:]), conv.padding
+    fits = (
         conv.weight.shape[1] == 3
         and conv.groups == 1
-        and conv.stride == [2, 2]
-        and conv.dilation == [1, 1]
+        and tuple(conv.stride) == (2, 2)
+        and tuple(conv.dilation) == (1, 1)
         and kernel[0] == kernel[1]
-        and conv.padding[0] == conv.padding[1]
+        and not isinstance(padding, str)
+        and padding[0] == padding[1]
     )
+    return Blocks(kernel[0], int(padding[0])) if fits else None

@@ -31,9 +31,7 @@ class FusedNorm(nn.BatchNorm2d):
         if not self.training or alone or not can_use(x) or not dense(x):
             x = super().forward(x)
             return F.relu6(x) if self.relu6 else x
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        running = (self.running_mean, self.running_var)
+        running = (self.running_mean, self.running_var, self.num_batches_tracked)
         found: Tensor = _Norm.apply(x, self.weight, self.bias, running, self.momentum, self.eps, self.relu6)
         return found
 

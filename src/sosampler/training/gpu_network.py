@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sosampler.engine.blocks import blocks_for
 from sosampler.samplers import SOSampler
 from sosampler.samplers.backbones import ShiftedBlock
 from sosampler.samplers.shift import Neighbours
+from sosampler.training.depthwise import FastDepthwise, is_known
 from sosampler.training.fused_norm import fuse_norms
 from sosampler.training.shift_kernel import fast_shift
+from sosampler.training.stem import FastStem
 
 
 class FastShiftedBlock(ShiftedBlock):
@@ -25,7 +28,7 @@ class FastShiftedBlock(ShiftedBlock):
 
 
 def prepare_network(sampler: SOSampler, *, norms: bool = True) -> None:
-    """In place: channels side by side, and kernels of our own for what stands between convolutions.
+    """In place: channels side by side, and kernels of our own for what is not a multiplication of matrices.
 
     Only for training: such a network is neither traced nor exported, its weights are. `norms`: whether batch norms are
     among it; those of several processes share their statistics, which is torch's own work.
@@ -37,3 +40,9 @@ def prepare_network(sampler: SOSampler, *, norms: bool = True) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is ShiftedBlock:
                 setattr(parent, name, FastShiftedBlock(child))
+            elif type(child) is nn.Conv2d and child.bias is None and child.padding_mode == "zeros":
+                blocks = blocks_for(child)
+                if is_known(child):
+                    setattr(parent, name, FastDepthwise(child))
+                elif blocks is not None:
+                    setattr(parent, name, FastStem(child, blocks))

@@ -15,7 +15,7 @@ from sosampler.training.precision import settled_precision
 from sosampler.training.processes import Processes
 from sosampler.training.sampler_data import SamplerBatches
 
-# On an H200 a step of MobileNetV2 with 64 x 10 frames takes 93 ms as it is, 48 in channels-last memory, and 21 with
+# On an H200 a step of MobileNetV2 with 64 x 10 frames takes 93 ms as it is, 48 in channels-last memory, and 16 with
 # kernels of our own and as a graph. But cuDNN spends 6.5 s on each new shape of a batch, that is on each T, and our
 # kernels take about as long to be compiled: it pays from about so many steps on, for each T and once more.
 STEPS_THAT_PAY = 100

@@ -86,11 +86,11 @@ def cut(frames: Tensor, cuts: Cuts, sizes: np.ndarray, size: tuple[int, int], ti
         times: points a pixel and side; default: by the largest of these pictures.
     """
     times = points_a_pixel(sizes, size) if times is None else times
-    points = [
-        _points(cuts, side, times * size[1 - side], sizes[:, 1 - side], frames.shape[2 - side], mirrored=side == 0)
-        for side in (0, 1)
-    ]
-    across, down = (sent(torch.from_numpy(found), frames.device) for found in points)  # [F, w], [F, h]
+    # In -1..1 of the canvas.
+    across, down = (
+        sent(torch.from_numpy(2 * found / max(1, canvas - 1) - 1), frames.device)
+        for found, canvas in zip(points_to_look_at(cuts, sizes, size, times), frames.shape[2:0:-1], strict=True)
+    )
     grid = torch.stack(
         [
             across[:, None, :].expand(-1, down.shape[1], -1),
@@ -105,15 +105,25 @@ def cut(frames: Tensor, cuts: Cuts, sizes: np.ndarray, size: tuple[int, int], ti
     return found
 
 
-def _points(cuts: Cuts, side: int, count: int, limits: np.ndarray, canvas: int, *, mirrored: bool) -> np.ndarray:
-    """Where to look along one side (0: across, 1: down), [F, count] in -1..1 of the canvas, float32."""
+def points_to_look_at(
+    cuts: Cuts, sizes: np.ndarray, size: tuple[int, int], times: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where `cut` looks, in pixels from the centre of the first: float32 across [F, w * times] and down [F, h * times].
+
+    Never outside of a picture.
+    """
+    across, down = (_points(cuts, side, times * size[1 - side], sizes[:, 1 - side]) for side in (0, 1))
+    return across, down
+
+
+def _points(cuts: Cuts, side: int, count: int, limits: np.ndarray) -> np.ndarray:
+    """Along one side (0: across, which may be mirrored; 1: down)."""
     begin, length = cuts.boxes[:, side, None], cuts.boxes[:, side + 2, None]
     steps = np.broadcast_to((np.arange(count, dtype=np.float32) + 0.5) / count, (len(limits), count))
-    if mirrored:
+    if side == 0:
         steps = np.where(cuts.flips[:, None], steps[:, ::-1], steps)
-    # Pixel k covers k .. k + 1, its centre is where its value stands; nothing is read outside of the picture.
-    places = np.clip(begin + steps * length - 0.5, 0, limits[:, None] - 1)
-    found: np.ndarray = (2 * places / max(1, canvas - 1) - 1).astype(np.float32)
+    # Pixel k covers k .. k + 1, its centre is where its value stands.
+    found: np.ndarray = np.clip(begin + steps * length - 0.5, 0, limits[:, None] - 1).astype(np.float32)
     return found
 
 
@@ -122,9 +132,9 @@ class Normaliser:
 
     def __init__(self, preprocessing: Preprocessing, device: torch.device) -> None:
         std = torch.tensor(preprocessing.std)
-        self._scale = (1 / (255 * std)).view(3, 1, 1).to(device)
-        self._offset = (-torch.tensor(preprocessing.mean) / std).view(3, 1, 1).to(device)
+        self.scale = (1 / (255 * std)).view(3, 1, 1).to(device)
+        self.offset = (-torch.tensor(preprocessing.mean) / std).view(3, 1, 1).to(device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """[..., 3, h, w] in 0..255 -> float32, mean and std taken out, in one pass."""
-        return torch.addcmul(self._offset, pixels.float(), self._scale)
+        return torch.addcmul(self.offset, pixels.float(), self.scale)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.devices import autocast
+from sosampler.engine.triton_kernels import can_use
 from sosampler.progress import Bar, progress_bar
 from sosampler.samplers import SOSampler
 from sosampler.samplers.losses import SamplerLoss
@@ -22,6 +23,7 @@ from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.averaging import RunningMean
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.clip_answers import clip_answers
+from sosampler.training.crop_kernel import normalised_crops
 from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.event_log import EventLog
 from sosampler.training.graphed_steps import GraphedSteps
@@ -154,8 +156,13 @@ class SamplerLoop:
         """Frames float [B, T, 3, h, w] as the network takes them, the teacher's probabilities and the labels."""
         shape = batch.draw.positions.shape
         pictures = sent(batch.frames, self.device)
-        crops = cut(pictures, batch.draw.cuts, batch.sizes, self.sampler.preprocessing.size, self._points)
-        frames = self.normalised(crops).contiguous(memory_format=self.layout).unflatten(0, shape)
+        asked = (pictures, batch.draw.cuts, batch.sizes, self.sampler.preprocessing.size, self._points)
+        if self.layout is torch.channels_last and can_use(pictures):
+            dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32  # as the first layer takes them
+            frames = normalised_crops(*asked, self.normalised, dtype)
+        else:
+            frames = self.normalised(cut(*asked)).contiguous(memory_format=self.layout)
+        frames = frames.unflatten(0, shape)
         probs = sent(batch.probs, self.device).float() if self._teacher is None else self._teacher(pictures, batch)
         return frames, probs, sent(batch.labels, self.device)
 
