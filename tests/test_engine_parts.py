@@ -401,7 +401,15 @@ def forget_trials() -> None:
     cpu_bfloat16.bfloat16_ends_the_process.cache_clear()
 
 
-@pytest.mark.parametrize(("trial", "good"), [(Trial(-4), False), (Trial(0, "1.1\n"), False), (Trial(0, "2.9\n"), True)])
+TRIALS = [
+    (Trial(-4), False),
+    (Trial(0, "1.1\n"), False),
+    (Trial(0, "2.9\n"), True),
+    (Trial(0, "onednn_verbose,v1,primitive,exec,cpu,reorder,0.05\n2.9\n"), True),
+]
+
+
+@pytest.mark.parametrize(("trial", "good"), TRIALS)
 def test_bfloat16_on_the_cpu_is_tried(monkeypatch: pytest.MonkeyPatch, trial: Trial, good: bool, tmp_path: Any) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags: avx512f amx_bf16\n")

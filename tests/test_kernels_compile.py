@@ -14,7 +14,7 @@ from sosampler.training import shift_kernel as shift
 
 triton = pytest.importorskip("triton")
 
-TILE = {"block_channels": 4, "block_rows": 512}
+TILE = {"block_channels": norms._FINAL_CHANNELS, "block_rows": norms._FINAL_ROWS}
 # Name, pointers by their types, numbers with a fraction, and what is known when it is compiled.
 KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
     (
@@ -35,7 +35,7 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
             engine._normalise_blocks,
             {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
             ("half_more",),
-            {"levels_are_rounded": rounded, "block": 64, "channels": 16},
+            {"levels_are_rounded": rounded, "block": engine._CELLS, "channels": 16},
         )
         for rounded in (False, True)
     ),
@@ -45,9 +45,9 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
             norms._sum,
             {"x": "bf16", "given": "bf16", "kept": "fp32", "sums": "fp32"},
             (),
-            {"backward": backward, "relu6": True, "block_rows": 32, "block_channels": 128},
+            {"backward": backward, "relu6": True, "block_rows": rows, "block_channels": norms._TILE_CHANNELS},
         )
-        for backward in (False, True)
+        for backward, rows in ((False, norms._TILE_ROWS), (True, norms._TILE_ROWS_BACK))
     ),
     (
         norms._finish_forward,
@@ -80,18 +80,21 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
             kernel,
             {"values": "bf16", "given": "bf16", "taps": "fp32", "found": "bf16", "sums": "fp32"},
             (),
-            {"block_pixels": 32, "block_channels": 32},
+            {"block_pixels": depthwise._PIXELS, "block_channels": depthwise._CHANNELS},
         )
         for kernel in depthwise._BACK.values()
     ),
-    (
-        crops._crop,
-        {
-            **{"frames": "u8", "across": "fp32", "down": "fp32"},
-            **{"scale": "fp32", "offset": "fp32", "found": "bf16"},
-        },
-        (),
-        {"times": 2, "block": 256},
+    *(
+        (
+            crops._crop,
+            {
+                **{"frames": "u8", "across": "fp32", "down": "fp32"},
+                **{"scale": "fp32", "offset": "fp32", "found": "bf16"},
+            },
+            (),
+            {"times": times, "block": crops._BLOCK},
+        )
+        for times in (1, 16)  # in seconds, however large pictures are
     ),
 ]
 

@@ -21,7 +21,7 @@ from sosampler.training.fused_norm import FusedNorm
 from sosampler.training.gpu_network import prepare_network
 from sosampler.training.graphed_steps import GraphedSteps
 from test_fused_norm import check_same, check_same_shift
-from test_training_kernels import check_same_crops, check_same_depthwise, check_same_stem
+from test_training_kernels import check_autocast, check_same_crops, check_same_depthwise, check_same_stem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,7 +50,8 @@ def test_depthwise_convolutions_are_the_same(shape: tuple[int, ...], stride: int
 def test_first_convolutions_and_crops_are_the_same() -> None:
     for kernel, padding, side in ((3, 1, 128), (7, 3, 64), (3, 1, 31)):
         check_same_stem(kernel, padding, side, "cuda")
-    for times in (1, 2):
+    check_autocast("cuda")
+    for times in (1, 2, 8):
         check_same_crops(times, "cuda")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.blocks import blocks_for
 from sosampler.engine.triton_kernels import have_triton
+from sosampler.samplers import SOSampler
 from sosampler.training import depthwise
 from sosampler.training.crop_kernel import normalised_crops
 from sosampler.training.depthwise import FastDepthwise
@@ -36,6 +37,7 @@ for dtype in (torch.bfloat16, torch.float16):
         check_same_depthwise((3, 24, 7, 5), stride, "cpu", dtype)
 for kernel, padding, side in ((3, 1, 32), (7, 3, 30), (3, 1, 31), (4, 0, 32)):
     check_same_stem(kernel, padding, side, "cpu")
+check_autocast("cpu")
 for times in (1, 2, 3):
     check_same_crops(times, "cpu")
 print("same")
@@ -71,6 +73,28 @@ def check_same_depthwise(shape: tuple[int, ...], stride: int, device: str, dtype
     assert gap(ours.weight.grad, plain.weight.grad) < allowed
     assert ours.weight.grad is not None
     assert ours.weight.grad.dtype == torch.float32
+
+
+def check_autocast(device: str) -> None:
+    """Inputs in float32 too come out in half precision, and the weights' gradients in float32; no second derivative."""
+    plain = nn.Conv2d(8, 8, 3, 2, 1, groups=8, bias=False, device=device).to(memory_format=torch.channels_last)
+    stem = nn.Conv2d(3, 8, 3, 2, 1, bias=False, device=device)
+    blocks = blocks_for(stem)
+    assert blocks is not None
+    for conv, fast in ((plain, FastDepthwise(plain)), (stem, FastStem(stem, blocks))):
+        x = torch.randn(2, conv.in_channels, 7, 7, device=device).to(memory_format=torch.channels_last)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            found, expected = fast(x), conv(x)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        assert gap(found, expected.double()) < 2e-2
+        found.sum().backward()
+        assert fast.weight.grad is not None
+        assert fast.weight.grad.dtype == torch.float32
+        assert fast.weight.grad.stride() == fast.weight.stride()  # else torch copies it for several processes
+    x = torch.randn(2, 8, 7, 7, device=device).to(memory_format=torch.channels_last).requires_grad_()
+    (slope,) = torch.autograd.grad(FastDepthwise(plain)(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()
 
 
 def check_same_stem(kernel: int, padding: int, side: int, device: str) -> None:
@@ -113,6 +137,34 @@ def test_the_same_by_triton_s_interpreter() -> None:
     given = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], env=given, capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def test_training_without_triton() -> None:
+    """Builds of torch for CPUs have none: torch's operators do it all."""
+    code = """
+import sys
+sys.modules["triton"] = None
+import torch
+import sosampler.training.train_sampler
+from sosampler.samplers import SOSampler
+from sosampler.training.gpu_network import prepare_network
+sampler = SOSampler(shift=8, input_size=32).train()
+prepare_network(sampler)
+sampler(torch.randn(2, 4, 3, 32, 32)).scores.sum().backward()
+print("trained")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "trained", done.stderr[-2000:]
+
+
+def test_a_prepared_network_has_them_and_nothing_is_drawn() -> None:
+    sampler = SOSampler(shift=8, input_size=32)
+    state = torch.get_rng_state()
+    prepare_network(sampler)
+    assert torch.equal(torch.get_rng_state(), state)
+    kinds = [type(layer) for layer in sampler.modules()]
+    assert kinds.count(FastDepthwise) == 17
+    assert kinds.count(FastStem) == 1
 
 
 class Convolutions(nn.Module):

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 OURS, AUTHORS = "from the bank", "classifier asked in every step"
 _BAR = 20.0
-_AHEAD = 1  # batches that each worker of the authors' kind has ready
+_AHEAD = 2  # batches that each worker of the authors' kind may have ready
 _CLASSIFIER_SIDE = 224  # pixels that the classifier sees, and from which the sampler's are taken
 
 
@@ -55,7 +55,7 @@ def bench_train(
         recipe: of the sampler: its name, file or `SamplerRecipe`.
         videos: how many.
         batch: videos a step; None takes the recipe's.
-        steps: of the authors' kind in a round.
+        steps: of the authors' kind in a round; on a GPU at least as many as there are workers, which all begin at once.
         workers: processes and threads that decode, for both; None: one a core.
     """
     import torch
@@ -68,6 +68,8 @@ def bench_train(
 
     place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     num_workers = usable_cores() if workers is None else workers
+    if place.type == "cuda":
+        steps = max(steps, num_workers)
     work.mkdir(parents=True, exist_ok=True)
     bank = _made(work, videos, say)
     net: Any = create_classifier(classifier, class_names=list(bank.classes), device=str(place))
@@ -100,12 +102,13 @@ def bench_train(
         "workers": num_workers,
         "classifier": classifier,
         "recipe": chosen.name,
-        "precision": {OURS: precision, AUTHORS: "float32"},
+        "precision": {OURS: precision, AUTHORS: "float32, with TF32 where torch allows it by default"},
         "num_candidates": chosen.num_candidates,
         "videos": videos,
         "batch": batch_size,
         "epochs": chosen.epochs,
         "rounds": rounds,
+        "steps": steps,
         "seconds_to_ask_once": asking,
         "frames_asked_a_second": sum(len(item) for item in bank) / asking,
         "seconds_a_video": seconds,
@@ -203,8 +206,8 @@ class Pictures:
 def _steps(path: Path, name: str, recipe: Any, device: Any, workers: int, steps: int) -> tuple[float, float]:
     """Videos a second of some steps with the classifier of a name; and if it never had to wait for pictures.
 
-    Steps before them are not counted. On a GPU that is as many as the workers may have had ready when it began, for
-    there they are the slower part.
+    Steps before them are not counted. On a GPU, where workers may be the slower part, that is as many as they may have
+    ready when it begins, and they are busy to the end.
     """
     import torch
 
@@ -219,9 +222,8 @@ def _steps(path: Path, name: str, recipe: Any, device: Any, workers: int, steps:
     optimizer = torch.optim.SGD(sampler.parameters(), lr=recipe.lr, momentum=0.9, weight_decay=1e-4)
     loss_of = SamplerLoss(recipe, multi_label=sampler.multi_label)
     size = [recipe.input_size, recipe.input_size]
-    ready = 1 + workers * _AHEAD
-    before, behind = (ready, ready) if device.type == "cuda" else (1, 0)
-    batches = _batches(bank, recipe, workers, before + steps + behind)
+    before, behind = (1 + workers * _AHEAD, workers * _AHEAD) if device.type == "cuda" else (1, 0)
+    batches = _batches(bank, recipe, workers, before + steps + behind, on_gpu=device.type == "cuda")
     begin, waited = 0.0, 0.0
     for number in range(before + steps):
         if number == before:
@@ -229,7 +231,7 @@ def _steps(path: Path, name: str, recipe: Any, device: Any, workers: int, steps:
         asked = time.perf_counter()
         frames, labels = next(batches)
         waited += time.perf_counter() - asked
-        frames, labels = frames.to(device), labels.to(device)
+        frames, labels = frames.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         with torch.no_grad():
             clips = frames.flatten(0, 1)[:, None]  # every frame a clip of one
             probs = classifier.probabilities(classifier(clips)).unflatten(0, frames.shape[:2])
@@ -240,12 +242,12 @@ def _steps(path: Path, name: str, recipe: Any, device: Any, workers: int, steps:
         optimizer.step()
         float(loss.detach())  # as it is logged in every step
     taken, seen = time.perf_counter() - begin, steps * recipe.batch_size
-    for _ in batches:  # workers are busy to the end of what is timed, and end by themselves
+    for _ in batches:  # workers end by themselves
         pass
     return seen / taken, seen / (taken - waited)
 
 
-def _batches(bank: Bank, recipe: Any, workers: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(bank: Bank, recipe: Any, workers: int, count: int, *, on_gpu: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """So many, the videos over and over again."""
     from torch.utils.data import DataLoader, RandomSampler
 
@@ -258,6 +260,7 @@ def _batches(bank: Bank, recipe: Any, workers: int, count: int) -> Iterator[tupl
         sampler=RandomSampler(pictures, num_samples=count * recipe.batch_size),
         num_workers=workers,
         prefetch_factor=_AHEAD if workers else None,
+        pin_memory=on_gpu,  # as mmaction's loader, which the authors use
     )
     return iter(loader)
 

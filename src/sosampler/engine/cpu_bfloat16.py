@@ -72,6 +72,6 @@ def claimed_gain() -> float | None:
     if trial.returncode != 0:
         log.info("bfloat16 on this CPU ends the process (code %d); float32 it is", trial.returncode)
         return 0.0
-    gain = float(trial.stdout)
+    gain = float(trial.stdout.split()[-1])  # libraries may be asked to say more (ONEDNN_VERBOSE)
     log.info("bfloat16 on this CPU is %.2f times as fast as float32", gain)
     return gain

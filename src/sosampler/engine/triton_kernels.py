@@ -26,7 +26,7 @@ tl: Any
 try:
     triton, tl = import_module("triton"), import_module("triton.language")
 except ImportError:
-    triton = None
+    triton = tl = None
 
 _BLOCK = 1024  # values a program
 _CELLS = 64  # blocks of pixels a program
@@ -137,9 +137,7 @@ def normalise_blocks(
 
 
 def as_blocks(pictures: Tensor, dtype: torch.dtype, blocks: Blocks) -> Tensor:
-    """`blocks.of` of normalised pictures [F, 3, H, W], in one pass where channels are last."""
-    if not can_use(pictures) or not dense(pictures):
-        return blocks.of(pictures.to(dtype))
+    """`blocks.of` of normalised pictures [F, 3, H, W], channels last, in one pass. Needs `can_use(pictures)`."""
     frames, _, height, width = pictures.shape
     rows, columns = blocks.count(height), blocks.count(width)
     found = torch.empty(frames, rows, columns, BLOCK_CHANNELS, device=pictures.device, dtype=dtype)
@@ -278,7 +276,7 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
             values *= tl.load(scale + colour)
             values = tl.where(inside, values, 0.0)
         where = found + cell.to(tl.int64) * channels + channel
-        tl.store(where, values.to(found.dtype.element_ty), mask=real & (channel < channels))
+        tl.store(where, values.to(found.dtype.element_ty), mask=real)
 
     @triton.jit
     def max_pooling(  # type: ignore[no-untyped-def]

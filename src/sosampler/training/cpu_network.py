@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sosampler.samplers import SOSampler
 
@@ -20,7 +21,7 @@ class StridedDepthwise(nn.Conv2d):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         numbers: Any = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False)
+        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
         self.weight = conv.weight
         self.train(conv.training)
 
@@ -41,6 +42,7 @@ class _BackInFloat32(torch.autograd.Function):
         return F.conv2d(x, weight.to(x.dtype), None, *shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.shape

@@ -65,12 +65,12 @@ def _define() -> Any:
         red = tl.zeros((block,), tl.float32)
         green = tl.zeros((block,), tl.float32)
         blue = tl.zeros((block,), tl.float32)
-        for below in tl.static_range(times):
+        for below in range(times):
             y = tl.load(down + (frame * rows + row) * times + below, mask=inside, other=0.0)
             top = tl.minimum(y.to(tl.int32), height - 1)
             low = tl.minimum(top + 1, height - 1)
             lower = y - top
-            for right in tl.static_range(times):
+            for right in range(times):
                 x = tl.load(across + (frame * columns + column) * times + right, mask=inside, other=0.0)
                 first = tl.minimum(x.to(tl.int32), width - 1)
                 second = tl.minimum(first + 1, width - 1)

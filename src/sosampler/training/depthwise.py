@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sosampler.engine.triton_kernels import can_use, dense, launch, tl, triton
 
@@ -28,13 +29,16 @@ class FastDepthwise(nn.Conv2d):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         numbers: Any = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False)
+        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
         self.weight = conv.weight
         self.train(conv.training)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not can_use(x) or not dense(x):
             return super().forward(x)
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
         found: Tensor = _Depthwise.apply(x, self.weight, self.stride[0])
         return found
 
@@ -59,6 +63,7 @@ class _Depthwise(torch.autograd.Function):
             return F.conv2d(x, weight.to(x.dtype), None, stride, 1, 1, len(weight))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         given = given.to(x.dtype).contiguous(memory_format=torch.channels_last)
@@ -86,7 +91,8 @@ def gradients(x: Tensor, given: Tensor, weight: Tensor, stride: int) -> tuple[Te
         block_channels=_CHANNELS,
         num_warps=_WARPS,
     )
-    return found, sums.sum(0).view(weight.shape).to(weight.dtype)
+    of_weight = sums.sum(0).to(weight.dtype)
+    return found, of_weight.as_strided(weight.shape, weight.stride())  # dense in any layout: one channel a filter
 
 
 def _define_store_sums() -> Any:

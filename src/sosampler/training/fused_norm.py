@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sosampler.engine.triton_kernels import can_use, dense
 from sosampler.training import norm_kernels
@@ -47,6 +48,7 @@ class _Norm(torch.autograd.Function):
         return found
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
         x, kept = ctx.saved_tensors
         given = given.to(x.dtype).contiguous(memory_format=torch.channels_last)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sosampler.engine.triton_kernels import can_use, dense, launch, tl, triton
 from sosampler.samplers.shift import Neighbours, shift_channels
@@ -29,6 +30,7 @@ class _Shift(torch.autograd.Function):
         return _moved(x, fold, has_next, has_previous, back=False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
         given = given.contiguous(memory_format=torch.channels_last)
         if not dense(given):  # one pixel: torch calls both layouts the same

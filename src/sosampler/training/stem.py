@@ -20,7 +20,7 @@ class FastStem(nn.Conv2d):
 
     def __init__(self, conv: nn.Conv2d, blocks: Blocks) -> None:
         numbers: Any = (conv.kernel_size, conv.stride, conv.padding)
-        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False)
+        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
         self.weight = conv.weight
         self.train(conv.training)
         self._blocks = blocks
