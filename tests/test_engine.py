@@ -150,7 +150,7 @@ def test_backends_agree(sampler: Any, classifier: Any, frames: Tensor, backend: 
     assert torch.allclose(result.scores, scores, atol=1e-3)
     assert result.probabilities is not None
     assert torch.allclose(result.probabilities, probabilities, atol=1e-4)
-    assert agreement(engine, sampler, frames, 4) == 1.0
+    assert agreement(engine, sampler, frames, 4).videos == 1.0
 
 
 AFTER_TWO_NETWORKS = """

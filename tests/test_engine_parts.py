@@ -469,7 +469,7 @@ def test_pictures_as_frames(tmp_path: Any) -> None:
         picture_frames(tmp_path / "none", 1, 1, (4, 4))
 
 
-def test_agreement_counts_videos() -> None:
+def test_agreement_counts_videos_and_frames() -> None:
     sampler = lively_sampler(input_size=32)
     frames = smooth_frames(4, 6, (32, 32))
 
@@ -479,8 +479,10 @@ def test_agreement_counts_videos() -> None:
             chosen[0] = torch.tensor([5, 5])  # one of each batch is wrong
             return type("Result", (), {"chosen": chosen})
 
-    assert agreement(Engine(), sampler, frames, 2, batch=2) == 0.5
-    assert agreement(FrameEngine(sampler, num_frames=2, precision="float32"), sampler, frames, 2) == 1.0
+    chosen = sampler.choose(frames.movedim(-1, -3), 2)
+    shared = [1.0, 1.0] + [float((chosen[wrong] == 5).any()) / 2 for wrong in (0, 2)]
+    assert agreement(Engine(), sampler, frames, 2, batch=2) == (0.5, sum(shared) / 4)
+    assert agreement(FrameEngine(sampler, num_frames=2, precision="float32"), sampler, frames, 2) == (1.0, 1.0)
 
 
 @pytest.mark.slow
@@ -491,5 +493,6 @@ def test_bench_sampler() -> None:
     assert set(row["videos_per_second"]) == {REFERENCE, *ways}
     assert row["failed"] == {}
     assert [row["facts"][way]["same_frames_chosen"] for way in ways] == [1.0, 1.0]
+    assert [row["facts"][way]["frames_in_common"] for way in ways] == [1.0, 1.0]
     assert "int8" in row["facts"]["engine, int8"]["engine"]
     assert "videos/s" in table(result)

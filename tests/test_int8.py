@@ -19,6 +19,7 @@ import sosampler as so
 from banks import entries
 from doc_blocks import ROOT
 from sosampler.bench.frames import lively_sampler, smooth_frames
+from sosampler.classifiers.identity import classifier_identity
 from sosampler.classifiers.registry import INT8_MODEL, WEIGHTS
 from sosampler.cli.main import main
 from sosampler.engine import FrameEngine
@@ -296,6 +297,28 @@ def test_quantize_then_classify(cli: Cli, tmp_path: Path, sampler: Any) -> None:
             assert found["selection"]["frame_indices"] == plain["selection"]["frame_indices"]
             assert found["probability"] == pytest.approx(plain["probability"], abs=0.1)
             assert found["probability"] != plain["probability"], "int8 rounds"
+
+
+def test_rows_of_another_int8_network_are_not_gone_on_with(cli: Cli, tmp_path: Path) -> None:
+    """An interrupted `classify --out` goes on with the same network, and begins anew after `quantize`."""
+    classifier = so.save_classifier(told_apart(), tmp_path / "classifier")
+    (tmp_path / "videos").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "videos" / f"{name}.mp4").write_bytes(numbered_video(num_frames=40))
+    identities = []
+    for number in (8, 16):
+        code, _, err = cli("quantize", classifier, "--videos", tmp_path / "videos", "-n", number)
+        assert code == 0, err
+        saved = so.create_classifier(classifier)
+        identities.append(classifier_identity(saved, "int8"))
+        assert classifier_identity(saved, "int8") == identities[-1]
+        assert classifier_identity(saved, "float32") == [saved.name, saved.fingerprint(), *saved.class_names]
+    assert identities[0] != identities[1]
+    out = tmp_path / "rows.jsonl"
+    asked = ("classify", tmp_path / "videos", "-c", classifier, "--device", "cpu", "-n", 3, "--out", out)
+    code, _, err = cli(*asked, "--precision", "int8", "--json")
+    assert code == 0, err
+    assert len(out.read_text().splitlines()) == 3
 
 
 def test_quantize_from_a_bank_into_another_folder(cli: Cli, tmp_path: Path) -> None:

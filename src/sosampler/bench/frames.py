@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,14 +100,23 @@ def eager_way(sampler: Any, classifier: Any, num_frames: int) -> Callable[[Tenso
     return run
 
 
-def agreement(engine: Any, sampler: Any, frames: Tensor, num_frames: int, *, batch: int = 8) -> float:
-    """The share of videos [V, T, H, W, 3] of which an engine chooses the same frames as the sampler itself in float32.
+class Agreement(NamedTuple):
+    """How often an engine chooses as the sampler itself does."""
+
+    videos: float  # share of them of which all frames are the same
+    frames: float  # share of the sampler's frames that the engine chooses too
+
+
+def agreement(engine: Any, sampler: Any, frames: Tensor, num_frames: int, *, batch: int = 8) -> Agreement:
+    """Of videos [V, T, H, W, 3], with the sampler in float32.
 
     On a GPU too: there torch by default rounds what convolutions multiply to 10 bits.
     """
-    same = []
+    found = []
     for part in frames.split(batch):
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             plain = sampler.choose(part.movedim(-1, -3).contiguous(), num_frames)
-        same.append((engine.run(part).chosen.to(plain.device) == plain).all(1).cpu())
-    return float(torch.cat(same).double().mean())
+        chosen = engine.run(part).chosen.to(plain.device)
+        found.append((plain[:, :, None] == chosen[:, None, :]).any(2).double().cpu())  # [B, N]
+    shared = torch.cat(found)
+    return Agreement(float((shared == 1).all(1).double().mean()), float(shared.mean()))

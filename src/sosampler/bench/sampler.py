@@ -162,7 +162,8 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
                 watched = picture_frames(task["pictures"], task["videos"], count, shape, seed=1).to(device)
             else:
                 watched = smooth_frames(task["videos"], count, shape, seed=1).to(device)
-            found["same_frames_chosen"] = agreement(engine, sampler, watched, task["num_frames"])
+            same = agreement(engine, sampler, watched, task["num_frames"])
+            found |= {"same_frames_chosen": same.videos, "frames_in_common": same.frames}
             found["videos_compared"] = task["videos"]
         return found
 

@@ -266,10 +266,11 @@ def _not_writable(out: Path, error: OSError) -> InvalidArgument:
 
 def _identity(pipeline: Pipeline) -> Row:
     """What must be equal for an interrupted run to be continued."""
-    classifier, who = pipeline.classifier, pipeline.policy.identity
+    from sosampler.classifiers.identity import classifier_identity
+
+    who = pipeline.policy.identity
     told = {**pipeline.options.to_dict(), "threads": None, "policy_identity": None if who is None else who()}
-    fingerprint = getattr(classifier, "fingerprint", None)
-    told["classifier"] = [classifier.name, None if fingerprint is None else fingerprint(), *classifier.class_names]
+    told["classifier"] = classifier_identity(pipeline.classifier, pipeline.precision)
     return {**told, "precision": pipeline.precision, "top": pipeline.top}
 
 

@@ -143,9 +143,9 @@ def _identity(options: SelectOptions) -> dict[str, Any]:
 
 
 def _of_classifier(pipeline: Pipeline, precision: str | None) -> dict[str, Any]:
-    classifier: Any = pipeline.classifier
-    fingerprint = getattr(classifier, "fingerprint", None)
-    who = [classifier.name, None if fingerprint is None else fingerprint(), *classifier.class_names]
+    from sosampler.classifiers.identity import classifier_identity
+
+    who = classifier_identity(pipeline.classifier, precision)
     return {"classifier": who, "precision": precision, "top": pipeline.top}
 
 
