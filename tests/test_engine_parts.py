@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 import sosampler as so
 from engine_ways import bad_way, dying_way, good_way
+from interpreted import check_interpreted
 from sosampler.bench.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
 from sosampler.bench.in_processes import in_turns_of_processes
 from sosampler.bench.sampler import REFERENCE, bench_sampler, table
@@ -318,9 +317,7 @@ print("same")
 @pytest.mark.skipif(not have_triton(), reason="needs triton")
 def test_the_kernel_by_triton_s_interpreter() -> None:
     """Without a GPU: the same program, line by line in numpy."""
-    given = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNEL], env=given, capture_output=True, text=True)
-    assert done.stdout.strip() == "same", done.stderr[-2000:]
+    check_interpreted(KERNEL)
 
 
 class NoCompiler:

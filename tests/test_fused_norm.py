@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from interpreted import check_interpreted
 from sosampler.engine.triton_kernels import have_triton
 from sosampler.samplers import SOSampler
 from sosampler.samplers.shift import find_neighbours, shift_channels
@@ -93,9 +91,7 @@ def check_same_shift(frames: int, candidates: int, mask: Any, device: str) -> No
 @pytest.mark.skipif(not have_triton(), reason="needs triton")
 def test_the_same_by_triton_s_interpreter() -> None:
     """Without a GPU: the same kernels, line by line in numpy."""
-    given = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=given, capture_output=True, text=True)
-    assert done.stdout.strip() == "same", done.stderr[-2000:]
+    check_interpreted(INTERPRETED)
 
 
 def test_a_sampler_keeps_its_names_and_answers() -> None:

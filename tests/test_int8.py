@@ -21,6 +21,7 @@ from doc_blocks import ROOT
 from sosampler.bench.frames import lively_sampler, smooth_frames
 from sosampler.classifiers.identity import classifier_identity
 from sosampler.classifiers.registry import INT8_MODEL, WEIGHTS
+from sosampler.cli.classify import _identity
 from sosampler.cli.main import main
 from sosampler.engine import FrameEngine
 from sosampler.engine.int8 import int8_classifier, int8_net
@@ -309,9 +310,10 @@ def test_rows_of_another_int8_network_are_not_gone_on_with(cli: Cli, tmp_path: P
     for number in (8, 16):
         code, _, err = cli("quantize", classifier, "--videos", tmp_path / "videos", "-n", number)
         assert code == 0, err
-        saved = so.create_classifier(classifier)
-        identities.append(classifier_identity(saved, "int8"))
-        assert classifier_identity(saved, "int8") == identities[-1]
+        saved: Any = so.create_classifier(classifier)
+        pipelines = [so.Pipeline("uniform", saved, num_frames=3, device="cpu", precision="int8") for _ in range(2)]
+        identities.append(_identity(pipelines[0]))
+        assert _identity(pipelines[1]) == identities[-1]
         assert classifier_identity(saved, "float32") == [saved.name, saved.fingerprint(), *saved.class_names]
     assert identities[0] != identities[1]
     out = tmp_path / "rows.jsonl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from interpreted import check_interpreted
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.blocks import blocks_for
 from sosampler.engine.triton_kernels import have_triton
@@ -134,9 +134,7 @@ def check_same_crops(times: int, device: str) -> None:
 @pytest.mark.skipif(not have_triton(), reason="needs triton")
 def test_the_same_by_triton_s_interpreter() -> None:
     """Without a GPU: the same kernels, line by line in numpy."""
-    given = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=given, capture_output=True, text=True)
-    assert done.stdout.strip() == "same", done.stderr[-2000:]
+    check_interpreted(INTERPRETED)
 
 
 def test_training_without_triton() -> None:

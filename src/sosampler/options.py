@@ -164,3 +164,8 @@ class SelectOptions:
 
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**told, "policy": self.rule.name, "limits": None if self.limits is None else asdict(self.limits)}
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for the rows of two runs to belong together: also the weights of a trained sampler."""
+        who = self.rule.identity
+        return {**self.to_dict(), "threads": None, "policy_identity": None if who is None else who()}

@@ -268,10 +268,8 @@ def _identity(pipeline: Pipeline) -> Row:
     """What must be equal for an interrupted run to be continued."""
     from sosampler.classifiers.identity import classifier_identity
 
-    who = pipeline.policy.identity
-    told = {**pipeline.options.to_dict(), "threads": None, "policy_identity": None if who is None else who()}
-    told["classifier"] = classifier_identity(pipeline.classifier, pipeline.precision)
-    return {**told, "precision": pipeline.precision, "top": pipeline.top}
+    who = classifier_identity(pipeline.classifier, pipeline.precision)
+    return {**pipeline.options.identity(), "classifier": who, "precision": pipeline.precision, "top": pipeline.top}
 
 
 def _results(videos: list[Path], pipeline: Pipeline, *, alone: bool) -> Iterator[Prediction | SosamplerError]:

@@ -70,10 +70,7 @@ class Job:
         """What must be equal for a journal to be continued."""
         folder = self.outputs.frames_folder
         pictures = {"frames_folder": folder and str(folder), "image_format": self.outputs.image_format}
-        told = {**self.options.to_dict(), **pictures, "threads": None}
-        # A sampler that was trained anew in its old folder would choose other frames.
-        identity = self.options.rule.identity
-        return told if identity is None else {**told, "policy_identity": identity()}
+        return {**self.options.identity(), **pictures}
 
     def __call__(self, video: Path, folder: Path | None) -> Selection:
         selection = select_with(video, self.options)

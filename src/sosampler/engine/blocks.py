@@ -71,8 +71,7 @@ def see_blocks(net: nn.Module) -> Blocks | None:
         return None
     name = str(users[0].target)
     conv = net.get_submodule(name)
-    blocks = blocks_for(conv) if isinstance(conv, FusedConv) else None
-    if not isinstance(conv, FusedConv) or blocks is None:
+    if not isinstance(conv, FusedConv) or (blocks := blocks_for(conv)) is None:
         return None
     plain = nn.Conv2d(BLOCK_CHANNELS, len(conv.weight), blocks.taps, bias=conv.bias is not None)
     with torch.no_grad():

@@ -185,6 +185,13 @@ def dense(x: Tensor) -> bool:
     return bool(x.is_contiguous(memory_format=torch.channels_last)) and (x.stride(1) == 1 or x.shape[1] == 1)
 
 
+def made_dense(x: Tensor) -> Tensor:
+    """The same values so that `dense` holds."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    # Of one pixel torch calls both layouts the same.
+    return x if dense(x) else torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+
 def _by_steps(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
     if bias is not None:
         x = x + bias.view(1, -1, 1, 1)

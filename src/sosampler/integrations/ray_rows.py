@@ -66,7 +66,7 @@ def select_on_ray(
     """
     options = replace(options, threads=options.threads or 1)
     rule = options.rule
-    about: dict[str, Any] = {"what": "selections", "options": _identity(options)}
+    about: dict[str, Any] = {"what": "selections", "options": options.identity()}
     if not _is_of_a_folder(rule, options.policy):
         if device is not None:
             raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {rule.name!r}")
@@ -113,7 +113,7 @@ def classify_on_ray(
     rule = pipeline.policy
     learned = _is_of_a_folder(rule, sampler)
     offered = replace(options, policy=stand_in(rule) if learned else os.fspath(sampler))
-    about = {"what": "predictions", "options": {**_identity(options), **_of_classifier(pipeline, precision)}}
+    about = {"what": "predictions", "options": {**options.identity(), **_of_classifier(pipeline, precision)}}
     second = NetworkStep(
         offered,
         sampler=os.path.abspath(sampler) if learned else None,
@@ -134,12 +134,6 @@ def _is_of_a_folder(rule: Policy, given: Any) -> bool:
 
 def _by_name(options: SelectOptions) -> Any:
     return options.policy if isinstance(options.policy, str) else options.rule.name
-
-
-def _identity(options: SelectOptions) -> dict[str, Any]:
-    """What must be equal for rows to lie in one folder."""
-    who = options.rule.identity
-    return {**options.to_dict(), "threads": None, "policy_identity": None if who is None else who()}
 
 
 def _of_classifier(pipeline: Pipeline, precision: str | None) -> dict[str, Any]:

@@ -10,20 +10,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sosampler.samplers import SOSampler
+from sosampler.training.same_conv import SameConv
 
 
-class StridedDepthwise(nn.Conv2d):
-    """A depthwise convolution with a stride; names and weights are those of the plain one.
+class StridedDepthwise(SameConv):
+    """A depthwise convolution with a stride.
 
     oneDNN has no fast way back through it in bfloat16: four such layers took half of a step of MobileNetV2. Their
     gradients are computed in float32, ten times as fast.
     """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        numbers: Any = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
-        self.weight = conv.weight
-        self.train(conv.training)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or x.dtype != torch.bfloat16 or x.device.type != "cpu":

@@ -14,24 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sosampler.engine.triton_kernels import can_use, dense, launch, tl, triton
+from sosampler.engine.triton_kernels import can_use, dense, launch, made_dense, tl, triton
+from sosampler.training.same_conv import SameConv
 
 _PIXELS, _CHANNELS, _WARPS = 16, 32, 4  # of a tile; of the output's gradient, which has fewer pixels with a stride
 _PROGRAMS = 528  # about, in all
 _TAPS = 9
 
 
-class FastDepthwise(nn.Conv2d):
-    """A depthwise convolution of 3 x 3 pixels; names and weights are those of the plain one.
+class FastDepthwise(SameConv):
+    """A depthwise convolution of 3 x 3 pixels.
 
     In evaluation, on the CPU and where channels do not lie side by side torch's operators do it.
     """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        numbers: Any = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups)
-        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
-        self.weight = conv.weight
-        self.train(conv.training)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not can_use(x) or not dense(x):
@@ -66,10 +61,7 @@ class _Depthwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        given = given.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        if not dense(given):  # one pixel: torch calls both layouts the same
-            given = torch.empty_like(given, memory_format=torch.channels_last).copy_(given)
-        of_x, of_weight = gradients(x, given, weight, ctx.stride)
+        of_x, of_weight = gradients(x, made_dense(given.to(x.dtype)), weight, ctx.stride)
         return of_x, of_weight, None
 
 
@@ -95,8 +87,23 @@ def gradients(x: Tensor, given: Tensor, weight: Tensor, stride: int) -> tuple[Te
     return found, of_weight.as_strided(weight.shape, weight.stride())  # dense in any layout: one channel a filter
 
 
-def _define_store_sums() -> Any:
-    """Apart, for kernels find each other by the names of a module alone."""
+def _define_parts() -> tuple[Any, Any]:
+    """What both kernels do. Apart, for kernels find each other by the names of a module alone."""
+
+    @triton.jit
+    def load_taps(taps, channel, real):  # type: ignore[no-untyped-def]
+        where = taps + channel * 9
+        return (
+            tl.load(where, mask=real, other=0.0),
+            tl.load(where + 1, mask=real, other=0.0),
+            tl.load(where + 2, mask=real, other=0.0),
+            tl.load(where + 3, mask=real, other=0.0),
+            tl.load(where + 4, mask=real, other=0.0),
+            tl.load(where + 5, mask=real, other=0.0),
+            tl.load(where + 6, mask=real, other=0.0),
+            tl.load(where + 7, mask=real, other=0.0),
+            tl.load(where + 8, mask=real, other=0.0),
+        )
 
     @triton.jit
     def store_sums(where, real, sum0, sum1, sum2, sum3, sum4, sum5, sum6, sum7, sum8):  # type: ignore[no-untyped-def]
@@ -110,10 +117,12 @@ def _define_store_sums() -> Any:
         tl.store(where + 7, tl.sum(sum7, 0), mask=real)
         tl.store(where + 8, tl.sum(sum8, 0), mask=real)
 
-    return store_sums
+    return load_taps, store_sums
 
 
-_store_sums: Any = _define_store_sums() if triton is not None else None
+_load_taps: Any
+_store_sums: Any
+_load_taps, _store_sums = _define_parts() if triton is not None else (None, None)
 
 
 def _define() -> tuple[Any, Any]:
@@ -138,15 +147,9 @@ def _define() -> tuple[Any, Any]:
         column = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
         channel = column[None, :]
         real = channel < channels
-        weight0 = tl.load(taps + channel * 9, mask=real, other=0.0)
-        weight1 = tl.load(taps + channel * 9 + 1, mask=real, other=0.0)
-        weight2 = tl.load(taps + channel * 9 + 2, mask=real, other=0.0)
-        weight3 = tl.load(taps + channel * 9 + 3, mask=real, other=0.0)
-        weight4 = tl.load(taps + channel * 9 + 4, mask=real, other=0.0)
-        weight5 = tl.load(taps + channel * 9 + 5, mask=real, other=0.0)
-        weight6 = tl.load(taps + channel * 9 + 6, mask=real, other=0.0)
-        weight7 = tl.load(taps + channel * 9 + 7, mask=real, other=0.0)
-        weight8 = tl.load(taps + channel * 9 + 8, mask=real, other=0.0)
+        weight0, weight1, weight2, weight3, weight4, weight5, weight6, weight7, weight8 = _load_taps(
+            taps, channel, real
+        )
         sum0 = tl.zeros((block_pixels, block_channels), tl.float32)
         sum1, sum2, sum3, sum4, sum5, sum6, sum7, sum8 = sum0, sum0, sum0, sum0, sum0, sum0, sum0, sum0
         row = columns * channels  # values of one
@@ -213,15 +216,9 @@ def _define() -> tuple[Any, Any]:
         column = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
         channel = column[None, :]
         real = channel < channels
-        weight0 = tl.load(taps + channel * 9, mask=real, other=0.0)
-        weight1 = tl.load(taps + channel * 9 + 1, mask=real, other=0.0)
-        weight2 = tl.load(taps + channel * 9 + 2, mask=real, other=0.0)
-        weight3 = tl.load(taps + channel * 9 + 3, mask=real, other=0.0)
-        weight4 = tl.load(taps + channel * 9 + 4, mask=real, other=0.0)
-        weight5 = tl.load(taps + channel * 9 + 5, mask=real, other=0.0)
-        weight6 = tl.load(taps + channel * 9 + 6, mask=real, other=0.0)
-        weight7 = tl.load(taps + channel * 9 + 7, mask=real, other=0.0)
-        weight8 = tl.load(taps + channel * 9 + 8, mask=real, other=0.0)
+        weight0, weight1, weight2, weight3, weight4, weight5, weight6, weight7, weight8 = _load_taps(
+            taps, channel, real
+        )
         sum0 = tl.zeros((block_pixels, block_channels), tl.float32)
         sum1, sum2, sum3, sum4, sum5, sum6, sum7, sum8 = sum0, sum0, sum0, sum0, sum0, sum0, sum0, sum0
         program = tl.program_id(1)

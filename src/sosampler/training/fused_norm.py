@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sosampler.engine.triton_kernels import can_use, dense
+from sosampler.engine.triton_kernels import can_use, dense, made_dense
 from sosampler.training import norm_kernels
 
 
@@ -51,9 +51,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
         x, kept = ctx.saved_tensors
-        given = given.to(x.dtype).contiguous(memory_format=torch.channels_last)
-        if given.stride() != x.stride():  # one pixel, or one channel: torch calls both layouts the same
-            given = torch.empty_like(x).copy_(given)
+        given = made_dense(given.to(x.dtype))
         return *norm_kernels.gradients(x, given, kept, ctx.relu6), None, None, None, None
 
 

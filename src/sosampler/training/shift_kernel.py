@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sosampler.engine.triton_kernels import can_use, dense, launch, tl, triton
+from sosampler.engine.triton_kernels import can_use, dense, launch, made_dense, tl, triton
 from sosampler.samplers.shift import Neighbours, shift_channels
 
 _BLOCK = 1024
@@ -32,10 +32,7 @@ class _Shift(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
-        given = given.contiguous(memory_format=torch.channels_last)
-        if not dense(given):  # one pixel: torch calls both layouts the same
-            given = torch.empty_like(given, memory_format=torch.channels_last).copy_(given)
-        return _moved(given, ctx.fold, *ctx.saved_tensors, back=True), None, None, None
+        return _moved(made_dense(given), ctx.fold, *ctx.saved_tensors, back=True), None, None, None
 
 
 def _moved(x: Tensor, fold: int, has_next: Tensor, has_previous: Tensor, *, back: bool) -> Tensor:

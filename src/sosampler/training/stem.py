@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler.engine.blocks import Blocks
 from sosampler.engine.triton_kernels import as_blocks, can_use, dense
+from sosampler.training.same_conv import SameConv
 
 
-class FastStem(nn.Conv2d):
-    """A convolution of stride 2 over pictures; names and weights are those of the plain one.
+class FastStem(SameConv):
+    """A convolution of stride 2 over pictures.
 
     Its gradient is that of the weights alone; pictures that want one too, evaluation and the CPU are left to torch.
     """
 
     def __init__(self, conv: nn.Conv2d, blocks: Blocks) -> None:
-        numbers: Any = (conv.kernel_size, conv.stride, conv.padding)
-        super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
-        self.weight = conv.weight
-        self.train(conv.training)
+        super().__init__(conv)
         self._blocks = blocks
 
     def forward(self, x: Tensor) -> Tensor:
