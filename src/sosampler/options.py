@@ -167,5 +167,5 @@ class SelectOptions:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for the rows of two runs to belong together: also the weights of a trained sampler."""
-        who = self.rule.identity
-        return {**self.to_dict(), "threads": None, "policy_identity": None if who is None else who()}
+        told, who = {**self.to_dict(), "threads": None}, self.rule.identity
+        return told if who is None else {**told, "policy_identity": who()}
