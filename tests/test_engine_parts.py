@@ -286,14 +286,15 @@ for activation in (None, "relu", "relu6"):
             assert torch.allclose(found, expected, atol=1e-6), (activation, bias is None, other is None)
 for before, after in ((12, 16), (13, 16), (32, 32), (1, 8)):
     levels = torch.randint(0, 256, (3, 5, before), dtype=torch.uint8)
-    found = kernels.centred(levels, 128, after)
-    assert torch.equal(found[..., :before], levels.half() - 128) and not found[..., before:].any(), before
+    for dtype in (torch.float16, torch.float32):
+        found = kernels.centred(levels, 128, after, dtype)
+        assert torch.equal(found[..., :before], levels.to(dtype) - 128) and not found[..., before:].any(), before
 levels = (300 * torch.rand(3, 5, 12) - 20).half()
+levels[0, :, :6] = torch.arange(30).view(5, 6) + 0.5  # halves go to the even neighbour
 mean, scale = torch.rand(12), torch.rand(12)
 for dtype in (torch.float32, torch.float16):
-    whole = (levels.float() + 0.5).floor().clamp(0, 255)
     found = kernels.normalise(levels - 100, mean, scale, dtype, offset=100)
-    whole = ((levels - 100).float() + 100.5).floor().clamp(0, 255)
+    whole = ((levels - 100).float() + 100).round().clamp(0, 255)
     assert found.dtype == dtype and torch.allclose(found.float(), (whole - mean) * scale, rtol=2e-3), dtype
 from sosampler.engine.blocks import Blocks
 for kernel, padding in ((7, 3), (3, 1), (5, 2), (4, 1)):
@@ -344,17 +345,23 @@ def test_a_machine_without_a_compiler_is_told(
 
 
 @pytest.mark.parametrize("planes", [True, False])
-def test_inputs_by_matrices(planes: bool) -> None:
-    """What a GPU computes, computed on the CPU."""
+@pytest.mark.parametrize(("precision", "share"), [(torch.float16, 0.05), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(("height", "width"), [(72, 100), (96, 128)])
+def test_inputs_by_matrices(planes: bool, precision: torch.dtype, share: float, height: int, width: int) -> None:
+    """What a GPU computes, computed on the CPU: a network in float32 sees hardly a grey level that differs.
+
+    Where sizes are halved many values lie in the middle between two levels.
+    """
     wanted = Preprocessing(size=(32, 40), resize=48, mean=(0.1, 0.5, 0.9), std=(0.2, 0.3, 0.4))
-    frames = smooth_frames(1, 3, (72, 100))[0].movedim(-1, -3)
-    maker = InputMaker(wanted, torch.device("cpu"), torch.float32)
+    frames = smooth_frames(1, 3, (height, width))[0].movedim(-1, -3)
+    maker = InputMaker(wanted, torch.device("cpu"), precision)
     small = maker.resized_by_matrices(frames.contiguous() if planes else frames)
     found = maker.normalised(small)
+    assert found.dtype == precision
     expected = wanted.normalised(wanted.resized(frames.float()).round().clamp(0, 255))
     level = 1 / (255 * torch.tensor(wanted.std)).view(3, 1, 1)
     assert ((found - expected).abs() / level).max() < 1.5  # one grey level, of two ways to round
-    assert ((found - expected).abs() / level > 0.5).float().mean() < 0.05
+    assert ((found - expected).abs() / level > 0.5).float().mean() < share
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 

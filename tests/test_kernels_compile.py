@@ -27,14 +27,14 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
     (
         engine._normalise,
         {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
-        ("half_more",),
+        ("offset",),
         {"block": 1024},
     ),
     *(
         (
             engine._normalise_blocks,
             {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
-            ("half_more",),
+            ("offset",),
             {"levels_are_rounded": rounded, "block": engine._CELLS, "channels": 16},
         )
         for rounded in (False, True)

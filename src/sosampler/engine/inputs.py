@@ -40,8 +40,9 @@ class InputMaker:
     """uint8 [F, 3, H, W] in any layout -> the network's input [F, 3, h, w] in channels-last memory.
 
     The CPU resizes uint8 as `Preprocessing` does, to the last bit. A GPU resizes by two matrix products (an antialiased
-    resize is linear in rows and in columns), which is one to two orders faster than the general operator and differs
-    from it by a fraction of a grey level before both round to whole levels.
+    resize is linear in rows and in columns), which is one to two orders faster than the general operator and, in half
+    precision, differs from it by a fraction of a grey level before both round to whole levels. A network in float32,
+    which is there to choose as the plain one does, is given what was resized in float32.
 
     `blocks`: for a network that begins with them, [F, 16, rows, columns].
     """
@@ -53,6 +54,7 @@ class InputMaker:
         self.blocks = blocks
         self.device = device
         self.dtype = dtype
+        self.resize_type = torch.float32 if dtype == torch.float32 else torch.float16  # on a GPU
         # Values in 0..255, one entry a channel of each pixel of a row: [3 * w].
         width = preprocessing.size[1]
         self._mean = (torch.tensor(preprocessing.mean) * 255).repeat(width).to(device)
@@ -63,21 +65,21 @@ class InputMaker:
         return self.normalised(self.resized(frames))
 
     def resized(self, frames: Tensor) -> Tensor:
-        """uint8 [F, 3, H, W] -> grey levels [F, h, w * 3]: uint8 on the CPU; float16, not yet whole, on a GPU."""
+        """uint8 [F, 3, H, W] -> grey levels [F, h, w * 3]: uint8 on the CPU; not yet whole on a GPU."""
         if frames.device.type == "cpu":
             rows = self.preprocessing.resized(frames).permute(0, 2, 3, 1)  # [F, h, w, 3]
             return rows.flatten(2)
         return self.resized_by_matrices(frames)
 
     def resized_by_matrices(self, frames: Tensor) -> Tensor:
-        """The same as float16 around the middle grey, where it is finest; rounded by whoever reads it."""
+        """The same around the middle grey, where float16 is finest; rounded by whoever reads it."""
         rows, columns, columns_of_pixels = self._resize_matrices(frames.shape[-2], frames.shape[-1])
         if frames.is_contiguous():  # planes: columns first, then the pixels' channels together
-            planes = _centred(frames.flatten(0, 1)) @ columns  # [F * 3, H, w]
+            planes = self._centred(frames.flatten(0, 1)) @ columns  # [F * 3, H, w]
             small = torch.bmm(rows.expand(len(planes), -1, -1), planes)  # [F * 3, h, w]
             small = small.unflatten(0, (-1, 3)).permute(0, 2, 3, 1).flatten(2)
         else:
-            pixels = _centred(frames.permute(0, 2, 3, 1).flatten(2))  # [F, H, W * 3 and a few zeros]
+            pixels = self._centred(frames.permute(0, 2, 3, 1).flatten(2))  # [F, H, W * 3 and a few zeros]
             small = torch.bmm(rows.expand(len(pixels), -1, -1), pixels) @ columns_of_pixels  # [F, h, w * 3]
         return small
 
@@ -101,21 +103,18 @@ class InputMaker:
             rows, columns = resize_matrices(self.preprocessing, height, width)
             pixels = torch.kron(columns.T.contiguous(), torch.eye(3))
             wide = [F.pad(matrix, (0, 0, 0, _wide(len(matrix)) - len(matrix))) for matrix in (columns.T, pixels)]
-            self._matrices[key] = (self._half(rows), self._half(wide[0]), self._half(wide[1]))
+            found = [matrix.to(self.device, self.resize_type) for matrix in (rows, *wide)]
+            self._matrices[key] = (found[0], found[1], found[2])
         return self._matrices[key]
 
-    def _half(self, matrix: Tensor) -> Tensor:
-        return matrix.to(self.device, torch.float16)
+    def _centred(self, rows: Tensor) -> Tensor:
+        """uint8 [F, H, W] -> from -128 to 127, with zeros behind each row to a whole unit."""
+        return centred(rows, _MIDDLE, _wide(rows.shape[-1]), self.resize_type)
 
 
 def _wide(width: int) -> int:
     """The next width in whole units."""
     return -(-width // _ROW_UNIT) * _ROW_UNIT
-
-
-def _centred(rows: Tensor) -> Tensor:
-    """uint8 [F, H, W] -> float16 from -128 to 127, with zeros behind each row to a whole unit."""
-    return centred(rows, _MIDDLE, _wide(rows.shape[-1]))
 
 
 def resize_matrices(preprocessing: Preprocessing, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -22,16 +22,16 @@ from sosampler.samplers.sosampler import SOSampler
 # kept from running out of memory.
 _SAMPLER_FRAMES_ON_CPU, _CLASSIFIER_FRAMES_ON_CPU = 40, 24
 _FRAMES_ON_GPU = 2048
-# Bytes of frames in their stored size, in the half precision in which a GPU resizes them.
+# Bytes of frames in their stored size, in the precision in which a GPU resizes them.
 _PIXEL_BYTES_ON_GPU = 8 << 30
 
 
-def frames_at_once(frames: Tensor, on_cpu: int) -> int:
-    """How many of frames [F, 3, H, W] go through a network at once on their device."""
+def frames_at_once(frames: Tensor, on_cpu: int, inputs: InputMaker) -> int:
+    """How many of frames [F, 3, H, W] go through a network with these inputs at once on their device."""
     if frames.device.type == "cpu":
         return on_cpu
-    pixels = int(frames.shape[-1] * frames.shape[-2])
-    return max(1, min(_FRAMES_ON_GPU, _PIXEL_BYTES_ON_GPU // (3 * 2 * pixels)))
+    frame_bytes = 3 * int(frames.shape[-1] * frames.shape[-2]) * int(inputs.resize_type.itemsize)
+    return max(1, min(_FRAMES_ON_GPU, _PIXEL_BYTES_ON_GPU // frame_bytes))
 
 
 class TorchFeatures:
@@ -52,7 +52,7 @@ class TorchFeatures:
 
     def __call__(self, frames: Tensor, num_frames: int) -> Tensor:
         """`num_frames`: T, how many frames of each video follow each other."""
-        at_once = frames_at_once(frames, _SAMPLER_FRAMES_ON_CPU)
+        at_once = frames_at_once(frames, _SAMPLER_FRAMES_ON_CPU, self.inputs)
         if self.reach:  # neighbours must stay together
             at_once = max(1, at_once // num_frames) * num_frames
         count = num_frames if self.reach else 1
@@ -75,7 +75,7 @@ class TorchClassifier:
     def __call__(self, frames: Tensor) -> Tensor:
         num_frames = frames.shape[1]
         flat = frames.flatten(0, 1)
-        at_once = max(1, frames_at_once(flat, _CLASSIFIER_FRAMES_ON_CPU) // num_frames) * num_frames
+        at_once = max(1, frames_at_once(flat, _CLASSIFIER_FRAMES_ON_CPU, self.inputs) // num_frames) * num_frames
         parts = []
         for part in flat.split(at_once):
             clips = self.inputs(part).unflatten(0, (-1, num_frames))  # [b, N, 3, h, w]

@@ -89,14 +89,14 @@ def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str
     return x
 
 
-def centred(levels: Tensor, middle: int, width: int) -> Tensor:
-    """uint8 [F, H, W] -> float16 [F, H, width]: grey levels around the middle one, then zeros."""
+def centred(levels: Tensor, middle: int, width: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """uint8 [F, H, W] -> [F, H, width]: grey levels around the middle one, then zeros."""
     if not can_use(levels):
         # In one pass: the tensor without dimensions decides the type.
-        found = torch.sub(levels, torch.tensor(middle, dtype=torch.float16))
+        found = torch.sub(levels, torch.tensor(middle, dtype=dtype))
         return F.pad(found, (0, width - levels.shape[-1]))
     levels = levels.contiguous()
-    found = torch.empty(*levels.shape[:2], width, device=levels.device, dtype=torch.float16)
+    found = torch.empty(*levels.shape[:2], width, device=levels.device, dtype=dtype)
     before = levels.shape[-1]
     unit = min(before & -before, 16)  # bytes that can be read together: the largest power of two in a row
     block = triton.next_power_of_2(width)
@@ -108,12 +108,12 @@ def centred(levels: Tensor, middle: int, width: int) -> Tensor:
 def normalise(levels: Tensor, mean: Tensor, scale: Tensor, dtype: torch.dtype, *, offset: float = 0.0) -> Tensor:
     """(grey level - mean) * scale in one pass: levels + offset [F, h, W], rounded to 0..255; mean and scale [W]."""
     if not can_use(levels):
-        whole = (levels.float() + (offset + 0.5)).floor_().clamp_(0, 255)
+        whole = (levels.float() + offset).round_().clamp_(0, 255)
         return torch.sub(whole, mean).mul_(scale).to(dtype)
     levels = levels.contiguous()
     found = torch.empty_like(levels, dtype=dtype)
     grid = (triton.cdiv(levels.numel(), _BLOCK),)
-    numbers = (levels.numel(), levels.shape[-1], offset + 0.5)
+    numbers = (levels.numel(), levels.shape[-1], offset)
     launch(_normalise, grid, levels, found, mean, scale, *numbers, block=_BLOCK)
     return found
 
@@ -132,7 +132,7 @@ def normalise_blocks(
         return blocks.of(whole.unflatten(2, (-1, 3)).permute(0, 3, 1, 2))
     levels = levels.contiguous()
     found = torch.empty(frames, rows, columns, BLOCK_CHANNELS, device=levels.device, dtype=dtype)
-    _fill_blocks(levels, found, (mean, scale), (height, width), blocks, offset + 0.5, levels_are_rounded=True)
+    _fill_blocks(levels, found, (mean, scale), (height, width), blocks, offset, levels_are_rounded=True)
     return found.permute(0, 3, 1, 2)
 
 
@@ -151,7 +151,7 @@ def _fill_blocks(
     numbers: tuple[Tensor, Tensor],
     size: tuple[int, int],
     blocks: Blocks,
-    half_more: float,
+    offset: float,
     *,
     levels_are_rounded: bool,
 ) -> None:
@@ -159,7 +159,7 @@ def _fill_blocks(
     cells = frames * rows * columns
     launch(
         *(_normalise_blocks, (triton.cdiv(cells, _CELLS),), levels, found, *numbers),
-        *(cells, *size, rows, columns, blocks.before, half_more),
+        *(cells, *size, rows, columns, blocks.before, offset),
         levels_are_rounded=levels_are_rounded,
         block=_CELLS,
         channels=BLOCK_CHANNELS,
@@ -241,11 +241,12 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
         tl.store(found + row * after + column, values, mask=column < after)
 
     @triton.jit
-    def normalising(levels, found, mean, scale, number, width, half_more, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    def normalising(levels, found, mean, scale, number, width, offset, block: tl.constexpr):  # type: ignore[no-untyped-def]
         places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         inside = places < number
         values = tl.load(levels + places, mask=inside, other=0.0).to(tl.float32)
-        values = tl.minimum(tl.maximum(tl.floor(values + half_more), 0.0), 255.0)
+        # A float32 as large as 1.5 * 2**23 has no fraction, and halves go to the even neighbour, as torch rounds.
+        values = tl.minimum(tl.maximum((values + offset + 12582912.0) - 12582912.0, 0.0), 255.0)
         column = places % width
         values -= tl.load(mean + column, mask=inside, other=0.0)
         values *= tl.load(scale + column, mask=inside, other=0.0)
@@ -263,7 +264,7 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
         rows,
         columns,
         before,
-        half_more,
+        offset,
         levels_are_rounded: tl.constexpr,
         block: tl.constexpr,
         channels: tl.constexpr,
@@ -278,7 +279,7 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
         inside = real & (channel < 12) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
         values = tl.load(picture + (y * width + x) * 3 + colour, mask=inside, other=0.0).to(tl.float32)
         if levels_are_rounded:  # and normalised; else they are that already
-            values = tl.minimum(tl.maximum(tl.floor(values + half_more), 0.0), 255.0)
+            values = tl.minimum(tl.maximum((values + offset + 12582912.0) - 12582912.0, 0.0), 255.0)  # as above
             values -= tl.load(mean + colour)
             values *= tl.load(scale + colour)
             values = tl.where(inside, values, 0.0)
