@@ -23,21 +23,27 @@ KERNELS: list[tuple[Any, dict[str, str], tuple[str, ...], dict[str, Any]]] = [
         (),
         {"has_bias": True, "has_other": True, "activation": 2, "block": 1024},
     ),
-    (engine._centre, {"levels": "u8", "found": "fp16"}, (), {"unit": 4, "block": 1024}),
-    (
-        engine._normalise,
-        {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
-        ("offset",),
-        {"block": 1024},
+    *(
+        (engine._centre, {"levels": "u8", "found": resized}, (), {"unit": 4, "block": 1024})
+        for resized in ("fp16", "fp32")
+    ),
+    *(
+        (
+            engine._normalise,
+            {"levels": resized, "found": kind, "mean": "fp32", "scale": "fp32"},
+            (),
+            {"block": 1024},
+        )
+        for resized, kind in (("fp16", "bf16"), ("fp32", "fp32"))
     ),
     *(
         (
             engine._normalise_blocks,
-            {"levels": "fp16", "found": "bf16", "mean": "fp32", "scale": "fp32"},
-            ("offset",),
+            {"levels": resized, "found": kind, "mean": "fp32", "scale": "fp32"},
+            () if rounded else ("offset",),  # a whole number, or none at all
             {"levels_are_rounded": rounded, "block": engine._CELLS, "channels": 16},
         )
-        for rounded in (False, True)
+        for resized, kind, rounded in (("fp16", "bf16", True), ("fp32", "fp32", True), ("fp32", "bf16", False))
     ),
     (engine._max_pool, {"x": "bf16", "found": "bf16"}, (), {"kernel": 3, "stride": 2, "padding": 1, "block": 1024}),
     *(

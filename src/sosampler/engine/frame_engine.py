@@ -68,7 +68,8 @@ class FrameEngine:
             was given; ONNX Runtime runs it unless the backend is OpenVINO.
         sampler_precision: of the sampler's network, on a GPU. None takes the classifier's, but float16 for bfloat16
             where values stay small enough: close scores keep their order better. "float32" also resizes in it, so that
-            choices are those of the sampler itself, up to TF32 if torch may use that. On a CPU it is float32.
+            choices are nearly always those of the sampler itself, more so where torch may not use TF32. On a CPU it is
+            float32.
         backend: "torch"; "openvino", on the CPU; "onnxruntime", on the CPU for the sampler (the classifier in torch).
         compiled: on a GPU one of `MODES`; None takes "graphs".
         keep_memory: on the CPU let the process keep freed memory, see `engine.allocator`.
