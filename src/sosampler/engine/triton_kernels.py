@@ -89,7 +89,7 @@ def finish(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str
     return x
 
 
-def centred(levels: Tensor, middle: int, width: int, dtype: torch.dtype = torch.float16) -> Tensor:
+def centred(levels: Tensor, middle: int, width: int, dtype: torch.dtype) -> Tensor:
     """uint8 [F, H, W] -> [F, H, width]: grey levels around the middle one, then zeros."""
     if not can_use(levels):
         # In one pass: the tensor without dimensions decides the type.
@@ -202,6 +202,20 @@ def _by_steps(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: 
     return F.relu6(x) if activation == "relu6" else x
 
 
+def _define_whole_levels() -> Any:
+    """Apart, for kernels find each other by the names of a module alone."""
+
+    @triton.jit
+    def whole_levels(values):  # type: ignore[no-untyped-def]
+        # A float32 as large as 1.5 * 2**23 has no fraction, and halves go to the even neighbour, as torch rounds.
+        return tl.minimum(tl.maximum((values + 12582912.0) - 12582912.0, 0.0), 255.0)
+
+    return whole_levels
+
+
+_whole_levels: Any = _define_whole_levels() if triton is not None else None
+
+
 def _define() -> tuple[Any, Any, Any, Any, Any]:
     """The kernels. Numbers are added in float32, as in a convolution that does it itself."""
 
@@ -245,8 +259,7 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
         places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         inside = places < number
         values = tl.load(levels + places, mask=inside, other=0.0).to(tl.float32)
-        # A float32 as large as 1.5 * 2**23 has no fraction, and halves go to the even neighbour, as torch rounds.
-        values = tl.minimum(tl.maximum((values + offset + 12582912.0) - 12582912.0, 0.0), 255.0)
+        values = _whole_levels(values + offset)
         column = places % width
         values -= tl.load(mean + column, mask=inside, other=0.0)
         values *= tl.load(scale + column, mask=inside, other=0.0)
@@ -279,7 +292,7 @@ def _define() -> tuple[Any, Any, Any, Any, Any]:
         inside = real & (channel < 12) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
         values = tl.load(picture + (y * width + x) * 3 + colour, mask=inside, other=0.0).to(tl.float32)
         if levels_are_rounded:  # and normalised; else they are that already
-            values = tl.minimum(tl.maximum((values + offset + 12582912.0) - 12582912.0, 0.0), 255.0)  # as above
+            values = _whole_levels(values + offset)
             values -= tl.load(mean + colour)
             values *= tl.load(scale + colour)
             values = tl.where(inside, values, 0.0)

@@ -31,10 +31,7 @@ class FastDepthwise(SameConv):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not can_use(x) or not dense(x):
             return super().forward(x)
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        found: Tensor = _Depthwise.apply(x, self.weight, self.stride[0])
+        found: Tensor = _Depthwise.apply(x.to(self.type_for(x)), self.weight, self.stride[0])
         return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 class SameConv(nn.Conv2d):
@@ -15,3 +16,8 @@ class SameConv(nn.Conv2d):
         super().__init__(conv.in_channels, conv.out_channels, *numbers, bias=False, device="meta")  # draws nothing
         self.weight = conv.weight
         self.train(conv.training)
+
+    def type_for(self, x: Tensor) -> torch.dtype:
+        """In which torch would compute it: autocast's, where that is on."""
+        kind = x.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

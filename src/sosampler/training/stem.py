@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,6 +23,4 @@ class FastStem(SameConv):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or x.requires_grad or not can_use(x) or not dense(x):
             return super().forward(x)
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        return F.conv2d(as_blocks(x, dtype, self._blocks), self._blocks.weights(self.weight))
+        return F.conv2d(as_blocks(x, self.type_for(x), self._blocks), self._blocks.weights(self.weight))
