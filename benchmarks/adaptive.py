@@ -8,7 +8,7 @@ SCORES are .npz files, one for each training of a sampler and each set of videos
 and label [V]. Files of dev, and of test, are of the same videos in the same order. The kth of dev and the kth of test
 belong to one training; a single one of dev stands for all.
 
-The constants of `sosampler.policies.adaptive` and the default tolerance are chosen on dev alone: the highest top-1, of
+The constants of `sosampler.policies.auto` and the default tolerance are chosen on dev alone: the highest top-1, of
 which each frame in the mean takes off half a point; spread and tolerance together, then share with that tolerance. Test
 is measured with what is in the package. Intervals are of a bootstrap over videos, paired, on the mean over trainings.
 """
@@ -26,13 +26,22 @@ from adaptive_table import table, write_picture
 from common import Results
 from numpy.typing import NDArray
 
-from sosampler.auto_frames import DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE, AutoFrames
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.evaluation.bootstrap import interval, resample_counts
-from sosampler.policies.adaptive import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
-from sosampler.samplers.light_scoring import log_belief, scores_of, sigmoid
+from sosampler.policies.auto import (
+    DEFAULT_LEAST,
+    DEFAULT_MOST,
+    DEFAULT_TOLERANCE,
+    SHARE,
+    SPREAD,
+    AutoFrames,
+    count_frames,
+    expected_by_belief,
+    expected_by_confidence,
+)
+from sosampler.samplers.onnx_sampler import log_belief, scores_of, sigmoid
 from sosampler.samplers.recipe import read_recipe
-from sosampler.training.calibration import fit_calibration
+from sosampler.training.sampler_dev import fit_calibration
 
 Numbers = NDArray[np.float64]
 

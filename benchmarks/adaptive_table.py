@@ -58,8 +58,8 @@ def _difference(measured: dict[str, Any] | None) -> str:
 
 def write_picture(told: dict[str, Any], path: Path) -> None:
     """Top-1 on test against the mean number of frames, a panel for each rule."""
-    from sosampler.files import replacing
-    from sosampler.report.curves import import_matplotlib
+    from sosampler._util.files import replacing
+    from sosampler.figures.curves import import_matplotlib
 
     matplotlib, *_ = import_matplotlib()
     from matplotlib.figure import Figure

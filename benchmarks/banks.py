@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
-from sosampler.data.inspect_bank import bank_info, verify_bank
-from sosampler.data.manifest import Item
+from sosampler._util.environment import circumstances
+from sosampler.bank.inspect import bank_info, verify_bank
+from sosampler.datasets.manifest import Item
 
 
 def manifests(clips: Path) -> dict[str, so.Manifest]:

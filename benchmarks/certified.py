@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.bench.optimal import made_up
 from sosampler.policies.optimal import optimal_mean_logits
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sosampler.files import replacing
+from sosampler._util.files import replacing
 
 ROW_LENGTH = 1000  # letters
 

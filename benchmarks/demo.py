@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.demo import run_demo
 
 KEPT = ("policy", "num_frames", "num_candidates", "top1", "ci95", "versus_uniform", "fidelity", "recovered", "gmacs")

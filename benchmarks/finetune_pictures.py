@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 
 GRID: dict[str, dict[str, Any]] = {
     "15 epochs": {"epochs": 15},

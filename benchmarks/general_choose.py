@@ -32,10 +32,10 @@ from general_training import HEADS, RETAINED, SURE
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from sosampler.export import export_sampler, onnx_bytes
-from sosampler.policies.typical import typical_order
+from sosampler.policies.learned import CHOICE
+from sosampler.policies.visual import typical_order
+from sosampler.samplers.export import export_sampler, onnx_bytes
 from sosampler.samplers.onnx_sampler import OnnxSampler
-from sosampler.samplers.shipped import CHOICE
 from sosampler.samplers.sosampler import SOSampler
 
 GRID: dict[str, tuple[float, ...]] = {

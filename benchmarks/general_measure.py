@@ -30,10 +30,10 @@ from general_sets import (
 from numpy.typing import NDArray
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.evaluation.bootstrap import interval, resample_counts
-from sosampler.policies import get_policy
-from sosampler.samplers.shipped import general_order
+from sosampler.policies.learned import general_order
+from sosampler.policies.registry import get_policy
 
 POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "general")
 GENERAL, UNIFORM = "general", "uniform"

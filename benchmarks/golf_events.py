@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.evaluation.bootstrap import interval, resample_counts
 
 NUM_FRAMES, NUM_CANDIDATES = (2, 4, 6, 8), 16

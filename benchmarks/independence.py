@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.evaluation.independence import independence
-from sosampler.report.kde import independence_figure
+from sosampler.figures.kde import independence_figure
 
 
 def measure(name: str, videos: Path, arguments: argparse.Namespace) -> dict[str, Any]:

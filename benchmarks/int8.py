@@ -21,10 +21,10 @@ import torch
 from common import Results
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.engine.inputs import InputMaker
 from sosampler.engine.int8 import int8_net
-from sosampler.export.quantize import answers, levels_of
+from sosampler.engine.quantize import answers, levels_of
 from sosampler.training.examples import read_picture
 
 DEFAULT = Path(__file__).with_suffix(".json")

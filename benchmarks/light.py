@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sosampler.bench.measure import circumstances
-from sosampler.files import replacing
-from sosampler.samplers.shipped import FOLDER
+from sosampler._util.environment import circumstances
+from sosampler._util.files import replacing
+from sosampler.policies.learned import FOLDER
 
 ROOT = Path(__file__).parent.parent
 MEGABYTE = 2**20

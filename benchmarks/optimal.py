@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
+from sosampler._util.files import replacing
 from sosampler.bench.optimal import bench_optimal, table
-from sosampler.files import replacing
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 import sosampler as so
-from sosampler.classifiers.registry import WEIGHTS
-from sosampler.data.make_reels import reel_recipe
+from sosampler.classifiers.factory import WEIGHTS
+from sosampler.reels.make import reel_recipe
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 

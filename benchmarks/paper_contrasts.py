@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.classifiers.outputs import activate
 from sosampler.evaluation.bootstrap import Resamples, interval, resample_counts
 from sosampler.evaluation.metrics import multi_hot

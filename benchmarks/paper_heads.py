@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import sosampler as so
-from sosampler.files import replacing
+from sosampler._util.files import replacing
 from sosampler.training.recipe import rate_at
-from sosampler.training.starting_network import starting_network
+from sosampler.training.train_classifier import starting_network
 
 CLIP_FRAMES = 6  # as the other classifiers of paper_classifiers.py learn from
 BATCH = 64

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sosampler.reproduce.rows import rows_of
-from sosampler.reproduce.trainings import Training
+from sosampler.paper.plan import Training, rows_of
 
 ALL_SEEDS, ONE_SEED = (0, 1, 2), (0,)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sosampler.reproduce.tables import name_in_words
-from sosampler.reproduce.tables import table as reproduced_table
+from sosampler.paper.tables import name_in_words
+from sosampler.paper.tables import table as reproduced_table
 
 Result = dict[str, Any]
 ORDER = ("table1", "table2", "table5", "table6", "table7", "tableII", "figureI")  # the rows of figure4 are in these

@@ -119,7 +119,7 @@ def teach(common: Common, place: str) -> None:
     """The classifier's answers go into the bank; a bank of clips is a copy by links, for each has one writer."""
     import paper_classifiers
 
-    from sosampler.data.bank_format import BankFolder
+    from sosampler.bank.format import BankFolder
 
     spec = SPECS[place]
     bank = common.folder / spec.bank
@@ -152,7 +152,7 @@ def keep_features(common: Common, place: str) -> None:
     """What systems look at, before several of them start."""
     import torch
 
-    from sosampler.training.system_features import heavy_source, keep_features, light_source
+    from sosampler.training.baseline_data import heavy_source, keep_features, light_source
 
     here = _place(common, place)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -165,7 +165,7 @@ def keep_features(common: Common, place: str) -> None:
 
 @lru_cache(maxsize=4)
 def _place(common: Common, name: str) -> Any:
-    from sosampler.reproduce.places import find_places
+    from sosampler.paper.locations import find_places
 
     spec = SPECS[name]
     (place,) = find_places(
@@ -187,7 +187,7 @@ def spec_of(common: Common, name: str) -> Spec:
 def train(common: Common, place: str, experiment: str, training: str, seed: int) -> Any:
     """One sampler or system, into the folder in which `reproduce` looks for it."""
     from sosampler.errors import SosamplerError
-    from sosampler.reproduce.trainings import train_one
+    from sosampler.paper.plan import train_one
 
     spec, here = spec_of(common, place), _place(common, place)
     (wanted,) = [one for one in spec.trainings(experiment) if one.name == training]
@@ -212,7 +212,7 @@ def measure(common: Common, place: str, experiment: str, seeds: list[int]) -> An
     """One table or figure; all that it shows is trained."""
     import paper_contrasts
 
-    from sosampler.reproduce.runner import reproduce
+    from sosampler.paper.run import reproduce
 
     spec = spec_of(common, place)
     (found,) = reproduce(

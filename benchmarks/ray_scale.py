@@ -18,13 +18,13 @@ from statistics import median
 
 from common import Results
 
-from sosampler.bench.measure import circumstances, compare
-from sosampler.bench.videos import looped_video
-from sosampler.cli.select_many import Job, Outputs, _work
-from sosampler.integrations.ray_data import RaySettings, connected
-from sosampler.integrations.ray_videos import stream_rows
-from sosampler.options import SelectOptions
-from sosampler.steps import SelectStep
+from sosampler._util.environment import circumstances, compare
+from sosampler.bench.decode import looped_video
+from sosampler.inference.many import Job, Outputs, _work
+from sosampler.inference.options import SelectOptions
+from sosampler.inference.steps import SelectStep
+from sosampler.integrations.ray.cluster import RaySettings, connected
+from sosampler.integrations.ray.rows import stream_rows
 
 OPTIONS = SelectOptions(
     num_frames=6, num_candidates=10, policy="frame-difference", candidates="keyframe", size=256, threads=1

@@ -39,11 +39,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
+from sosampler._util.files import replacing
+from sosampler.classifiers.factory import saved_folder
 from sosampler.classifiers.penultimate import class_layer
-from sosampler.classifiers.registry import saved_folder
-from sosampler.data.manifest import Item
-from sosampler.files import replacing
+from sosampler.datasets.manifest import Item
 from sosampler.training.examples import multi_hot
 
 LEAST_CLIPS = 25  # of a label, where clips have several

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
 from sosampler.training.examples import read_picture
 
 COUNTERPARTS = {

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
-from sosampler.data.make_reels import reel_recipe
-from sosampler.data.reels import SPORTS22
+from sosampler._util.environment import circumstances
+from sosampler.reels.make import reel_recipe
+from sosampler.reels.recipe import SPORTS22
 
 # name -> the options of `sosampler train`; the first three are the recipes of the package
 RECIPES: dict[str, list[str]] = {

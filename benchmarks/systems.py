@@ -32,12 +32,12 @@ from typing import Any
 import torch
 
 import sosampler as so
-from sosampler.bench.measure import circumstances
+from sosampler._util.environment import circumstances
+from sosampler.baselines.base import light_network
 from sosampler.errors import MissingDependency, SosamplerError
 from sosampler.samplers.recipe import read_recipe
 from sosampler.samplers.registry import RECIPES
-from sosampler.systems.light import light_network
-from sosampler.training.precision import settled_precision
+from sosampler.training.optim import settled_precision
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where it is not run as a script
 

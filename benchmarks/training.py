@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 import sosampler as so
-from sosampler.bench.measure import circumstances, compare, in_turns
+from sosampler._util.environment import circumstances, compare, in_turns
+from sosampler._util.files import replacing
+from sosampler._util.workers import num_cores
+from sosampler.bank import annotate as teaching
 from sosampler.bench.train import bench_train, table
-from sosampler.data import reel_processes, teaching
-from sosampler.data.processes import num_cores
-from sosampler.files import replacing
+from sosampler.reels import bank as reel_processes
 
 STILL = {"pan": 0.0, "zoom": 0.0, "blur": 0.0, "fade": 0.0}
 SIZES = {"size": 176, "num_candidates": 10, "num_shots": 10, "seconds_per_shot": 1.0, "fps": 4}

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import wrap_classifier
+from sosampler.bank.bank import Bank
+from sosampler.bank.format import teacher_batch, teacher_schema, write_text
+from sosampler.bank.from_arrays import FrameEntry
+from sosampler.bank.prepare import prepare
+from sosampler.bank.writer import writing_shard
 from sosampler.classifiers.base import Classifier
-from sosampler.data.bank import Bank
-from sosampler.data.bank_format import teacher_batch, teacher_schema, write_text
-from sosampler.data.bank_writer import writing_shard
-from sosampler.data.prepare import prepare
-from sosampler.data.write_frames import FrameEntry
-from sosampler.synthetic import numbered_video
+from sosampler.video.synthetic import numbered_video
 
 # Frames of each video; the third is broken, the fourth has another shape, the fifth is short.
 LENGTHS = {"a.mp4": 90, "b.mp4": 64, "broken.mp4": 0, "wide.mp4": 50, "short.mp4": 7, "c.mp4": 100}

@@ -13,7 +13,7 @@ from typing import Any
 import av
 import numpy as np
 
-from sosampler.synthetic import numbered_frame, numbered_video
+from sosampler.video.synthetic import numbered_frame, numbered_video
 
 FPS = 30
 

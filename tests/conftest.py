@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sosampler.errors import MissingDependency
-from sosampler.synthetic import numbered_video
+from sosampler.video.synthetic import numbered_video
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -182,7 +182,7 @@ def _read_data(block: Block) -> None:
     if block.language == "json":
         json.loads(block.code)
     elif block.language == "csv":
-        from sosampler.data import read_manifest
+        from sosampler.datasets.manifest import read_manifest
 
         Path("shown").mkdir(exist_ok=True)  # away from class lists, which go with manifests beside them
         Path("shown/manifest.csv").write_text(block.code, encoding="utf-8")

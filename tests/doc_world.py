@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import sosampler as so
-from doc_blocks import TINY
-from sosampler.synthetic import encode_video, numbered_frame, numbered_video
+from sosampler.video.synthetic import encode_video, numbered_frame, numbered_video
+from tests.doc_blocks import TINY
 
 CLASSES = ("ant", "bee")
 _COUNTS = {"train": 6, "dev": 2, "test": 4}

@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from sosampler.export import Exported, export_sampler
-from sosampler.samplers import SOSampler
-from test_sampler_network import BELIEF, scattered
+from sosampler.samplers.export import Exported, export_sampler
+from sosampler.samplers.sosampler import SOSampler
+from tests.samplers.test_sampler_network import BELIEF, scattered
 
 NAMES = ["run", "jump", "swim"]
 _folders: list[TemporaryDirectory] = []  # removed when the process ends

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sosampler.data.bank import Bank
-from sosampler.data.bank_format import FEATURES_KIND, VERSION, features_schema, tables_batch, write_text
-from sosampler.data.bank_writer import writing_shard
-from sosampler.data.write_frames import FrameEntry, write_frames
+from sosampler.bank.bank import Bank
+from sosampler.bank.format import FEATURES_KIND, VERSION, features_schema, tables_batch, write_text
+from sosampler.bank.from_arrays import FrameEntry, write_frames
+from sosampler.bank.writer import writing_shard
 
 CLASSES = ("run", "jump", "swim", "dance")
 STORED, USEFUL = 12, 2  # frames of a video, and those among them that show the class

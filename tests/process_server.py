@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from sosampler.data.shared_pixels import SharedPixels
+from sosampler._util.workers import SharedPixels
 from sosampler.errors import InvalidArgument
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sosampler.evaluation.per_video import EVALUATION_FILE, KIND, VERSION, VIDEOS_FILE, rows_digest
+from sosampler.evaluation.result import EVALUATION_FILE, KIND, VERSION, VIDEOS_FILE, rows_digest
 from sosampler.report.run_report import write_run_report
 
 POLICIES = ("uniform", "mine", "semi-optimal", "optimal")

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sosampler.data.bank import Bank
-from sosampler.data.bank_format import teacher_batch, teacher_schema, write_text
-from sosampler.data.bank_writer import writing_shard
-from sosampler.data.write_frames import FrameEntry, write_frames
+from sosampler.bank.bank import Bank
+from sosampler.bank.format import teacher_batch, teacher_schema, write_text
+from sosampler.bank.from_arrays import FrameEntry, write_frames
+from sosampler.bank.writer import writing_shard
 
 CLASSES = ("run", "jump", "swim")
 TEACHER = "a" * 16

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sosampler.data.bank import Bank
-from sosampler.data.bank_format import FEATURES_KIND, features_schema, tables_batch, write_text
-from sosampler.data.bank_writer import writing_shard
+from sosampler.bank.bank import Bank
+from sosampler.bank.format import FEATURES_KIND, features_schema, tables_batch, write_text
+from sosampler.bank.writer import writing_shard
+from sosampler.baselines.base import System, SystemOutput, Views
+from sosampler.baselines.folder import save_system
+from sosampler.baselines.registry import create_system
 from sosampler.errors import InvalidArgument
-from sosampler.systems import System, SystemOutput, Views, create_system
-from sosampler.systems.folder import save_system
-from taught_banks import FINGERPRINT, LABELS, LENGTHS, distinct, random_logits, softmax, teach, write_bank
-from taught_banks import NUM_CANDIDATES as T
+from tests.taught_banks import FINGERPRINT, LABELS, LENGTHS, distinct, random_logits, softmax, teach, write_bank
+from tests.taught_banks import NUM_CANDIDATES as T
 
 HEAVY, LIGHT = 4, 2  # widths: of heavy features the first says when to stop, the others are logits
 HEAVY_GMACS, LIGHT_GMACS, STEP_GMACS = 4.0, 0.5, 0.25

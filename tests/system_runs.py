@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 import sosampler as so
-from learnable_banks import HEAVY_GMACS, HEAVY_PRINT, LIGHT_GMACS, LIGHT_PRINT, write_features
 from sosampler.samplers.backbones import create_backbone
+from tests.learnable_banks import HEAVY_GMACS, HEAVY_PRINT, LIGHT_GMACS, LIGHT_PRINT, write_features
 
 TINY = "timm:test_resnet.r160_in1k"
 KEPT = {"classifier": "heavy", "light": "light"}

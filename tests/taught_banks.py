@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from banks import CLASSES, picture
-from sosampler.data.bank import Bank
-from sosampler.data.bank_format import teacher_batch, teacher_schema, write_text
-from sosampler.data.bank_writer import writing_shard
-from sosampler.data.positions import uniform_positions
-from sosampler.data.write_frames import FrameEntry, write_frames
-from sosampler.video.candidates import segment_centres
+from sosampler.bank.bank import Bank
+from sosampler.bank.format import teacher_batch, teacher_schema, write_text
+from sosampler.bank.from_arrays import FrameEntry, write_frames
+from sosampler.bank.writer import writing_shard
+from sosampler.video.candidates import segment_centres, uniform_positions
+from tests.banks import CLASSES, picture
 
 FINGERPRINT = "ab" * 8
 # The third is shorter than T and the last is shorter than N.

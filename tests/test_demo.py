@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sosampler import SOSampler, create_classifier, demo, open_video
+from sosampler.bank.bank import Bank
 from sosampler.cli.main import main
-from sosampler.data.bank import Bank
 from sosampler.demo import DemoSettings, run_demo
 from sosampler.errors import InvalidArgument, MissingDependency
 

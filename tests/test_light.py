@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import unavailable
+from tests.conftest import unavailable
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "torchvision", "torchcodec", "transformers", "timm", "pyarrow", "matplotlib", "sklearn")

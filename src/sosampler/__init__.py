@@ -7,26 +7,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sosampler._select import select
-    from sosampler.classifiers import (
-        Classifier,
-        PooledClassifier,
-        Preprocessing,
-        VideoClassifier,
-        create_classifier,
-        list_classifiers,
-        save_classifier,
-        wrap_classifier,
-    )
-    from sosampler.data.add_features import add_features
-    from sosampler.data.bank import Bank
-    from sosampler.data.make_reels import make_reels
-    from sosampler.data.manifest import Manifest, read_manifest
-    from sosampler.data.prepare import add_teacher, prepare
-    from sosampler.data.reels import ReelRecipe
-    from sosampler.data.splits import make_splits
-    from sosampler.data.subset import subset
-    from sosampler.data.write_frames import FrameEntry, write_frames
+    from sosampler.bank.add_features import add_features
+    from sosampler.bank.bank import Bank
+    from sosampler.bank.from_arrays import FrameEntry, write_frames
+    from sosampler.bank.prepare import add_teacher, prepare
+    from sosampler.bank.subset import subset
+    from sosampler.baselines.folder import load_system
+    from sosampler.classifiers.base import Classifier, VideoClassifier
+    from sosampler.classifiers.factory import create_classifier, list_classifiers, save_classifier
+    from sosampler.classifiers.pooled import PooledClassifier
+    from sosampler.classifiers.preprocessing import Preprocessing
+    from sosampler.classifiers.wrap import wrap_classifier
+    from sosampler.datasets.manifest import Manifest, read_manifest
+    from sosampler.datasets.splits import make_splits
+    from sosampler.engine.quantize import Quantized, quantize_classifier
     from sosampler.errors import (
         ClassifierError,
         InvalidArgument,
@@ -38,52 +32,56 @@ if TYPE_CHECKING:
     )
     from sosampler.evaluation.evaluate import evaluate
     from sosampler.evaluation.independence import independence
-    from sosampler.evaluation.rows import Evaluation
-    from sosampler.export.quantize import Quantized, quantize_classifier
-    from sosampler.pipeline import Pipeline, Prediction
-    from sosampler.policies import list_policies
-    from sosampler.samplers import SOSampler, list_samplers, load_sampler
+    from sosampler.evaluation.result import Evaluation
+    from sosampler.inference.pipeline import Pipeline, Prediction
+    from sosampler.inference.select import select
+    from sosampler.inference.selection import Candidates, Selection
+    from sosampler.policies.registry import list_policies
+    from sosampler.reels.make import make_reels
+    from sosampler.reels.recipe import ReelRecipe
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
-    from sosampler.selection import Candidates, Selection
-    from sosampler.systems.folder import load_system
+    from sosampler.samplers.registry import list_samplers, load_sampler
+    from sosampler.samplers.sosampler import SOSampler
     from sosampler.training.recipe import ClassifierRecipe
+    from sosampler.training.train_baseline import TrainedSystem
     from sosampler.training.train_classifier import TrainedClassifier, train_classifier
     from sosampler.training.train_sampler import TrainedSampler, train
-    from sosampler.training.train_system import TrainedSystem
-    from sosampler.video import Limits, VideoMetadata, open_video
+    from sosampler.video.limits import Limits
+    from sosampler.video.reader import VideoMetadata
+    from sosampler.video.source import open_video
 
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
 _HOMES = {
-    "select": "sosampler._select",
-    "create_classifier": "sosampler.classifiers",
-    "list_classifiers": "sosampler.classifiers",
-    "save_classifier": "sosampler.classifiers",
-    "wrap_classifier": "sosampler.classifiers",
-    "Classifier": "sosampler.classifiers",
-    "PooledClassifier": "sosampler.classifiers",
-    "Preprocessing": "sosampler.classifiers",
-    "VideoClassifier": "sosampler.classifiers",
-    "read_manifest": "sosampler.data.manifest",
-    "make_splits": "sosampler.data.splits",
-    "Manifest": "sosampler.data.manifest",
-    "prepare": "sosampler.data.prepare",
-    "add_teacher": "sosampler.data.prepare",
-    "Bank": "sosampler.data.bank",
-    "add_features": "sosampler.data.add_features",
-    "write_frames": "sosampler.data.write_frames",
-    "FrameEntry": "sosampler.data.write_frames",
-    "subset": "sosampler.data.subset",
-    "make_reels": "sosampler.data.make_reels",
-    "ReelRecipe": "sosampler.data.reels",
-    "train_classifier": "sosampler.training",
-    "TrainedClassifier": "sosampler.training",
-    "ClassifierRecipe": "sosampler.training",
-    "Selection": "sosampler.selection",
-    "Candidates": "sosampler.selection",
-    "open_video": "sosampler.video",
-    "VideoMetadata": "sosampler.video",
-    "Limits": "sosampler.video",
-    "list_policies": "sosampler.policies",
+    "select": "sosampler.inference.select",
+    "create_classifier": "sosampler.classifiers.factory",
+    "list_classifiers": "sosampler.classifiers.factory",
+    "save_classifier": "sosampler.classifiers.factory",
+    "wrap_classifier": "sosampler.classifiers.wrap",
+    "Classifier": "sosampler.classifiers.base",
+    "PooledClassifier": "sosampler.classifiers.pooled",
+    "Preprocessing": "sosampler.classifiers.preprocessing",
+    "VideoClassifier": "sosampler.classifiers.base",
+    "read_manifest": "sosampler.datasets.manifest",
+    "make_splits": "sosampler.datasets.splits",
+    "Manifest": "sosampler.datasets.manifest",
+    "prepare": "sosampler.bank.prepare",
+    "add_teacher": "sosampler.bank.prepare",
+    "Bank": "sosampler.bank.bank",
+    "add_features": "sosampler.bank.add_features",
+    "write_frames": "sosampler.bank.from_arrays",
+    "FrameEntry": "sosampler.bank.from_arrays",
+    "subset": "sosampler.bank.subset",
+    "make_reels": "sosampler.reels.make",
+    "ReelRecipe": "sosampler.reels.recipe",
+    "train_classifier": "sosampler.training.train_classifier",
+    "TrainedClassifier": "sosampler.training.train_classifier",
+    "ClassifierRecipe": "sosampler.training.recipe",
+    "Selection": "sosampler.inference.selection",
+    "Candidates": "sosampler.inference.selection",
+    "open_video": "sosampler.video.source",
+    "VideoMetadata": "sosampler.video.reader",
+    "Limits": "sosampler.video.limits",
+    "list_policies": "sosampler.policies.registry",
     "SosamplerError": "sosampler.errors",
     "InvalidArgument": "sosampler.errors",
     "VideoError": "sosampler.errors",
@@ -91,23 +89,23 @@ _HOMES = {
     "MissingDependency": "sosampler.errors",
     "ClassifierError": "sosampler.errors",
     "WeightsError": "sosampler.errors",
-    "train": "sosampler.training",
-    "TrainedSampler": "sosampler.training",
-    "TrainedSystem": "sosampler.training.train_system",
-    "SOSampler": "sosampler.samplers",
-    "load_sampler": "sosampler.samplers",
-    "list_samplers": "sosampler.samplers",
-    "load_system": "sosampler.systems.folder",
+    "train": "sosampler.training.train_sampler",
+    "TrainedSampler": "sosampler.training.train_sampler",
+    "TrainedSystem": "sosampler.training.train_baseline",
+    "SOSampler": "sosampler.samplers.sosampler",
+    "load_sampler": "sosampler.samplers.registry",
+    "list_samplers": "sosampler.samplers.registry",
+    "load_system": "sosampler.baselines.folder",
     "SamplerRecipe": "sosampler.samplers.recipe",
     "read_recipe": "sosampler.samplers.recipe",
     "list_recipes": "sosampler.samplers.recipe",
     "evaluate": "sosampler.evaluation.evaluate",
-    "Evaluation": "sosampler.evaluation.rows",
+    "Evaluation": "sosampler.evaluation.result",
     "independence": "sosampler.evaluation.independence",
-    "quantize_classifier": "sosampler.export.quantize",
-    "Quantized": "sosampler.export.quantize",
-    "Pipeline": "sosampler.pipeline",
-    "Prediction": "sosampler.pipeline",
+    "quantize_classifier": "sosampler.engine.quantize",
+    "Quantized": "sosampler.engine.quantize",
+    "Pipeline": "sosampler.inference.pipeline",
+    "Prediction": "sosampler.inference.pipeline",
 }
 
 __all__ = [

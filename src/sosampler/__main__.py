@@ -1,3 +1,5 @@
+""""""
+
 from sosampler.cli.main import main
 
 main()

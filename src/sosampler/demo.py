@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler.checks import whole_number
+from sosampler._util.files import replacing
+from sosampler._util.progress import progress_bar
+from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument, MissingDependency
-from sosampler.files import replacing
-from sosampler.progress import progress_bar
 
 if TYPE_CHECKING:
-    from sosampler.data.bank import Bank
-    from sosampler.evaluation.rows import Evaluation
+    from sosampler.bank.bank import Bank
+    from sosampler.evaluation.result import Evaluation
+
 
 Say = Callable[[str], None]
 
@@ -93,7 +94,7 @@ def run_demo(
         say: is told what happens and how long it took.
     """
     _check_installed()
-    from sosampler.evaluation.per_video import EVALUATION_FILE
+    from sosampler.evaluation.result import EVALUATION_FILE
 
     chosen = settings or DemoSettings()
     folder = Path(out)
@@ -128,7 +129,7 @@ def run_demo(
 
 
 def _make_videos(folder: Path, settings: DemoSettings, seed: int) -> None:
-    from sosampler.data.make_reels import make_reels
+    from sosampler.reels.make import make_reels
 
     with progress_bar("writing videos", sum(settings.videos.values())) as bar:
         make_reels(
@@ -144,8 +145,8 @@ def _make_videos(folder: Path, settings: DemoSettings, seed: int) -> None:
 
 
 def _train_classifier(folder: Path, settings: DemoSettings, seed: int, say: Say) -> Any:
-    from sosampler.data.make_reels import make_reels
-    from sosampler.training import train_classifier
+    from sosampler.reels.make import make_reels
+    from sosampler.training.train_classifier import train_classifier
 
     clips = make_reels(
         "procedural",
@@ -173,7 +174,7 @@ def _train_classifier(folder: Path, settings: DemoSettings, seed: int, say: Say)
 
 
 def _prepare(folder: Path, settings: DemoSettings, classifier: Any) -> Bank:
-    from sosampler.data.prepare import prepare
+    from sosampler.bank.prepare import prepare
 
     with progress_bar("preparing", sum(settings.videos.values())) as bar:
         return prepare(
@@ -188,8 +189,8 @@ def _prepare(folder: Path, settings: DemoSettings, classifier: Any) -> Bank:
 
 
 def _train_sampler(folder: Path, settings: DemoSettings, bank: Bank, classifier: Any, seed: int, say: Say) -> Any:
-    from sosampler.classifiers.registry import WEIGHTS
-    from sosampler.training import train
+    from sosampler.classifiers.factory import WEIGHTS
+    from sosampler.training.train_sampler import train
 
     return train(
         bank,

@@ -1,0 +1,1 @@
+"""Measure speed on your own machine."""

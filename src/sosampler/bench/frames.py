@@ -67,7 +67,7 @@ def lively_sampler(*, seed: int = 0, shift: int = 0, input_size: int = 128, scor
 
 
 def random_classifier(name: str = "resnet50") -> Any:
-    from sosampler.classifiers.registry import create_classifier
+    from sosampler.classifiers.factory import create_classifier
 
     torch.manual_seed(0)
     return create_classifier(name, num_classes=_CLASSES)

@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 ENUMERATED, CERTIFIED = (10, 6), (100, 32)  # T, N
 # Videos a second on two cores.
 _BARS = {"enumeration": 1000.0, "certified": 20.0}
@@ -40,7 +41,7 @@ def bench_optimal(
     """
     import torch
 
-    from sosampler.bench.measure import circumstances
+    from sosampler._util.environment import circumstances
 
     rows = []
     for number in classes:
@@ -75,7 +76,7 @@ def made_up(videos: int, frames: int, classes: int, seed: int) -> tuple[Tensor, 
 
 
 def _row(logits: Tensor, labels: Tensor, num_frames: int, rounds: int) -> dict[str, Any]:
-    from sosampler.bench.measure import compare, in_turns
+    from sosampler._util.environment import compare, in_turns
     from sosampler.policies.optimal import optimal_mean_logits
 
     videos, candidates, classes = logits.shape

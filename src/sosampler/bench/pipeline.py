@@ -1,10 +1,13 @@
-"""From a file to a label: how fast and how good, as ratios to uniform sampling with the same classifier in one run."""
+"""How much memory a pipeline takes: over very many videos, and for a very long one. In processes of their own."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,13 +16,93 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sosampler.errors import InvalidArgument
+from sosampler._util.files import replacing
+from sosampler.bench.decode import CHUNK_FRAMES, FPS, encode_chunk, join_packets
+from sosampler.errors import InvalidArgument, SosamplerError
 
 if TYPE_CHECKING:
-    from sosampler.data.manifest import Manifest
-    from sosampler.pipeline import Pipeline
+    from sosampler.datasets.manifest import Manifest
+    from sosampler.inference.pipeline import Pipeline
+
 
 Say = Callable[[str], None]
+
+_MANY = """
+import json, sys, time
+from itertools import islice
+from pathlib import Path
+import psutil, torch
+import sosampler as so
+from sosampler.samplers import SOSampler
+from sosampler.synthetic import numbered_video
+work, count, settled = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+videos = [work / f"small.{number}.mp4" for number in range(3)]
+for video, (width, height) in zip(videos, [(96, 64), (64, 64), (64, 96)]):
+    numbered_video(video, num_frames=12, width=width, height=height)
+classifier = so.create_classifier("timm:test_resnet", num_classes=3, input_size=32)
+sampler = SOSampler(backbone="timm:test_resnet", input_size=32).freeze()
+pipe = so.Pipeline(sampler, classifier, num_candidates=6, num_frames=3, workers=2)
+def used():
+    me = psutil.Process()
+    return sum(one.memory_info().rss for one in (me, *me.children(recursive=True))) / 2**20
+begin = time.perf_counter()
+results = pipe.stream((videos[number % 3] for number in range(count)), on_error="raise")
+for _ in islice(results, settled): pass
+before = most = used()
+for number, _ in enumerate(results):
+    if number % 250 == 0:
+        most = max(most, used())
+for video in videos: video.unlink()
+print(json.dumps({"videos": count, "settled_after": settled, "mb_then": before, "most_mb_later": most,
+                  "grown_mb": most - before, "videos_a_second": count / (time.perf_counter() - begin)}))
+"""
+
+_HOUR = """
+import json, sys, time
+import torch
+import sosampler as so
+from sosampler.bench.measure import peak_memory_mb
+from sosampler.samplers import SOSampler
+classifier = so.create_classifier("resnet50")
+pipe = so.Pipeline(SOSampler().freeze(), classifier, num_candidates=256, num_frames=8, candidates="keyframe")
+pipe(sys.argv[2])
+before, begin = peak_memory_mb(), time.perf_counter()
+chosen = pipe(sys.argv[1]).selection
+print(json.dumps({"grown_mb": peak_memory_mb() - before, "seconds": time.perf_counter() - begin,
+                  "decoding_seconds": chosen.timing["total"], "candidates": len(chosen.candidates),
+                  "distinct": len(set(chosen.candidates.frame_indices.tolist())), "frames": len(chosen),
+                  "height": chosen.metadata.height, "duration": chosen.metadata.duration}))
+"""
+
+
+def watch_many(work: Path, count: int) -> dict[str, Any]:
+    """Memory of a pipeline and its decoding processes: after 500 small videos, and the most of all that follow."""
+    work.mkdir(parents=True, exist_ok=True)
+    return _in_own_process(_MANY, str(work), str(count), str(min(500, count // 2)))
+
+
+def watch_hour(clip: Path, work: Path, say: Say) -> dict[str, Any]:
+    """By how much the process grows with 256 keyframe candidates of an hour of 1080p, and how long that takes."""
+    video, chunk = work / f"{clip.stem}.hour1080.mp4", work / f"{clip.stem}.hour1080.chunk.mp4"
+    if not video.exists():
+        say(f"encoding {video.name}")
+        encode_chunk(clip, chunk, frames=CHUNK_FRAMES, keyframe_interval=250, width=1920, height=1080)
+        with replacing(video) as temporary:
+            join_packets([chunk] * (3600 * FPS // CHUNK_FRAMES), temporary)
+        chunk.unlink()
+    say(f"watching memory over {video.name}")
+    return {"bytes": video.stat().st_size, **_in_own_process(_HOUR, str(video), str(clip))}
+
+
+def _in_own_process(code: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SosamplerError(f"measuring memory in a process of its own failed: {done.stderr.strip()[-300:]}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+pipeline_Say = Callable[[str], None]
 Label = Callable[[Path], int]  # from a file to the number of a class
 
 NUM_CANDIDATES, NUM_FRAMES = 10, 6
@@ -62,7 +145,7 @@ def bench_pipeline(
     many: int = 10_000,
     hour: bool = True,
     device: str | None = None,
-    say: Say = lambda text: None,
+    say: pipeline_Say = lambda text: None,
 ) -> dict[str, Any]:
     """Time every clip, looped to five minutes of 720p, in three keyframe layouts; and be right about reels.
 
@@ -80,9 +163,8 @@ def bench_pipeline(
         device: of the networks.
         say: is told what is going on.
     """
+    from sosampler._util.environment import circumstances
     from sosampler.bench.decode import _videos
-    from sosampler.bench.measure import circumstances
-    from sosampler.bench.pipeline_memory import watch_hour, watch_many
     from sosampler.video.torchcodec_reader import import_decoders
 
     import_decoders()
@@ -137,8 +219,9 @@ def _num_threads() -> int:
 def _networks(sampler: Any, classifier: Any, device: str | None) -> tuple[Any, Any]:
     import torch
 
-    from sosampler.classifiers.registry import create_classifier
-    from sosampler.samplers import SOSampler, load_sampler
+    from sosampler.classifiers.factory import create_classifier
+    from sosampler.samplers.registry import load_sampler
+    from sosampler.samplers.sosampler import SOSampler
 
     torch.manual_seed(0)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -153,10 +236,10 @@ def _networks(sampler: Any, classifier: Any, device: str | None) -> tuple[Any, A
 
 def _labels(sampler: Any, classifier: Any) -> dict[str, Label]:
     """All ways that can be gone here."""
-    from sosampler._select import select_with
     from sosampler.bench.decode import read_torchcodec
     from sosampler.engine.frame_engine import FrameEngine
-    from sosampler.options import SelectOptions
+    from sosampler.inference.options import SelectOptions
+    from sosampler.inference.select import select_with
 
     ready = FrameEngine(sampler, classifier, num_frames=NUM_FRAMES)
 
@@ -198,7 +281,7 @@ def _choosing(size: int) -> dict[str, Any]:
 
 
 def _pipeline(sampler: Any, classifier: Any, **options: Any) -> Pipeline:
-    from sosampler.pipeline import Pipeline
+    from sosampler.inference.pipeline import Pipeline
 
     return Pipeline(
         sampler,
@@ -253,7 +336,7 @@ def _by_decord(classifier: Any) -> Label:
 
 
 def _timed(video: Path, labels: dict[str, Label], rounds: int) -> dict[str, Any]:
-    from sosampler.bench.measure import compare, in_turns
+    from sosampler._util.environment import compare, in_turns
 
     seconds = in_turns({way: partial(label, video) for way, label in labels.items()}, rounds=rounds)
     rows = []
@@ -269,7 +352,7 @@ def _timed(video: Path, labels: dict[str, Label], rounds: int) -> dict[str, Any]
 
 def _accuracy(reels: Path, labels: dict[str, Label], classes: Sequence[str], limit: int | None) -> dict[str, Any]:
     """How often each way is right about the test reels, and how long it takes a reel."""
-    from sosampler.data.manifest import read_manifest
+    from sosampler.datasets.manifest import read_manifest
 
     manifest: Manifest = read_manifest(reels / "manifest.csv").split("test")
     items = list(manifest.items)[:limit]
@@ -299,7 +382,7 @@ def _accuracy(reels: Path, labels: dict[str, Label], classes: Sequence[str], lim
 
 def _workers(videos: list[Path], sampler: Any, classifier: Any, count: int, rounds: int) -> dict[str, Any]:
     """Videos a second of the decoding processes alone, once they run; and from file to label, their start included."""
-    from sosampler.bench.measure import compare, in_turns
+    from sosampler._util.environment import compare, in_turns
 
     paths = [videos[number % len(videos)] for number in range(count)]
     seconds: dict[str, list[float]] = {"1 decoding": [], "2 decoding": []}
@@ -328,8 +411,8 @@ def _workers(videos: list[Path], sampler: Any, classifier: Any, count: int, roun
 
 def _decode(paths: Sequence[Path], workers: int) -> float:
     """Seconds for all candidates of all videos, by processes that have been at work before."""
-    from sosampler.engine.decode_stream import FramePool, FrameTask
-    from sosampler.options import SelectOptions
+    from sosampler.inference.decode import FramePool, FrameTask
+    from sosampler.inference.options import SelectOptions
 
     options = SelectOptions(policy="all", threads=1, **_choosing(256))
 

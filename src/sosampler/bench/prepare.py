@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sosampler import create_classifier, select
-from sosampler.bench.measure import circumstances, compare, in_turns
-from sosampler.data.manifest import Item, Manifest
-from sosampler.data.prepare import prepare
+from sosampler._util.environment import circumstances, compare, in_turns
+from sosampler.bank.prepare import prepare
+from sosampler.datasets.manifest import Item, Manifest
 
 _PLAIN = "plain loop"
 # Times faster than the plain loop that is asked for on two cores, by number of workers; the others are reported only.

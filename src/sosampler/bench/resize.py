@@ -10,11 +10,10 @@ import av
 import numpy as np
 from PIL import Image
 
-from sosampler.bench.measure import circumstances, compare, in_turns
+from sosampler._util.environment import circumstances, compare, in_turns
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits
+from sosampler.video.limits import Limits, target_size
 from sosampler.video.pyav_decode import FrameConverter
-from sosampler.video.sizes import target_size
 
 
 def bench_resize(clip: Path, *, size: int = 256, frames: int = 16, rounds: int = 7) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sosampler._util.environment import circumstances, compare
 from sosampler.bench.in_processes import in_turns_of_processes
-from sosampler.bench.measure import circumstances, compare
 
 REFERENCE = "eager fp32"
 TF32 = "eager tf32"  # the same with torch's default, which rounds what convolutions on a GPU multiply to 10 bits
@@ -130,7 +130,7 @@ def build_way(task: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], dic
         smooth_frames,
     )
     from sosampler.engine.frame_engine import FrameEngine
-    from sosampler.export.quantize import quantize_classifier
+    from sosampler.engine.quantize import quantize_classifier
 
     if task["threads"]:
         torch.set_num_threads(task["threads"])
@@ -207,7 +207,7 @@ def add_to(app: typer.Typer) -> None:
         json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
         """Score, choose and classify frames in memory: the engine against the usual eager float32 code."""
-        from sosampler.classifiers.devices import check_device
+        from sosampler._util.devices import check_device
         from sosampler.cli.bench import _give
 
         check_device(device)

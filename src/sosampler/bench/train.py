@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from sosampler.data.bank import Bank
+    from sosampler.bank.bank import Bank
+
 
 Say = Callable[[str], None]
 
@@ -60,11 +61,11 @@ def bench_train(
     """
     import torch
 
-    from sosampler.bench.measure import circumstances, compare
-    from sosampler.classifiers.devices import check_device
-    from sosampler.classifiers.registry import create_classifier
+    from sosampler._util.devices import check_device
+    from sosampler._util.environment import circumstances, compare
+    from sosampler._util.memory import usable_cores
+    from sosampler.classifiers.factory import create_classifier
     from sosampler.samplers.recipe import read_recipe
-    from sosampler.training.machine import usable_cores
 
     place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     num_workers = usable_cores() if workers is None else workers
@@ -132,8 +133,8 @@ def _epochs_to_run(bank: Bank, recipe: Any, *, on_gpu: bool) -> int:
 
 
 def _made(work: Path, videos: int, say: Say) -> Bank:
-    from sosampler.data.bank import Bank
-    from sosampler.data.make_reels import make_reels
+    from sosampler.bank.bank import Bank
+    from sosampler.reels.make import make_reels
 
     say(f"making {videos} reels")
     still = {"pan": 0.0, "zoom": 0.0, "blur": 0.0, "fade": 0.0}
@@ -145,7 +146,7 @@ def _made(work: Path, videos: int, say: Say) -> Bank:
 
 def _asked(bank: Bank, classifier: Any) -> float:
     """Seconds in which the classifier answered about all frames."""
-    from sosampler.data.prepare import add_teacher
+    from sosampler.bank.prepare import add_teacher
 
     for name in bank.teachers:  # of an earlier call
         shutil.rmtree(bank.folder.teacher_answers(name).path)
@@ -211,8 +212,8 @@ def _steps(path: Path, name: str, recipe: Any, device: Any, workers: int, steps:
     """
     import torch
 
-    from sosampler.classifiers.registry import create_classifier
-    from sosampler.data.bank import Bank
+    from sosampler.bank.bank import Bank
+    from sosampler.classifiers.factory import create_classifier
     from sosampler.samplers.losses import SamplerLoss
     from sosampler.training.train_sampler import new_sampler
 

@@ -1,25 +1,117 @@
-"""The protocol of a frozen classifier, and the base class that every adapter shares."""
+"""Names of classes: the well-known lists, and those a user gives."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, whole_number
+from sosampler._util.devices import autocast
+from sosampler._util.validation import one_of, whole_number
 from sosampler.classifiers.cost import count_gmacs
-from sosampler.classifiers.devices import autocast
-from sosampler.classifiers.lengths import ClipLength
 from sosampler.classifiers.outputs import ACTIVATIONS, activate, check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument
+from sosampler.video.candidates import segment_centres
+
+
+def imagenet_names() -> tuple[str, ...]:
+    """The 1000 classes of ImageNet-1k in their usual order, as torchvision names them."""
+    from torchvision.models import ResNet50_Weights
+
+    return tuple(ResNet50_Weights.DEFAULT.meta["categories"])
+
+
+def kinetics400_names() -> tuple[str, ...]:
+    """The 400 classes of Kinetics-400 in alphabetical order, as torchvision names them."""
+    from torchvision.models.video import R3D_18_Weights
+
+    return tuple(R3D_18_Weights.DEFAULT.meta["categories"])
+
+
+def numbered_names(count: int) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(count))
+
+
+def names_for(count: int, known: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    """The known list where it has as many classes, numbers otherwise."""
+    names = known()
+    return names if len(names) == count else numbered_names(count)
+
+
+def read_names(given: Sequence[str] | str | Path) -> tuple[str, ...]:
+    """Class names: a list of them, or a text file with one a line."""
+    if isinstance(given, (str, Path)):
+        path = Path(given)
+        if not path.is_file():
+            raise InvalidArgument(
+                f"class_names={str(given)!r}: no such file; give a list, or a file with one name a line"
+            )
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    else:
+        names = list(given)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidArgument(f"class_names={names!r} is not allowed; give at least one name, each a text")
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InvalidArgument(f"class_names holds {twice[0]!r} more than once; every class needs a name of its own")
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class ClipLength:
+    """Frames a clip as the network itself takes them.
+
+    Shorter clips are repeated evenly up to `at_least`; longer ones than `at_most` are refused, because somebody has
+    to choose and that is the sampler's work. `multiple_of`: repeated evenly up to the next multiple.
+    """
+
+    at_least: int = 1
+    at_most: int | None = None
+    multiple_of: int = 1
+
+    def fitted(self, num_frames: int, name: str) -> int:
+        """How many frames the network is given for a clip of `num_frames`."""
+        if self.at_most is not None and num_frames > self.at_most:
+            raise InvalidArgument(
+                f"{name} takes at most {self.at_most} frames a clip but {num_frames} were given; choose fewer frames"
+            )
+        if num_frames < 1:
+            raise InvalidArgument(f"{name} was given {num_frames} frames; give at least 1")
+        wanted = max(num_frames, self.at_least)
+        return -(-wanted // self.multiple_of) * self.multiple_of
+
+    def positions(self, num_frames: int, name: str) -> list[int] | None:
+        """Which frame stands at each place of the network's clip; None where the clip is taken as it is.
+
+        >>> ClipLength(at_least=8).positions(3, "net")
+        [0, 0, 0, 1, 1, 2, 2, 2]
+        """
+        wanted = self.fitted(num_frames, name)
+        return None if wanted == num_frames else segment_centres(num_frames, wanted).tolist()
+
+    def note(self, name: str) -> str | None:
+        """What a user should know about it."""
+        if self.at_least == 1 and self.at_most is None and self.multiple_of == 1:
+            return None
+        if self.at_most == self.at_least:
+            return f"{name} takes exactly {self.at_least} frames: fewer are repeated evenly, more are refused"
+        parts = []
+        if self.at_least > 1:
+            parts.append(f"fewer than {self.at_least} frames are repeated evenly")
+        if self.multiple_of > 1:
+            parts.append(f"frames are repeated evenly up to a multiple of {self.multiple_of}")
+        if self.at_most is not None:
+            parts.append(f"more than {self.at_most} frames are refused")
+        return f"{name}: " + ", ".join(parts)
+
 
 log = logging.getLogger("sosampler")
 

@@ -46,3 +46,16 @@ def _count(run: Callable[[], Any]) -> float:
 def _zeros_beside(module: nn.Module, like: Tensor) -> Tensor:
     anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
     return torch.zeros(like.shape, dtype=like.dtype, device=anchor.device)
+
+
+def to_channels_last(net: nn.Module) -> list[Tensor]:
+    """Lay out what 2-D convolutions hold as they work fastest, the same numbers. Returns the tensors that changed.
+
+    Those of 3-D convolutions have five dimensions and stay as they are: `net.to(memory_format=...)` would refuse them.
+    """
+    changed = []
+    for tensor in [*net.parameters(), *net.buffers()]:
+        if tensor.ndim == 4 and tensor.is_contiguous():
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+            changed.append(tensor)
+    return changed

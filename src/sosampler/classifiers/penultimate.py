@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sosampler._util.devices import autocast
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.devices import autocast
 from sosampler.classifiers.outputs import check_finite
 from sosampler.errors import ClassifierError, InvalidArgument
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, real_number, true_or_false, whole_number
-from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier
-from sosampler.classifiers.devices import autocast
-from sosampler.classifiers.labels import imagenet_names, names_for
+from sosampler._util.devices import autocast
+from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
+from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier, imagenet_names, names_for
 from sosampler.classifiers.outputs import check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, MissingDependency

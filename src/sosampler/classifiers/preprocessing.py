@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as pixels
 
-from sosampler.checks import one_of, real_number, whole_number
+from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, true_or_false, whole_number
-from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.labels import kinetics400_names, names_for
-from sosampler.classifiers.lengths import ClipLength
+from sosampler._util.validation import one_of, true_or_false, whole_number
+from sosampler.classifiers.base import Classifier, ClipLength, kinetics400_names, names_for
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.classifiers.weights import load_weights
 from sosampler.errors import InvalidArgument

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, whole_number
-from sosampler.classifiers.base import Classifier, log
-from sosampler.classifiers.labels import numbered_names, read_names
-from sosampler.classifiers.lengths import ClipLength
+from sosampler._util.validation import one_of, whole_number
+from sosampler.classifiers.base import Classifier, ClipLength, log, numbered_names, read_names
 from sosampler.classifiers.outputs import (
     OUTPUTS,
     check_finite,

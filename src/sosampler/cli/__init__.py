@@ -1,1 +1,1 @@
-"""The command line: parse, call the function of the same name, print."""
+"""The command line."""

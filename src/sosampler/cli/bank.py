@@ -17,7 +17,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 @app.command("info")
 def info_command(bank: BankArgument, json_output: JsonOption = False) -> None:
     """Videos, classes, splits, settings, teachers, features and bytes."""
-    from sosampler.data.inspect_bank import bank_info
+    from sosampler.bank.inspect import bank_info
 
     info = bank_info(bank)
     typer.echo(json.dumps(info) if json_output else _described(info))
@@ -30,7 +30,7 @@ def verify_command(
     json_output: JsonOption = False,
 ) -> None:
     """Read everything and name what is damaged or missing; exit code 1 if something is."""
-    from sosampler.data.inspect_bank import verify_bank
+    from sosampler.bank.inspect import verify_bank
 
     problems = verify_bank(bank, pictures=pictures)
     if json_output:
@@ -53,9 +53,9 @@ def subset_command(
     json_output: JsonOption = False,
 ) -> None:
     """Copy some of the videos into a smaller bank, for carrying elsewhere."""
-    from sosampler.cli.telling import telling
-    from sosampler.data.inspect_bank import bank_info
-    from sosampler.data.subset import subset
+    from sosampler.bank.inspect import bank_info
+    from sosampler.bank.subset import subset
+    from sosampler.cli.options import telling
 
     with telling("copying") as on_progress:
         subset(

@@ -92,7 +92,7 @@ def check_files(clips: list[Path]) -> None:
 
 def give(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:
     """Print a result, and write it where that was asked for."""
-    from sosampler.files import replacing
+    from sosampler._util.files import replacing
 
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

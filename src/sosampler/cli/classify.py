@@ -11,14 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
-from sosampler.cli.on_ray import ADDRESS_HELP, ENGINE_HELP, check_engine, check_folder, run_rows
-from sosampler.cli.results import Journal
+from sosampler._util.files import replacing
+from sosampler.cli.options import (
+    ADDRESS_HELP,
+    ENGINE_HELP,
+    AutoMax,
+    AutoMin,
+    AutoTolerance,
+    check_engine,
+    check_folder,
+    number_or_auto,
+    run_rows,
+)
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.files import replacing
+from sosampler.inference.rows import Journal
 
 if TYPE_CHECKING:
-    from sosampler.pipeline import Pipeline, Prediction
+    from sosampler.inference.pipeline import Pipeline, Prediction
+
 
 Row = dict[str, Any]
 
@@ -121,7 +131,7 @@ def classify_command(
     address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
     """Name what videos show, from a few frames of each. Exit code 1 if some of many failed."""
-    from sosampler.integrations.video_lists import listed_videos
+    from sosampler.video.discover import listed_videos
     from sosampler.video.limits import Limits
     from sosampler.video.source import import_torch
 
@@ -134,8 +144,8 @@ def classify_command(
         _check_out(out)
     paths = listed_videos(videos)
     import_torch()  # says how to install it
-    from sosampler.cli.key_values import key_values
-    from sosampler.pipeline import Pipeline, load_classifier
+    from sosampler.cli.options import key_values
+    from sosampler.inference.pipeline import Pipeline, load_classifier
 
     network: Any = classifier
     here = "cpu" if on_ray else device  # of a cluster, the workers' devices count
@@ -169,8 +179,8 @@ def classify_command(
     )
     if not on_ray:
         raise typer.Exit(_run(paths, pipeline, out, json_output))
-    from sosampler.integrations.ray_data import RaySettings
-    from sosampler.integrations.ray_rows import classify_on_ray
+    from sosampler.integrations.ray.cluster import RaySettings
+    from sosampler.integrations.ray.rows import classify_on_ray
 
     assert out is not None, "checked above"
     folder, wide = out, RaySettings(address, decoders=workers, batch_size=batch_size)
@@ -266,14 +276,14 @@ def _not_writable(out: Path, error: OSError) -> InvalidArgument:
 
 def _identity(pipeline: Pipeline) -> Row:
     """What must be equal for an interrupted run to be continued."""
-    from sosampler.classifiers.identity import classifier_identity
+    from sosampler.classifiers.factory import classifier_identity
 
     who = classifier_identity(pipeline.classifier, pipeline.precision)
     return {**pipeline.options.identity(), "classifier": who, "precision": pipeline.precision, "top": pipeline.top}
 
 
 def _results(videos: list[Path], pipeline: Pipeline, *, alone: bool) -> Iterator[Prediction | SosamplerError]:
-    from sosampler.progress import progress_bar
+    from sosampler._util.progress import progress_bar
 
     if alone:  # all cores for its decoding
         yield pipeline(videos[0], on_error="return")

@@ -19,7 +19,7 @@ def list_command(
     """List the public data sets that can be imported: videos, classes, metric, where to ask for them."""
     if context.invoked_subcommand is not None:
         return
-    from sosampler.data.catalog import CATALOG, FRAME_LISTS
+    from sosampler.datasets.catalog import CATALOG, FRAME_LISTS
 
     if json_output:
         typer.echo(json.dumps({"datasets": [known.to_dict() for known in CATALOG]}))
@@ -61,7 +61,7 @@ def import_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn a data set's official files into a manifest. Missing videos are counted and listed in OUT.missing.txt."""
-    from sosampler.data.importers import check_out, import_dataset
+    from sosampler.datasets.importers.build import check_out, import_dataset
 
     check_out(out, [*map(Path, annotations), *(subset or []), *([classes] if classes else [])])
     imported = import_dataset(

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sosampler.auto_frames import AUTO, DEFAULT_TOLERANCE
-from sosampler.cli.auto_frames import AutoMax, AutoMin
+from sosampler.cli.options import AutoMax, AutoMin
 from sosampler.errors import InvalidArgument
+from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
 
 
 def evaluate_command(
@@ -90,7 +90,7 @@ def evaluate_command(
         _check_folder("--run", run)
 
     from sosampler import evaluate  # says how to install what it needs
-    from sosampler.cli.telling import telling
+    from sosampler.cli.options import telling
 
     given: dict[str, Any] = {"policies": asked} if asked else {}
     with telling("looking") as on_progress:
@@ -143,7 +143,7 @@ def _check_files(options: dict[str, Path | None]) -> None:
         same = [option for option, path in given.items() if places.count(path.absolute()) > 1]
         raise InvalidArgument(f"{' and '.join(same)} name the same file, {given[same[0]]}; give each its own")
     if "--curve" in given:
-        from sosampler.report.cost_curve import check_curve_file
+        from sosampler.figures.cost_curve import check_curve_file
 
         check_curve_file(given["--curve"])
 

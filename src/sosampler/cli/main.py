@@ -18,7 +18,6 @@ from sosampler.cli import (
     export,
     independence,
     prepare,
-    quantize,
     reels,
     report,
     reproduce,
@@ -27,6 +26,7 @@ from sosampler.cli import (
     train_classifier,
     ui,
 )
+from sosampler.cli import export as quantize
 from sosampler.errors import SosamplerError, first_line
 
 # Plain help text: importing rich for its boxes takes longer than everything else together.

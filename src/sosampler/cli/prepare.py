@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sosampler.cli.on_ray import ADDRESS_HELP, check_engine
+from sosampler.cli.options import ADDRESS_HELP, check_engine
 
 
 def prepare_command(
@@ -72,9 +72,9 @@ def prepare_command(
     address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
     """Decode the videos of a data set once and ask a classifier about each frame once. Exit code 1 if some failed."""
-    from sosampler.cli.telling import telling
-    from sosampler.data.inspect_bank import bank_info
-    from sosampler.data.prepare import prepare
+    from sosampler.bank.inspect import bank_info
+    from sosampler.bank.prepare import prepare
+    from sosampler.cli.options import telling
     from sosampler.video.limits import Limits
 
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
@@ -97,8 +97,8 @@ def prepare_command(
         "limits": limits,
     }
     if check_engine(engine, address):
-        from sosampler.integrations.ray_bank import Teacher, prepare_on_ray
-        from sosampler.integrations.ray_data import RaySettings
+        from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
+        from sosampler.integrations.ray.cluster import RaySettings
 
         found = _settings(classifier, option or [], **of_classifier, device=device)
         teacher = None if found is None else Teacher(found[0], found[1], **asked_how)
@@ -146,6 +146,6 @@ def _settings(name: str | None, options: list[str], **given: Any) -> tuple[str, 
                 f"{', '.join(stray or ['--option'])} is of a classifier, but none is given; add --classifier"
             )
         return None
-    from sosampler.cli.key_values import key_values
+    from sosampler.cli.options import key_values
 
     return name, {**{key: value for key, value in given.items() if key != "device"}, **key_values(options)}

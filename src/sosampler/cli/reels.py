@@ -63,9 +63,9 @@ def reels_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make untrimmed videos with labels out of pictures: shots of a class among shots of something else."""
-    from sosampler.cli.telling import telling
-    from sosampler.data.make_reels import default_counts, make_reels
-    from sosampler.data.manifest import Manifest
+    from sosampler.cli.options import telling
+    from sosampler.datasets.manifest import Manifest
+    from sosampler.reels.make import default_counts, make_reels
 
     changes: dict[str, Any] = {
         "num_shots": _narrow(num_shots),
@@ -99,7 +99,7 @@ def reels_command(
         told = {"path": str(out), "manifest": manifest, **made.counts(), "bytes": _bytes_below(out)}
         typer.echo(json.dumps(told) if json_output else f"{manifest}: {made!r}")
         return
-    from sosampler.data.inspect_bank import bank_info
+    from sosampler.bank.inspect import bank_info
 
     typer.echo(json.dumps(bank_info(out)) if json_output else f"{made!r}")
 

@@ -69,7 +69,7 @@ def reproduce_command(
         raise InvalidArgument("--bank is missing; give the folder of a bank, which `sosampler prepare` writes")
     numbers = _seeds(seeds)
 
-    from sosampler.reproduce.runner import reproduce
+    from sosampler.paper.run import reproduce
     from sosampler.samplers.recipe import read_settings
 
     found = reproduce(
@@ -96,7 +96,7 @@ def reproduce_command(
 
 def _list(json_output: bool) -> None:
     """All experiments, without torch."""
-    from sosampler.reproduce.experiments import EXPERIMENTS, KINDS
+    from sosampler.paper.experiments import EXPERIMENTS, KINDS
 
     if json_output:
         told: list[dict[str, Any]] = [

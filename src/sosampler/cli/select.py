@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sosampler.cli.auto_frames import AutoMax, AutoMin, AutoTolerance, number_or_auto
-from sosampler.cli.on_ray import ADDRESS_HELP, ENGINE_HELP, check_engine, check_folder, run_rows
+from sosampler.cli.options import (
+    ADDRESS_HELP,
+    ENGINE_HELP,
+    AutoMax,
+    AutoMin,
+    AutoTolerance,
+    check_engine,
+    check_folder,
+    number_or_auto,
+    run_rows,
+)
 from sosampler.errors import InvalidArgument
-from sosampler.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
+from sosampler.inference.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
 
 if TYPE_CHECKING:
-    from sosampler.policies import Policy
+    from sosampler.policies.registry import Policy
 
 
 def select_command(
@@ -99,7 +108,7 @@ def select_command(
     address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
     """Choose the frames of one video or of many."""
-    from sosampler.cli.select_many import Job, Outputs, run
+    from sosampler.inference.many import Job, Outputs, run
     from sosampler.video.limits import Limits
 
     on_ray = check_engine(engine, address)
@@ -135,7 +144,7 @@ def select_command(
 
 
 def _on_device(policy: str, device: str) -> Policy:
-    from sosampler.policies import get_policy
+    from sosampler.policies.registry import get_policy
 
     found = get_policy(policy, device=device)
     if found.identity is None:
@@ -152,9 +161,9 @@ def _run_on_ray(
     address: str | None,
     json_output: bool,
 ) -> int:
-    from sosampler.integrations.ray_data import RaySettings
-    from sosampler.integrations.ray_rows import select_on_ray
-    from sosampler.integrations.video_lists import listed_videos
+    from sosampler.integrations.ray.cluster import RaySettings
+    from sosampler.integrations.ray.rows import select_on_ray
+    from sosampler.video.discover import listed_videos
 
     settings, paths = RaySettings(address, decoders=workers), listed_videos(videos)
     return run_rows(

@@ -86,10 +86,10 @@ def train_command(
     import time
 
     from sosampler import train  # says how to install what it needs
+    from sosampler.baselines.recipe import recipe_settings, refuse_light
+    from sosampler.baselines.registry import list_systems
     from sosampler.samplers.recipe import SETTINGS, read_settings
-    from sosampler.systems import list_systems
-    from sosampler.systems.recipe import recipe_settings, refuse_light
-    from sosampler.training.processes import OtherProcessFailed
+    from sosampler.training.distributed import OtherProcessFailed
 
     allowed: Sequence[str] = SETTINGS
     if sampler in list_systems():

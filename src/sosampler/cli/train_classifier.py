@@ -60,7 +60,7 @@ def train_classifier_command(
         "seed": seed,
     }
     import sosampler as so
-    from sosampler.cli.key_values import key_values
+    from sosampler.cli.options import key_values
 
     trained = so.train_classifier(
         data,

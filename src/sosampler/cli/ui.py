@@ -47,12 +47,12 @@ def ui_command(
 
     The page is this machine's own: it works without a network, and nothing is sent anywhere.
     """
-    from sosampler.checks import whole_number
+    from sosampler._util.validation import whole_number
     from sosampler.ui.choices import offer_of
     from sosampler.ui.server import is_local, serve
     from sosampler.ui.service import Service
     from sosampler.ui.videos import size_of
-    from sosampler.video.inputs import expand
+    from sosampler.video.discover import expand
     from sosampler.video.limits import Limits
 
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}

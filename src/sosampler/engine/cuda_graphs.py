@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -81,3 +85,23 @@ class GraphedCalls:
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+
+KEEP = "SOSAMPLER_KEEP_MEMORY"  # "0" in the environment leaves the allocator alone
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_BYTES = 1 << 30  # the most that mallopt takes as an int, and more than one layer of a batch needs
+_NEVER = -1  # a step of training frees several times as much at its end, and needs it again at once
+_SETTINGS = {_MMAP_THRESHOLD: _BYTES, _TRIM_THRESHOLD: _NEVER}
+
+
+@cache
+def keep_memory() -> bool:
+    """Let freed memory stay with the process, once; whether that is possible here (glibc) and wanted.
+
+    SOSAMPLER_KEEP_MEMORY=0 in the environment asks for the allocator's own thresholds.
+    """
+    if os.environ.get(KEEP, "1") == "0" or platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    # mallopt returns 1 where it took the value.
+    return all(libc.mallopt(name, value) == 1 for name, value in _SETTINGS.items())

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sosampler.checks import one_of, true_or_false, whole_number
+from sosampler._util.cpu_bfloat16 import bfloat16_ends_the_process, cpu_is_good_at_bfloat16
+from sosampler._util.devices import check_device
+from sosampler._util.validation import one_of, true_or_false, whole_number
 from sosampler.classifiers.base import INT8, PRECISIONS, check_positions
-from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.outputs import check_finite
-from sosampler.engine.allocator import keep_memory as keep_freed_memory
-from sosampler.engine.cpu_bfloat16 import bfloat16_ends_the_process, cpu_is_good_at_bfloat16
 from sosampler.engine.cuda_graphs import GraphedCalls
+from sosampler.engine.cuda_graphs import keep_memory as keep_freed_memory
 from sosampler.engine.inputs import channels_first
 from sosampler.engine.int8 import check_frame_by_frame, int8_classifier
 from sosampler.engine.networks import TorchClassifier, TorchFeatures, can_be_fused, heads_of, judged
@@ -127,11 +127,11 @@ class FrameEngine:
 
     def _make_features(self, sampler: SOSampler) -> Callable[[Tensor, int], Tensor]:
         if self.backend == "openvino":
-            from sosampler.engine.openvino_backend import OpenVINOFeatures
+            from sosampler.engine.backends import OpenVINOFeatures
 
             return OpenVINOFeatures(sampler)
         if self.backend == "onnxruntime":
-            from sosampler.engine.ort_backend import OrtFeatures
+            from sosampler.engine.backends import OrtFeatures
 
             return OrtFeatures(sampler)
         return TorchFeatures(sampler, self.device, self._sampler_type(sampler), self._way())
@@ -140,7 +140,7 @@ class FrameEngine:
         if self.precision == INT8:
             return int8_classifier(classifier, self.backend)
         if self.backend == "openvino":
-            from sosampler.engine.openvino_backend import openvino_classifier
+            from sosampler.engine.backends import openvino_classifier
 
             return openvino_classifier(classifier, bfloat16=self.precision == "bfloat16")
         return TorchClassifier(classifier, self.device, getattr(torch, self.precision), self._way())

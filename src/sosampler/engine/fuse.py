@@ -18,9 +18,9 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from sosampler.engine.fused_conv import ACTIVATIONS, FusedConv
-from sosampler.engine.triton_kernels import max_pool
-from sosampler.samplers.shift import find_neighbours, shift_channels
+from sosampler.engine.kernels.blocks import ACTIVATIONS, FusedConv
+from sosampler.engine.kernels.triton_kernels import max_pool
+from sosampler.samplers.backbones import find_neighbours, shift_channels
 
 log = logging.getLogger("sosampler")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import center_crop
 
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.engine.blocks import Blocks
-from sosampler.engine.triton_kernels import centred, normalise, normalise_blocks
+from sosampler.engine.kernels.blocks import Blocks
+from sosampler.engine.kernels.triton_kernels import centred, normalise, normalise_blocks
 from sosampler.errors import InvalidArgument
 
 _MIDDLE = 128  # grey level

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sosampler.classifiers.base import INT8
+from sosampler.classifiers.factory import INT8_MODEL
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.classifiers.registry import INT8_MODEL
 from sosampler.engine.networks import ForeignClassifier, can_be_fused
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
@@ -36,10 +36,10 @@ def int8_classifier(classifier: Any, backend: str) -> ForeignClassifier:
 def int8_net(file: Path, preprocessing: Preprocessing, backend: str) -> Any:
     """Grey levels uint8 [F, h, w * 3] -> what the network of a file gives for F frames, float32."""
     if backend == "openvino":
-        from sosampler.engine.openvino_backend import OpenVINONet
+        from sosampler.engine.backends import OpenVINONet
 
         return OpenVINONet(file, preprocessing)
-    from sosampler.engine.ort_backend import OrtNet
+    from sosampler.engine.backends import OrtNet
 
     return OrtNet(file, preprocessing)
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from sosampler.classifiers.outputs import activate
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine.blocks import Blocks, see_blocks
 from sosampler.engine.fuse import fused, pool_fast
-from sosampler.engine.fused_conv import GPU_WAYS, set_way
 from sosampler.engine.inputs import InputMaker
+from sosampler.engine.kernels.blocks import GPU_WAYS, Blocks, see_blocks, set_way
 from sosampler.samplers.sosampler import SOSampler
 
 # Frames that go through a network at once. On the CPU as few as keep a layer's values near the cores; a GPU is only

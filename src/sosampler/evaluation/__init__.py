@@ -1,1 +1,1 @@
-"""How good predictions are."""
+"""Measure policies and baselines on a bank."""

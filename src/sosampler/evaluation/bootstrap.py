@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler.checks import whole_number
+from sosampler._util.validation import whole_number
 from sosampler.evaluation.metrics import top1_hits, weighted_average_precision
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 Draws = NDArray[np.float64]
 

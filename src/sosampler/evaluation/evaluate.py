@@ -1,4 +1,4 @@
-"""`evaluate`: how good policies are, measured on the videos of a bank."""
+"""Which policies choose how many of how many, and what they are measured against."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,32 +16,177 @@ import torch
 from numpy.typing import NDArray
 
 from sosampler import __version__
-from sosampler.auto_frames import AUTO
-from sosampler.bench.measure import circumstances
-from sosampler.checks import one_of, whole_number
+from sosampler._util.devices import check_device
+from sosampler._util.environment import circumstances
+from sosampler._util.progress import progress_bar
+from sosampler._util.validation import one_of, whole_number
+from sosampler.bank.bank import Bank
+from sosampler.bank.outputs import Teacher
+from sosampler.bank.prepare import OnProgress, Progress
 from sosampler.classifiers.base import PRECISIONS
-from sosampler.classifiers.devices import check_device
-from sosampler.classifiers.registry import create_classifier, saved_folder
-from sosampler.data.bank import Bank
-from sosampler.data.bank_teachers import Teacher
-from sosampler.data.shards import OnProgress, Progress
-from sosampler.data.splits import SPLITS
+from sosampler.classifiers.factory import create_classifier, saved_folder
+from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.adaptive import autos_of, by_themselves
+from sosampler.evaluation.baselines import NOT_SEEN, run_systems, tell_of_differences, whole_frames
+from sosampler.evaluation.batches import CandidateView, FrameChunk, Videos, read_chunks
 from sosampler.evaluation.bootstrap import Resamples
-from sosampler.evaluation.choosers import AutoChooser, Chooser, choose_all
-from sosampler.evaluation.clips import Clips, clips_for, gmacs_of_clips
-from sosampler.evaluation.frames import FrameChunk, read_chunks
+from sosampler.evaluation.clip_scores import Clips, clips_for, gmacs_of_clips
 from sosampler.evaluation.metrics import multi_hot
-from sosampler.evaluation.per_video import Answers, PerVideo
-from sosampler.evaluation.plan import Plan, pairs_of
-from sosampler.evaluation.policies import DEFAULT_POLICIES, ChooserMaker, policies_of
-from sosampler.evaluation.rows import Cell, Evaluation, Measuring, Spent, Tally
+from sosampler.evaluation.policies import (
+    DEFAULT_POLICIES,
+    AutoChooser,
+    Chooser,
+    ChooserMaker,
+    RedundancyChooser,
+    autos_of,
+    by_themselves,
+    choose_all,
+    policies_of,
+)
+from sosampler.evaluation.result import Answers, Cell, Evaluation, Measuring, PerVideo, Spent, Tally
 from sosampler.evaluation.scorers import Scorer, score_chunk
-from sosampler.evaluation.systems import NOT_SEEN, run_systems, tell_of_differences
-from sosampler.evaluation.views import CandidateView, Videos
-from sosampler.progress import progress_bar
+from sosampler.policies.auto import AUTO
 from sosampler.video.timeline import Indices
+
+Pair = tuple[int | None, int]  # N, T; None where the policy decides on N
+
+
+def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pair]:
+    """(N, T) to be evaluated: the given pairs, or all combinations; None for "auto".
+
+    >>> pairs_of([1, "auto"], 10), pairs_of(6, 10, pairs=[(8, 30)])
+    ([(1, 10), (None, 10)], [(8, 30)])
+    """
+    found: list[Pair]
+    if pairs is None:
+        wanted = [_number_or_auto(value) for value in _listed("num_frames", num_frames)]
+        offered = [whole_number("num_candidates", value) for value in _listed("num_candidates", num_candidates)]
+        found = [(frames, candidates) for candidates in offered for frames in wanted]
+    elif isinstance(pairs, Iterable) and not isinstance(pairs, str):
+        found = [_pair(pair) for pair in pairs]
+    else:
+        raise InvalidArgument(
+            f"pairs={pairs!r} is not allowed; give a list of (num_frames, num_candidates), for example [(8, 30)]"
+        )
+    if not found:
+        raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
+    for frames, candidates in found:
+        if frames is not None and frames > candidates:
+            raise InvalidArgument(
+                f"num_frames={frames} is more than num_candidates={candidates}; ask for at most as many frames as "
+                "there are candidates, or name the combinations as pairs"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _listed(name: str, given: Any) -> list[Any]:
+    values = list(given) if isinstance(given, (list, tuple, range)) else [given]
+    if not values:
+        raise InvalidArgument(f"{name} is empty; give at least one whole number")
+    return values
+
+
+def _number_or_auto(given: Any) -> int | None:
+    return None if isinstance(given, str) and given == AUTO else whole_number("num_frames", given)
+
+
+def _pair(given: Any) -> Pair:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise InvalidArgument(f"pairs hold {given!r}; give (num_frames, num_candidates), for example (8, 30)")
+    return _number_or_auto(given[0]), whole_number("num_candidates", given[1])
+
+
+class Plan:
+    """All cells of an evaluation: those that are shown, and those that are only measured against.
+
+    With N = None stands each of `by_themselves`, samplers that decide on N.
+
+    Uniform and semi-optimal choices are measured beside any policy where that costs no run of the classifier, and the
+    optimal ones where there are few subsets.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        choosers: Sequence[Chooser],
+        by_themselves: Sequence[AutoChooser],
+        maker: ChooserMaker,
+        clips: Clips,
+        note: Callable[[str], None],
+    ) -> None:
+        self.candidates = list(dict.fromkeys(count for _, count in pairs))
+        self.frames_of = {count: [frames for frames, same in pairs if same == count] for count in self.candidates}
+        self.shown: list[tuple[Cell, Chooser]] = []
+        self.cells: dict[Cell, Chooser] = {}
+        self._maker, self._clips, self._note = maker, clips, note
+        self._as_many: dict[Cell, int] = {}  # of who decides on N: N of the uniform choice that has no fewer frames
+        if not choosers:
+            return  # systems alone, which are measured against uniform as soon as it is known how much they look at
+        names = {chooser.name for chooser in choosers}
+        references = [maker.named(name) for name in ("uniform", "semi-optimal") if name not in names]
+        unseen = [] if clips.needs_frames else references
+        if clips.needs_frames and references:
+            missing = " and ".join(repr(reference.name) for reference in references)
+            note(f"no comparison with {missing}, which the classifier would have to be run for: add it to the policies")
+        for count in self.candidates:
+            for frames in self.frames_of[count]:
+                if frames is None:
+                    self.shown += [(Cell(chooser.name, None, count), chooser) for chooser in by_themselves]
+                    continue
+                shown = [chooser for chooser in choosers if chooser.name != "all"]
+                self.shown += [(Cell(chooser.name, frames, count), chooser) for chooser in shown]
+                hidden = list(unseen)
+                if "optimal" not in names:
+                    if clips.enumerable(count, frames):
+                        hidden.append(maker.named("optimal"))
+                    else:
+                        note(
+                            f"no fidelity for {frames} of {count}: add the policy 'optimal', whose search takes a while"
+                        )
+                self.cells |= {Cell(chooser.name, frames, count): chooser for chooser in hidden}
+            # All candidates are the same clip for every N, so they have one row.
+            self.shown += [(Cell(one.name, count, count), one) for one in choosers if one.name == "all"]
+        self.cells |= dict(self.shown)
+
+    def compare(self, mean_frames: Mapping[Cell, float]) -> None:
+        """Let who decides on N be measured against uniform with as many frames as it takes in the mean, rounded up."""
+        missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
+        for cell, mean in mean_frames.items():
+            frames = whole_frames(mean, cell.num_candidates)
+            uniform = Cell("uniform", frames, cell.num_candidates)
+            if uniform not in self.cells:
+                if self._clips.needs_frames:
+                    missing.setdefault(cell.num_candidates, {})[cell.policy] = frames
+                    continue
+                self.cells[uniform] = self._maker.named("uniform")
+            self._as_many[cell] = frames
+        for count, wanted in missing.items():
+            self._note(
+                f"no comparison of {', '.join(wanted)} with 'uniform', which the classifier would have to be run for: "
+                f"add it to the policies with num_frames={','.join(map(str, sorted(set(wanted.values()))))} of {count}"
+            )
+
+    @property
+    def scorers(self) -> list[Scorer]:
+        """Everybody who looks at pictures, once."""
+        found = {chooser.scorer.key: chooser.scorer for chooser in self.cells.values() if chooser.scorer is not None}
+        return list(found.values())
+
+    def numbers_a_video(self, a_candidate: int) -> int:
+        """Numbers in float32 that the views of one video take, with `a_candidate` of them for each candidate."""
+        kernels = any(isinstance(chooser, RedundancyChooser) for chooser in self.cells.values())
+        # Likeness of all pairs in float32 and, with what is factored from it, in float64.
+        return sum(count * a_candidate + (6 * count * count if kernels else 0) for count in self.candidates)
+
+    def against(self, cell: Cell) -> int | None:
+        """N of the uniform and semi-optimal choices that a cell is compared with; None where several would do."""
+        if cell.num_frames is None:
+            return self._as_many.get(cell)
+        if cell.policy != "all":
+            return cell.num_frames
+        wanted = [frames for frames in self.frames_of[cell.num_candidates] if frames is not None]
+        return wanted[0] if len(wanted) == 1 else None
+
 
 log = logging.getLogger("sosampler")
 

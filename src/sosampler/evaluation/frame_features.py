@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.classifiers.penultimate import Penultimate
-from sosampler.classifiers.registry import create_classifier, saved_folder
-from sosampler.data.bank import Bank
-from sosampler.data.manifest import Manifest, read_manifest
-from sosampler.data.manifest_rows import MANIFEST_SUFFIXES
+from sosampler.datasets.manifest import Manifest, read_manifest
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES
 from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.reader import Frames
 from sosampler.video.source import open_video
@@ -75,7 +75,7 @@ def find_sources(videos: Any, *, max_videos: int | None, seed: int) -> Sources:
     elif isinstance(videos, Manifest):
         found = [_of_file(item.id, videos.path_of(item), item.start, item.end) for item in videos.items]
     else:
-        from sosampler.video.inputs import expand  # one meaning of folders and patterns everywhere
+        from sosampler.video.discover import expand  # one meaning of folders and patterns everywhere
 
         given = [videos] if isinstance(videos, (str, os.PathLike)) else videos
         if not isinstance(given, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in given):

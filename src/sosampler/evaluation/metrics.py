@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 # Weightings that are looked at together: so many that the weights of all rows stay in a processor's cache.
 _WEIGHTINGS_AT_ONCE = 256
 _SMALLEST_PROBABILITY = 1e-12

@@ -11,11 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sosampler.evaluation.frames import FrameChunk
-from sosampler.evaluation.views import Videos
-from sosampler.policies.difference import change_scores
-from sosampler.policies.diverse import dpp_order, farthest_first_order, pixel_features
-from sosampler.samplers.expecting import expected_of
+from sosampler.evaluation.batches import FrameChunk, Videos
+from sosampler.policies.learned import expected_of
+from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 from sosampler.video.timeline import Indices
 
 # Candidates that a sampler is handed at once.
@@ -127,7 +125,7 @@ class GeneralScorer:
     key, wants_similarity = "general", False
 
     def score(self, frames: Tensor, mask: Tensor) -> Looked:
-        from sosampler.samplers.shipped import general_order
+        from sosampler.policies.learned import general_order
 
         scores = torch.zeros(mask.shape)
         pictures = frames.permute(0, 1, 3, 4, 2).cpu().numpy()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sosampler.checks import true_or_false
+from sosampler._util.validation import true_or_false
 from sosampler.errors import InvalidArgument
-from sosampler.selection import Selection
+from sosampler.inference.selection import Selection
 
 
 def frame_fields(selection: Selection, *, prefix: str = "sosampler", candidates: bool = False) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def frame_fields(selection: Selection, *, prefix: str = "sosampler", candidates:
         candidates: also list the candidates that were not chosen.
 
     >>> import sosampler as so
-    >>> from sosampler.synthetic import numbered_video
+    >>> from sosampler.video.synthetic import numbered_video
     >>> fields = frame_fields(so.select(numbered_video(num_frames=90), 2, policy="uniform"))
     >>> fields["frames"]["23"]
     {'frame_number': 23, 'sosampler_selected': True, 'sosampler_seconds': 0.7333333333333333}

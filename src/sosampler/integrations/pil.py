@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sosampler._select import select
-from sosampler.checks import whole_number
+from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.integrations.true_times import decoded
-from sosampler.options import USUAL_POLICY
-from sosampler.policies import get_policy
-from sosampler.selection import Selection
+from sosampler.inference.options import USUAL_POLICY
+from sosampler.inference.select import select
+from sosampler.inference.selection import Selection
+from sosampler.integrations.frame_times import decoded
+from sosampler.policies.registry import get_policy
 
 
 def to_pil(selection: Selection) -> list[Image.Image]:
@@ -35,7 +35,7 @@ def select_pil(source: Any, num_frames: int | None = None, **options: Any) -> li
     `source` may also be a list of Pillow images, the frames of a video in time order. Then the chosen ones of these
     very objects are returned, all of them where there are no more; `options` are `policy` and `seed`.
 
-    >>> from sosampler.synthetic import numbered_video
+    >>> from sosampler.video.synthetic import numbered_video
     >>> [image.info["frame_index"] for image in select_pil(numbered_video(num_frames=90), 3, policy="uniform")]
     [15, 45, 75]
     """

@@ -18,11 +18,11 @@ from typing import Any
 
 from PIL import Image
 
-from sosampler.checks import one_of, whole_number
+from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
+from sosampler.inference.selection import Selection
+from sosampler.integrations.frame_times import seconds_from_start, video_metadata, whole_patches
 from sosampler.integrations.pil import to_pil
-from sosampler.integrations.true_times import seconds_from_start, video_metadata, whole_patches
-from sosampler.selection import Selection
 
 SHOWN = ("video", "images")
 _PATCH = 2  # frames that share a patch in Qwen-VL

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._select import select_with
-from sosampler.checks import true_or_false
+from sosampler._util.validation import true_or_false
 from sosampler.errors import InvalidArgument, MissingDependency
-from sosampler.integrations.true_times import decoded, video_metadata, whole_patches
-from sosampler.options import SelectOptions
-from sosampler.selection import Selection
+from sosampler.inference.options import SelectOptions
+from sosampler.inference.select import select_with
+from sosampler.inference.selection import Selection
+from sosampler.integrations.frame_times import decoded, video_metadata, whole_patches
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
 

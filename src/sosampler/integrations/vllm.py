@@ -21,13 +21,13 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from sosampler._select import select_with
-from sosampler.checks import one_of, real_number, whole_number
+from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, VideoError, first_line
-from sosampler.integrations.true_times import decoded, video_metadata, whole_patches
-from sosampler.options import BLIND_POLICY, SelectOptions
-from sosampler.policies import SCORED, Policy, get_policy, list_policies
-from sosampler.policies.selectors import split_method
+from sosampler.inference.options import BLIND_POLICY, SelectOptions
+from sosampler.inference.select import select_with
+from sosampler.integrations.frame_times import decoded, video_metadata, whole_patches
+from sosampler.policies.registry import SCORED, Policy, get_policy, list_policies
+from sosampler.policies.score_rules import split_method
 from sosampler.video.reader import Frames
 from sosampler.video.source import DECODERS, open_video
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sosampler.checks import whole_number
+from sosampler._util.validation import whole_number
 from sosampler.policies.optimal import OptimalChoice
 from sosampler.policies.semi_optimal import real_candidates
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sosampler.checks import one_of, real_number, whole_number
-from sosampler.policies.branching import BranchAndBound, Equals, Incumbent
+from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler.policies.branch_and_bound import (
+    SWAPS_AT_ONCE,
+    BranchAndBound,
+    ClipLoss,
+    Equals,
+    Incumbent,
+    improve_by_swaps,
+    loss_of,
+)
 from sosampler.policies.optimal import OptimalChoice, usable_logits
-from sosampler.policies.relaxation import ClipLoss
 from sosampler.policies.semi_optimal import ACTIVATIONS, check_labels, log_confidence, real_candidates, top_n
-from sosampler.policies.swaps import SWAPS_AT_ONCE, improve_by_swaps, loss_of
 
 # Numbers of the largest table per chunk of videos (32 MiB of float64; a handful of such are alive at once).
 _MAX_NUMBERS = 2**22

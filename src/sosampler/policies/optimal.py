@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sosampler.checks import one_of, whole_number
+from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
 from sosampler.policies.semi_optimal import ACTIVATIONS, check_labels, log_confidence, real_candidates
 

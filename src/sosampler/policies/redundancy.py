@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sosampler.checks import real_number
+from sosampler._util.validation import real_number
 from sosampler.errors import InvalidArgument
 from sosampler.policies.semi_optimal import real_candidates
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sosampler.checks import one_of, whole_number
+from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
 
 ACTIVATIONS = ("softmax", "sigmoid")

@@ -1,1 +1,1 @@
-"""Pictures and files for people to look at."""
+"""HTML reports of runs."""

@@ -11,18 +11,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sosampler.checks import one_of
+from sosampler._util.files import replacing
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency
-from sosampler.files import replacing
-from sosampler.report.comparing import ClassDifference, Contrast, VideoLine
-from sosampler.report.curves import METRIC_NAMES, Figure, Row, accuracy_figures
-from sosampler.report.finding import Pair, tiles_of
-from sosampler.report.grids import Grid
-from sosampler.report.looks import MEANINGS, SYSTEM, looks_of_rows
-from sosampler.report.numbers import columns_of, groups_of, search_of
-from sosampler.report.runs import is_folder
+from sosampler.figures.curves import MEANINGS, METRIC_NAMES, SYSTEM, Figure, Row, accuracy_figures, looks_of_rows
+from sosampler.report.compare import ClassDifference, Contrast, Pair, VideoLine, tiles_of
+from sosampler.report.load import Grid, is_folder
 from sosampler.report.strips import Gallery, Strip
-from sosampler.report.words import NOTHING, SHORT_NAMES, clock, count, flat, percent, score
+from sosampler.report.tables import (
+    NOTHING,
+    SHORT_NAMES,
+    clock,
+    columns_of,
+    count,
+    flat,
+    groups_of,
+    percent,
+    score,
+    search_of,
+)
 
 FILE = "index.html"
 # Of more classes only those that differ most are shown at once, of more videos only the first are listed.

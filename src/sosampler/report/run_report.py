@@ -8,26 +8,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sosampler.checks import whole_number
+from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
-from sosampler.evaluation.per_video import EVALUATION_FILE, VIDEOS_FILE
-from sosampler.report.comparing import (
+from sosampler.evaluation.result import EVALUATION_FILE, VIDEOS_FILE
+from sosampler.figures.curves import Row, report_figures
+from sosampler.report.compare import (
     FAILURE_RULE,
     SUCCESS_RULE,
     Contrast,
+    Pair,
     cases,
     class_differences,
     contrast_of,
+    headline_of,
+    sentence_of,
     video_lines,
 )
-from sosampler.report.curves import Row, report_figures
-from sosampler.report.finding import Pair, headline_of, sentence_of
-from sosampler.report.grids import INDEPENDENCE_FILE, INDEPENDENCE_PICTURE, independence_grid
+from sosampler.report.load import (
+    INDEPENDENCE_FILE,
+    INDEPENDENCE_PICTURE,
+    RESULT_FILE,
+    RUN_FILE,
+    AnyRun,
+    EvaluationRun,
+    Experiments,
+    RowKey,
+    RunVideo,
+    RunVideos,
+    independence_grid,
+    is_folder,
+    read_runs,
+)
 from sosampler.report.page import Part, write_page
-from sosampler.report.pictures import OpenedBank, open_bank
-from sosampler.report.run_videos import RowKey, RunVideo, RunVideos
-from sosampler.report.runs import RESULT_FILE, RUN_FILE, AnyRun, EvaluationRun, Experiments, is_folder, read_runs
-from sosampler.report.strips import Gallery, Strip, strip_of
+from sosampler.report.strips import Gallery, OpenedBank, Strip, open_bank, strip_of
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -143,7 +156,7 @@ def _part(
     if isinstance(run, EvaluationRun):
         return _evaluation_part(run, name, count, given, headline, misfits)
     if isinstance(run, Experiments):
-        from sosampler.report.reproduction import experiments_part
+        from sosampler.paper.page import experiments_part
 
         return experiments_part(run)
     grid = independence_grid(run.path)

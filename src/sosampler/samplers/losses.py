@@ -1,9 +1,4 @@
-"""Losses that teach a sampler the order of a video's frames, and what is in them.
-
-Shapes: B videos, T candidates, C classes. `mask` [B, T] is True at real candidates; None means that all are real.
-What stands at the other places, even NaN, neither counts nor gets a gradient.
-Half precision is raised to float32 before anything is computed. Every loss is one number, of which less is better.
-"""
+"""What the frozen classifier thinks of each single frame, as a target for the sampler."""
 
 from __future__ import annotations
 
@@ -13,14 +8,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.checks import one_of
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.recipe import GUIDANCE, PREDICTIONS, SamplerRecipe
-from sosampler.samplers.targets import frame_targets, label_shares
+from sosampler.policies.semi_optimal import check_labels
+from sosampler.samplers.recipe import GUIDANCE, PREDICTIONS, TARGET_SPACES, TARGETS, SamplerRecipe
 
 if TYPE_CHECKING:
     from sosampler.samplers.ocsampler import ClipProbs
     from sosampler.samplers.sosampler import SamplerOutput
+
+
+LEAST_PROBABILITY = 1e-12  # below it a logarithm says nothing more
+
+
+def frame_targets(
+    frame_probs: Tensor,  # [B, T, C]
+    labels: Tensor,  # [B, C], 1 or True for each true label; at least one a video
+    kind: str = "label",
+    space: str = "probability",
+) -> Tensor:
+    """How good each frame is on its own, [B, T].
+
+    "label": the probability of the true label; of several, the geometric mean.
+    "max": the highest probability of any class, right or wrong.
+    In space "log" it is the logarithm of that, which tells bad frames from very bad ones.
+    """
+    one_of("kind", kind, TARGETS)
+    one_of("space", space, TARGET_SPACES)
+    probs = frame_probs.to(torch.promote_types(frame_probs.dtype, torch.float32))
+    if kind == "max":
+        confidence = probs.amax(dim=-1)
+        return _log(confidence) if space == "log" else confidence
+    shares = label_shares(labels, probs.dtype)[:, None, :]
+    mean_log = (_log(probs) * shares).sum(dim=-1)
+    if space == "log":
+        return mean_log
+    # A single label's probability is taken as it is: through log and exp, frames that are equal might come apart.
+    single = (shares > 0).sum(dim=-1) == 1
+    return torch.where(single, (probs * shares).sum(dim=-1), mean_log.exp())
+
+
+def label_shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Labels as a distribution over classes, [B, C]: every true label of a video has the same share."""
+    true = labels.to(dtype)
+    return true / true.sum(dim=-1, keepdim=True)
+
+
+def _log(probs: Tensor) -> Tensor:
+    return probs.clamp_min(LEAST_PROBABILITY).log()
+
 
 _LOWEST = torch.finfo(torch.float32).min  # takes no part in a softmax, and unlike -inf makes no NaN
 
@@ -133,7 +169,7 @@ class SamplerLoss(nn.Module):
         self.reinforce: nn.Module | None = None
         if recipe.loss == "reinforce":
             from sosampler.samplers.ocsampler import OCSamplerLoss
-            from sosampler.samplers.ocsampler_settings import OCSamplerSettings
+            from sosampler.samplers.recipe import OCSamplerSettings
 
             self.reinforce = OCSamplerLoss(OCSamplerSettings(**recipe.reinforce))
 
@@ -258,3 +294,36 @@ def _fill(values: Tensor, mask: Tensor | None, number: float) -> Tensor:
 
 def _raised(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def ac_loss(class_logits: Tensor, labels: Tensor, *, multi_label: bool = False, mask: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each single frame [B, T, C] with the labels of its video [B, C].
+
+    Mean over the frames of a video, then over videos; `multi_label`: binary cross-entropy, mean over classes first.
+    The target's own entropy is taken off, so that 0 is the best there is.
+    """
+    true = check_labels(labels, class_logits.shape[0], class_logits.shape[-1])
+    return frame_guidance(class_logits, true, multi_label=multi_label, mask=mask)
+
+
+def saliency(class_logits: Tensor, *, multi_label: bool = False, log_odds: bool = False) -> Tensor:
+    """How sure the light classifier is of any class: class logits [B, T, C] -> the highest probability [B, T].
+
+    As `log_odds` the order is the same, but frames do not become ties where float32 rounds their probabilities to 1.
+    """
+    logits = class_logits.to(torch.promote_types(class_logits.dtype, torch.float32))
+    highest, best = logits.max(dim=-1)
+    if not multi_label:  # log p − log(1 − p), where 1 − p is the share of the other classes
+        highest = highest - logits.scatter(-1, best[..., None], -torch.inf).logsumexp(dim=-1)
+    return highest if log_odds else highest.sigmoid()
+
+
+def sal_rank_loss(
+    scores: Tensor, frame_probs: Tensor, labels: Tensor, *, margin: float = 1.0, mask: Tensor | None = None
+) -> Tensor:
+    """Sum over pairs of max(0, margin − (score of the better − score of the worse)), mean over videos.
+
+    The better frame is that in whose true label the classifier (`frame_probs` [B, T, C]) is more confident. The recipe
+    "scsampler-rank" has the same as its ranking loss.
+    """
+    return hinge_ranking(scores, frame_targets(frame_probs, labels, "label"), margin=margin, weighted=False, mask=mask)

@@ -25,20 +25,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sosampler.checks import one_of
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.semi_optimal import check_labels, real_candidates
-from sosampler.samplers.ocsampler_settings import REWARDS, OCSamplerSettings
-from sosampler.samplers.set_likelihood import (
-    entropy,
-    plackett_luce_log_prob,
-    sample_without_replacement,
-    set_log_prob,
-)
-from sosampler.samplers.targets import frame_targets
+from sosampler.samplers.losses import frame_targets
+from sosampler.samplers.recipe import REWARDS, OCSamplerSettings
+from sosampler.samplers.set_likelihood import entropy, plackett_luce_log_prob, sample_without_replacement, set_log_prob
 
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SamplerOutput
+
 
 # The published subset of ten candidates; for other numbers the middles of equal stretches.
 _UNIFORM_6_OF_10 = (0, 1, 3, 5, 7, 9)

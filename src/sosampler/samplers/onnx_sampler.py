@@ -1,14 +1,18 @@
-"""A trained sampler without torch: `model.onnx` of its folder, run by onnxruntime on the CPU.
+"""Frames for a sampler's network without torch: resize without aliasing and centre crop, in NumPy.
 
-`sosampler export` writes that file. It knows its own settings, whose weights it holds, and by which version of this
-arrangement it was written, so that a file that no longer belongs to its folder is refused.
+Scores of neighbouring frames lie close, so a level of a pixel more or less can change who is chosen. Therefore this
+does what torch does with uint8 on the CPU, digit by digit: triangles as wide as the scale, weights rounded to 16 bits,
+first along rows, then along columns, with levels in between. Pillow, with finer weights, is off by one here and there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +20,195 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler.checks import whole_number
+from sosampler._util.files import saved_kind
+from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
-from sosampler.policies.rules import top
-from sosampler.samplers.light_pixels import LightPreprocessing, Pixels, check_clips
-from sosampler.samplers.light_scoring import check_scoring, scores_of, sigmoid
-from sosampler.saved_folders import saved_kind
+from sosampler.policies.positional import top
+
+Pixels = NDArray[np.uint8]
+
+_MOST_BITS = 22  # of a weight, where all are small; those of a weight and its sign fit into 16
+
+
+@dataclass(frozen=True)
+class LightPreprocessing:
+    """What `classifiers.preprocessing.Preprocessing` is to torch, up to the normalisation, which the network does."""
+
+    resize: int  # the short side; the crop is a square of as many pixels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.resize, self.resize
+
+    def __call__(self, frames: Pixels) -> Pixels:
+        """uint8 [F, 3, H, W] -> uint8 [F, 3, size, size]"""
+        height, width = frames.shape[2:]
+        down, across = (_cropped_taps(side, min(height, width), self.resize) for side in (height, width))
+        # Rows that are cropped away need not be resized.
+        first, last = int(down.places.min()), int(down.places.max()) + 1
+        down = down._replace(places=down.places - first)
+        small = np.empty((len(frames), 3, *self.size), dtype=np.uint8)
+        for place, frame in enumerate(np.moveaxis(frames, 1, -1)):
+            rows = np.ascontiguousarray(frame[first:last]).reshape(last - first, width * 3)  # as decoders have them
+            columns = _weighed(rows, across.for_colours(), axis=1)
+            small[place] = _weighed(columns, down, axis=0).reshape(*self.size, 3).transpose(2, 0, 1)
+        return small
+
+
+class Taps(NamedTuple):
+    """Which pixels of a row or column make up each new one, and by how much: whole numbers in units of 2^-bits."""
+
+    places: NDArray[np.int64]  # [new, K]
+    weights: NDArray[np.int32]  # [new, K]
+    bits: int
+
+    def for_colours(self) -> Taps:
+        """For rows of which each pixel is three numbers; [3 new, K]."""
+        places = self.places[:, None] * 3 + np.arange(3)[:, None]  # [new, 3, K]
+        return Taps(places.reshape(-1, self.places.shape[1]), self.weights.repeat(3, axis=0), self.bits)
+
+
+def _cropped_taps(side: int, short: int, target: int) -> Taps:
+    """Of a side of a frame, for the middle of what it becomes; rounded as torchvision rounds."""
+    between = int(target * side / short)
+    first = round((between - target) / 2)
+    taps = _taps(side, between)
+    middle = slice(first, first + target)
+    return Taps(taps.places[middle], taps.weights[middle], taps.bits)
+
+
+@lru_cache(maxsize=32)
+def _taps(before: int, after: int) -> Taps:
+    """For a side of `before` pixels that becomes one of `after`."""
+    if before == after:
+        return Taps(np.arange(after)[:, None], np.ones((after, 1), dtype=np.int32), 0)
+    scale = before / after
+    support = max(scale, 1.0)
+    centre = scale * (np.arange(after) + 0.5)
+    first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    end = np.minimum((centre + support + 0.5).astype(np.int64), before)
+    places = first[:, None] + np.arange(2 * math.ceil(support) + 1)  # [after, K]
+    shares = np.maximum(1 - np.abs((places - centre[:, None] + 0.5) / support), 0)
+    shares[places >= end[:, None]] = 0
+    shares /= shares.sum(1, keepdims=True)
+    bits = 0
+    while bits < _MOST_BITS and int(0.5 + shares.max() * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
+    weights = (shares * (1 << bits) + 0.5).astype(np.int32)
+    return Taps(np.minimum(places, before - 1), weights, bits)
+
+
+def _weighed(picture: Pixels, taps: Taps, *, axis: int) -> Pixels:
+    """uint8 [H, L] with one axis brought to another length."""
+    if not taps.bits:  # as it is, but for the crop
+        return np.take(picture, taps.places[:, 0], axis=axis)
+    shape = (len(taps.places), picture.shape[1]) if axis == 0 else (len(picture), len(taps.places))
+    total = np.full(shape, 1 << (taps.bits - 1), dtype=np.int32)  # so that the shift below rounds
+    part = np.empty_like(total)
+    for places, weights in zip(taps.places.T, taps.weights.T, strict=True):
+        if weights.any():
+            np.multiply(np.take(picture, places, axis=axis), weights[:, None] if axis == 0 else weights, out=part)
+            total += part
+    return (total >> taps.bits).clip(0, 255).astype(np.uint8)
+
+
+def check_clips(frames: Any) -> Pixels:
+    """Frames as a NumPy array uint8 [B, T, 3, H, W], or say what is wrong with them."""
+    if not isinstance(frames, np.ndarray):
+        raise InvalidArgument(f"frames are a {type(frames).__name__}; give a NumPy array, uint8 [B, T, 3, H, W]")
+    if frames.ndim != 5 or frames.shape[2] != 3 or frames.dtype != np.uint8:
+        hint = ""
+        if frames.ndim == 4:
+            hint = "; put one video's frames into a batch of one: frames[None]"
+        elif frames.ndim == 5 and frames.shape[4] == 3:
+            hint = "; the channels stand last: np.moveaxis(frames, -1, -3) puts them in their place"
+        raise InvalidArgument(f"frames are {frames.dtype} {list(frames.shape)}; give uint8 [B, T, 3, H, W]{hint}")
+    if 0 in frames.shape:
+        raise InvalidArgument(f"frames have shape {list(frames.shape)}; nothing is in them, give at least one frame")
+    return frames
+
+
+Numbers = NDArray[np.float64]
+
+# As in `samplers.scoring`.
+_SALIENCY = {"saliency": "max"}
+_BELIEF = {"belief", "relevance", "importance"}
+_MOST_WITNESSES = 10
+_LEAST = 1e-4
+
+
+def check_scoring(settings: dict[str, Any], where: str) -> None:
+    """These are settings that `scores_of` knows, or say so."""
+    if settings and settings != _SALIENCY and set(settings) != _BELIEF:
+        raise WeightsError(
+            f"{where}: scores frames by {settings}, which this version of sosampler does not know; "
+            "install the version that exported it"
+        )
+
+
+def scores_of(
+    settings: dict[str, Any], importance: NDArray, class_logits: NDArray | None, *, multi_label: bool = False
+) -> NDArray[np.float32]:
+    """importance [B, T], class_logits [B, T, C] -> scores [B, T]."""
+    if not settings:
+        return importance.astype(np.float32)
+    assert class_logits is not None, "a sampler that scores by classes has a class head"
+    logits, head = class_logits.astype(np.float64), importance.astype(np.float64)
+    if settings == _SALIENCY:
+        return _saliency(logits, multi_label).astype(np.float32)
+    log_probs = -np.logaddexp(0, -logits) if multi_label else _log_softmax(logits)
+    about = log_belief(settings, head, logits, multi_label=multi_label)[:, None]  # [B, 1, C]
+    log_of_mean = _logsumexp(about + log_probs)[..., 0]
+    mean_of_log = (np.exp(about) * log_probs).sum(-1)
+    scores = settings["importance"] * head + 0.5 * log_of_mean + 0.5 * mean_of_log
+    return np.asarray(scores, dtype=np.float32)
+
+
+def sigmoid(numbers: Numbers) -> Numbers:
+    """Without overflow.
+
+    >>> sigmoid(np.array([-1e4, 0.0, 1e4])).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return np.asarray(0.5 * (1 + np.tanh(numbers / 2)))
+
+
+def has_belief(settings: dict[str, Any]) -> bool:
+    """Whether a sampler with these settings asks what the whole video is about."""
+    return set(settings) == _BELIEF
+
+
+def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *, multi_label: bool) -> Numbers:
+    """What the video is about, as far as all of its frames tell: log probabilities [B, C]."""
+    slope, offset = settings["relevance"]
+    relevance = sigmoid(slope * importance + offset)[..., None]  # [B, T, 1]
+    shares = sigmoid(logits) if multi_label else np.exp(_log_softmax(logits))
+    if multi_label:
+        shares = shares / np.maximum(shares.sum(-1, keepdims=True), 1e-12)
+    evidence = np.log(np.maximum(1 - relevance + relevance * shares.shape[-1] * shares, _LEAST))  # [B, T, C]
+    count = importance.shape[1]
+    return _log_softmax(settings["belief"] * min(count, _MOST_WITNESSES) / count * evidence.sum(1))
+
+
+def _saliency(logits: Numbers, multi_label: bool) -> Numbers:
+    """How sure the class head is of any class, as log-odds."""
+    highest = logits.max(-1)
+    if multi_label:
+        return np.asarray(highest)
+    others = logits.copy()
+    np.put_along_axis(others, logits.argmax(-1, keepdims=True), -np.inf, axis=-1)
+    return np.asarray(highest - _logsumexp(others)[..., 0])
+
+
+def _logsumexp(numbers: Numbers) -> Numbers:
+    """Over the last dimension, which stays with length one."""
+    highest = numbers.max(-1, keepdims=True)
+    return np.asarray(highest + np.log(np.exp(numbers - highest).sum(-1, keepdims=True)))
+
+
+def _log_softmax(numbers: Numbers) -> Numbers:
+    return np.asarray(numbers - _logsumexp(numbers))
+
 
 MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
 KIND = "sosampler sampler"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
-from sosampler.systems import list_systems
 
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SOSampler
+
 
 # The recipe by which each is trained where no other is named.
 RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsampler-rank"}
@@ -36,9 +37,9 @@ def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
         ...     so.load_sampler(folder).input_size
         32
     """
-    from sosampler.classifiers.devices import check_device
+    from sosampler._util.devices import check_device
+    from sosampler.baselines.folder import is_system_folder
     from sosampler.samplers.sosampler import SOSampler
-    from sosampler.systems.folder import is_system_folder
 
     if is_system_folder(path):
         raise InvalidArgument(

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.checks import real_number
+from sosampler._util.validation import real_number
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.scsampler import saliency
+from sosampler.samplers.losses import saliency
 
 SETTINGS = ("belief", "relevance", "importance")
 SALIENCY = {"saliency": "max"}

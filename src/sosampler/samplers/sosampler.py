@@ -12,11 +12,10 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from sosampler.checks import one_of, real_number, true_or_false, whole_number
-from sosampler.classifiers.base import PRECISIONS
+from sosampler._util.devices import autocast
+from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
+from sosampler.classifiers.base import PRECISIONS, read_names
 from sosampler.classifiers.cost import count_gmacs
-from sosampler.classifiers.devices import autocast
-from sosampler.classifiers.labels import read_names
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.policies.semi_optimal import top_n

@@ -1,18 +1,59 @@
-"""Where a run stands, on disk, so that a killed one goes on."""
+"""Curves for TensorBoard, where it is installed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sosampler.classifiers.registry import CONFIG, WEIGHTS
+from sosampler._util.files import replacing
+from sosampler.bank.bank import Bank
+from sosampler.classifiers.factory import CONFIG, WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
-from sosampler.files import replacing
+
+
+class EventLog:
+    """Writes the numbers of each epoch into a folder; does nothing without the package tensorboard."""
+
+    def __init__(self, folder: Path, first_epoch: int) -> None:
+        self._writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return  # not asked for by anybody: the same numbers are in log.jsonl
+        # Epochs that a killed run had already written are replaced.
+        self._writer = SummaryWriter(str(folder), purge_step=first_epoch)
+
+    def write(self, line: dict[str, Any]) -> None:
+        if self._writer is not None:
+            for name, value in line.items():
+                if name != "epoch" and isinstance(value, (int, float)):
+                    self._writer.add_scalar(name, value, line["epoch"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def check_apart(folder: Path, bank: Bank) -> None:
+    """Overwriting a run must not touch a bank."""
+    here, there = folder.resolve(), bank.path.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise InvalidArgument(f"out={folder} and the bank {bank.path} lie inside each other; keep them apart")
+
+
+def bank_identity(bank: Bank) -> dict[str, str]:
+    """Path and digest: they change with the videos, their labels and splits, and how frames were taken."""
+    told = [[asdict(item) for item in bank.items], bank.classes, bank.multi_label, bank.settings]
+    digest = hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:16]
+    return {"path": str(bank.path.resolve()), "digest": digest}
+
 
 SETTINGS, CHECKPOINT, LOG, RESULT = "run.json", "checkpoint.pt", "log.jsonl", "result.json"
 _FILES = (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS)

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sosampler._util.progress import progress_bar
+from sosampler.bank.bank import Bank
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.data.bank import Bank
-from sosampler.data.manifest import Item, Manifest, read_manifest
-from sosampler.data.splits import SPLITS, make_splits
+from sosampler.datasets.manifest import Item, Manifest, read_manifest
+from sosampler.datasets.splits import SPLITS, make_splits
 from sosampler.errors import InvalidArgument
-from sosampler.progress import progress_bar
 from sosampler.training.examples import BankExamples, ClipExamples, PictureExamples, read_picture
 from sosampler.training.recipe import ClassifierRecipe
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
@@ -87,7 +87,7 @@ class DataSource:
             return _from_pictures(self.manifest)
         if self.bank is not None:
             return _from_bank(self.bank, self.manifest.items)
-        from sosampler.data.prepare import prepare
+        from sosampler.bank.prepare import prepare
 
         stored = max(_STORED_FRAMES, recipe.num_frames)
         with progress_bar("decoding", len(self.manifest)) as bar:

@@ -12,18 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from sosampler._util.devices import autocast
+from sosampler._util.progress import progress_bar
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.devices import autocast
-from sosampler.classifiers.registry import save_classifier
+from sosampler.classifiers.factory import save_classifier
 from sosampler.errors import ClassifierError
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.progress import progress_bar
 from sosampler.training.checkpoints import RunFolder
-from sosampler.training.divergence import check_loss, diverged, finite_or_none
 from sosampler.training.examples import Example, TrainingBatches
-from sosampler.training.optimizers import make_optimizer
+from sosampler.training.optim import check_loss, diverged, finite_or_none, make_optimizer, seed_generators
 from sosampler.training.recipe import ClassifierRecipe, rate_at
-from sosampler.training.seeds import seed_generators
 
 # Seconds between checkpoints; a killed run repeats at most as much. They hold the network and its momenta, so that one
 # for each of many short epochs would take longer than the epochs.

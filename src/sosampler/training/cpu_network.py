@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sosampler.samplers import SOSampler
+from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.same_conv import SameConv
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sosampler.engine.triton_kernels import launch, tl, triton
-from sosampler.training.processes import sent
+from sosampler.engine.kernels.triton_kernels import launch, tl, triton
+from sosampler.training.distributed import sent
 from sosampler.training.sampler_augment import Cuts, Normaliser, points_to_look_at
 
 _BLOCK = 256  # pixels a program

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sosampler.engine.triton_kernels import can_use, dense, launch, made_dense, tl, triton
+from sosampler.engine.kernels.triton_kernels import can_use, dense, launch, made_dense, tl, triton
 from sosampler.training.same_conv import SameConv
 
 _PIXELS, _CHANNELS, _WARPS = 16, 32, 4  # of a tile; of the output's gradient, which has fewer pixels with a stride

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.transforms import v2
 
+from sosampler.bank.bank import Bank
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.data.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.training.recipe import ClassifierRecipe
-from sosampler.video.images import upright_rgb
+from sosampler.video.folder_reader import upright_rgb
 
 Key = tuple[int | None, int]
 Example = tuple[Tensor, Tensor, Tensor]  # frames uint8 [N, 3, h, w], targets float [C], positions float [N]
@@ -154,3 +154,22 @@ def evaluation_batches(examples: ClipExamples, *, batch_size: int, workers: int)
         for begin in range(0, len(examples), batch_size)
     ]
     return DataLoader(examples, batch_sampler=keys, num_workers=workers, persistent_workers=workers > 0)
+
+
+def labelled_rows(bank: Bank, *, least: int = 2) -> dict[str, list[int]]:
+    """Places in the bank of the videos of "train" and "dev" with a label, and of those of both that are "unlabelled".
+
+    Args:
+        bank: a bank, or one split of it.
+        least: videos that train must have.
+    """
+    found: dict[str, list[int]] = {"train": [], "dev": [], "unlabelled": []}
+    for row, item in enumerate(bank.items):
+        split = item.split or "train"
+        if split in ("train", "dev"):
+            found[split if item.labels else "unlabelled"].append(row)
+    if len(found["train"]) < least:
+        raise InvalidArgument(
+            f"{bank.path}: {len(found['train'])} videos with a label in the train split; give at least {least}"
+        )
+    return found

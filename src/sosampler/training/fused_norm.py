@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sosampler.engine.triton_kernels import can_use, dense, made_dense
+from sosampler.engine.kernels.triton_kernels import can_use, dense, made_dense
 from sosampler.training import norm_kernels
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sosampler.engine.blocks import blocks_for
-from sosampler.samplers import SOSampler
-from sosampler.samplers.backbones import ShiftedBlock
-from sosampler.samplers.shift import Neighbours
+from sosampler.engine.kernels.blocks import blocks_for
+from sosampler.samplers.backbones import Neighbours, ShiftedBlock
+from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.depthwise import FastDepthwise, is_known
 from sosampler.training.fused_norm import fuse_norms
 from sosampler.training.shift_kernel import fast_shift

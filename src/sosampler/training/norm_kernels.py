@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sosampler.engine.triton_kernels import launch, tl, triton
+from sosampler.engine.kernels.triton_kernels import launch, tl, triton
 
 _BLOCK = 1024  # values a program, where each is taken by itself
 # Values at once, where they are summed over rows; on the way back each takes twice the registers.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sosampler.classifiers.base import Classifier
-from sosampler.training.processes import sent
+from sosampler.training.distributed import sent
 from sosampler.training.sampler_augment import Normaliser, cut, points_a_pixel
 from sosampler.training.sampler_data import Batch
 

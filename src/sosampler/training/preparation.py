@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from sosampler._util.cpu_bfloat16 import cpu_is_good_at_bfloat16
 from sosampler.classifiers.base import PRECISIONS
-from sosampler.engine.cpu_bfloat16 import cpu_is_good_at_bfloat16
-from sosampler.samplers import SOSampler
 from sosampler.samplers.backbones import MOBILENET
 from sosampler.samplers.recipe import SamplerRecipe
-from sosampler.training.precision import settled_precision
-from sosampler.training.processes import Processes
+from sosampler.samplers.sosampler import SOSampler
+from sosampler.training.distributed import Processes
+from sosampler.training.optim import settled_precision
 from sosampler.training.sampler_data import SamplerBatches
 
 # On an H200 a step of MobileNetV2 with 64 x 10 frames takes 93 ms as it is, 48 in channels-last memory, and 16 with

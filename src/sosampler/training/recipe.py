@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sosampler.checks import least_and_most, one_of, real_number, true_or_false, whole_number
+from sosampler._util.validation import least_and_most, one_of, real_number, true_or_false, whole_number
 from sosampler.errors import InvalidArgument
 
 OPTIMIZERS = ("sgd", "adamw")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.training.processes import sent
+from sosampler.training.distributed import sent
 
 _TRIES = 10  # as torchvision: then the largest central box of an allowed shape is taken
 

@@ -1,24 +1,103 @@
-"""How good a sampler is on videos it is not trained on: what the classifier makes of the frames it chooses."""
+"""From scores that only rank to confidences: sigmoid(a * score + b), fitted to what the classifier said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sosampler.classifiers.devices import autocast
+from sosampler._util.devices import autocast
+from sosampler.bank.bank import Bank
+from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.outputs import activate
-from sosampler.data.bank import Bank
-from sosampler.data.bank_teachers import Teacher
-from sosampler.data.positions import uniform_positions
+from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.policies.semi_optimal import label_confidence, top_n
-from sosampler.samplers import SOSampler
-from sosampler.training.processes import sent
-from sosampler.training.sampler_data import VideoTable, uniform
-from sosampler.training.sampler_frames import FrameSource
+from sosampler.samplers.recipe import SamplerRecipe
+from sosampler.samplers.sosampler import SOSampler
+from sosampler.training.distributed import sent
+from sosampler.training.sampler_data import FrameSource, VideoTable, uniform
+from sosampler.video.candidates import uniform_positions
+
+_STEPS = 100
+_RIDGE = 1e-6  # keeps a finite where scores part good frames from bad ones completely
+
+
+def fit_calibration(scores: ArrayLike, confidences: ArrayLike) -> tuple[float, float]:
+    """(a, b) with the least cross-entropy between confidences in 0..1 and sigmoid(a * score + b).
+
+    Newton's method on scores of mean 0 and deviation 1, with steps halved where they would do harm. Scores that are
+    all the same get a = 0.
+
+    >>> scores = np.linspace(-3, 3, 50)
+    >>> [round(number, 2) for number in fit_calibration(scores, 1 / (1 + np.exp(-(2 * scores - 1))))]
+    [2.0, -1.0]
+    """
+    x, y = (np.asarray(values, dtype=np.float64).ravel() for values in (scores, confidences))
+    mean, spread = x.mean(), x.std()
+    inputs = np.stack([(x - mean) / (spread or 1.0), np.ones_like(x)], 1)  # [F, 2]
+    weights = np.zeros(2)
+    value = _cross_entropy(weights, inputs, y)
+    for _ in range(_STEPS):
+        said = _sigmoid(inputs @ weights)
+        slope = inputs.T @ (said - y) / len(y) + _RIDGE * weights
+        curve = (inputs * (said * (1 - said))[:, None]).T @ inputs / len(y) + _RIDGE * np.eye(2)
+        step = np.linalg.solve(curve, slope)
+        while (tried := _cross_entropy(weights - step, inputs, y)) > value and np.abs(step).max() > 1e-12:
+            step = step / 2
+        if tried >= value or np.abs(step).max() < 1e-10:
+            break
+        weights, value = weights - step, tried
+    a = weights[0] / (spread or 1.0) if spread else 0.0
+    return float(a), float(weights[1] - a * mean)
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    found: np.ndarray = 0.5 * (1 + np.tanh(0.5 * values))
+    return found
+
+
+def _cross_entropy(weights: np.ndarray, inputs: np.ndarray, y: np.ndarray) -> float:
+    logits = inputs @ weights
+    return float((np.logaddexp(0, logits) - y * logits).mean() + 0.5 * _RIDGE * (weights**2).sum())
+
+
+_LEAST = 1e-7  # half precision keeps nothing smaller
+
+
+def clip_answers(frame_probs: Tensor, *, multi_label: bool) -> Callable[[Tensor], Tensor]:
+    """frame_probs [B, T, C] -> a function from positions [B, N] to the probabilities [B, C] of these clips.
+
+    The softmax of mean logits is that of mean log probabilities, since what a frame's logits have in common cancels.
+    """
+    probs = frame_probs.float().clamp(_LEAST, 1 - _LEAST)
+    scores = probs.logit() if multi_label else probs.log()  # [B, T, C]
+
+    def answers(positions: Tensor) -> Tensor:
+        chosen = scores.gather(1, positions[..., None].expand(-1, -1, scores.shape[2])).mean(1)
+        return chosen.sigmoid() if multi_label else torch.softmax(chosen, dim=-1)
+
+    return answers
+
+
+def check_rewards(recipe: SamplerRecipe, pooling: str | None, name: str, num_candidates: int, wanted: int) -> None:
+    """Whether loss="reinforce" can be trained from this teacher and with so few candidates."""
+    if recipe.loss != "reinforce":
+        return
+    if pooling != "mean":
+        raise InvalidArgument(
+            f"recipe {recipe.name!r} needs a classifier that averages the logits of frames, so that its answers about "
+            f"clips follow from the bank; {name} does not. Take another classifier, or another recipe"
+        )
+    if num_candidates < wanted:
+        raise InvalidArgument(
+            f"recipe {recipe.name!r} draws {wanted} frames, but the bank offers {num_candidates}; "
+            f"set reinforce={{num_frames: {max(1, num_candidates // 2)}}}, or prepare more frames a video"
+        )
+
 
 MOST_FRAMES = 6  # chosen of each video, or half of the candidates where that is less
 _FRAMES_AT_ONCE = 512

@@ -13,28 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sosampler._util.devices import autocast
+from sosampler._util.progress import Bar, progress_bar
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.devices import autocast
-from sosampler.engine.triton_kernels import can_use
-from sosampler.progress import Bar, progress_bar
-from sosampler.samplers import SOSampler
+from sosampler.engine.kernels.triton_kernels import can_use
 from sosampler.samplers.losses import SamplerLoss
 from sosampler.samplers.recipe import SamplerRecipe
-from sosampler.training.averaging import RunningMean
-from sosampler.training.checkpoints import RunFolder
-from sosampler.training.clip_answers import clip_answers
+from sosampler.samplers.sosampler import SOSampler
+from sosampler.training.checkpoints import EventLog, RunFolder
 from sosampler.training.crop_kernel import normalised_crops
-from sosampler.training.divergence import check_loss, diverged, finite_or_none
-from sosampler.training.event_log import EventLog
+from sosampler.training.distributed import Processes, sent
 from sosampler.training.graphed_steps import GraphedSteps
 from sosampler.training.online_teacher import OnlineTeacher
-from sosampler.training.optimizers import make_optimizer
-from sosampler.training.processes import Processes, sent
+from sosampler.training.optim import RunningMean, check_loss, diverged, finite_or_none, make_optimizer, seed_generators
 from sosampler.training.recipe import rate_at
 from sosampler.training.sampler_augment import Normaliser, cut, points_a_pixel
 from sosampler.training.sampler_data import Batch, SamplerBatches
-from sosampler.training.sampler_dev import EvaluationSet
-from sosampler.training.seeds import seed_generators
+from sosampler.training.sampler_dev import EvaluationSet, clip_answers
 
 # Seconds between checkpoints within an epoch; a killed run repeats at most as much.
 _SAVE_EVERY = 60.0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sosampler.engine.triton_kernels import can_use, dense, launch, made_dense, tl, triton
-from sosampler.samplers.shift import Neighbours, shift_channels
+from sosampler.engine.kernels.triton_kernels import can_use, dense, launch, made_dense, tl, triton
+from sosampler.samplers.backbones import Neighbours, shift_channels
 
 _BLOCK = 1024
 

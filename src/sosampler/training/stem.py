@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.engine.blocks import Blocks
-from sosampler.engine.triton_kernels import as_blocks, can_use, dense
+from sosampler.engine.kernels.blocks import Blocks
+from sosampler.engine.kernels.triton_kernels import as_blocks, can_use, dense
 from sosampler.training.same_conv import SameConv
 
 

@@ -11,36 +11,41 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sosampler import __version__
-from sosampler.checks import one_of, whole_number
+from sosampler._util.memory import usable_cores
+from sosampler._util.validation import one_of, whole_number
+from sosampler.bank.bank import Bank
+from sosampler.bank.outputs import Teacher
+from sosampler.baselines.folder import refuse_system_folder
+from sosampler.baselines.registry import list_systems
 from sosampler.classifiers.base import Classifier
-from sosampler.classifiers.registry import create_classifier, saved_folder
-from sosampler.data.bank import Bank
-from sosampler.data.bank_teachers import Teacher
-from sosampler.engine.allocator import keep_memory
+from sosampler.classifiers.factory import create_classifier, saved_folder
+from sosampler.engine.cuda_graphs import keep_memory
 from sosampler.errors import InvalidArgument
-from sosampler.samplers import SOSampler
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
-from sosampler.systems import list_systems
-from sosampler.systems.folder import refuse_system_folder
+from sosampler.samplers.sosampler import SOSampler
 from sosampler.training import cpu_network, gpu_network
-from sosampler.training.bank_identity import bank_identity, check_apart
-from sosampler.training.calibration import fit_calibration
-from sosampler.training.checkpoints import RunFolder
-from sosampler.training.clip_answers import check_rewards
-from sosampler.training.divergence import diverged
-from sosampler.training.labelled import labelled_rows
-from sosampler.training.machine import usable_cores
+from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
+from sosampler.training.distributed import Processes
+from sosampler.training.examples import labelled_rows
+from sosampler.training.optim import diverged
 from sosampler.training.preparation import can_be_graphed, preparation_pays, sampler_precision
-from sosampler.training.processes import Processes
-from sosampler.training.sampler_data import SamplerBatches, VideoTable
-from sosampler.training.sampler_dev import EvaluationSet
-from sosampler.training.sampler_frames import CachedFrames, FrameSource, Shape, default_cache_bytes, open_frames
+from sosampler.training.sampler_data import (
+    CachedFrames,
+    FrameSource,
+    SamplerBatches,
+    Shape,
+    VideoTable,
+    default_cache_bytes,
+    open_frames,
+)
+from sosampler.training.sampler_dev import EvaluationSet, check_rewards, fit_calibration
 from sosampler.training.sampler_loop import SamplerLoop
 
 if TYPE_CHECKING:
-    from sosampler.systems.recipe import SystemRecipe
+    from sosampler.baselines.recipe import SystemRecipe
+
 
 TEACHERS = ("bank", "online")
 KIND = "sampler"
@@ -131,7 +136,7 @@ def train(
         True
     """
     if sampler in list_systems():
-        from sosampler.training.train_system import train_system
+        from sosampler.training.train_baseline import train_system
 
         _refuse_for_systems(sampler, teacher=teacher, precision=precision)
         return train_system(

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sosampler.checks import one_of, whole_number
+from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
-from sosampler.policies import SCORED, Policy, describe_policies, get_policy
-from sosampler.policies.selectors import METHODS
+from sosampler.inference.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
+from sosampler.policies.registry import SCORED, Policy, describe_policies, get_policy
+from sosampler.policies.score_rules import METHODS
 from sosampler.video.candidates import MODES
 from sosampler.video.limits import Limits
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sosampler.checks import whole_number
+from sosampler._util.validation import whole_number
 from sosampler.errors import SosamplerError
 from sosampler.ui.choices import Offer
-from sosampler.ui.downloads import Kept, json_of, write_zip
-from sosampler.ui.look import full_picture, look_at
+from sosampler.ui.look import Kept, full_picture, json_of, look_at, write_zip
 from sosampler.ui.videos import NotThere, Video, Videos, told_size
 
 _KEPT_RESULTS = 512

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.files import replacing
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.files import replacing
 from sosampler.ui.choices import unique_name
 from sosampler.ui.look import read_facts
 from sosampler.video.limits import Limits

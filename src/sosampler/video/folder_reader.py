@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sosampler.errors import VideoError
-from sosampler.video.images import upright_rgb
-from sosampler.video.limits import Limits
-from sosampler.video.metadata import VideoMetadata
-from sosampler.video.reader import FrameBatch, Frames
-from sosampler.video.sizes import Size, check_size, target_size
+from sosampler.video.limits import Limits, Size, check_size, target_size
+from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
@@ -140,3 +138,12 @@ class FolderReader:
             return other, picture
         assert first_error is not None
         raise first_error
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """As its EXIF rotation asks for, in RGB; 16-bit grey is scaled, where Pillow alone would cut it off at 255."""
+    upright: Any = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):
+        upright = Image.fromarray((np.asarray(upright, dtype=np.int64) // 257).clip(0, 255).astype(np.uint8))
+    rgb: Image.Image = upright.convert("RGB")
+    return rgb

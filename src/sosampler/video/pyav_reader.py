@@ -10,10 +10,10 @@ import av
 import numpy as np
 
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits
-from sosampler.video.metadata import VideoMetadata
+from sosampler.video.limits import Limits, Size, check_size, target_size
 from sosampler.video.pyav_decode import (
     FrameConverter,
+    PacketFeed,
     Run,
     RunDecoder,
     RunResult,
@@ -24,7 +24,6 @@ from sosampler.video.pyav_decode import (
     rotation_of,
     suits_threads,
 )
-from sosampler.video.pyav_feed import PacketFeed
 from sosampler.video.pyav_index import (
     ContainerIndex,
     PacketTable,
@@ -33,8 +32,7 @@ from sosampler.video.pyav_index import (
     scan_packets,
     video_stream,
 )
-from sosampler.video.reader import FrameBatch, Frames
-from sosampler.video.sizes import Size, check_size, target_size
+from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
 

@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sosampler.checks import one_of, real_number, whole_number
+from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, VideoError
 from sosampler.video.limits import Limits
 
 if TYPE_CHECKING:
     from sosampler.video.reader import VideoReader
+
 
 Decoder = Literal["pyav", "torchcodec"]
 DECODERS: tuple[Decoder, ...] = ("pyav", "torchcodec")
@@ -43,7 +44,7 @@ def open_video(
 
     Examples:
         >>> import sosampler as so
-        >>> from sosampler.synthetic import numbered_video
+        >>> from sosampler.video.synthetic import numbered_video
         >>> reader = so.open_video(numbered_video(num_frames=90))
         >>> reader.metadata.total_num_frames, reader.keyframe_indices().tolist()
         (90, [0, 30, 60])

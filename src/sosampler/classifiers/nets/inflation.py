@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sosampler.checks import one_of
+from sosampler._util.validation import one_of
 from sosampler.classifiers.nets.resnet3d import STAGES, slowonly_r50
 from sosampler.errors import InvalidArgument
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.checks import real_number, whole_number
+from sosampler._util.validation import real_number, whole_number
 from sosampler.errors import InvalidArgument
 
 Size3 = tuple[int, int, int]  # frames, rows, columns

@@ -1,0 +1,1 @@
+"""Helpers that every part shares; no domain knowledge."""

@@ -1,0 +1,1 @@
+"""Decoded candidate frames and teacher outputs on disk."""

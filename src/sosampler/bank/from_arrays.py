@@ -1,0 +1,240 @@
+"""`write_frames`: a bank straight from arrays or JPEGs, no video files in between."""
+
+from __future__ import annotations
+
+import io
+import json
+import operator
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
+
+from sosampler._util.validation import real_number, whole_number
+from sosampler.bank.bank import Bank
+from sosampler.bank.decode import encode_jpeg
+from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, StoredVideo, import_pyarrow
+from sosampler.bank.prepare import OnProgress, make_shards
+from sosampler.bank.writer import Results, Tally, begin, writing_bank
+from sosampler.datasets.manifest import Item, Manifest
+from sosampler.errors import InvalidArgument
+from sosampler.video.reader import Frames
+
+Pictures = Frames | Sequence[bytes]
+"""uint8 [T, H, W, 3], or T JPEGs of one size."""
+
+Storing = Callable[[list["FrameEntry"]], Generator["StoredVideo"]]
+"""What a bank keeps of each entry, in their order. Called once, with those that are not written yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrameEntry:
+    """One video for `write_frames`. Give `frames` as a function where all videos together do not fit into memory."""
+
+    id: str
+    labels: tuple[int, ...]
+    frames: Pictures | Callable[[], Pictures]
+    pts_seconds: ArrayLike | None = None  # [T], ascending; None: one frame a second
+    split: str = ""
+    group: str = ""
+    frame_indices: ArrayLike | None = None  # [T]; None: 0 .. T - 1
+    duration: float | None = None  # seconds; None: as long again after the last frame as between the last two
+    total_num_frames: int | None = None  # None: up to the last frame
+
+
+def write_frames(
+    out: str | os.PathLike[str],
+    entries: Iterable[FrameEntry],
+    *,
+    classes: Sequence[str],
+    multi_label: bool = False,
+    quality: int = 90,
+    made_by: dict[str, Any] | None = None,
+    workers: int = 1,
+    videos_per_shard: int = VIDEOS_PER_SHARD,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """Write a bank from frames. Killed and called again with the same entries it goes on where it was.
+
+    Args:
+        out: the bank's folder.
+        entries: the videos; listed first, so a function as their `frames` is called only when its turn comes, and not
+            at all for what is written already.
+        classes: names to which the labels are positions.
+        quality: of the JPEGs that are made from arrays.
+        made_by: plain values that decide the pixels (a recipe, a seed): a later call with others is refused.
+        workers: threads that call the functions.
+        videos_per_shard: how many videos a file of the bank holds.
+        on_progress: called after each video.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> import sosampler as so
+        >>> from sosampler.video.synthetic import numbered_frame
+        >>> frames = np.stack([numbered_frame(number) for number in range(4)])  # [T, H, W, 3]
+        >>> entry = so.FrameEntry(id="a", labels=(0,), frames=frames, pts_seconds=np.arange(4.0))
+        >>> with TemporaryDirectory() as folder:
+        ...     so.write_frames(folder, [entry], classes=["ant"])[0].pts_seconds.tolist()
+        [0.0, 1.0, 2.0, 3.0]
+    """
+    return write_entries(
+        out,
+        entries,
+        partial(stored_by_threads, quality=quality, num_threads=whole_number("workers", workers)),
+        classes=classes,
+        multi_label=multi_label,
+        quality=quality,
+        made_by=made_by,
+        videos_per_shard=videos_per_shard,
+        on_progress=on_progress,
+    )
+
+
+def write_entries(
+    out: str | os.PathLike[str],
+    entries: Iterable[FrameEntry],
+    storing: Storing,
+    *,
+    classes: Sequence[str],
+    multi_label: bool = False,
+    quality: int = 90,
+    made_by: dict[str, Any] | None = None,
+    videos_per_shard: int = VIDEOS_PER_SHARD,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """`write_frames`, with the work left to `storing`."""
+    import_pyarrow()
+    if whole_number("quality", quality) > 100:
+        raise InvalidArgument(f"quality={quality} is not allowed; give a whole number from 1 to 100")
+    listed = list(entries)
+    if not listed:
+        raise InvalidArgument("no entry was given; a bank needs at least one video")
+    items = tuple(
+        Item(id=entry.id, path=entry.id, labels=_labels_of(entry), split=entry.split, group=entry.group)
+        for entry in listed
+    )
+    manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
+    head = BankHead(
+        source="arrays",
+        settings={"quality": quality, "made_by": _plain(made_by)},
+        classes=manifest.classes,
+        multi_label=multi_label,
+        num_items=len(items),
+        videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
+    )
+    by_id = {entry.id: entry for entry in listed}
+    folder = BankFolder(Path(out))
+    tally = Tally(head, folder.frames)
+    with writing_bank(folder, tally), ExitStack() as stack:
+
+        def produce(missing: list[Item]) -> Results:
+            return stack.enter_context(closing(storing([by_id[item.id] for item in missing])))
+
+        make_shards(folder, begin(folder, head, items), items, produce, tally, on_progress=on_progress)
+    return Bank(folder.path)
+
+
+def _labels_of(entry: FrameEntry) -> tuple[int, ...]:
+    """Plain numbers, also where the array of a data set gave its own."""
+    try:
+        return tuple(operator.index(label) for label in entry.labels)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{entry.id!r}: labels={entry.labels!r} are not positions of classes; give whole numbers"
+        ) from error
+
+
+def _plain(made_by: dict[str, Any] | None) -> Any:
+    """As it will be read back, so that a tuple is the list that it becomes."""
+    try:
+        return json.loads(json.dumps(made_by, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"made_by={made_by!r} cannot be kept ({error}); give plain numbers, texts, lists and dicts"
+        ) from error
+
+
+def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: int) -> Generator[StoredVideo]:
+    """What the bank keeps of each entry, in order."""
+    pending: deque[Future[StoredVideo]] = deque()
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames") as threads:
+        try:
+            for entry in entries:
+                pending.append(threads.submit(stored_entry, entry, quality))
+                if len(pending) > 2 * num_threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for waiting in pending:  # nobody wants them where this ends early
+                waiting.cancel()
+
+
+def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
+    """The entry's frames as the bank keeps them, or say what does not fit."""
+    pictures = entry.frames() if callable(entry.frames) else entry.frames
+    jpegs, width, height = _as_jpegs(entry.id, pictures, quality)
+    count = len(jpegs)
+    pts = np.arange(count, dtype=np.float64) if entry.pts_seconds is None else np.asarray(entry.pts_seconds, np.float64)
+    indices = np.arange(count) if entry.frame_indices is None else np.asarray(entry.frame_indices, np.int64)
+    for name, values, step in (("pts_seconds", pts, 0.0), ("frame_indices", indices, 1)):
+        if values.shape != (count,) or not np.isfinite(values).all() or (np.diff(values) < step).any():
+            raise InvalidArgument(
+                f"{entry.id!r}: {name} of shape {list(values.shape)} do not fit its {count} frames; "
+                "give one a frame, in time order"
+            )
+    between = float(pts[-1] - pts[-2]) if count > 1 else 1.0
+    duration, total = float(pts[-1]) + between, int(indices[-1]) + 1
+    if entry.duration is not None:
+        duration = real_number(f"duration of {entry.id!r}", entry.duration, at_least=0)
+    if entry.total_num_frames is not None:
+        total = whole_number(f"total_num_frames of {entry.id!r}", entry.total_num_frames)
+    return StoredVideo(
+        jpegs=jpegs,
+        frame_indices=indices,
+        pts_seconds=pts,
+        width=width,
+        height=height,
+        start_seconds=0.0,
+        duration=duration,
+        fps=total / duration if duration > 0 else 0.0,
+        total_num_frames=total,
+    )
+
+
+def _as_jpegs(name: str, pictures: Pictures, quality: int) -> tuple[list[bytes], int, int]:
+    """JPEGs, width and height."""
+    if isinstance(pictures, np.ndarray):
+        if pictures.ndim != 4 or pictures.shape[-1] != 3 or pictures.dtype != np.uint8 or 0 in pictures.shape:
+            raise InvalidArgument(
+                f"{name!r}: frames are {pictures.dtype} {list(pictures.shape)}; give uint8 [T, H, W, 3] with a frame "
+                "at least"
+            )
+        return [encode_jpeg(frame, quality) for frame in pictures], pictures.shape[2], pictures.shape[1]
+    jpegs = list(pictures)
+    sizes = {_jpeg_size(name, data) for data in jpegs}
+    if len(sizes) != 1:
+        raise InvalidArgument(
+            f"{name!r}: {len(jpegs)} JPEGs of {len(sizes)} sizes; give at least one, all of the same size"
+        )
+    return jpegs, *sizes.pop()
+
+
+def _jpeg_size(name: str, data: bytes) -> tuple[int, int]:
+    try:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+            return image.size
+    except (OSError, TypeError) as error:
+        raise InvalidArgument(
+            f"{name!r}: one of its frames is not a JPEG ({error}); give JPEG bytes or an array"
+        ) from error

@@ -1,0 +1,1 @@
+"""Methods the sampler is compared with."""

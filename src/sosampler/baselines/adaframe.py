@@ -1,0 +1,322 @@
+"""AdaFrame: one agent jumps about the video and stops when another look promises nothing more.
+
+After Wu, Xiong, Ma, Socher and Davis, "AdaFrame: Adaptive Frame Selection for Fast Video Recognition", CVPR 2019.
+
+Taken: an LSTM that is fed the heavy features of the frame it looks at and a context, which it reads by attention from a
+global memory of light features (16 frames there). Every step gives class scores, the next location (the mean of a
+Gaussian over 0..1) and a utility, the reward that is still to come. Reward is by how much the best margin so far,
+p_label − the highest other p, grows. Locations learn by REINFORCE with the utility as baseline, the utility by
+regression on the discounted reward, the scores by cross-entropy. At run time the mean is the location.
+
+Different, or a choice of this file where the paper's own is not known to us:
+- Places are coded as waves of the place in 0..1, which fits any T. The context holds them, and the LSTM also gets the
+  place of the frame it looks at.
+- Cross-entropy is taken at every step, because at run time any step may be the last.
+- It stops when the utility has not exceeded its highest value for `patience` steps in a row.
+- The first look is at the middle of the video. A frame may be looked at twice; the heavy network runs for it once.
+
+No weight's shape depends on `max_steps` or `patience`: trained ones can be loaded into a system with other values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sosampler._util.validation import real_number, true_or_false, whole_number
+from sosampler.baselines.base import System, SystemOutput, Views, matrix_gmacs
+from sosampler.errors import InvalidArgument
+from sosampler.policies.semi_optimal import log_label_confidence
+
+_WAVES = 4  # sine and cosine of 1/2, 1, 2 and 4 periods a video
+_SMALLEST = 1e-12  # probabilities are clamped here before a logarithm
+
+
+class Look(NamedTuple):
+    """What the agent says after a look."""
+
+    logits: Tensor  # [B, C]
+    location: Tensor  # [B] in 0..1, where it would look next
+    utility: Tensor  # [B], the reward it still expects
+
+
+class Memory(NamedTuple):
+    """The light features of some frames, with their places."""
+
+    entries: Tensor  # [B, M, W]
+    real: Tensor  # bool [B, M], False = the video has fewer frames
+    positions: Tensor  # int64 [B, M], candidates
+
+
+class Episode(NamedTuple):
+    """S looks of training, S − 1 jumps between them."""
+
+    logits: Tensor  # [B, S, C]
+    utilities: Tensor  # [B, S]
+    means: Tensor  # [B, S − 1], of the Gaussians; carries the gradient of the policy
+    locations: Tensor  # [B, S − 1], drawn from them
+    positions: Tensor  # int64 [B, S], candidates looked at
+
+
+class AdaFrame(System):
+    """An LSTM with a global memory that chooses its next frame.
+
+    Args:
+        heavy_width: features of a frame from the heavy network.
+        light_width: features of a frame from the light network.
+        num_classes: classes, at least 2.
+        hidden: units of the LSTM.
+        width: of the memory's entries.
+        memory_frames: so many evenly spread candidates go through the light network.
+        max_steps: looks in training, and at most so many at run time.
+        patience: stop after so many steps in a row without a new highest utility.
+        deviation: standard deviation of the location in training.
+        discount: of rewards, per step.
+        rollouts: episodes of every video in a training batch.
+        policy_weight: of the REINFORCE loss.
+        utility_weight: of the regression of the utility.
+        multi_label: classes do not exclude each other.
+    """
+
+    name = "adaframe"
+    dial = "patience"
+    dial_values = (1, 2, 3, 4, 6, 10)  # from max_steps on it never stops early
+
+    def __init__(
+        self,
+        heavy_width: int,
+        light_width: int,
+        num_classes: int,
+        *,
+        hidden: int = 512,
+        width: int = 128,
+        memory_frames: int = 16,
+        max_steps: int = 10,
+        patience: int = 2,
+        deviation: float = 0.1,
+        discount: float = 0.9,
+        rollouts: int = 1,
+        policy_weight: float = 1.0,
+        utility_weight: float = 1.0,
+        multi_label: bool = False,
+    ) -> None:
+        config: dict[str, Any] = {
+            "heavy_width": whole_number("heavy_width", heavy_width),
+            "light_width": whole_number("light_width", light_width),
+            "num_classes": whole_number("num_classes", num_classes, at_least=2),
+            "hidden": whole_number("hidden", hidden),
+            "width": whole_number("width", width),
+            "memory_frames": whole_number("memory_frames", memory_frames),
+            "max_steps": whole_number("max_steps", max_steps, at_least=2),
+            "patience": whole_number("patience", patience),
+            "deviation": real_number("deviation", deviation, above=0),
+            "discount": discount_factor(discount),
+            "rollouts": whole_number("rollouts", rollouts),
+            "policy_weight": real_number("policy_weight", policy_weight, at_least=0),
+            "utility_weight": real_number("utility_weight", utility_weight, at_least=0),
+            "multi_label": true_or_false("multi_label", multi_label),
+        }
+        super().__init__(config)
+        self.max_steps, self.patience = config["max_steps"], config["patience"]
+        self.deviation, self.discount = config["deviation"], config["discount"]
+        self.place = nn.Linear(1 + 2 * _WAVES, width)
+        self.memorise = nn.Linear(light_width, width)
+        self.ask = nn.Linear(hidden, width)
+        self.cell = nn.LSTMCell(heavy_width + 2 * width, hidden)
+        self.classify = nn.Linear(hidden, num_classes)
+        self.locate = nn.Linear(hidden, 1)
+        self.value = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.locate.weight)  # it starts to search from the middle, to either side alike
+        nn.init.zeros_(self.locate.bias)
+
+    def remember(self, views: Views) -> Memory:
+        """Put the light features of evenly spread real candidates into the memory."""
+        positions, real = evenly_spread(views.real, self.config["memory_frames"])
+        light = views.light.gather(1, positions[:, :, None].expand(-1, -1, views.light.shape[2]))
+        entries = self.memorise(light) + self._place_code(relative_place(positions, views.real))
+        return Memory(entries, real, positions)
+
+    def look(
+        self, frames: Tensor, places: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
+    ) -> tuple[Look, tuple[Tensor, Tensor]]:
+        """One step: heavy features [B, D] of the frames at places [B], and the state before, give the state after."""
+        alike = (memory.entries @ self.ask(state[0])[:, :, None])[:, :, 0] / math.sqrt(memory.entries.shape[2])
+        attention = alike.masked_fill(~memory.real, -math.inf).softmax(dim=1)
+        context = (attention[:, None] @ memory.entries)[:, 0]
+        state = self.cell(torch.cat([frames, self._place_code(places), context], dim=1), state)
+        hidden = state[0]
+        return Look(self.classify(hidden), self.locate(hidden)[:, 0].sigmoid(), self.value(hidden)[:, 0]), state
+
+    def episode(self, views: Views, generator: torch.Generator | None) -> Episode:
+        """Look `max_steps` times, each time at a location drawn around what the agent says."""
+        memory, state, position = self._start(views)
+        looks, locations, positions = [], [], [position]
+        for step in range(self.max_steps):
+            look, state = self.look(
+                _frames_at(views.heavy, position), relative_place(position, views.real), memory, state
+            )
+            looks.append(look)
+            if step + 1 < self.max_steps:
+                # The draw has no gradient. One beyond 0..1 keeps its likelihood, and looks at the first or last frame.
+                drawn = look.location.detach() + self.deviation * _draw_normal(look.location, generator)
+                position = nearest_candidate(drawn.clamp(0, 1), views.real)
+                locations.append(drawn)
+                positions.append(position)
+        return Episode(
+            torch.stack([look.logits for look in looks], dim=1),
+            torch.stack([look.utility for look in looks], dim=1),
+            torch.stack([look.location for look in looks[:-1]], dim=1),
+            torch.stack(locations, dim=1),
+            torch.stack(positions, dim=1),
+        )
+
+    def loss(
+        self,
+        views: Views,
+        labels: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        progress: float = 1.0,
+        phase: str | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean over videos and steps of cross-entropy, REINFORCE and squared error of the utility."""
+        rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
+        labels, episode = labels[rows], self.episode(views.some(rows), generator)
+        rewards = margin_gains(margins(self.activate(episode.logits.detach()), labels))
+        returns = discounted(rewards, self.discount)
+        utilities = episode.utilities[:, :-1]
+        # Log-likelihood of the drawn locations but for a constant.
+        log_likelihood = -(((episode.locations - episode.means) / self.deviation) ** 2) / 2
+        prediction = self.label_loss(episode.logits, labels[:, None]).mean()
+        policy = -(log_likelihood * (returns - utilities.detach())).mean()
+        utility = ((utilities - returns) ** 2).mean()
+        total = prediction + self.config["policy_weight"] * policy + self.config["utility_weight"] * utility
+        parts = {"prediction": prediction, "policy": policy, "utility": utility, "reward": rewards.sum(dim=1).mean()}
+        return total, {key: value.detach() for key, value in parts.items()}
+
+    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+        real = views.real
+        memory, state, position = self._start(views)
+        seen_heavy = torch.zeros_like(real)
+        searching = real.any(dim=1)
+        steps = torch.zeros_like(position)
+        stale = torch.zeros_like(position)  # steps since the utility was highest
+        probabilities = views.heavy.new_zeros(len(real), self.config["num_classes"])
+        highest = views.heavy.new_full((len(real),), -math.inf)
+        for _ in range(self.max_steps):
+            seen_heavy |= searching[:, None] & (torch.arange(real.shape[1], device=real.device) == position[:, None])
+            look, state = self.look(_frames_at(views.heavy, position), relative_place(position, real), memory, state)
+            probabilities = torch.where(searching[:, None], self.activate(look.logits), probabilities)
+            steps += searching
+            stale = torch.where(look.utility > highest, 0, stale + 1)
+            highest = torch.maximum(highest, look.utility)
+            searching = searching & (stale < self.patience)
+            if not bool(searching.any()):
+                break
+            # Who has stopped stays where it is, so that no further frame is read.
+            position = torch.where(searching, nearest_candidate(look.location, real), position)
+        seen_light = torch.zeros_like(real).scatter_(1, memory.positions, True)
+        return SystemOutput(probabilities, seen_heavy, seen_light, steps)
+
+    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+        remembered = seen.seen_light.sum(dim=1)
+        attention = 2 * remembered * self.config["width"] / 1e9  # comparing, then mixing
+        layers = (self.ask, self.place, self.cell, self.classify, self.locate, self.value)
+        steps = seen.seen_heavy.sum(dim=1) if seen.steps is None else seen.steps
+        return remembered * matrix_gmacs(self.memorise, self.place) + steps * (attention + matrix_gmacs(*layers))
+
+    def _start(self, views: Views) -> tuple[Memory, tuple[Tensor, Tensor], Tensor]:
+        """The memory, a state of zeros, and the middle of each video."""
+        empty = views.heavy.new_zeros(len(views.heavy), self.config["hidden"])
+        middle = nearest_candidate(views.heavy.new_full((len(views.heavy),), 0.5), views.real)
+        return self.remember(views), (empty, empty), middle
+
+    def _place_code(self, places: Tensor) -> Tensor:
+        """Places in 0..1 [...] as vectors [..., W]."""
+        angles = math.pi * places[..., None] * 2.0 ** torch.arange(_WAVES, device=places.device)
+        return self.place(torch.cat([2 * places[..., None] - 1, angles.sin(), angles.cos()], dim=-1))
+
+
+def discount_factor(value: float) -> float:
+    """A number from 0 to 1."""
+    factor = real_number("discount", value, at_least=0)
+    if factor > 1:
+        raise InvalidArgument(f"discount={value!r} is not allowed; give a number from 0 to 1")
+    return factor
+
+
+def evenly_spread(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Positions [B, count] of evenly spread real candidates, and which of these count: a video may have fewer."""
+    available = real.sum(dim=1, keepdim=True)
+    number = torch.arange(count, device=real.device)
+    # The middles of equal parts; a video with fewer candidates than parts gives each of them once.
+    ranks = torch.where(available > count, ((2 * number + 1) * available) // (2 * count), number)
+    used = ranks < available
+    return candidates_of_ranks(torch.where(used, ranks, 0), real), used
+
+
+def candidates_of_ranks(ranks: Tensor, real: Tensor) -> Tensor:
+    """The positions [B, K] of each video's real candidates number `ranks` [B, K], counted from 0."""
+    real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    return real_first.gather(1, ranks)
+
+
+def nearest_candidate(locations: Tensor, real: Tensor) -> Tensor:
+    """The real candidate [B] that is nearest to a location [B] in 0..1; of two equally near ones the earlier.
+
+    0 is the first real candidate and 1 the last, so that padding is no part of the video.
+    """
+    position = torch.arange(real.shape[1], device=real.device)
+    first, length = _extent(real)
+    away = (position - (first + locations * length)[:, None]).abs()
+    return away.masked_fill(~real, math.inf).argmin(dim=1)
+
+
+def relative_place(positions: Tensor, real: Tensor) -> Tensor:
+    """Where candidates [B, ...] lie between the first and the last real one, as 0..1; the inverse of the above."""
+    first, length = (value.reshape(-1, *(1,) * (positions.dim() - 1)) for value in _extent(real))
+    return (positions - first) / length.clamp_min(1)
+
+
+def margins(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Confidence in the labels [B, C] less the highest other probability: probabilities [B, S, C] -> [B, S]."""
+    confidence = log_label_confidence(probabilities.clamp_min(_SMALLEST).log(), labels).exp()
+    return confidence - probabilities.masked_fill(labels[:, None] > 0, 0).amax(dim=-1)
+
+
+def margin_gains(margin: Tensor) -> Tensor:
+    """By how much each look after the first raised the best margin: [B, S] -> [B, S − 1], never negative."""
+    best = margin.cummax(dim=1).values
+    return best[:, 1:] - best[:, :-1]
+
+
+def discounted(rewards: Tensor, discount: float) -> Tensor:
+    """At each step [B, S] its reward and, discounted, those that follow.
+
+    >>> discounted(torch.tensor([[1.0, 0.0, 4.0]]), 0.5).tolist()
+    [[2.0, 2.0, 4.0]]
+    """
+    returns = [torch.zeros_like(rewards[:, 0])]
+    for reward in reversed(rewards.unbind(dim=1)):
+        returns.append(reward + discount * returns[-1])
+    return torch.stack(returns[:0:-1], dim=1)
+
+
+def _extent(real: Tensor) -> tuple[Tensor, Tensor]:
+    """The first real candidate of each video, and how far behind it the last one is; both [B]."""
+    first = real.to(torch.uint8).argmax(dim=1)
+    last = real.shape[1] - 1 - real.flip(1).to(torch.uint8).argmax(dim=1)
+    return first, last - first
+
+
+def _frames_at(features: Tensor, position: Tensor) -> Tensor:
+    return features[torch.arange(len(features), device=features.device), position]
+
+
+def _draw_normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Normal noise of a tensor's shape, drawn where the generator lives: every device gets the same."""
+    source = like.device if generator is None else generator.device
+    return torch.randn(like.shape, generator=generator, device=source).to(like.device)

@@ -1,0 +1,366 @@
+"""`create_classifier` and `list_classifiers`: a name becomes a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sosampler._util.devices import check_device
+from sosampler._util.validation import one_of, whole_number
+from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_names
+from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
+from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
+from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head
+from sosampler.errors import InvalidArgument, WeightsError, first_line
+
+CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
+PRETRAINED = "pretrained"
+KIND = "sosampler classifier"  # how a saved folder is told from a Hugging Face one
+
+
+def _huggingface(source: Any = None, **rest: Any) -> Classifier:
+    from sosampler.classifiers.huggingface import build_huggingface
+
+    return build_huggingface(source, **rest)
+
+
+# ResNet-50 as the paper and FrameExit feed it: short side 224, centre crop.
+_RESNET_INPUT = Preprocessing(size=(224, 224), resize=224)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """How to build a classifier, and which options besides the common ones it takes."""
+
+    build: Callable[..., Classifier]
+    options: tuple[str, ...] = ()
+    downloads: bool = False  # whether weights="pretrained" has a meaning
+
+    def __call__(self, name: Any, num_classes: int | None, options: dict[str, Any]) -> Classifier:
+        for option in options:
+            if option not in self.options:
+                allowed = ", ".join(self.options) or "none"
+                raise InvalidArgument(f"classifier {name!r} has no option {option!r}; it takes: {allowed}")
+        return self.build(num_classes=num_classes, **options)
+
+    def bound(self, *arguments: Any, **keywords: Any) -> _Builder:
+        return replace(self, build=partial(self.build, *arguments, **keywords))
+
+
+_TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate"), downloads=True)
+_HUGGING_FACE = _Builder(_huggingface, ("temporal", "num_frames", "revision"), downloads=True)
+
+_NAMED = {
+    "resnet50": _TIMM.bound("resnet50", name="resnet50", preprocessing=_RESNET_INPUT),
+    "resnet50_v1": _TIMM.bound("resnet50", name="resnet50_v1", preprocessing=_RESNET_INPUT, stride_on_1x1=True),
+    "timesformer": _HUGGING_FACE,
+    "slowonly_r50": _Builder(build_slowonly, ("stride_on_1x1",)),
+    "x3d_s": _Builder(build_x3d),
+    "i3d": _Builder(build_i3d),
+}
+_FAMILIES = {"timm": _TIMM, "torchvision": _Builder(build_torchvision, downloads=True), "hf": _HUGGING_FACE}
+
+
+def list_classifiers(pattern: str = "*") -> list[str]:
+    """Names that `create_classifier` takes, by a pattern such as "*50*".
+
+    timm's many are listed when the pattern starts with "timm:"; every name on the Hugging Face hub works as "hf:...".
+
+    Examples:
+        >>> list_classifiers("*50*")
+        ['resnet50', 'resnet50_v1', 'slowonly_r50']
+    """
+    names = [*_NAMED, *(f"torchvision:{name}" for name in torchvision_names())]
+    if pattern.startswith("timm:"):
+        names = [f"timm:{name}" for name in import_timm().list_models(pattern.removeprefix("timm:"))]
+    return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def create_classifier(
+    name: Any,
+    *,
+    num_classes: int | None = None,
+    class_names: Sequence[str] | str | Path | None = None,
+    weights: str | Path | None = None,
+    new_head: bool | None = False,
+    multi_label: bool | None = None,
+    input_size: int | tuple[int, int] | None = None,
+    preprocessing: Preprocessing | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    **options: Any,
+) -> Classifier:
+    """A frozen classifier by name.
+
+    Args:
+        name: one of `list_classifiers()`, "timm:NAME", "torchvision:NAME", "hf:FOLDER or HUB ID", a transformers
+            config, or a folder that `train_classifier` or `save_classifier` wrote.
+        num_classes, class_names: of the head; a list, or a text file with one name a line. Without them those of the
+            weights file, or the 1000 of ImageNet and the 400 of Kinetics.
+        weights: a .safetensors or torch file, or "pretrained" for what timm and torchvision offer for download.
+        new_head: take everything but the last layer from the weights, for fine-tuning on other classes; None does so
+            only where the numbers of classes differ. `fresh_head` of the result tells.
+        multi_label: sigmoid instead of softmax.
+        input_size: another height and width than the network's own.
+        preprocessing: replaces the network's own altogether.
+        device: "cpu", "cuda", ...
+        precision: "float32" (the default), "bfloat16" or "float16" for autocast.
+        options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks;
+            temporal="linear"|"nearest", num_frames for TimeSformer.
+
+    Examples:
+        >>> import torch
+        >>> import sosampler as so
+        >>> clf = so.create_classifier("timm:test_resnet", class_names=["ant", "bee"], input_size=32)
+        >>> clf.num_classes, clf.preprocessing.size
+        (2, (32, 32))
+        >>> clf.clip_probs(torch.zeros(1, 6, 3, 48, 64, dtype=torch.uint8)).shape  # one clip of six frames
+        torch.Size([1, 2])
+    """
+    where = None if device is None else check_device(device)
+    saved = saved_folder(name)
+    if saved is not None:
+        _refuse_beside_folder(name, num_classes=num_classes, weights=weights, class_names=class_names, **options)
+        classifier = _from_folder(saved)
+    else:
+        classifier = _from_name(name, num_classes, class_names, weights, new_head, input_size, options)
+    if multi_label is not None:
+        classifier.activation = "sigmoid" if multi_label else "softmax"
+    if preprocessing is not None:
+        classifier.preprocessing = preprocessing
+    if input_size is not None:
+        set_input_size(classifier, input_size)
+    elif preprocessing is not None:
+        _fit_input(classifier)
+    if precision is not None:
+        classifier.precision = one_of("precision", precision, PRECISIONS)
+    return classifier if where is None else classifier.to(where)
+
+
+def _from_name(
+    name: Any,
+    num_classes: int | None,
+    class_names: Sequence[str] | str | Path | None,
+    weights: str | Path | None,
+    new_head: bool | None,
+    input_size: int | tuple[int, int] | None,
+    options: dict[str, Any],
+) -> Classifier:
+    names = None if class_names is None else read_names(class_names)
+    if num_classes is not None:
+        num_classes = whole_number("num_classes", num_classes)
+    if names is not None:
+        if num_classes is not None and num_classes != len(names):
+            raise InvalidArgument(
+                f"num_classes={num_classes} but {len(names)} class names are given; give one of the two"
+            )
+        num_classes = len(names)
+    build = _builder(name, new_head)
+    if weights == PRETRAINED:
+        if not build.downloads:
+            raise InvalidArgument(f"{name} has no weights that could be downloaded; give a file with weights=")
+        build = build.bound(pretrained=True)
+    state = None if weights is None or weights == PRETRAINED else read_state(weights)
+    classifier = build(name, num_classes, options)
+    if state is not None:
+        found = classes_of(_translated(classifier, state), classifier.head_names())
+        if num_classes is None and not new_head and found is not None and found != classifier.num_classes:
+            classifier = build(name, found, options)
+        if new_head is None:
+            new_head = found != classifier.num_classes
+        if input_size is not None and not _same_shapes(classifier, state):
+            # Tables of positions may have been trained at that very size; otherwise they are resized when loaded.
+            other = build(name, classifier.num_classes, options)
+            set_input_size(other, input_size)
+            classifier = other if _same_shapes(other, state) else classifier
+        fit_weights(classifier, state, where=str(weights), new_head=new_head)
+    if names is not None:
+        classifier.class_names = names
+    return classifier.freeze()
+
+
+def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: bool = False) -> None:
+    """Put a state into a classifier.
+
+    Weights of a plain 2-D network also go into the backbone of a FrameExit head, and those of a ResNet-50 into
+    SlowOnly, whose kernels are inflated from them.
+    """
+    if _is_flat_for_slowonly(classifier, state):  # the 2-D network knows ImageNet's colours
+        classifier.preprocessing = replace(classifier.preprocessing, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    state = _translated(classifier, state)
+    load_weights(classifier.net, state, where=where, head=classifier.head_names(), new_head=new_head)
+    classifier.fresh_head = new_head
+
+
+def _same_shapes(classifier: Classifier, state: State) -> bool:
+    """Whether all of a state but its head has the shapes of the network."""
+    states = classifier.net.state_dict(), _translated(classifier, state)
+    own, told = (without_head(each, classifier.head_names()) for each in states)
+    return all(tensor.shape == own[key].shape for key, tensor in told.items() if key in own)
+
+
+def _is_flat_for_slowonly(classifier: Classifier, state: State) -> bool:
+    return classifier.name == "slowonly_r50" and "layer1.0.conv1.weight" in state
+
+
+def _translated(classifier: Classifier, state: State) -> State:
+    """A state of 2-D weights in the names of the classifier that is built on them; others as they are."""
+    if _is_flat_for_slowonly(classifier, state):
+        from sosampler.classifiers.nets.inflation import inflate_resnet50
+
+        return inflate_resnet50(state)
+    if isinstance(classifier, FrameExitClassifier) and not any(key.startswith("backbone.") for key in state):
+        return {f"backbone.{key}": tensor for key, tensor in state.items()}
+    return state
+
+
+def set_input_size(classifier: Classifier, size: int | tuple[int, int]) -> None:
+    """Another height and width; a network that cannot take them says so at once."""
+    classifier.preprocessing = classifier.preprocessing.with_size(size)
+    _fit_input(classifier)
+
+
+def _fit_input(classifier: Classifier) -> None:
+    """Bring a network to the size of its preprocessing, and try it on shapes alone."""
+    backbone = getattr(classifier.net, "backbone", classifier.net)
+    height, width = classifier.preprocessing.size
+    try:
+        # timm's transformers have position embeddings of one size; they know how to change it.
+        if isinstance(classifier, PooledClassifier) and hasattr(backbone, "set_input_size"):
+            backbone.set_input_size(img_size=(height, width))
+        classifier.gmacs(classifier.length.at_least)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{classifier.name} cannot take frames of {height}x{width} ({first_line(error)}); give another input_size"
+        ) from error
+
+
+def _builder(name: Any, new_head: bool | None = False) -> _Builder:
+    if name is None or isinstance(name, Path):
+        raise InvalidArgument(f"classifier {str(name)!r} is no folder of a saved classifier; give one, or a name")
+    if not isinstance(name, str):
+        return _HUGGING_FACE.bound(name)  # a transformers config; it says so if it is something else
+    if name in _NAMED:
+        return _NAMED[name]
+    family, _, variant = name.partition(":")
+    if family in _FAMILIES and variant:
+        return _FAMILIES[family].bound(variant, **({"new_head": new_head} if family == "hf" else {}))
+    known = ", ".join(_NAMED)
+    raise InvalidArgument(
+        f"classifier {name!r} is unknown; choose one of {known}, timm:NAME, torchvision:NAME, hf:FOLDER or HUB ID, "
+        "or a folder with a saved classifier; so.wrap_classifier takes a network of your own"
+    )
+
+
+# ---- saved classifiers
+
+
+def save_classifier(classifier: Classifier, folder: str | Path, *, state: State | None = None) -> Path:
+    """Write config.json and model.safetensors; `create_classifier(folder)` gives the same classifier back.
+
+    `state`: other weights than those that the classifier has now.
+    """
+    from safetensors.torch import save
+
+    from sosampler._util.files import replacing
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    told = classifier.net.state_dict() if state is None else state
+    # Copies, because tensors that share memory cannot be saved.
+    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in told.items()}
+    with replacing(folder / WEIGHTS) as temporary:
+        temporary.write_bytes(save(copies))  # save_file would leave it readable to its owner alone
+    settings = {"kind": KIND, **classifier.settings()}
+    with replacing(folder / CONFIG) as temporary:
+        temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+def saved_folder(name: Any) -> Path | None:
+    """The folder, where a name is that of a saved classifier."""
+    if not isinstance(name, (str, Path)) or name in _NAMED:
+        return None
+    folder = Path(name)
+    return folder if (folder / CONFIG).is_file() else None
+
+
+def _refuse_beside_folder(name: Any, **given: Any) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"{name} is a saved classifier and brings its own {option}; leave {option} out, or name the network"
+            )
+
+
+@dataclass(frozen=True)
+class SavedSettings:
+    """What the config.json of a saved classifier says."""
+
+    name: str
+    source: Any  # what create_classifier takes to build it: its name, or a transformers config
+    class_names: tuple[str, ...]
+    multi_label: bool
+    preprocessing: Preprocessing
+    options: dict[str, Any]
+
+
+def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
+    """The settings of a saved classifier, or what is wrong with the folder.
+
+    `for_weights`: only the weights are wanted, so that a wrapped network will do.
+    """
+    try:
+        told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = told.get("kind")
+    except (ValueError, AttributeError) as error:
+        raise WeightsError(f"{folder / CONFIG}: is not the JSON of a classifier ({error}); save it again") from error
+    if kind != KIND:
+        raise InvalidArgument(
+            f"{folder}: is not a classifier that sosampler saved; for a Hugging Face folder give hf:{folder}"
+        )
+    try:
+        name, options = told["name"], dict(told["options"])
+        preprocessing, multi_label = Preprocessing(**told["preprocessing"]), bool(told["multi_label"])
+        class_names = read_names(list(told["class_names"]))
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{folder / CONFIG}: lacks or misspells {error}; save the classifier again") from error
+    if "layout" in options and not for_weights:
+        raise InvalidArgument(
+            f"{folder}: holds the weights of a wrapped network {name!r}, which only your own code can build; "
+            f"build it, load {WEIGHTS} and wrap it again"
+        )
+    source: Any = name
+    if "hf_config" in options:
+        from sosampler.classifiers.huggingface import config_from_dict
+
+        source = config_from_dict(options.pop("hf_config"))
+    return SavedSettings(name, source, class_names, multi_label, preprocessing, options)
+
+
+def _from_folder(folder: Path) -> Classifier:
+    saved = read_settings(folder)
+    classifier = _builder(saved.source)(saved.name, len(saved.class_names), saved.options)
+    classifier.name, classifier.class_names = saved.name, saved.class_names
+    classifier.preprocessing = saved.preprocessing
+    _fit_input(classifier)
+    fit_weights(classifier, read_state(folder / WEIGHTS, names_as_they_are=True), where=str(folder / WEIGHTS))
+    classifier.activation = "sigmoid" if saved.multi_label else "softmax"
+    classifier.folder = folder
+    return classifier.freeze()
+
+
+def classifier_identity(classifier: Any, precision: str | None) -> list[Any]:
+    """Its name, its fingerprint if it has one, that of its int8 network where that answers, and its classes."""
+    fingerprint = getattr(classifier, "fingerprint", None)
+    who = [classifier.name, None if fingerprint is None else fingerprint()]
+    if precision == INT8:  # made anew of other frames it answers otherwise, of the same weights
+        who.append(hashlib.sha256((Path(classifier.folder) / INT8_MODEL).read_bytes()).hexdigest()[:16])
+    return [*who, *classifier.class_names]

@@ -1,0 +1,1 @@
+"""Manifests, classes, splits and importers."""

@@ -1,0 +1,1 @@
+"""Read the official files of public data sets."""

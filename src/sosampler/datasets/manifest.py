@@ -1,0 +1,325 @@
+"""Which videos there are, what they show and which split they belong to.
+
+A manifest is a CSV or JSONL file with `path` and `label` (or `labels`) and, if wanted, `id`, `split`, `group`, `start`
+and `end`; or a folder with one folder for each class. Labels are class names. Where a class list is given they may
+also be whole numbers, positions in that list from 0; a class whose name is that number wins.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import InitVar, dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from sosampler._util.files import replacing
+from sosampler._util.validation import one_of
+from sosampler.datasets.classes import (
+    CLASSES_FILE,
+    ClassIndex,
+    check_classes,
+    classes_beside,
+    derived_classes,
+    read_classes,
+    stem_classes_file,
+    write_classes,
+)
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, Row, Table, read_class_folders, read_rows
+from sosampler.datasets.splits import SPLITS
+from sosampler.errors import InvalidArgument
+from sosampler.video.source import VIDEO_SUFFIXES
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One video (or picture), or a part of one."""
+
+    id: str  # unique; by default the path, with "#start-end" for a part
+    path: str  # as written; relative paths start at the manifest's root
+    labels: tuple[int, ...]  # positions in the classes, sorted, each once; exactly one unless multi-label
+    split: str = ""  # "train", "dev", "test"; "" throughout a manifest without splits, which is all train
+    group: str = ""  # scene, speaker, source: one group never stands in two splits
+    start: float | None = None  # seconds
+    end: float | None = None  # seconds
+
+    @property
+    def group_key(self) -> str:
+        """The group; without one the video itself, so that parts of a video stay together."""
+        return self.group or self.path
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Videos with their classes. Checked when made: ids, labels, times, and that nothing stands in two splits."""
+
+    items: tuple[Item, ...]
+    classes: tuple[str, ...]
+    multi_label: bool = False
+    root: Path = Path()
+    where: InitVar[Callable[[int], str] | None] = None  # how messages call the item at a position
+
+    def __post_init__(self, where: Callable[[int], str] | None) -> None:
+        check_classes(self.classes)
+        _check_items(self, where or (lambda position: f"item {position} ({self.items[position].path})"))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        kind = "multi-label " if self.multi_label else ""
+        splits = ", ".join(f"{count} {name}" for name, count in self.counts()["splits"].items())
+        return f"Manifest({len(self.items)} videos, {len(self.classes)} {kind}classes: {splits or 'empty'})"
+
+    def split(self, name: str) -> Manifest:
+        """The videos of one split, with all classes. Without splits everything is train."""
+        one_of("split", name, SPLITS)
+        return replace(self, items=tuple(item for item in self.items if (item.split or "train") == name))
+
+    def counts(self) -> dict[str, Any]:
+        """How many videos, classes and groups there are, and videos in each split that is there."""
+        splits = Counter(item.split or "train" for item in self.items)
+        return {
+            "videos": len(self.items),
+            "classes": len(self.classes),
+            "groups": len({item.group_key for item in self.items}),
+            "multi_label": self.multi_label,
+            "splits": {name: splits[name] for name in SPLITS if name in splits},
+        }
+
+    def path_of(self, item: Item) -> Path:
+        return self.root / item.path
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write a `.csv` or `.jsonl` and, beside it, the class list, whose path is returned.
+
+        The list is `classes.txt`; where another one is there already, `<manifest>.classes.txt`. In another folder than
+        `root`, paths are written so that they lead to the same files from there.
+        """
+        target = Path(path)
+        one_of("suffix of the manifest", target.suffix.lower(), MANIFEST_SUFFIXES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not self.items:
+            raise InvalidArgument(f"{target}: there is no video to write; a manifest cannot be empty")
+        paths = _paths_from(target.parent, self)
+        rows = [_row_of(item, self, path) for item, path in zip(self.items, paths, strict=True)]
+        with replacing(target) as temporary, open(temporary, "w", encoding="utf-8", newline="") as out:
+            (_write_csv if target.suffix.lower() == ".csv" else _write_jsonl)(out, rows, target)
+        classes_file = _place_for_classes(target, self.classes)
+        write_classes(classes_file, self.classes)
+        return classes_file
+
+
+def read_manifest(
+    path: str | os.PathLike[str],
+    *,
+    classes: Sequence[str] | Path | None = None,
+    root: Path | None = None,
+    multi_label: bool | None = None,
+    suffixes: Collection[str] = VIDEO_SUFFIXES,
+) -> Manifest:
+    """Read a CSV, a JSONL or a folder with one folder for each class.
+
+    Args:
+        classes: names in their order, or a file with one name a line; None takes the list saved beside the manifest
+            (`<manifest>.classes.txt`, `classes.txt`) and, without one, the names that occur, sorted.
+        root: where relative paths start; None takes the manifest's folder.
+        multi_label: None goes by the columns, `labels` or `label`. True also splits a `label` column at ; or |.
+        suffixes: which files count in a folder of classes; `IMAGE_SUFFIXES` reads pictures.
+    """
+    source = Path(path)
+    if source.is_dir():
+        table = read_class_folders(source, suffixes=suffixes, multi_label=multi_label)
+    else:
+        table = read_rows(source, multi_label=multi_label)
+    names, origin = _classes_for(source, classes, table)
+    index = ClassIndex(names, origin)
+    items = tuple(_item_of(row, index, table) for row in table.rows)
+    folder = source if source.is_dir() else source.parent
+    return Manifest(items, names, table.multi_label, root or folder, lambda place: table.where(table.rows[place]))
+
+
+def _classes_for(source: Path, classes: Sequence[str] | Path | None, table: Table) -> tuple[tuple[str, ...], str]:
+    """The classes, and how messages call their source."""
+    if classes is None:
+        classes = classes_beside(source)
+    if isinstance(classes, (str, os.PathLike)):
+        return read_classes(Path(classes)), str(classes)
+    if classes is not None:
+        names = check_classes(classes)
+        if not names:
+            raise InvalidArgument("the class list is empty; give at least one name")
+        return names, "the class list"
+    return derived_classes(label for row in table.rows for label in row.labels), "the manifest"
+
+
+def _item_of(row: Row, index: ClassIndex, table: Table) -> Item:
+    labels = set()
+    for label in row.labels:
+        position = index.find(label)
+        if position is None:
+            raise InvalidArgument(f"{table.where(row)}: {index.complaint(label)}")
+        labels.add(position)
+    return Item(
+        id=row.id or default_id(row.path, row.start, row.end),
+        path=row.path,
+        labels=tuple(sorted(labels)),
+        split=row.split,
+        group=row.group,
+        start=row.start,
+        end=row.end,
+    )
+
+
+def default_id(path: str, start: float | None, end: float | None) -> str:
+    """
+    >>> default_id("a.mp4", None, None), default_id("a.mp4", 1.5, 3.0)
+    ('a.mp4', 'a.mp4#1.5-3')
+    """
+    if start is None and end is None:
+        return path
+    return f"{path}#{_short(start)}-{_short(end)}"
+
+
+def _short(seconds: float | None) -> str:
+    return "" if seconds is None else repr(float(seconds)).removesuffix(".0")
+
+
+def _check_items(manifest: Manifest, where: Callable[[int], str]) -> None:
+    ids: dict[str, int] = {}
+    groups: dict[str, int] = {}  # the first place of each
+    paths: dict[str, int] = {}
+    files: dict[str, int] = {}  # with the links of folders followed
+    num_classes = len(manifest.classes)
+    root = os.path.abspath(manifest.root)  # one path may be absolute, another relative to a relative root
+    real_folder = cache(os.path.realpath)
+    for place, item in enumerate(manifest.items):
+        problem = _problem_of(item, num_classes, manifest.multi_label)
+        if problem:
+            raise InvalidArgument(f"{where(place)}: {problem}")
+        first = ids.setdefault(item.id, place)
+        if first != place:
+            raise InvalidArgument(
+                f"{where(place)}: the id {item.id!r} is already taken by {where(first)}; ids must differ"
+            )
+        other = manifest.items[0]
+        if bool(item.split) != bool(other.split):
+            raise InvalidArgument(
+                f"{where(place)}: has {'a' if item.split else 'no'} split, {where(0)} has "
+                f"{'one' if other.split else 'none'}; give all videos a split, or none"
+            )
+        path = os.path.normpath(os.path.join(root, item.path))
+        folder, file = os.path.split(path)
+        for kind, seen, key, name in (
+            ("video", paths, path, item.path),
+            ("video", files, os.path.join(real_folder(folder) if item.split else folder, file), item.path),
+            ("group", groups, item.group_key, item.group_key),
+        ):
+            first = seen.setdefault(key, place)
+            if first == place:
+                continue
+            other = manifest.items[first]
+            if other.split != item.split:
+                raise InvalidArgument(
+                    f"{where(place)}: the {kind} {name!r} is in {item.split}, but in {other.split} at {where(first)}; "
+                    f"a {kind} belongs to one split"
+                )
+            if seen is not files and other.group_key != item.group_key:
+                raise InvalidArgument(
+                    f"{where(place)}: the video {item.path} is in group {item.group_key!r}, but in group "
+                    f"{other.group_key!r} at {where(first)}; write its path and its group alike"
+                )
+
+
+def _problem_of(item: Item, num_classes: int, multi_label: bool) -> str | None:
+    """What is wrong with an item taken alone."""
+    labels = item.labels
+    if not item.path.strip() or "\0" in item.path:
+        return f"the path {item.path!r} is empty or no path; name the video's file"
+    if len(labels) != 1:
+        if not multi_label:
+            return f"has {len(labels)} labels where exactly one is needed; give one, or use a 'labels' column"
+        if any(a >= b for a, b in pairwise(labels)):
+            return f"the labels {labels} must be sorted and differ"
+    if labels and not 0 <= labels[0] <= labels[-1] < num_classes:
+        return f"the labels {labels} must lie between 0 and {num_classes - 1}"
+    if item.split and item.split not in SPLITS:
+        return f"the split {item.split!r} is unknown; choose one of: {', '.join(SPLITS)}"
+    if item.start is not None and not 0 <= item.start < math.inf:
+        return f"start={item.start!r} is before the video or no time; give seconds of at least 0"
+    if item.end is not None and not (item.start or 0) < item.end < math.inf:
+        return f"end={item.end!r} is not after start={item.start or 0!r}; give an end that is later"
+    try:
+        f"{item.id}{item.path}{item.group}".encode()
+    except UnicodeEncodeError:
+        return f"{item.path!r} holds a character that is not UTF-8; rename it"
+    return None
+
+
+def _row_of(item: Item, manifest: Manifest, path: str) -> dict[str, Any]:
+    names = [manifest.classes[label] for label in item.labels]
+    return {
+        "id": item.id,
+        "path": path,
+        **({"labels": names} if manifest.multi_label else {"label": names[0]}),
+        "split": item.split,
+        "group": item.group,
+        "start": item.start,
+        "end": item.end,
+    }
+
+
+def _paths_from(folder: Path, manifest: Manifest) -> list[str]:
+    """The paths as they must be written in `folder`: as they are, relative if the file lies below, else absolute."""
+    here, there = os.path.abspath(folder), os.path.abspath(manifest.root)
+    below = here.rstrip(os.sep) + os.sep
+    paths = []
+    for item in manifest.items:
+        path = item.path
+        if here != there and not os.path.isabs(path):
+            path = os.path.normpath(os.path.join(there, path))
+            if path.startswith(below):
+                path = Path(path[len(below) :]).as_posix()
+        paths.append(path)
+    return paths
+
+
+def _write_csv(out: IO[str], rows: list[dict[str, Any]], target: Path) -> None:
+    always = ("id", "path", "label", "labels")
+    columns = [name for name in rows[0] if name in always or any(row[name] not in ("", None) for row in rows)]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row[name], target) for name in columns])
+
+
+def _cell(value: Any, target: Path) -> str:
+    if isinstance(value, list):
+        for name in value:
+            if ";" in name or "|" in name:
+                raise InvalidArgument(
+                    f"{target}: the class {name!r} holds the sign that separates labels in a CSV; write a .jsonl"
+                )
+        return ";".join(value)
+    return _short(value) if value is None or isinstance(value, float) else str(value)
+
+
+def _write_jsonl(out: IO[str], rows: list[dict[str, Any]], target: Path) -> None:
+    for row in rows:
+        filled = {name: value for name, value in row.items() if value not in ("", None)}
+        out.write(json.dumps(filled, ensure_ascii=False) + "\n")
+
+
+def _place_for_classes(manifest: Path, classes: tuple[str, ...]) -> Path:
+    own, shared = stem_classes_file(manifest), manifest.with_name(CLASSES_FILE)
+    if own.exists():
+        return own
+    if shared.exists() and shared.read_bytes() != "".join(f"{name}\n" for name in classes).encode():
+        return own
+    return shared

@@ -1,0 +1,299 @@
+"""The lines of a manifest file, CSV or JSONL, as rows of plain values; what labels mean is settled later."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sosampler._util.files import at, csv_lines, parse_json, read_text
+from sosampler.datasets.splits import split_word
+from sosampler.errors import InvalidArgument
+from sosampler.video.source import IMAGE_SUFFIXES, frame_images
+
+COLUMNS = ("id", "path", "label", "labels", "split", "group", "start", "end")
+MANIFEST_SUFFIXES = (".csv", ".jsonl")
+
+
+class Row(NamedTuple):
+    """One line. `where` is found by the table, since a text for each line would take more room than the line."""
+
+    line: int
+    path: str
+    labels: tuple[str, ...]
+    id: str = ""
+    split: str = ""
+    group: str = ""
+    start: float | None = None
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows of one source, and whether a row may have several labels."""
+
+    rows: list[Row]
+    multi_label: bool
+    where: Callable[[Row], str]
+
+
+def read_rows(path: Path, *, multi_label: bool | None) -> Table:
+    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: as the columns say, `labels` or `label`."""
+    suffix = path.suffix.lower()
+    if suffix not in MANIFEST_SUFFIXES:
+        raise InvalidArgument(
+            f"{path}: is not a manifest; give a file ending in {' or '.join(MANIFEST_SUFFIXES)}, or a folder with one "
+            "folder for each class"
+        )
+    several, rows = (_csv_rows if suffix == ".csv" else _jsonl_rows)(path, multi_label)
+    if not rows:
+        raise InvalidArgument(f"{path}: the manifest is empty; write a line for each video")
+    return Table(rows, several if multi_label is None else multi_label, lambda row: at(path, row.line))
+
+
+def _csv_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
+    lines = csv_lines(path)
+    line, names = next(lines, (1, []))
+    header = [name.strip().lower() for name in names]
+    several = _check_columns(header, at(path, line))
+    split_labels = several or bool(multi_label)
+    column = {name: header.index(name) for name in COLUMNS if name in header}
+    label_column = column["labels" if several else "label"]
+
+    def cell(cells: list[str], name: str) -> str:
+        place = column.get(name)
+        return cells[place] if place is not None else ""
+
+    rows = []
+    for line, cells in lines:
+        where = (path, line)
+        if len(cells) != len(header):
+            few = "few" if len(cells) < len(header) else "many"
+            raise InvalidArgument(
+                f"{at(*where)}: has too {few} fields, {len(cells)} instead of {len(header)}; put quotes around a field "
+                "with a comma in it, and leave unknown fields empty"
+            )
+        label = cells[label_column]
+        rows.append(
+            Row(
+                line=line,
+                path=cell(cells, "path"),
+                labels=_split_labels(label) if split_labels else _one_label(label.strip()),
+                id=cell(cells, "id").strip(),
+                split=_split(cell(cells, "split"), where),
+                group=cell(cells, "group").strip(),
+                start=_csv_seconds("start", cell(cells, "start"), where),
+                end=_csv_seconds("end", cell(cells, "end"), where),
+            )
+        )
+    return several, rows
+
+
+def _check_columns(header: list[str], where: str) -> bool:
+    """Whether there may be several labels; an error where the columns do not fit."""
+    known = [name for name in header if name in COLUMNS]
+    for name in known:
+        if known.count(name) > 1:
+            raise InvalidArgument(f"{where}: the column {name!r} stands there twice; remove one of them")
+    if "label" in known and "labels" in known:
+        raise InvalidArgument(
+            f"{where}: both columns 'label' and 'labels' are there; keep 'label' for one class a video, "
+            "'labels' for any number of them"
+        )
+    missing = ["path"] if "path" not in known else []
+    missing += ["label' or 'labels"] if not {"label", "labels"} & set(known) else []
+    if missing:
+        found = ", ".join(header) or "nothing"
+        raise InvalidArgument(
+            f"{where}: the column '{missing[0]}' is missing, found: {found}; the first line names the columns, "
+            "separated by commas"
+        )
+    return "labels" in known
+
+
+def _one_label(label: str) -> tuple[str, ...]:
+    return (label,) if label else ()
+
+
+def _split_labels(cell: str) -> tuple[str, ...]:
+    separator = ";" if ";" in cell else "|"
+    return tuple(part.strip() for part in cell.split(separator) if part.strip())
+
+
+def _split(word: str, where: tuple[Path, int]) -> str:
+    if not word.strip():
+        return ""
+    split = split_word(word)
+    if split is None:
+        raise InvalidArgument(
+            f"{at(*where)}: the split {word!r} is unknown; write train, dev (or val) or test, or leave it empty"
+        )
+    return split
+
+
+def _csv_seconds(name: str, cell: str, where: tuple[Path, int]) -> float | None:
+    if not cell.strip():
+        return None
+    try:
+        seconds = float(cell)
+    except ValueError:
+        seconds = math.nan
+    return _seconds(name, seconds, cell, where)
+
+
+def _seconds(name: str, seconds: float, given: Any, where: tuple[Path, int]) -> float:
+    if not math.isfinite(seconds):
+        raise InvalidArgument(f"{at(*where)}: {name}={given!r} is not a time; give seconds from the start of the video")
+    return seconds
+
+
+def _jsonl_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
+    rows: list[Row] = []
+    several: bool | None = None
+    for line, content in enumerate(read_text(path).split("\n"), start=1):
+        if not content.strip():
+            continue
+        where = (path, line)
+        entry = parse_json(content, at(*where))
+        if not isinstance(entry, dict):
+            raise InvalidArgument(f"{at(*where)}: is not a JSON object; write one {{...}} with path and label a line")
+        entry = {key: value for key, value in entry.items() if value is not None}
+        here = _check_columns(list(entry), at(*where))
+        if several is not None and here != several:
+            raise InvalidArgument(
+                f"{at(*where)}: has {'labels' if here else 'label'!r} where the lines before have "
+                f"{'labels' if several else 'label'!r}; use one of them throughout"
+            )
+        several = here
+        rows.append(
+            Row(
+                line=line,
+                path=_json_text("path", entry, where),
+                labels=_json_labels(entry, where, split=here or bool(multi_label)),
+                id=_json_text("id", entry, where),
+                split=_split(_json_text("split", entry, where), where),
+                group=_json_text("group", entry, where),
+                start=_json_seconds("start", entry, where),
+                end=_json_seconds("end", entry, where),
+            )
+        )
+    return bool(several), rows
+
+
+def _json_text(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> str:
+    value = entry.get(name, "")
+    if isinstance(value, int) and not isinstance(value, bool) and name in ("id", "group"):
+        return str(value)
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not text; put it between quotes")
+    return value
+
+
+def _json_labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool) -> tuple[str, ...]:
+    value = entry["labels"] if "labels" in entry else entry["label"]
+    if "labels" in entry and not isinstance(value, list):
+        raise InvalidArgument(f'{at(*where)}: labels={value!r} is not a list; write ["one", "two"]')
+    values = value if isinstance(value, list) and split else [value]
+    for label in values:
+        if isinstance(label, bool) or not isinstance(label, (str, int)):
+            raise InvalidArgument(f"{at(*where)}: the label {label!r} is neither a name nor a whole number")
+    return tuple(text for text in (str(label).strip() for label in values) if text)
+
+
+def _json_seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> float | None:
+    value = entry.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a time; give a number of seconds")
+    try:
+        return _seconds(name, float(value), value, where)
+    except OverflowError:
+        return _seconds(name, math.inf, "a number of hundreds of digits", where)
+
+
+def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bool | None) -> Table:
+    """Every file with one of the `suffixes` below a class folder, at any depth, in the order of its path.
+
+    Where videos are looked for, a folder of numbered frame images below a class folder is a video too.
+    """
+    wanted = {suffix.lower() for suffix in suffixes}
+    rows: list[Row] = []
+    for layer, split in _split_layers(root, wanted):
+        classes = _folders(layer)
+        _refuse_loose_files(layer, wanted)
+        for folder in classes:
+            found = _media_below(folder, wanted)
+            if not found:
+                raise InvalidArgument(
+                    f"{folder}: the class folder holds none of {' '.join(sorted(wanted))}; fill it or remove it"
+                )
+            for path in found:
+                rows.append(Row(0, path.relative_to(root).as_posix(), (folder.name,), split=split))
+    if not rows:
+        raise InvalidArgument(f"{root}: holds no class folders; make one folder for each class, or give a CSV or JSONL")
+    return Table(rows, bool(multi_label), lambda row: str(root / row.path))
+
+
+def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]:
+    """The folders that hold class folders, each with its split: `root` itself if there are no split folders."""
+    folders = _folders(root)
+    named = {folder: split_word(folder.name) for folder in folders}
+    splits = {folder: split for folder, split in named.items() if split}
+    if splits and len(splits) == len(folders):
+        _refuse_loose_files(root, wanted)
+        return list(splits.items())
+    # "train" may be a class (next to "bus"); with folders inside, it is rather a split with a stranger beside it.
+    layers = [folder.name for folder in splits if _folders(folder)]
+    if layers:
+        others = [folder.name for folder, split in named.items() if not split]
+        raise InvalidArgument(
+            f"{root}: {', '.join(layers)} look like splits, {', '.join(others)} do not; move the latter elsewhere, "
+            "or give a CSV or JSONL"
+        )
+    return [(root, "")]
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Also through a link; a link to itself is none."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry))
+    return [folder / name for name in names]
+
+
+def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
+    with os.scandir(folder) as entries:
+        loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and os.path.isfile(entry.path))
+    if loose:
+        raise InvalidArgument(
+            f"{folder / loose[0]}: lies beside the class folders and so has no class; move it into one"
+        )
+
+
+def _is_media(name: str, wanted: Collection[str]) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in wanted
+
+
+def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
+    frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    for here, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        media = [Path(here, name) for name in sorted(files) if _is_media(name, wanted)]
+        found += media
+        if frames_count and not media and Path(here) != folder and files and frame_images(Path(here)):
+            found.append(Path(here))
+    return sorted(found)

@@ -1,0 +1,429 @@
+"""How a policy is drawn: what kind it is, and a colour, a mark and a dash that tell it from the others.
+
+Kinds differ in colour, dash and the filling of their marks, policies of one kind in the shape of their marks: nothing
+depends on colour alone.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sosampler.errors import MissingDependency
+from sosampler.policies.names import AUTO_SUFFIX, is_system, line_of, split_dial
+
+RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
+
+MEANINGS = {
+    RULE: "learned nothing: goes by places in time, or by how much the pictures differ",
+    LEARNED: "looks at the candidates with a small network",
+    SYSTEM: "looks at one frame after another, stops by itself, and names the class with layers of its own",
+    ORACLE: "knows what the classifier says about every candidate; a bound, not a method",
+}
+"""Kinds and what they know."""
+
+_RULES = (
+    *("uniform", "random", "centre", "frameexit", "all", "keyframe"),
+    *("frame-difference", "difference-peaks", "farthest-first", "dpp"),
+)
+_ORACLES = ("semi-optimal", "semi-optimal-max", "optimal")
+
+# lengths of line and gap, in line widths
+_DASHES = {RULE: (4.0, 2.2), LEARNED: (), SYSTEM: (6.0, 1.6, 1.2, 1.6), ORACLE: (1.2, 1.8)}
+_NUM_COLOURS = {RULE: 1, LEARNED: 3, SYSTEM: 2, ORACLE: 1}
+# matplotlib's marks, and the same as text: filled ones, for oracles open ones
+_MARKS = {
+    RULE: (("s", "■"), ("X", "✖"), ("P", "✚"), ("v", "▼"), ("^", "▲"), ("d", "♦"), ("H", "⬣")),
+    LEARNED: (("o", "●"), ("p", "⬟"), ("h", "⬢"), ("D", "◆"), ("*", "★")),
+    SYSTEM: (("<", "◀"), (">", "▶"), ("D", "◆"), ("*", "★"), ("d", "♦")),
+    ORACLE: (("D", "◇"), ("^", "△"), ("v", "▽"), ("s", "□"), ("p", "⬠")),
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one policy is drawn."""
+
+    kind: str
+    colour: str  # name of a colour of the page: "rule", "learned-1", "system-1", "oracle"
+    mark: str  # matplotlib's name
+    symbol: str  # the same as text
+    dash: tuple[float, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its marks are outlines."""
+        return self.kind == ORACLE
+
+
+def kind_of(policy: str) -> str:
+    """
+    >>> kind_of("uniform"), kind_of("dpp"), kind_of("semi-optimal+mmr"), kind_of("runs/a"), kind_of("runs/a+dpp")
+    ('rule', 'rule', 'oracle', 'learned', 'learned')
+    """
+    base = policy.split("+")[0]
+    return RULE if base in _RULES else ORACLE if base in _ORACLES else LEARNED
+
+
+def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str, Look]:
+    """A look for each policy, in the order in which they are first named.
+
+    Names in `systems` are systems. All values NAME@VALUE of a dial have the look of NAME, which is given too.
+    """
+    looks: dict[str, Look] = {}
+    used = dict.fromkeys(MEANINGS, 0)
+    for policy in dict.fromkeys(policies):
+        of_system = policy in systems
+        name = split_dial(policy)[0] if of_system else policy
+        if name not in looks:
+            kind = SYSTEM if of_system and not name.endswith(AUTO_SUFFIX) else kind_of(policy)
+            number = used[kind]
+            used[kind] += 1
+            mark, symbol = _MARKS[kind][number % len(_MARKS[kind])]
+            several = _NUM_COLOURS[kind]
+            colour = kind if several == 1 else f"{kind}-{number % several + 1}"
+            looks[name] = Look(kind, colour, mark, symbol, _DASHES[kind])
+        looks[policy] = looks[name]
+    return looks
+
+
+def looks_of_rows(rows: Sequence[Mapping[str, Any]], more: Iterable[str] = ()) -> dict[str, Look]:
+    """The same for rows of an evaluation, as its JSON has them, and further policies."""
+    systems = {row["policy"] for row in rows if is_system(row)}
+    return looks_of([*(row["policy"] for row in rows), *more], systems)
+
+
+Row = Mapping[str, Any]
+"""A row of an evaluation, as its JSON has it."""
+
+METRIC_NAMES = {"top1": "top-1 accuracy", "mAP": "mean average precision"}
+
+# Colours that stand for those of the page; no figure has these by chance.
+_STAND_INS = {
+    "ink": "#010203",
+    "faint": "#010204",
+    "grid": "#010205",
+    "paper": "#010206",
+    "rule": "#010207",
+    "oracle": "#010208",
+    "learned-1": "#010209",
+    "learned-2": "#01020a",
+    "learned-3": "#01020b",
+    "system-1": "#01020c",
+    "system-2": "#01020d",
+}
+_SIZE = (5.7, 3.8)  # inches of one panel
+_LABEL_LETTERS = 22
+_FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
+_LABEL_STEP = 0.06  # least distance of two labels, as a share of the panel's height
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with words."""
+
+    svg: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One policy in one panel, or one system with all values of its dial."""
+
+    policy: str
+    name: str  # the policy's, and T where it has a line for each
+    xs: list[float]
+    ys: list[float]  # percent
+    bounds: list[tuple[float, float] | None]
+    number: int = 0  # which of the policy's lines
+
+
+def accuracy_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
+    """Accuracy against N and, where they are known, against multiply-adds: two figures for each T that has several N.
+
+    Where no T has, but N grows with T, as in 8 of 30, 16 of 60, the pairs make one curve. Systems, which have no N, are
+    in the figures of cost; they have one even where nobody has several N.
+    """
+    looks = looks_of_rows(rows)
+    by_candidates = {
+        f"{count} candidates": [row for row in rows if row["num_candidates"] == count]
+        for count in dict.fromkeys(row["num_candidates"] for row in rows)
+    }
+    figures = []
+    for of_what, part in by_candidates.items():
+        if any(len(line.xs) > 1 for line in _lines_of_frames(part, metric)):
+            figures += _two_figures(part, metric, looks, of_what)
+    if figures:
+        return figures
+    told = [row for row in rows if row["policy"] != "all" and not is_system(row)]
+    pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in told})
+    if len(pairs) > 1 and len({frames for _, frames in pairs}) == len(pairs):
+        of_what = ", ".join(f"{frames} of {count}" for count, frames in pairs)
+        return _two_figures(rows, metric, looks, of_what)
+    return [one for of_what, part in by_candidates.items() for one in _cost_figure(part, metric, looks, of_what)]
+
+
+def _lines_of_frames(rows: Sequence[Row], metric: str) -> list[Line]:
+    return lines_of([row for row in rows if row["policy"] != "all" and not is_system(row)], metric, "num_frames")
+
+
+def _two_figures(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
+    every_candidate = [row for row in rows if row["policy"] == "all"]
+    levels = {"all": 100 * every_candidate[0][metric]} if len(every_candidate) == 1 else {}
+    lines = _lines_of_frames(rows, metric)
+    figure = Figure(
+        _draw(lines, levels, looks, x_name="frames given to the classifier (N)", y_name=axis_name(metric)),
+        f"Accuracy against the number of frames, {of_what}",
+        "Higher and further left is better. Bars: 95 % interval of the learned samplers and of uniform. "
+        "Solid: learned; dashed: rules; dotted: oracles."
+        + (" The level line gives the classifier every candidate." if levels else ""),
+    )
+    return [figure, *_cost_figure(rows, metric, looks, of_what)]
+
+
+def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
+    """None where there is nothing to compare: no two curves, and no system beside something else."""
+    known = [row for row in rows if row.get("gmacs") is not None]
+    lines = lines_of(known, metric, "gmacs")
+    systems = any(is_system(row) for row in known)
+    if sum(len(line.xs) > 1 for line in lines) < 2 and not (systems and len(known) > 1):
+        return []
+    return [
+        Figure(
+            _draw(lines, {}, looks, x_name="GMACs of sampler and classifier, a video", y_name=axis_name(metric)),
+            f"Accuracy against cost, {of_what}",
+            "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are not "
+            "here: what they know has no price."
+            + (" Dash-dotted: systems, mean over videos of what they really looked at." if systems else ""),
+        )
+    ]
+
+
+def report_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
+    """All that can be drawn of the rows: accuracy against N, cost and T, and fidelity against N."""
+    return [*accuracy_figures(rows, metric), *_candidates_figures(rows, metric), *_fidelity_figures(rows)]
+
+
+def _candidates_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
+    """Accuracy against T, for each N that has several."""
+    looks = looks_of_rows(rows)
+    told = [row for row in rows if row["policy"] != "all" and not is_system(row)]
+    figures = []
+    for wanted in sorted({row["num_frames"] for row in told}):
+        lines = lines_of([row for row in told if row["num_frames"] == wanted], metric, "num_candidates")
+        if any(len(line.xs) > 1 for line in lines):
+            svg = _draw(lines, {}, looks, x_name="candidates that are offered (T)", y_name=axis_name(metric))
+            caption = "What it is worth to look at more candidates; the classifier is given as many frames as before."
+            title = f"Accuracy against the number of candidates, {_frames_in_words(wanted)}"
+            figures.append(Figure(svg, title, caption))
+    return figures
+
+
+def _frames_in_words(count: int) -> str:
+    return f"{count} frame chosen" if count == 1 else f"{count} frames chosen"
+
+
+def _fidelity_figures(rows: Sequence[Row]) -> list[Figure]:
+    """The share of the optimal choice that others chose too, for each T that has several N."""
+    looks = looks_of_rows(rows)
+    told = [row for row in rows if row["policy"] != "optimal" and row.get("fidelity") is not None]
+    figures = []
+    for count in dict.fromkeys(row["num_candidates"] for row in told):
+        lines = _lines_of_frames([row for row in told if row["num_candidates"] == count], "fidelity")
+        if any(len(line.xs) > 1 for line in lines):
+            svg = _draw(lines, {}, looks, x_name="frames given to the classifier (N)", y_name="fidelity, %")
+            caption = (
+                "Mean share of the optimal frames that a policy chose too. Chance alone gives N of T; other sets of "
+                "frames may be nearly as good as the optimal one."
+            )
+            figures.append(Figure(svg, f"Fidelity to the optimal choice, {count} candidates", caption))
+    return figures
+
+
+def axis_name(metric: str) -> str:
+    return f"{METRIC_NAMES[metric]}, %"
+
+
+def lines_of(rows: Sequence[Row], metric: str, x_name: str) -> list[Line]:
+    """The rows as curves over `x_name`. A policy with several points at one T has a curve for each T."""
+    lines = []
+    for policy in dict.fromkeys(line_of(row) for row in rows):
+        own = [row for row in rows if line_of(row) == policy]
+        counts = [row.get("num_candidates") for row in own]
+        distinct = list(dict.fromkeys(counts))
+        split = len(distinct) > 1 and len(own) > len(distinct)
+        for number, count in enumerate(distinct if split else [None]):
+            points = [row for row, its_count in zip(own, counts, strict=True) if not split or its_count == count]
+            points.sort(key=lambda row: float(row[x_name]))
+            lines.append(
+                Line(
+                    policy,
+                    f"{shortened(policy)}, T={count}" if split else shortened(policy),
+                    [float(row[x_name]) for row in points],
+                    [100 * float(row[metric]) for row in points],
+                    [_percent_bounds(row, metric) for row in points],
+                    number,
+                )
+            )
+    return lines
+
+
+def _percent_bounds(row: Row, metric: str) -> tuple[float, float] | None:
+    bounds = (row.get("ci95") or {}).get(metric)
+    return None if bounds is None else (100 * bounds[0], 100 * bounds[1])
+
+
+def spread(wanted: Sequence[float], step: float) -> list[float]:
+    """Move labels apart until none is nearer to another than `step`, as little as a sweep can; order is kept.
+
+    >>> spread([0.0, 0.01, 1.0], 0.1)
+    [-0.045, 0.055, 1.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    groups: list[list[int]] = []
+    middles: list[float] = []
+    for place in order:
+        groups.append([place])
+        middles.append(wanted[place])
+        # A group that touches the one before joins it, around the mean of what its members want.
+        while len(groups) > 1 and middles[-1] - middles[-2] < step * (len(groups[-1]) + len(groups[-2])) / 2 - 1e-12:
+            last = groups.pop()
+            groups[-1] += last
+            middles.pop()
+            middles[-1] = sum(wanted[member] for member in groups[-1]) / len(groups[-1])
+    found = [0.0] * len(wanted)
+    for group, middle in zip(groups, middles, strict=True):
+        for number, place in enumerate(group):
+            found[place] = round(middle + (number - (len(group) - 1) / 2) * step, 9)
+    return found
+
+
+def _draw(
+    lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look], *, x_name: str, y_name: str
+) -> str:
+    matplotlib, figure_class, canvas_class = import_matplotlib()
+    style = {"svg.fonttype": "none", "svg.hashsalt": "sosampler", "font.size": 10.5}
+    with matplotlib.rc_context(style):
+        figure = figure_class(figsize=_SIZE, layout="constrained")
+        canvas_class(figure)
+        axes = figure.add_subplot()
+        dress(axes, x_name, y_name, _STAND_INS)
+        for line in lines:
+            look = looks[line.policy]
+            bars = look.kind in (LEARNED, SYSTEM) or line.policy == "uniform"
+            draw_line(axes, line, look, _STAND_INS, bars=bars)
+        for level in levels.values():
+            axes.axhline(level, color=_STAND_INS["rule"], linewidth=1, zorder=1)
+        every_x = sorted({x for line in lines for x in line.xs})
+        if all(x == int(x) for x in every_x):
+            axes.set_xticks(every_x)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0, low), min(100.8, high))
+        _label_ends(axes, lines, levels, looks)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _page_colours(stream.getvalue())
+
+
+def import_matplotlib() -> tuple[Any, Any, Any]:
+    """The module, its Figure, and a canvas that needs no screen."""
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure as MatplotlibFigure
+    except ImportError as error:
+        raise MissingDependency("figures of a report need matplotlib; install sosampler[train]") from error
+    return matplotlib, MatplotlibFigure, FigureCanvasSVG
+
+
+def dress(axes: Any, x_name: str, y_name: str, colours: Mapping[str, str]) -> None:
+    """Names, ticks and grid of a panel."""
+    axes.set_xlabel(x_name, color=colours["ink"])
+    axes.set_ylabel(y_name, color=colours["ink"])
+    axes.tick_params(which="both", colors=colours["faint"], labelcolor=colours["ink"], length=3)
+    axes.grid(axis="y", color=colours["grid"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.04, y=0.08)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(colours["faint"])
+
+
+def draw_line(
+    axes: Any, line: Line, look: Look, colours: Mapping[str, str], *, bars: bool, transform: Any = None
+) -> Any:
+    """A curve with its marks and, where asked for, its intervals; `transform` if it is not that of the data."""
+    colour = colours[look.colour]
+    strong = look.kind in (LEARNED, SYSTEM)
+    placed = {} if transform is None else {"transform": transform}
+    fills = (_FILLS[1], _FILLS[0], *_FILLS[2:]) if look.is_open else _FILLS
+    fill = fills[line.number % len(fills)]
+    for x, bounds in zip(line.xs, line.bounds, strict=True) if bars else ():
+        if bounds is not None:
+            axes.vlines(x, *bounds, color=colour, linewidth=5, alpha=0.22, zorder=2, **placed)
+    (drawn,) = axes.plot(
+        line.xs,
+        line.ys,
+        color=colour,
+        linewidth=2.6 if look.kind == LEARNED else 1.8 if strong else 1.5,
+        linestyle=(0, look.dash) if look.dash else "-",
+        marker=look.mark,
+        markersize=(9 if look.mark == "*" else 7) if strong else 5.5,
+        fillstyle="full" if fill == "none" else fill,
+        markerfacecolor=colours["paper"] if fill == "none" else colour,
+        markerfacecoloralt=colours["paper"],
+        markeredgecolor=colour,
+        markeredgewidth=0 if fill == "full" else 1.3,
+        zorder=5 if strong else 3,
+        clip_on=False,
+        **placed,
+    )
+    return drawn
+
+
+def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look]) -> None:
+    """Names at the right ends, so that nobody has to look up a legend."""
+    low, high = axes.get_ylim()
+    ends = [(line.policy, line.name, line.xs[-1], line.ys[-1]) for line in lines]
+    right = axes.get_xlim()[1]
+    ends += [(policy, policy, right, level) for policy, level in levels.items()]
+    places = spread([(y - low) / (high - low) for *_, y in ends], _LABEL_STEP)
+    for (policy, name, x, y), place in zip(ends, places, strict=True):
+        look = looks[policy]
+        axes.annotate(
+            f"{look.symbol} {name}",
+            xy=(x, y),
+            xytext=(1.03, place),
+            textcoords="axes fraction",
+            color=_STAND_INS[look.colour],
+            fontweight="bold" if look.kind == LEARNED else "normal",
+            verticalalignment="center",
+            annotation_clip=False,
+            parse_math=False,  # a $ in a name is a $
+            arrowprops={
+                **{"arrowstyle": "-", "color": _STAND_INS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
+                "relpos": (0, 0.5),  # not through the letters
+            },
+        )
+
+
+def shortened(policy: str) -> str:
+    """The end of a long name: samplers are often named by their folder."""
+    whole = policy.encode(errors="replace").decode()  # names of files may hold halves of letters, which nobody can draw
+    return whole if len(whole) <= _LABEL_LETTERS else f"…{whole[1 - _LABEL_LETTERS :]}"
+
+
+def _page_colours(svg: str) -> str:
+    """The <svg> element alone, with the page's colours and letters, wide as its place."""
+    svg = svg[svg.index("<svg") :]
+    for name, stand_in in _STAND_INS.items():
+        svg = svg.replace(stand_in, f"var(--{name})")
+    svg = re.sub(r"font: (?:(bold|\d+) )?([\d.]+)px [^;\"]*", r"font-weight: \1; font-size: \2px", svg)
+    svg = svg.replace("font-weight: ; ", "")
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )

@@ -1,0 +1,140 @@
+"""The result: which frames were chosen, when they are shown, and out of what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sosampler.errors import SosamplerError
+from sosampler.video.reader import Frames, VideoMetadata
+from sosampler.video.timeline import Indices, Seconds
+
+
+def _listed(values: np.ndarray | None) -> list | None:
+    return None if values is None else values.tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The T frames that were offered."""
+
+    mode: str  # exact, keyframe or snap
+    grid: str
+    frame_indices: Indices  # [T], in time order; repeats where the video is short
+    pts_seconds: Seconds  # [T]
+    moved_frames: Indices  # [T] how far each lies behind the place the grid gave it, in frames
+    moved_seconds: Seconds  # [T] the same in seconds
+    scores: np.ndarray | None = None  # [T] where the policy gives scores
+
+    def __post_init__(self) -> None:
+        count = len(self.frame_indices)
+        if not count or any(len(a) != count for a in (self.pts_seconds, self.moved_frames, self.moved_seconds)):
+            raise ValueError("candidates need one index, one time and one shift each")
+        if np.any(np.diff(self.frame_indices) < 0):
+            raise ValueError("candidates must be in time order")
+
+    def __len__(self) -> int:
+        return len(self.frame_indices)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode,
+            "grid": self.grid,
+            "frame_indices": self.frame_indices.tolist(),
+            "pts_seconds": self.pts_seconds.tolist(),
+            "moved_frames": self.moved_frames.tolist(),
+            "moved_seconds": self.moved_seconds.tolist(),
+            "scores": _listed(self.scores),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """N chosen frames of one video, in time order."""
+
+    video: str
+    policy: str
+    frame_indices: Indices  # [N] true frame numbers in presentation order
+    pts_seconds: Seconds  # [N] true presentation times
+    candidates: Candidates
+    metadata: VideoMetadata
+    scores: np.ndarray | None = None  # [N]
+    frames: Frames | None = None  # [N, H, W, 3] uint8 RGB; None if decoding was not asked for
+    timing: dict[str, float] = field(default_factory=dict)  # seconds
+    notes: tuple[str, ...] = ()
+    # Where the number of frames was left to the policy: between which numbers, and what it expected of each.
+    asked: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.frame_indices)
+        if not count or len(self.pts_seconds) != count:
+            raise ValueError("a selection needs at least one frame, and a time for each")
+        if np.any(np.diff(self.frame_indices) < 0):
+            raise ValueError("a selection must be in time order")
+        if self.frames is not None and len(self.frames) != count:
+            raise ValueError(f"{count} indices but {len(self.frames)} frames")
+
+    def __len__(self) -> int:
+        return len(self.frame_indices)
+
+    def __repr__(self) -> str:
+        shape = "None" if self.frames is None else f"uint8{list(self.frames.shape)}"
+        return (
+            f"Selection({self.video!r}, policy={self.policy!r}, frame_indices={self.frame_indices.tolist()}, "
+            f"pts_seconds={np.round(self.pts_seconds, 3).tolist()}, num_candidates={self.num_candidates}, "
+            f"frames={shape})"
+        )
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.frame_indices)
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.candidates)
+
+    def to_torch(self) -> Any:
+        """The frames as a uint8 tensor [N, 3, H, W]."""
+        from sosampler.video.source import import_torch
+
+        if self.frames is None:
+            raise SosamplerError("this selection holds no frames; select with decode=True")
+        torch = import_torch()
+        return torch.from_numpy(np.ascontiguousarray(self.frames.transpose(0, 3, 1, 2)))
+
+    def to_video_metadata(self) -> dict[str, Any]:
+        """What transformers' `VideoMetadata` holds, with the true frame numbers.
+
+        Pass it with the frames: `processor(videos=[list(sel.frames)], video_metadata=[sel.to_video_metadata()],
+        do_sample_frames=False)`. transformers computes times as frame number / fps, which is right for a constant
+        frame rate; for a variable one `pts_seconds` of this object holds the true times.
+        """
+        return {
+            "total_num_frames": self.metadata.total_num_frames,
+            "fps": self.metadata.fps,
+            "width": self.metadata.width,
+            "height": self.metadata.height,
+            "duration": self.metadata.duration,
+            "video_backend": self.metadata.decoder,
+            "frames_indices": self.frame_indices.tolist(),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the pixels, ready for JSON."""
+        return {
+            "video": self.video,
+            "policy": self.policy,
+            "num_frames": self.num_frames,
+            **({} if self.asked is None else {"asked": dict(self.asked)}),
+            "num_candidates": self.num_candidates,
+            "frame_indices": self.frame_indices.tolist(),
+            "pts_seconds": self.pts_seconds.tolist(),
+            "scores": _listed(self.scores),
+            "candidates": self.candidates.to_dict(),
+            "metadata": self.metadata.to_dict(),
+            "video_metadata": self.to_video_metadata(),
+            "timing": dict(self.timing),
+            "notes": list(self.notes),
+        }

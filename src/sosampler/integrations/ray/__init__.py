@@ -1,0 +1,1 @@
+"""Run on a Ray cluster."""

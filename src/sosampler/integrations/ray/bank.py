@@ -1,0 +1,251 @@
+"""`prepare` on a Ray cluster: each worker writes whole shards of the bank, and others ask the classifier about them.
+
+A shard takes its name only once it is whole, so what a dead worker leaves counts for nothing and its shard is made
+again. The bank is the same, byte for byte, as `prepare` makes on one machine. Its folder must lie on a disk that all
+machines share.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sosampler._util.validation import whole_number
+from sosampler.bank.bank import Bank
+from sosampler.bank.decode import DecodePool, DecodeTask, FrameSettings
+from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, read_failures, read_head, read_shard
+from sosampler.bank.prepare import OnProgress, Progress, prepare
+from sosampler.bank.writer import Tally, begin, check_root, fill_shard, writing_bank
+from sosampler.datasets.manifest import Manifest, read_manifest
+from sosampler.errors import SosamplerError
+from sosampler.inference.steps import for_workers, wherever
+from sosampler.integrations.ray.cluster import RaySettings, Stage, check_address, connected, execute, placed
+from sosampler.video.limits import Limits
+
+# Shards of one execution: bounds what the driver holds.
+_SHARDS_A_WAVE = 2000
+# Frames through a network at once, on a GPU.
+_GPU_BATCH = 128
+# Arguments of `prepare` that say which frames are kept.
+_OF_FRAMES = ("num_candidates", "fps", "size", "quality", "candidates", "grid", "snap_tolerance", "seed", "folder_fps")
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The classifier that is asked, as a worker can find it, and how it is asked."""
+
+    name: str  # or the folder of a saved one
+    settings: dict[str, Any] = field(default_factory=dict)  # of `create_classifier`: weights, precision, ...
+    views: int = 1
+    features: bool | str = True
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", wherever(self.name))
+        object.__setattr__(self, "settings", for_workers(self.settings))
+
+    def asker(self, device: str) -> Any:
+        from sosampler.bank.annotate import TeacherAsker
+        from sosampler.classifiers.factory import create_classifier
+
+        classifier = create_classifier(self.name, device=device, **self.settings)
+        return TeacherAsker(classifier, views=self.views, features=self.features, batch=self.batch)
+
+
+def prepare_on_ray(
+    manifest: str | os.PathLike[str] | Manifest | None,
+    teacher: Teacher | None,
+    out: str | os.PathLike[str],
+    *,
+    settings: RaySettings | None = None,
+    device: str | None = None,
+    on_progress: OnProgress | None = None,
+    **arguments: Any,
+) -> Bank:
+    """A bank, made by a cluster; called again with the same arguments it goes on. `prepare` documents the arguments.
+
+    Videos that failed before are tried again (`retry_failed`) on this machine, as is what the cluster left undone.
+    """
+    folder = BankFolder(Path(os.path.abspath(out)))
+    asker = None if teacher is None else teacher.asker("cpu")
+    listed = manifest
+    if manifest is not None and not isinstance(manifest, Manifest):
+        told: dict[str, Any] = {name: arguments.get(name) for name in ("classes", "root", "multi_label")}
+        listed = read_manifest(manifest, **told)
+    assert listed is None or isinstance(listed, Manifest)
+    if listed is not None and listed.items:  # without any, `prepare` says what is wrong
+        work = _Work(folder, listed, _head(listed, arguments), arguments.get("limits") or Limits())
+        _make(work, teacher, asker, settings or RaySettings(), device, on_progress)
+    elif listed is None and teacher is not None:
+        Bank(folder.path)  # says what is wrong with it
+        _make(_Work(folder, None, read_head(folder)), teacher, asker, settings or RaySettings(), device, on_progress)
+    how: dict[str, Any] = dict(arguments)
+    if teacher is not None:
+        how |= {"views": teacher.views, "features": teacher.features, "batch": teacher.batch}
+    return prepare(listed, asker and asker.classifier, folder.path, **how)
+
+
+def _head(manifest: Manifest, arguments: dict[str, Any]) -> BankHead:
+    """What `prepare` will find when it looks."""
+    frames = {name: arguments[name] for name in _OF_FRAMES if name in arguments}
+    if frames.get("fps") is not None:
+        frames.setdefault("num_candidates", None)
+    elif frames.get("num_candidates") is None:
+        frames.pop("num_candidates", None)
+    return BankHead(
+        source="videos",
+        settings=FrameSettings(**frames).to_dict(),
+        classes=manifest.classes,
+        multi_label=manifest.multi_label,
+        num_items=len(manifest.items),
+        videos_per_shard=whole_number("videos_per_shard", arguments.get("videos_per_shard", VIDEOS_PER_SHARD)),
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A bank, and the videos that it is made from; None where only a classifier is asked."""
+
+    folder: BankFolder
+    manifest: Manifest | None
+    head: BankHead
+    limits: Limits = field(default_factory=Limits)
+
+    def row(self, shard: int) -> dict[str, Any]:
+        """What a worker is told about a shard."""
+        if self.manifest is None or self.folder.frames(shard).exists():
+            return {"shard": shard, "work": b""}
+        frames = FrameSettings(**{**self.head.settings, "size": _size(self.head.settings["size"])})
+        own = [self.manifest.items[place] for place in self.head.shard_range(shard)]
+        tasks = [
+            DecodeTask(os.path.abspath(self.manifest.path_of(item)), item.id, item.start, item.end, frames, self.limits)
+            for item in own
+        ]
+        return {"shard": shard, "work": pickle.dumps((self.head, own, tasks), protocol=5)}
+
+
+def _size(told: Any) -> Any:
+    return tuple(told) if isinstance(told, list) else told
+
+
+def _make(
+    work: _Work,
+    teacher: Teacher | None,
+    asker: Any,
+    settings: RaySettings,
+    device: str | None,
+    on_progress: OnProgress | None,
+) -> None:
+    """Have all shards made that are missing."""
+    folder, head = work.folder, work.head
+    if asker is not None:
+        from sosampler.bank.annotate import check_classes_fit
+
+        check_classes_fit(asker.classifier, head.classes, str(folder.path))
+    check_address(settings.address)  # before anything is written
+    with writing_bank(folder, Tally(head, folder.frames)):
+        if work.manifest is not None:
+            head = begin(folder, head, work.manifest.items)
+            check_root(folder, work.manifest.root, work.manifest.items)
+        to_do = {shard for shard in range(head.num_shards) if not folder.frames(shard).exists()}
+        if asker is not None:
+            to_do |= set(asker.answers_folder(folder).missing(head.num_shards))
+        if not to_do:
+            return
+        with connected(settings.address) as ray:
+            network = None
+            if teacher is not None:
+                device, settings = placed(device, settings, ray.cluster_resources())
+                _begin_answers(folder, head, asker, on_gpu=device.startswith("cuda"))
+                network = Stage(_Ask, (str(folder.path), teacher, device))
+            before = head.num_items - sum(len(head.shard_range(shard)) for shard in to_do)
+            progress = Progress(head.num_items, done=before, before=before)
+            for shard, failed in _shards(work, sorted(to_do), network, settings):
+                if not folder.frames(shard).exists():
+                    raise SosamplerError(
+                        f"{folder.path}: a worker wrote {folder.frames(shard).name}, which is not to be seen here; put "
+                        "the bank on a disk that all machines share, under the same path"
+                    )
+                progress.failed += failed
+                for _ in head.shard_range(shard):
+                    progress.done += 1
+                    if on_progress is not None:
+                        on_progress(progress)
+
+
+def _shards(
+    work: _Work, shards: Sequence[int], network: Stage | None, settings: RaySettings
+) -> Iterator[tuple[int, int]]:
+    """Numbers of the shards that are done, as they come, and how many of their videos failed."""
+    coming = iter(shards)
+    while wave := list(islice(coming, _SHARDS_A_WAVE)):
+        decode = Stage(_Decode, (str(work.folder.path),))
+        for table in execute([work.row(shard) for shard in wave], decode, network, settings, rows_a_block=1):
+            yield from zip(table.column("shard").to_pylist(), table.column("failed").to_pylist(), strict=True)
+
+
+def _begin_answers(folder: BankFolder, head: BankHead, asker: Any, *, on_gpu: bool) -> None:
+    """Write the head of the answers here, once, before several workers would."""
+    from sosampler.bank.annotate import Teaching
+
+    if on_gpu and not asker.batch_given:
+        asker.batch = _GPU_BATCH  # unless answers that are there already were given in others
+    Teaching(folder, head, asker, _answers_tally(folder, head, asker))
+
+
+def _answers_tally(folder: BankFolder, head: BankHead, asker: Any) -> Tally:
+    return Tally(head, asker.answers_folder(folder).shard)
+
+
+# ---- what runs on the cluster
+
+
+class _Decode:
+    """An actor that decodes whole shards, in a process of its own that a broken file may kill."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._pool = BankFolder(Path(folder)), DecodePool(1)
+
+    def __call__(self, batch: Any) -> Any:
+        shards = batch.column("shard").to_pylist()
+        failed = [self._made(*row) for row in zip(shards, batch.column("work").to_pylist(), strict=True)]
+        return _table(shards, failed)
+
+    def _made(self, shard: int, work: bytes) -> int:
+        """How many of its videos failed."""
+        if work and not self._folder.frames(shard).exists():  # it may be there where only a later step was lost
+            head, items, tasks = pickle.loads(work)
+            tally = Tally(head, self._folder.frames)
+            for _ in fill_shard(self._folder, shard, items, self._pool.results(tasks), tally, lambda: None):
+                pass  # written as it comes
+        return len(read_failures(self._folder.failed(shard)))
+
+
+class _Ask:
+    """An actor with the classifier."""
+
+    def __init__(self, folder: str, teacher: Teacher, device: str) -> None:
+        from sosampler.bank.annotate import Teaching
+
+        self._folder = BankFolder(Path(folder))
+        head, asker = read_head(self._folder), teacher.asker(device)
+        self._answers = asker.answers_folder(self._folder)
+        # Entered for as long as the actor lives.
+        self._teaching = Teaching(self._folder, head, asker, _answers_tally(self._folder, head, asker)).__enter__()
+
+    def __call__(self, batch: Any) -> Any:
+        for shard in batch.column("shard").to_pylist():
+            if not self._answers.shard(shard).exists():
+                self._teaching.teach([(shard, read_shard(self._folder.frames(shard)))], lambda: None)
+        return batch
+
+
+def _table(shards: list[int], failed: list[int]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({"shard": pa.array(shards, pa.int64()), "failed": pa.array(failed, pa.int64())})

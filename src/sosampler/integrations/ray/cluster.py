@@ -1,0 +1,208 @@
+"""A Ray cluster, and Ray Data on it: tables stream through a pool of decoders and a pool of networks.
+
+Decoders run on processors, networks on GPUs or processors. Ray Data keeps as much under way as fits into its object
+store, and has what a dead actor or machine had under way done again, as often as it takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sosampler._util.validation import whole_number
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
+
+_ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """Where and how wide.
+
+    Args:
+        address: HOST:PORT of a cluster, "auto" for the one on this machine; None starts one here, unless RAY_ADDRESS
+            names another, and ends it afterwards.
+        decoders: actors that decode, one processor each; None takes what the cluster has.
+        networks: actors that hold the networks; None takes one a GPU, or half of the processors without GPUs.
+        gpus_each: of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps them on processors.
+        batch_size: videos that a network sees at once.
+    """
+
+    address: str | None = None
+    decoders: int | None = None
+    networks: int | None = None
+    gpus_each: float | None = None
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("decoders", "networks"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        whole_number("batch_size", self.batch_size)
+
+
+def import_ray() -> Any:
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise MissingDependency("Ray is not installed; install it with: pip install 'sosampler[ray]'") from error
+    return ray
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected. A connection that is there already is used and stays."""
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    where = address or os.environ.get("RAY_ADDRESS") or "local"
+    try:
+        _connect(ray, where)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_address(address: str | None) -> None:
+    """Ask whether anybody listens at HOST:PORT; Ray itself would wait for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _nobody(str(address), error) from error
+
+
+def _nobody(address: str, error: Exception) -> InvalidArgument:
+    return InvalidArgument(
+        f"address={address!r}: no Ray cluster answers there ({first_line(error)}); start one with `ray start --head`, "
+        "or leave the address out to use this machine alone"
+    )
+
+
+def _connect(ray: Any, where: str) -> None:
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray says to itself belongs into its files
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if where == "local":
+        quiet["include_dashboard"] = False
+    try:
+        ray.init(address=where, **quiet)
+    except Exception as error:
+        if where == "local":
+            raise SosamplerError(f"Ray cannot be started on this machine ({first_line(error)}); try again") from error
+        raise _nobody(where, error) from error
+
+
+# ---- executing
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pool of actors: tables in, tables out."""
+
+    actor: type
+    arguments: tuple[Any, ...]
+    batch_size: int | None = None  # rows of a call; None takes a block as it is
+
+
+def execute(
+    rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, rows_a_block: int
+) -> Iterator[Any]:
+    """Tables that the last stage gives, as they come, in no order. Call it connected.
+
+    A block that Ray gives up is missing from what comes.
+    """
+    ray = import_ray()
+    pools = pool_sizes(ray.cluster_resources(), settings, with_network=network is not None)
+    with _context(ray):
+        data = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / rows_a_block))
+        data = _through(ray, data, decode, pools.decoders, num_cpus=pools.cpus_each)
+        if network is not None:
+            data = _through(
+                ray, data, network, pools.networks, num_cpus=pools.cpus_each, num_gpus=pools.gpus_each or None
+            )
+        try:
+            yield from data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
+        except ray.exceptions.RayError as error:
+            raise SosamplerError(
+                f"the Ray cluster failed ({first_line(error)}); what is written stays: give the same again to go on"
+            ) from error
+
+
+def _through(ray: Any, data: Any, stage: Stage, at_most: int, **resources: Any) -> Any:
+    return data.map_batches(
+        stage.actor,
+        fn_constructor_args=stage.arguments,
+        batch_size=stage.batch_size,
+        batch_format="pyarrow",
+        # All at once: growing by and by, a pool is half as wide for the first minute. One alone is enough to begin.
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=at_most, initial_size=at_most),
+        **resources,
+    )
+
+
+@contextmanager
+def _context(ray: Any) -> Iterator[None]:
+    """Ray Data, quiet, and content to lose a block: one that it gives up must not end the rest."""
+    context = ray.data.DataContext.get_current()
+    changed = {"enable_progress_bars": False, "print_on_execution_start": False, "max_errored_blocks": -1}
+    before = {name: getattr(context, name) for name in changed}
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # what is lost is sent again or told as failed; tracebacks of actors say less
+    for name, value in changed.items():
+        setattr(context, name, value)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for name, value in before.items():
+            setattr(context, name, value)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """How many actors there may be, and what each takes."""
+
+    decoders: int
+    networks: int
+    cpus_each: float
+    gpus_each: float
+
+
+def pool_sizes(resources: dict[str, float], settings: RaySettings, *, with_network: bool) -> Pools:
+    """As many as the cluster can hold.
+
+    >>> pool_sizes({"CPU": 32, "GPU": 4}, RaySettings(), with_network=True)
+    Pools(decoders=28, networks=4, cpus_each=1.0, gpus_each=1.0)
+    >>> pool_sizes({"CPU": 1}, RaySettings(), with_network=True)
+    Pools(decoders=1, networks=1, cpus_each=0.5, gpus_each=0.0)
+    """
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    gpus_each = (1.0 if gpus >= 1 else 0.0) if settings.gpus_each is None else float(settings.gpus_each)
+    if gpus_each > gpus:
+        raise InvalidArgument(f"gpus_each={gpus_each:g} is more than the cluster has ({gpus:g}); lower it, or add GPUs")
+    if not with_network:
+        return Pools(settings.decoders or max(1, int(cpus)), 0, min(1.0, cpus or 1.0), 0.0)
+    each = 1.0 if cpus >= 2 else 0.5
+    networks = settings.networks or max(1, int(gpus / gpus_each) if gpus_each else int(cpus / 2))
+    return Pools(settings.decoders or max(1, int(cpus) - min(networks, int(cpus / 2))), networks, each, gpus_each)
+
+
+def placed(device: str | None, settings: RaySettings, resources: dict[str, float]) -> tuple[str, RaySettings]:
+    """Where networks run: as was asked for, or on GPUs where the cluster has any."""
+    if device is not None and not device.startswith("cuda"):
+        return device, replace(settings, gpus_each=0.0)
+    gpus = pool_sizes(resources, settings, with_network=True).gpus_each
+    if device is not None and not gpus:
+        raise InvalidArgument(f"device={device!r}: the cluster has no GPU; leave the device out, or add a GPU")
+    return "cuda" if gpus else "cpu", settings

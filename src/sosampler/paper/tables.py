@@ -1,0 +1,248 @@
+"""A result as Markdown, text and CSV: our figure, the paper's in the next column, and points above uniform."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sosampler._util.validation import one_of
+
+STYLES = ("markdown", "text", "csv")
+_METRICS = {"top1": "top-1, %", "mAP": "mAP, %", "fidelity": "fidelity, %"}
+_NOTHING = ""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+    text: Callable[[Row], str]
+
+
+def table(result: dict[str, Any], style: str = "text") -> str:
+    """A result in one of `STYLES`.
+
+    Rows that cannot be had here say why, and so do systems that this package lacks. Our figures are means over seeds
+    with their standard deviation, or with one seed or none a 95 % interval over videos.
+    """
+    one_of("style", style, STYLES)
+    if style == "csv":
+        return _csv(result)
+    by_rate = result["kind"] == "independence" and result["rows"]
+    lines, keys = _independence(result) if by_rate else _grid(result), _footnotes(result)
+    text = _markdown(lines) if style == "markdown" else _aligned(lines)
+    head = _head(result)
+    if style == "markdown":
+        head = [f"## {head[0]}", "", *(f"{line}  " for line in head[1:])]
+        keys = [f"- {line}" for line in keys]
+    return "\n".join([*head, "", *text, "", *keys]).rstrip() + "\n"
+
+
+def _head(result: dict[str, Any]) -> list[str]:
+    bank, classifier = result["bank"], result["classifier"]
+    seeds = result["seeds"]
+    trained = any(row.get("seeds") for row in result["rows"])
+    told = f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {classifier['name']}"
+    if trained:
+        told += f", {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
+    lines = [f"{name_in_words(result['experiment'])}: {result['title']}", told]
+    lines.append(f"The paper claims: {result['claim']}")
+    if result["paper"] is not None:
+        lines.append(f"In the columns of the paper: {result['paper']['column']}.")
+    return lines
+
+
+def name_in_words(name: str) -> str:
+    """
+    >>> name_in_words("table3"), name_in_words("figureII")
+    ('Table 3', 'Figure II')
+    """
+    for kind in ("table", "figure"):
+        if name.startswith(kind):
+            return f"{kind.capitalize()} {name.removeprefix(kind)}"
+    return name
+
+
+# ---- the grid of rows
+
+
+def _columns(result: dict[str, Any]) -> list[_Column]:
+    metric = _METRICS[result["metric"]]
+    return [
+        _Column("who chooses", _who),
+        _Column("N", lambda row: _frames(row)),
+        _Column("T", lambda row: str(row["num_candidates"] or _NOTHING)),
+        _Column(f"ours: {metric}", _score),
+        _Column(f"paper: {_METRICS[_paper_metric(result)]}", lambda row: _printed(_paper(row, "score"))),
+        _Column("ours: to uniform", lambda row: _spread(row, "versus_uniform", sign=True)),
+        _Column("paper: to uniform", lambda row: _printed(_paper(row, "versus_uniform"), sign=True)),
+        _Column("ours: GMACs", lambda row: _number(row.get("gmacs"), places=2)),
+        _Column("paper: GFLOPs", lambda row: _printed(_paper(row, "gmacs"))),
+        _Column("ours: videos/s", lambda row: _number(row.get("videos_per_second"))),
+        _Column("paper: videos/s", lambda row: _printed(_paper(row, "videos_per_second"))),
+        _Column("ours: times uniform", lambda row: _number(row.get("times_uniform"), places=2)),
+    ]
+
+
+def _paper_metric(result: dict[str, Any]) -> str:
+    """It may be another than ours, where the bank is of another data set."""
+    rows = [*result["rows"], *result["left_out"], *result["elsewhere"]]
+    return next((str(row["paper"]["metric"]) for row in rows if row.get("paper")), str(result["metric"]))
+
+
+def _grid(result: dict[str, Any]) -> list[list[str]]:
+    """Head and rows; columns in which nobody has anything are left out."""
+    columns = _columns(result)
+    rows = _all_rows(result)
+    if not rows:
+        return [[str(result["refused"] or "nothing was measured")]]
+    cells = [[column.text(row) for column in columns] for row in rows]
+    kept = [place for place in range(len(columns)) if any(line[place] for line in cells)]
+    return [[columns[place].name for place in kept], *([line[place] for place in kept] for line in cells)]
+
+
+def _all_rows(result: dict[str, Any]) -> list[Row]:
+    marks = {key: number for number, key in enumerate(_reasons(result), start=1)}
+    rows = [{**row, "mark": marks.get(row.get("note"))} for row in result["rows"]]
+    rows += [{**row, "instead": "left out", "mark": marks[row["why"]]} for row in result["left_out"]]
+    rows += [{**row, "instead": "not in this package"} for row in result["elsewhere"]]
+    return rows
+
+
+def _reasons(result: dict[str, Any]) -> list[str]:
+    """Notes and reasons, each once, in the order of the rows."""
+    notes = [row["note"] for row in result["rows"] if row.get("note")]
+    return list(dict.fromkeys([*notes, *(row["why"] for row in result["left_out"])]))
+
+
+def _footnotes(result: dict[str, Any]) -> list[str]:
+    lines = [f"[{number}] {text}" for number, text in enumerate(_reasons(result), start=1)]
+    rows = result["rows"]
+    if any(row.get("score_sd") is not None for row in rows):
+        lines.append("±: standard deviation over seeds")
+    if any(row.get("score_ci95") is not None and row.get("score_sd") is None for row in rows):
+        lines.append("(a to b): 95 % of resamples of the videos lie between")
+    if any("score" in row and row["num_frames"] is None for row in rows):
+        lines.append(
+            "A system decides for itself how many frames it looks at: its N is the mean, and it is compared with as "
+            "many uniform ones, rounded up"
+        )
+    return [*lines, *(f"note: {text}" for text in result["notes"])]
+
+
+def _who(row: Row) -> str:
+    dial = f" @{row['dial']}" if row.get("dial") else ""
+    mark = f" [{row['mark']}]" if row.get("mark") else ""
+    return f"{row['title']}{dial}{mark}"
+
+
+def _frames(row: Row) -> str:
+    """N; of a system the mean number of frames that it looked at."""
+    if row["num_frames"] is not None:
+        return str(row["num_frames"])
+    taken = row.get("frames_classified")
+    return _NOTHING if taken is None else f"{taken:.1f}"
+
+
+def _score(row: Row) -> str:
+    return str(row["instead"]) if row.get("instead") else _spread(row, "score")
+
+
+def _spread(row: Row, name: str, *, sign: bool = False) -> str:
+    """A mean with its standard deviation, or with its interval."""
+    value, deviation, bounds = row.get(name), row.get(f"{name}_sd"), row.get(f"{name}_ci95")
+    if value is None:
+        return _NOTHING
+    text = _number(value, sign=sign)
+    if deviation is not None:
+        return f"{text} ± {deviation:.1f}"
+    if bounds is None:
+        return text
+    return f"{text} ({_number(bounds[0], sign=sign)} to {_number(bounds[1], sign=sign)})"
+
+
+def _paper(row: Row, name: str) -> float | None:
+    told = row.get("paper") or {}
+    found: float | None = told.get(name)
+    return found
+
+
+def _number(value: float | None, *, places: int = 1, sign: bool = False) -> str:
+    """
+    >>> _number(12.345), _number(-0.01, sign=True), _number(None)
+    ('12.3', '+0.0', '')
+    """
+    if value is None:
+        return _NOTHING
+    rounded = round(value + 1e-9, places) + 0.0  # halves go up, and there is no -0.0
+    return f"{rounded:{'+' if sign else ''}.{places}f}"
+
+
+def _printed(value: float | None, *, sign: bool = False) -> str:
+    """A figure of the paper with as many places as it prints, at least one.
+
+    >>> _printed(88.65), _printed(77.7), _printed(701.0), _printed(15.2, sign=True), _printed(None)
+    ('88.65', '77.7', '701.0', '+15.2', '')
+    """
+    text = _number(value, places=2, sign=sign)
+    return text.removesuffix("0") if text else _NOTHING
+
+
+# ---- independence of frames
+
+
+def _independence(result: dict[str, Any]) -> list[list[str]]:
+    lines = [["frames a second", "pairs", "mean likeness", "redundant, %", "stands by itself"]]
+    for row in result["rows"]:
+        passes = {True: "yes", False: "no", None: _NOTHING}[row["passes"]]
+        redundant = None if row["redundant"] is None else 100 * row["redundant"]
+        lines.append(
+            [f"{row['rate']:g}", str(row["pairs"]), _number(row["mean"], places=3), _number(redundant), passes]
+        )
+    return lines
+
+
+# ---- styles
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> list[str]:
+    head, *rows = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(line)} |" for line in (head, ruler, *rows)]
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = []
+    for line in lines:
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        text.append("  ".join([line[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    return text
+
+
+def _csv(result: dict[str, Any]) -> str:
+    """One line a row, one column a number; numbers as they are, what is not known is empty."""
+    flat = [_flat(row, result) for row in [*result["rows"], *result["left_out"], *result["elsewhere"]]]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue()
+
+
+def _flat(row: Row, result: dict[str, Any]) -> Row:
+    told: Row = {"experiment": result["experiment"], "bank": result["bank"]["name"]}
+    told |= {"classifier": result["classifier"]["name"], "metric": result["metric"]}
+    for name, value in row.items():
+        if name == "paper":
+            told |= {f"paper_{key}": inner for key, inner in (value or {}).items()}
+        elif name.endswith("_ci95"):
+            told[f"{name}_low"], told[f"{name}_high"] = value or (None, None)
+        elif not isinstance(value, (dict, list)):
+            told[name] = value
+    return told

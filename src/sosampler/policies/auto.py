@@ -1,0 +1,167 @@
+"""num_frames="auto": between which numbers a policy may decide. Light at import; `policies.adaptive` decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sosampler._util.validation import real_number, whole_number
+from sosampler.errors import InvalidArgument
+
+AUTO = "auto"  # in the place of a number of frames
+# The tolerance was chosen on the dev reels of benchmarks/adaptive.py.
+DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE = 1, 16, 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoFrames:
+    """The least and the most frames to take, and how much expectation a smaller number may cost."""
+
+    least: int = DEFAULT_LEAST
+    most: int = DEFAULT_MOST
+    tolerance: float = DEFAULT_TOLERANCE
+
+    def __post_init__(self) -> None:
+        whole_number("auto_min", self.least)
+        whole_number("auto_max", self.most)
+        real_number("auto_tolerance", self.tolerance, at_least=0)
+        if self.least > self.most:
+            raise InvalidArgument(
+                f"auto_min={self.least} is more than auto_max={self.most}; give a minimum that is no larger"
+            )
+
+    def told(self, expected: Any = None) -> dict[str, Any]:
+        """What was asked for, ready for JSON; `expected` [T] are expectations, of which those of allowed numbers."""
+        told: dict[str, Any] = {"num_frames": AUTO, "min": self.least, "max": self.most, "tolerance": self.tolerance}
+        if expected is not None:
+            told["expected"] = [round(float(value), 6) for value in expected[: self.most]]
+        return told
+
+
+def auto_of(num_frames: Any, least: int | None, most: int | None, tolerance: float | None) -> AutoFrames | None:
+    """How to decide, where `num_frames` is "auto"; defaults for what is None.
+
+    >>> auto_of("auto", None, 8, None)
+    AutoFrames(least=1, most=8, tolerance=0.005)
+    """
+    given = {"least": least, "most": most, "tolerance": tolerance}
+    given = {name: value for name, value in given.items() if value is not None}
+    if num_frames == AUTO:
+        return AutoFrames(**given)  # type: ignore[arg-type]
+    if given:
+        names = {"least": "auto_min", "most": "auto_max", "tolerance": "auto_tolerance"}
+        told = ", ".join(f"{names[name]}={value!r}" for name, value in given.items())
+        raise InvalidArgument(f"{told} is for num_frames={AUTO!r}, not for num_frames={num_frames!r}; leave one out")
+    return None
+
+
+Numbers = NDArray[np.float64]
+
+# Chosen on the dev reels of benchmarks/adaptive.py, as the tolerance was.
+SPREAD = 0.7  # how far off the sampler is about one frame, in units of the softmax's logits
+SHARE = 0.6
+
+
+def expected_by_belief(
+    scores: ArrayLike,
+    class_logits: ArrayLike,
+    log_belief: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    multi_label: bool = False,
+    spread: float = SPREAD,
+) -> Numbers:
+    """E_k at [:, k - 1]; −inf where a video has fewer than k candidates.
+
+    Args:
+        scores: [B, T], by which frames are taken.
+        class_logits: [B, T, C], what the sampler thinks the classifier says about each frame.
+        log_belief: [B, C], log probabilities of what the video is about.
+        mask: bool [B, T], True for a real candidate; None: all are.
+        multi_label: whether class logits are independent (sigmoid) or exclude each other (softmax).
+        spread: how far off the sampler is about a single frame.
+    """
+    order, real = _best_first(scores, mask)
+    ranked = np.take_along_axis(np.asarray(class_logits, dtype=np.float64), order[..., None], axis=1)
+    ranked = np.where(real[..., None], ranked, 0.0)  # padding may hold anything
+    if not multi_label:
+        ranked = _log_softmax(ranked)
+    taken = np.arange(1, order.shape[1] + 1, dtype=np.float64)[:, None]  # [T, 1]
+    sharpened = np.cumsum(ranked, axis=1) / np.sqrt(taken) / spread  # √k times the mean over k
+    wins = 0.5 * (1 + np.tanh(sharpened / 2)) if multi_label else np.exp(_log_softmax(sharpened))
+    belief = np.exp(np.asarray(log_belief, dtype=np.float64))[:, None]  # [B, 1, C]
+    return np.where(real, (wins * belief).sum(-1), -np.inf)
+
+
+def expected_by_confidence(
+    scores: ArrayLike, confidences: ArrayLike, mask: ArrayLike | None = None, *, share: float = SHARE
+) -> Numbers:
+    """E_k at [:, k - 1]; −inf where a video has fewer than k candidates.
+
+    Args:
+        scores: [B, T], by which frames are taken.
+        confidences: [B, T] in 0..1, what is expected of each frame alone.
+        mask: bool [B, T], True for a real candidate; None: all are.
+        share: of the first frame's confidence, below which a frame adds nothing.
+
+    >>> expected_by_confidence([[3.0, 1.0, 2.0]], [[0.8, 0.1, 0.5]]).round(2).tolist()
+    [[0.8, 0.9, 0.9]]
+    """
+    order, real = _best_first(scores, mask)
+    ranked = np.take_along_axis(np.asarray(confidences, dtype=np.float64), order, axis=1)
+    ranked = np.where(real, ranked, 0.0)
+    adds = np.where(ranked >= share * ranked[:, :1], ranked, 0.0)
+    return np.where(real, 1 - np.cumprod(1 - adds, axis=1), -np.inf)
+
+
+def count_frames(expected: ArrayLike, auto: AutoFrames) -> NDArray[np.int64]:
+    """The number of frames [B] to take, from expectations [B, T]; a video with fewer than `least` gives all it has.
+
+    >>> count_frames([[0.5, 0.8, 0.81, 0.3]], AutoFrames(tolerance=0.02)).tolist()
+    [2]
+    """
+    table = np.asarray(expected, dtype=np.float64)
+    possible = np.isfinite(table).sum(1)  # [B]
+    least = np.minimum(auto.least, possible)
+    number = np.arange(1, table.shape[1] + 1)
+    allowed = (number >= least[:, None]) & (number <= np.minimum(auto.most, possible)[:, None])
+    inside = np.where(allowed, table, -np.inf)
+    best = inside.max(1, keepdims=True)
+    return np.asarray(1 + (allowed & (inside >= best - auto.tolerance)).argmax(1), dtype=np.int64)
+
+
+def chosen_mask(scores: ArrayLike, counts: ArrayLike, mask: ArrayLike | None = None) -> NDArray[np.bool_]:
+    """The `counts` [B] best candidates of each video, as bool [B, T].
+
+    >>> chosen_mask([[0.1, 0.9, 0.9], [0.2, 0.1, 0.3]], [1, 2]).tolist()
+    [[False, True, False], [True, False, True]]
+    """
+    order, real = _best_first(scores, mask)
+    first = np.arange(order.shape[1]) < np.asarray(counts)[:, None]
+    chosen = np.zeros(order.shape, dtype=bool)
+    np.put_along_axis(chosen, order, first & real, axis=1)
+    return chosen
+
+
+def _best_first(scores: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Candidates [B, T] from the highest score to the lowest, masked ones last; and which of these are real."""
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or not table.shape[1]:
+        raise InvalidArgument(f"scores have shape {list(table.shape)}; give [videos, candidates] with a candidate each")
+    real = np.ones(table.shape, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+    if real.shape != table.shape or not real.any(1).all():
+        raise InvalidArgument(
+            f"the mask has shape {list(real.shape)} for scores of shape {list(table.shape)}; "
+            "give one of the same shape, with a real candidate in each row"
+        )
+    # Sorted by the mask first, so that padding comes last whatever its score is, NaN too.
+    order = np.lexsort((np.where(real, -table, 0.0), ~real), axis=1)
+    return order, np.take_along_axis(real, order, axis=1)
+
+
+def _log_softmax(logits: Numbers) -> Numbers:
+    highest = logits.max(-1, keepdims=True)
+    return np.asarray(logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True)))

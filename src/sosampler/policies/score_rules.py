@@ -1,0 +1,249 @@
+"""From scores to frames without learning: ways to take N of T candidates other than the N best.
+
+The N highest scores often sit next to each other. These rules trade some score for coverage of the video. All take
+scores [T] of any scale, higher is better, and give N distinct positions in time order; of equal candidates the earlier
+goes first. A score of NaN says nothing and counts as the lowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler.errors import InvalidArgument
+from sosampler.policies.positional import top
+from sosampler.video.timeline import Indices
+
+Scores = NDArray[np.float64]
+
+
+def difference_peaks(
+    change_scores: ArrayLike,
+    num_frames: int,
+    *,
+    by: Literal["prominence", "height"] = "prominence",
+    spacing: int | None = None,
+) -> Indices:
+    """The moments at which the picture changes: local maxima of the change first, then the largest changes left.
+
+    Source: keyframe extractors such as Katna and video-keyframe-detector, which keep local maxima of the difference
+    between frames. Taken: maxima come before larger values on the slope of another maximum. Different: they smooth the
+    curve or threshold it and return as many frames as pass; here N is given, so maxima are ranked and the rest is
+    filled up.
+
+    A maximum is a run of equal scores with lower ones, or nothing, on either side; its first frame stands for it.
+
+    Args:
+        change_scores: [T], such as those of `difference.change_scores`.
+        num_frames: N.
+        by: rank maxima by their height, or by how far they rise above the valley that parts them from a higher one.
+            Outside of the video everything is as low as its lowest score.
+        spacing: frames this close to a chosen one wait until nothing else is left; a quarter of T / N if not given.
+
+    >>> difference_peaks([0, 9, 8, 0, 5, 0, 0, 3], 3).tolist()
+    [1, 4, 7]
+    """
+    scores, num_frames = _checked(change_scores, num_frames)
+    one_of("by", by, ("prominence", "height"))
+    window = len(scores) // (4 * num_frames) if spacing is None else whole_number("spacing", spacing, at_least=0)
+    peaks, prominences = _peaks(_finite(scores))
+    rank = prominences if by == "prominence" else scores[peaks]
+    order = np.concatenate([peaks[np.argsort(-rank, kind="stable")], np.argsort(-scores, kind="stable")])
+    return _spaced(order, len(scores), num_frames, window)
+
+
+def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = None) -> Indices:
+    """Non-maximum suppression in time: best first, and its neighbours are out.
+
+    Source: the greedy suppression of object detectors, in the one-dimensional form used for moments of a video.
+    Different: frames have no extent, so what overlaps is what lies within `window` positions; and when every candidate
+    is chosen or suppressed before N are found, the best suppressed ones fill up.
+
+    Args:
+        scores: [T].
+        num_frames: N.
+        window: positions on either side of a chosen one; 0 is the plain N best. The widest that can never run out of
+            candidates if not given.
+
+    >>> temporal_nms([1, 9, 8, 2, 7, 3], 2, window=1).tolist(), temporal_nms([1, 9, 8, 2, 7, 3], 3, window=5).tolist()
+    ([1, 4], [1, 2, 4])
+    """
+    scores, num_frames = _checked(scores, num_frames)
+    if window is None:
+        # N - 1 chosen ones block at most 2 window + 1 positions each, and one must be left for the last.
+        window = 0 if num_frames == 1 else max(0, ((len(scores) - 1) // (num_frames - 1) - 1) // 2)
+    window = whole_number("window", window, at_least=0)
+    return _spaced(np.argsort(-scores, kind="stable"), len(scores), num_frames, window)
+
+
+def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth: int = 5) -> Indices:
+    """Adaptive keyframe sampling: take the best of a stretch if they stand out, else split it and its budget in two.
+
+    Source: Tang et al., "Adaptive Keyframe Sampling for Long Video Understanding", CVPR 2025 (AKS). Taken: the
+    recursion with its judgement, mean of the n best minus mean of all at or above `threshold`, its end at `max_depth`,
+    and both defaults. Different: scores are of any scale here, so they are brought to 0..1 over the video before they
+    are judged; where a budget is odd, the half whose next best frame is better gets the extra one, so that N frames
+    come back for every N; a stretch never gets more budget than it has frames.
+
+    Args:
+        scores: [T].
+        num_frames: N.
+        threshold: 0 always takes (the plain N best), above 1 always splits.
+        max_depth: how often a stretch may be split; at 0 the plain N best.
+
+    >>> aks([9, 8, 7, 0, 1, 2, 3, 4], 4, threshold=0).tolist(), aks([9, 8, 7, 0, 1, 2, 3, 4], 4, max_depth=1).tolist()
+    ([0, 1, 2, 7], [0, 1, 6, 7])
+    """
+    scores, num_frames = _checked(scores, num_frames)
+    threshold = real_number("threshold", threshold, at_least=0)
+    max_depth = whole_number("max_depth", max_depth, at_least=0)
+    if threshold == 0:  # said here, because a difference of rounded means may fall below 0
+        return top(scores, num_frames)
+    judged = _in_unit(scores)
+
+    def take(begin: int, end: int, budget: int, depth: int) -> list[Indices]:
+        if budget == 0:
+            return []
+        if budget == end - begin:
+            return [np.arange(begin, end)]
+        best = begin + top(scores[begin:end], budget)
+        if depth == max_depth or judged[best].mean() - judged[begin:end].mean() >= threshold:
+            return [best]
+        middle = (begin + end) // 2
+        first = _budget_of_first_half(scores[begin:middle], scores[middle:end], budget)
+        return take(begin, middle, first, depth + 1) + take(middle, end, budget - first, depth + 1)
+
+    return np.concatenate(take(0, len(scores), num_frames, 0)).astype(np.int64)
+
+
+def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0) -> Indices:
+    """Frames at equal steps of the scores' cumulative sum: dense where scores are high, sparse elsewhere.
+
+    Source: Liu et al., "BOLT: Boost Large Vision-Language Model Without Training for Long-form Video Understanding",
+    CVPR 2025. Taken: scores brought to 0..1 over the video, sharpened by a power (3 or 2.5 there), summed up over time,
+    and read off at equal quantiles. Different: the quantiles are the middles of N equal parts instead of their ends,
+    so that equal scores give the uniform rule; and no frame comes twice. One that holds a whole part by itself or more
+    is taken once, and what is left of the budget is spread over the others in the same way (systematic sampling with
+    certain units). Where fewer than N candidates have any weight, the rest of the budget is spread evenly in time.
+
+    Args:
+        scores: [T].
+        num_frames: N.
+        power: 0 is the uniform rule, a large one tends to the N best.
+
+    >>> inverse_transform([1, 1, 1, 1, 1, 1], 3).tolist(), inverse_transform([0, 0, 0, 5, 6, 5, 6, 5], 3).tolist()
+    ([1, 3, 5], [4, 5, 6])
+    """
+    scores, num_frames = _checked(scores, num_frames)
+    weights = _in_unit(scores) ** real_number("power", power, at_least=0)
+    chosen = np.zeros(len(scores), dtype=bool)
+    while left := num_frames - int(chosen.sum()):
+        rest = np.flatnonzero(~chosen)
+        share = weights[rest] if weights[rest].any() else np.ones(len(rest))
+        outright = share * left >= share.sum()
+        chosen[rest[outright] if outright.any() else rest[_at_quantiles(share, left)]] = True
+    return np.flatnonzero(chosen).astype(np.int64)
+
+
+# Ways to choose from the scores of another policy, by the suffix that asks for them.
+METHODS: dict[str, Callable[[Scores, int], Indices]] = {"aks": aks, "its": inverse_transform, "nms": temporal_nms}
+
+
+def split_method(text: str, methods: Collection[str] = tuple(METHODS)) -> tuple[str, str]:
+    """A policy as it is written -> what scores, and how it is chosen from the scores; "" where nothing says how.
+
+    >>> split_method("runs/first+nms"), split_method("runs/a+b")
+    (('runs/first', 'nms'), ('runs/a+b', ''))
+    """
+    base, _, method = text.rpartition("+")
+    return (base, method) if base and method in methods else (text, "")
+
+
+def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:
+    """Scores [T] with NaN as the lowest there is, and N."""
+    try:
+        numbers = np.array(scores, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidArgument("scores are no numbers; give one number for each candidate") from None
+    if numbers.ndim != 1 or not len(numbers):
+        raise InvalidArgument(f"scores have shape {list(numbers.shape)}; give one number for each candidate, [T]")
+    numbers[np.isnan(numbers)] = -np.inf
+    return numbers, number_of_frames(num_frames, len(numbers))
+
+
+def number_of_frames(num_frames: int, num_candidates: int) -> int:
+    """N, if there are as many candidates."""
+    if whole_number("num_frames", num_frames) > num_candidates:
+        raise InvalidArgument(
+            f"num_frames={num_frames} is more than the {num_candidates} candidates; ask for fewer, or offer more"
+        )
+    return int(num_frames)
+
+
+def _finite(scores: Scores) -> Scores:
+    """Infinite scores as the lowest or highest finite one; zeros where there is none."""
+    known = scores[np.isfinite(scores)]
+    return np.clip(scores, known.min(), known.max()) if len(known) else np.zeros_like(scores)
+
+
+def _in_unit(scores: Scores) -> Scores:
+    """From 0, the lowest, to 1, the highest; all 1 where they do not differ."""
+    half = _finite(scores) / 2  # the range of halves cannot overflow
+    span = half.max() - half.min()
+    return (half - half.min()) / span if span > 0 else np.ones_like(half)
+
+
+def _spaced(order: Indices, num_candidates: int, num_frames: int, window: int) -> Indices:
+    """The first N of an order over all candidates that keep more than `window` apart; then the first of the others."""
+    chosen = np.zeros(num_candidates, dtype=bool)
+    blocked = np.zeros(num_candidates, dtype=bool)
+    left = num_frames
+    for out in (blocked, chosen):
+        for t in order.tolist():
+            if left and not out[t]:
+                chosen[t] = True
+                blocked[max(0, t - window) : t + window + 1] = True
+                left -= 1
+    return np.flatnonzero(chosen).astype(np.int64)
+
+
+def _peaks(scores: Scores) -> tuple[Indices, Scores]:
+    """First positions of the local maxima, in time order, and their prominences. Equal scores have none."""
+    starts = np.flatnonzero(np.concatenate([[True], scores[1:] != scores[:-1]]))  # of the runs of equal scores
+    padded = np.concatenate([[-np.inf], scores[starts], [-np.inf]])
+    is_peak = (padded[1:-1] > padded[:-2]) & (padded[1:-1] > padded[2:])
+    peaks = starts[is_peak & (len(starts) > 1)]
+    low = scores.min()
+    valleys = [max(_valley(scores[t::-1], low), _valley(scores[t:], low)) for t in peaks.tolist()]
+    # Halves, because a difference of finite numbers may overflow.
+    return peaks, scores[peaks] / 2 - np.array(valleys) / 2
+
+
+def _valley(side: Scores, low: float) -> float:
+    """Lowest score on the way from a maximum, which is the first, to a higher one; `low` where none is higher."""
+    higher = side > side[0]
+    return float(side[: int(higher.argmax())].min()) if higher.any() else low
+
+
+def _budget_of_first_half(first: Scores, second: Scores, budget: int) -> int:
+    """Half the budget; an odd frame goes where the next best is better, of equal ones to the first half."""
+    half = budget // 2
+    if budget % 2 == 0:
+        return half
+    if half == len(first) or half == len(second):
+        return half if half == len(first) else half + 1
+    return half + bool(np.sort(first)[-1 - half] >= np.sort(second)[-1 - half])
+
+
+def _at_quantiles(share: Scores, count: int) -> Indices:
+    """Positions at the middles of `count` equal parts of the sum; each has less than one part, so none comes twice."""
+    reached = np.cumsum(share)
+    steps = np.arange(count)
+    found: Indices = np.searchsorted(reached, (2 * steps + 1) * reached[-1] / (2 * count), side="right")
+    found = np.maximum.accumulate(found - steps) + steps  # should rounding make two equal, the later moves on
+    last = len(share) - count + steps
+    return np.where(found < last, found, last)

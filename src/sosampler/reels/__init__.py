@@ -1,0 +1,1 @@
+"""Compose untrimmed videos from images."""

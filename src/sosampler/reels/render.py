@@ -1,0 +1,236 @@
+"""Reels become pixels: single frames, the candidates for a bank, or mp4 files with a manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from sosampler._util.validation import one_of, whole_number
+from sosampler.datasets.manifest import Item, Manifest, read_manifest
+from sosampler.datasets.splits import SPLITS
+from sosampler.errors import InvalidArgument
+from sosampler.reels.images import Picture, Pictures
+from sosampler.reels.recipe import Box, Reel, ReelRecipe, plan_reels
+from sosampler.video.reader import Frames
+from sosampler.video.synthetic import encode_video
+
+Frame = NDArray[np.uint8]
+"""[H, W, 3] RGB."""
+
+MANIFEST = "manifest.csv"
+_VIDEOS = "videos"
+_LEAST_BLUR = 0.1  # pixels; less is not seen
+# Of a frame that is cut: what is held for so many stays near the processor and is not fetched from the system anew.
+_ROWS_AT_ONCE = 40
+# Goes up when the same plan gives other pixels, so that files written before are not taken for current ones.
+RENDER_VERSION = 2
+
+
+def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) -> list[Reel]:
+    """`plan_reels` for the pictures that are there."""
+    _check_size(pictures, recipe)
+    return plan_reels(
+        recipe,
+        pictures_per_class=pictures.per_class,
+        num_distractors=pictures.num_distractors,
+        count=count,
+        seed=seed,
+    )
+
+
+def render_frame(reel: Reel, pictures: Pictures, frame_index: int) -> Frame:
+    """One frame of a reel; `reel.frame_at` gives the index for a time."""
+    return _Renderer(reel, pictures).frame(frame_index)
+
+
+def frames_of(reel: Reel, pictures: Pictures) -> Iterator[Frame]:
+    """All frames of a reel in order, as they go into a video."""
+    renderer = _Renderer(reel, pictures)
+    return (renderer.frame(index) for index in range(reel.total_num_frames))
+
+
+def candidate_frames(reel: Reel, pictures: Pictures) -> Frames:
+    """The frames at `reel.candidate_indices`, as they go into a bank without a video between: [T, H, W, 3] uint8."""
+    renderer = _Renderer(reel, pictures)
+    return np.stack([renderer.frame(index) for index in reel.candidate_indices.tolist()])
+
+
+def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> None:
+    """Write a reel as mp4; `crf` is x264's quality, 0 (lossless) to 51."""
+    if reel.recipe.size % 2:
+        raise InvalidArgument(f"size={reel.recipe.size} cannot be written as mp4; give an even number of pixels")
+    if whole_number("crf", crf, at_least=0) > 51:
+        raise InvalidArgument(f"crf={crf} is not allowed; give a whole number from 0 to 51")
+    # Keyframes every four seconds and at cuts, as videos from the web have them.
+    # mbtree=0: with it x264 does not give the same bytes every time, even in one thread.
+    parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
+    options = {"preset": "veryfast", "crf": str(crf), "x264-params": parameters}
+    encode_video(frames_of(reel, pictures), path, fps=reel.recipe.fps, codec_options=options)
+
+
+def write_reels(
+    folder: Path | str,
+    reels: Sequence[Reel],
+    pictures: Pictures,
+    *,
+    split: str = "train",
+    group: str | None = None,
+    crf: int = 18,
+    progress: Callable[[int, int], None] | None = None,
+) -> Manifest:
+    """Write reels as mp4 files into `folder`/videos and list them in `folder`/manifest.csv; returns the manifest.
+
+    Call it again after an interruption: what is complete stays. File names change with the plan, the pictures and the
+    quality, so a file of another plan is never taken for this one. Rows of other splits in the manifest are kept.
+
+    Args:
+        split: "train", "dev" or "test".
+        group: None makes reels of the same pictures one group, which keeps them on one side of every split;
+            "" lets each reel stand alone.
+        crf: x264's quality.
+        progress: called with (reels done, reels in all) after each reel.
+    """
+    out = Path(folder)
+    one_of("split", split, SPLITS)
+    if not reels:
+        raise InvalidArgument("no reels were given; plan at least one")
+    before = _rows_of_other_splits(out, split, pictures)
+    try:
+        (out / _VIDEOS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"{out}: the folder cannot be made ({error.strerror}); give another") from error
+    source = pictures.fingerprint()
+    items = []
+    for done, reel in enumerate(reels, start=1):
+        name = f"{split}-{reel.id}-{reel.digest(source, RENDER_VERSION, crf)}"
+        path = out / _VIDEOS / f"{name}.mp4"
+        if not path.exists():  # written under another name first, so one that is there is complete
+            write_reel(path, reel, pictures, crf=crf)
+        items.append(
+            Item(
+                id=name,
+                path=f"{_VIDEOS}/{path.name}",
+                labels=(reel.label,),
+                split=split,
+                group=f"pictures-{source}" if group is None else group,
+            )
+        )
+        if progress is not None:
+            progress(done, len(reels))
+    manifest = Manifest((*before, *items), pictures.class_names, root=out)
+    manifest.write(out / MANIFEST)
+    return manifest
+
+
+def _rows_of_other_splits(folder: Path, split: str, pictures: Pictures) -> list[Item]:
+    if not os.path.lexists(folder / MANIFEST):
+        return []
+    there = read_manifest(folder / MANIFEST)
+    if there.classes != pictures.class_names:
+        raise InvalidArgument(
+            f"{folder / MANIFEST}: lists videos of other classes than the {len(pictures.class_names)} given; "
+            "write into another folder"
+        )
+    return [item for item in there.items if item.split != split]
+
+
+# --- rendering --------------------------------------------------------------------------------------------------------
+
+
+def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:
+    if pictures.size != recipe.picture_size:
+        raise InvalidArgument(
+            f"the pictures are {pictures.size} px wide, the recipe has picture_size={recipe.picture_size}; "
+            "open the pictures with that size, or change the recipe"
+        )
+
+
+def layers(reel: Reel, frame_index: int) -> list[tuple[int, float]]:
+    """The shots seen in a frame with their weights, which sum to 1: one, or two in a fade.
+
+    The frame's own shot has more than half. Fades never meet, since each takes half of a shot at most.
+    """
+    number = int(reel.shot_numbers(frame_index))
+    moment = frame_index + 0.5  # the middle of the time for which it is shown
+    for incoming in (number, number + 1):
+        if not 0 < incoming < len(reel.shots):
+            continue
+        shot = reel.shots[incoming]
+        if abs(moment - shot.first_frame) < shot.fade / 2:
+            weight = (moment - shot.first_frame) / shot.fade + 0.5
+            return [(incoming - 1, 1 - weight), (incoming, weight)]
+    return [(number, 1.0)]
+
+
+class _Renderer:
+    """Renders frames of one reel; views that do not change are kept."""
+
+    def __init__(self, reel: Reel, pictures: Pictures) -> None:
+        _check_size(pictures, reel.recipe)
+        self._reel, self._pictures = reel, pictures
+        self._still: dict[int, Frame] = {}  # by shot
+
+    def frame(self, index: int) -> Frame:
+        seen = layers(self._reel, index)
+        if len(seen) == 1:
+            return self._view(seen[0][0], index)
+        mixed = sum(np.float32(weight) * self._view(number, index) for number, weight in seen)
+        return np.asarray(np.rint(mixed).astype(np.uint8))
+
+    def _view(self, number: int, index: int) -> Frame:
+        """What the camera of one shot sees at a frame, which may lie a little outside of the shot in a fade."""
+        if number in self._still:
+            return self._still[number]
+        shot, size = self._reel.shots[number], self._reel.recipe.size
+        progress = min(max((index + 0.5 - shot.first_frame) / shot.num_frames, 0.0), 1.0)
+        left, top, side = (a + (b - a) * progress for a, b in zip(shot.start, shot.end, strict=True))
+        view = cut(self._pictures.get(shot.label, shot.picture), (left, top, side), size, flip=shot.flip)
+        radius = (shot.blur[0] + (shot.blur[1] - shot.blur[0]) * progress) * size
+        if radius >= _LEAST_BLUR:
+            view = np.asarray(Image.fromarray(view).filter(ImageFilter.GaussianBlur(radius)))
+        if shot.is_still:
+            self._still[number] = view
+        return view
+
+
+def cut(picture: Picture, box: Box, size: int, *, flip: bool = False) -> Frame:
+    """The square `box` of a picture [S, S, 3] at `size` x `size` pixels, mirrored if asked: plain bilinear sampling.
+
+    Two taps a direction, as torch's grid_sample; the recipe keeps pictures from being much finer than frames.
+    """
+    left, top, side = box
+    stored = picture.shape[0]
+    step = side * stored / size  # stored pixels a frame pixel
+    centres = (np.arange(size) + 0.5) * step - 0.5
+    row, next_row, down = _taps(centres + top * stored, stored)
+    column, next_column, right = _taps((centres[::-1] if flip else centres) + left * stored, stored)
+    values = picture.reshape(stored, -1)  # [S, S * 3]: long rows, of which each value is gathered by itself
+    here, beyond = (np.add.outer(3 * places, np.arange(3)).ravel() for places in (column, next_column))
+    across, down = np.repeat(right, 3), down[:, None]
+    frame = np.empty((size, size * 3), dtype=np.uint8)
+    for begin in range(0, size, _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        rows = _between(values[row[part]].astype(np.float32), values[next_row[part]].astype(np.float32), down[part])
+        frame[part] = np.rint(_between(rows[:, here], rows[:, beyond], across))
+    return frame.reshape(size, size, 3)
+
+
+def _between(first: NDArray[np.float32], second: NDArray[np.float32], weight: NDArray[np.float32]) -> Any:
+    """first + weight * (second - first), in the room of `second`."""
+    second -= first
+    second *= weight
+    second += first
+    return second
+
+
+def _taps(places: NDArray[np.float64], stored: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The two stored pixels around each place, and the weight of the second; places beyond the edge move to it."""
+    inside = np.clip(places, 0, stored - 1)
+    before = np.floor(inside).astype(np.int64)
+    return before, np.minimum(before + 1, stored - 1), (inside - before).astype(np.float32)

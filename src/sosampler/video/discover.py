@@ -1,0 +1,158 @@
+"""What the user means by the paths that are given: files, folders of videos, frame dumps, patterns."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sosampler._util.files import at, csv_lines, parse_json, read_text
+from sosampler.errors import InvalidArgument, VideoError
+from sosampler.video.source import VIDEO_SUFFIXES, frame_images
+
+
+def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]:
+    """All videos that the paths name, in order, each once.
+
+    A folder stands for the videos below it; a folder with numbered images and no videos is itself one video. A file or
+    a plain name is taken as it is, so that a misspelt one is reported. `leave_out` is a folder below which nothing is
+    looked for: the one that saved frames go to.
+    """
+    found: dict[Path, None] = {}
+    for text in paths:
+        path = Path(text)
+        if not path.exists() and glob.has_magic(text):
+            matches = sorted(glob.glob(text, recursive=True))
+            if not matches:
+                raise InvalidArgument(f"{text}: the pattern matches nothing; check it, and quote it against the shell")
+            named = [
+                video
+                for match in map(Path, matches)
+                for video in (_below(match, leave_out) if match.is_dir() else [match])
+            ]
+            if not named:
+                raise VideoError(f"{text}: the pattern matches only folders without videos or numbered frame images")
+            found.update(dict.fromkeys(named))
+        elif path.is_dir():
+            below = _below(path, leave_out)
+            if not below:
+                raise VideoError(
+                    f"{path}: a folder without videos or numbered frame images; "
+                    f"known video endings are {' '.join(sorted(VIDEO_SUFFIXES))}"
+                )
+            found.update(dict.fromkeys(below))
+        else:
+            found[path] = None
+    return list({os.path.abspath(path): path for path in reversed(found)}.values())[::-1]
+
+
+def _below(folder: Path, leave_out: Path | None) -> list[Path]:
+    videos: list[Path] = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not leave_out or not _same(Path(root, name), leave_out))
+        here = [Path(root, name) for name in sorted(files) if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
+        videos += here
+        if not here and files and frame_images(Path(root)):
+            videos.append(Path(root))
+    return videos
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.abspath(one) == os.path.abspath(other)
+
+
+def labels(videos: Sequence[Path]) -> list[str]:
+    """A name for each video that is unique and short: its path below the folder that all have in common."""
+    if len(videos) == 1:
+        return [videos[0].name]
+    absolute = [os.path.abspath(video) for video in videos]
+    common = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    return [os.path.relpath(path, common) for path in absolute]
+
+
+LIST_SUFFIXES = (".csv", ".jsonl", ".parquet")
+# The column of paths: as in a manifest, or as in the rows that `select` and `classify` write.
+_COLUMNS = ("path", "video")
+
+
+def listed_videos(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]:
+    """All videos that the paths name, in order, each once. A list stands for the videos in it, others as in `expand`.
+
+    Relative paths of a list start at its folder.
+    """
+    if not any(is_list(Path(text)) for text in paths):
+        return expand(paths, leave_out=leave_out)
+    found: dict[str, Path] = {}
+    for text in paths:
+        path = Path(text)
+        named = read_list(path) if is_list(path) else expand([text], leave_out=leave_out)
+        for video in named:
+            found.setdefault(os.path.abspath(video), Path(video))
+    return list(found.values())
+
+
+def is_list(path: Path) -> bool:
+    return path.suffix.lower() in LIST_SUFFIXES and not path.is_dir()
+
+
+def read_list(path: Path) -> list[str]:
+    """The paths that the file names."""
+    read = {".csv": _csv_paths, ".jsonl": _jsonl_paths, ".parquet": _parquet_paths}[path.suffix.lower()]
+    found = [os.path.join(path.parent, name) for name in read(path)]
+    if not found:
+        raise InvalidArgument(f"{path}: names no video; write a line for each")
+    return found
+
+
+def _column(names: Iterable[str], where: str) -> str:
+    known = list(names)
+    for name in _COLUMNS:
+        if name in known:
+            return name
+    told = ", ".join(known) or "nothing"
+    raise InvalidArgument(
+        f"{where}: the column 'path' is missing, found: {told}; name the column of the videos' paths so"
+    )
+
+
+def _checked(name: object, where: str) -> str:
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        raise InvalidArgument(f"{where}: the path {name!r} is empty or no path; name the video's file")
+    return name
+
+
+def _csv_paths(path: Path) -> Iterator[str]:
+    lines = csv_lines(path)
+    line, names = next(lines, (1, []))
+    header = [name.strip().lower() for name in names]
+    place = header.index(_column(header, at(path, line)))
+    for line, cells in lines:
+        yield _checked(cells[place] if place < len(cells) else "", at(path, line))
+
+
+def _jsonl_paths(path: Path) -> Iterator[str]:
+    for line, content in enumerate(read_text(path).split("\n"), start=1):
+        if not content.strip():
+            continue
+        entry = parse_json(content, at(path, line))
+        if not isinstance(entry, dict):
+            raise InvalidArgument(f"{at(path, line)}: is not a JSON object; write one {{...}} with path a line")
+        yield _checked(entry[_column(entry, at(path, line))], at(path, line))
+
+
+def _parquet_paths(path: Path) -> Iterator[str]:
+    from sosampler.inference.rows import import_parquet
+
+    pa, pq = import_parquet()
+    try:
+        file = pq.ParquetFile(path)
+        column = _column(file.schema_arrow.names, str(path))
+        batches = file.iter_batches(columns=[column])
+        row = 0
+        for batch in batches:
+            for name in batch.column(0).to_pylist():
+                yield _checked(name, f"{path}, row {row}")
+                row += 1
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidArgument(f"{path}: is no Parquet file that can be read ({error}); write it again") from error

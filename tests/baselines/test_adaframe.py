@@ -1,0 +1,345 @@
+"""The agent that jumps: where it looks, when it stops, what it learns."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from sosampler.baselines.adaframe import (
+    AdaFrame,
+    Look,
+    Memory,
+    discounted,
+    evenly_spread,
+    margin_gains,
+    margins,
+    nearest_candidate,
+    relative_place,
+)
+from sosampler.baselines.base import SystemOutput, Views, predict, video_gmacs
+from sosampler.errors import InvalidArgument
+from sosampler.training.baseline_loop import fit
+
+SMALL: dict[str, Any] = {"heavy_width": 6, "light_width": 3, "num_classes": 4, "hidden": 12, "width": 8}
+
+
+def random_views(videos: int = 5, candidates: int = 9, seed: int = 0, masked: bool = True) -> Views:
+    generator = torch.Generator().manual_seed(seed)
+    heavy = torch.randn(videos, candidates, 6, generator=generator)
+    light = torch.randn(videos, candidates, 3, generator=generator)
+    mask = torch.rand(videos, candidates, generator=generator) < 0.6
+    mask[torch.arange(videos), torch.randint(candidates, (videos,), generator=generator)] = True
+    return Views(heavy, light, mask if masked else None)
+
+
+def lively(seed: int = 0, **settings: Any) -> AdaFrame:
+    """Random weights, large enough that every video gets its own locations."""
+    torch.manual_seed(seed)
+    system = AdaFrame(**{**SMALL, **settings})
+    for weight in system.parameters():
+        torch.nn.init.normal_(weight, std=0.7)
+    return system
+
+
+def hinted_videos(videos: int, seed: int) -> tuple[Views, Tensor]:
+    """Two neighbouring frames of ten show the class; light features tell which, but not the class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = F.one_hot(torch.randint(4, (videos,), generator=generator), 4)
+    start = torch.randint(9, (videos, 1), generator=generator)
+    shows = (torch.arange(10) >= start) & (torch.arange(10) < start + 2)
+    heavy = 0.3 * torch.randn(videos, 10, 6, generator=generator)
+    heavy[:, :, :4] += 2 * labels[:, None] * shows[:, :, None]
+    light = 0.3 * torch.randn(videos, 10, 3, generator=generator)
+    light[:, :, 0] += 2 * shows
+    return Views(heavy, light), labels.float()
+
+
+class AnywhereNext(AdaFrame):
+    """The same network, but its locations are random."""
+
+    def look(
+        self, frames: Tensor, places: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
+    ) -> tuple[Look, tuple[Tensor, Tensor]]:
+        look, state = super().look(frames, places, memory, state)
+        return look._replace(location=torch.rand(len(frames))), state
+
+
+class ScriptedUtility(AdaFrame):
+    """Says utilities from a list, one a step."""
+
+    script: tuple[float, ...] = ()
+
+    def remember(self, views: Views) -> Memory:
+        self.spoken = 0
+        return super().remember(views)
+
+    def look(
+        self, frames: Tensor, places: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
+    ) -> tuple[Look, tuple[Tensor, Tensor]]:
+        look, state = super().look(frames, places, memory, state)
+        utility = torch.full_like(look.utility, self.script[self.spoken])
+        self.spoken += 1
+        return look._replace(utility=utility), state
+
+
+def test_nearest_candidate_is_the_nearest_real_one() -> None:
+    real = random_views(videos=200, candidates=7).real
+    locations = torch.rand(200, generator=torch.Generator().manual_seed(1))
+    locations[:20], locations[20:40], locations[40:60] = 0, 1, 0.5
+    got = nearest_candidate(locations, real)
+    for video in range(200):
+        there = [t for t in range(7) if real[video, t]]
+        wanted = there[0] + float(locations[video]) * (there[-1] - there[0])
+        assert int(got[video]) == min(there, key=lambda t: (abs(t - wanted), t))
+
+
+def test_place_of_a_candidate_leads_back_to_it() -> None:
+    real = random_views(videos=50, candidates=8).real
+    for position in range(8):
+        rows = real[:, position]
+        places = relative_place(torch.full((50,), position), real)
+        assert bool((nearest_candidate(places[rows], real[rows]) == position).all())
+    padded = torch.tensor([[True, True, True, False, False]])
+    assert relative_place(torch.tensor([[0, 1, 2]]), padded).tolist() == [[0, 0.5, 1]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 20])
+def test_memory_is_spread_over_real_candidates(count: int) -> None:
+    real = random_views(videos=60, candidates=12).real
+    positions, used = evenly_spread(real, count)
+    for video in range(60):
+        there = [t for t in range(12) if real[video, t]]
+        n = len(there)
+        wanted = there if n <= count else [there[int((i + 0.5) * n / count)] for i in range(count)]
+        assert positions[video, used[video]].tolist() == wanted
+        assert set(positions[video].tolist()) == set(wanted)
+
+
+def test_reward_is_growth_of_best_margin() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(20, 5, 4, generator=generator)
+    labels = torch.rand(20, 4, generator=generator) < 0.4
+    labels[:, 0] = True
+    labels[0] = True  # no other class is left
+    margin = margins(probabilities, labels.float())
+    gains = margin_gains(margin)
+    returns = discounted(gains, 0.8)
+    for video in range(20):
+        best, wanted = -math.inf, []
+        for step in range(5):
+            row = probabilities[video, step].tolist()
+            true = [p for p, label in zip(row, labels[video], strict=True) if label]
+            other = [p for p, label in zip(row, labels[video], strict=True) if not label]
+            m = math.prod(true) ** (1 / len(true)) - max(other, default=0)
+            assert float(margin[video, step]) == pytest.approx(m, abs=1e-5)
+            wanted.append(max(0.0, m - best))
+            best = max(best, m)
+        assert gains[video].tolist() == pytest.approx(wanted[1:], abs=1e-5)
+        sums = [sum(0.8 ** (k - t) * wanted[1:][k] for k in range(t, 4)) for t in range(4)]
+        assert returns[video].tolist() == pytest.approx(sums, abs=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_reads_only_what_it_says(masked: bool) -> None:
+    system = lively(max_steps=4, patience=2, memory_frames=3)
+    views = random_views(videos=40, masked=masked)
+    output = system.run(views)
+    assert not bool((output.seen_heavy & ~views.real).any())
+    assert not bool((output.seen_light & ~views.real).any())
+    assert output.seen_light.sum(1).tolist() == views.real.sum(1).clamp(max=3).tolist()
+    assert len({tuple(row.tolist()) for row in output.seen_heavy}) > 5  # the videos differ in what is looked at
+    poisoned = Views(
+        views.heavy.masked_fill(~output.seen_heavy[:, :, None], math.nan),
+        views.light.masked_fill(~output.seen_light[:, :, None], math.nan),
+        views.mask,
+    )
+    again = system.run(poisoned)
+    assert torch.equal(again.probabilities, output.probabilities)
+    assert torch.equal(again.seen_heavy, output.seen_heavy)
+    assert torch.allclose(output.probabilities.sum(1), torch.ones(40))
+
+
+def test_all_that_is_marked_was_read() -> None:
+    system = lively(max_steps=3, patience=3)
+    torch.nn.init.zeros_(system.locate.weight)  # locations are fixed: poison cannot lead elsewhere
+    views = random_views(videos=6)
+    output = system.run(views)
+    for video, position in output.seen_heavy.nonzero().tolist():
+        heavy = views.heavy.clone()
+        heavy[video, position] = math.nan
+        assert bool(system.run(views._replace(heavy=heavy)).probabilities[video].isnan().all())
+    for video, position in output.seen_light.nonzero().tolist():
+        light = views.light.clone()
+        light[video, position] = math.nan
+        assert bool(system.run(views._replace(light=light)).probabilities[video].isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("script", "patience", "steps"),
+    [
+        ((1, 2, 3, 4, 5, 6), 1, 6),  # rises all the time: until max_steps
+        ((1, 1, 1, 1, 1, 1), 1, 2),  # staying equal is not rising
+        ((1, 1, 1, 1, 1, 1), 3, 4),
+        ((5, 4, 3, 2, 1, 0), 2, 3),
+        ((1, 0, 2, 1, 3, 1), 2, 6),  # every new height starts the count again
+        ((3, 1, 2, 1, 1, 1), 2, 3),  # a rise below the highest is none
+        ((1, 0, 2, 1, 1, 9), 2, 5),
+    ],
+)
+def test_patience(script: tuple[float, ...], patience: int, steps: int) -> None:
+    torch.manual_seed(0)
+    system = ScriptedUtility(**SMALL, max_steps=6, patience=patience)
+    system.script = script
+    views = random_views()
+    output = system.run(views)
+    assert output.steps is not None
+    assert output.steps.tolist() == [steps] * 5
+    # It says what an agent says that is allowed just so many steps.
+    short = ScriptedUtility(**SMALL, max_steps=max(2, steps), patience=9)
+    short.script = script
+    short.load_state_dict(system.state_dict())
+    assert torch.equal(short.run(views).probabilities, output.probabilities)
+    assert torch.equal(short.run(views).seen_heavy, output.seen_heavy)
+
+
+def test_videos_do_not_influence_each_other() -> None:
+    system = lively(max_steps=6, patience=1)
+    views = random_views(videos=12)
+    together = system.run(views)
+    assert together.steps is not None
+    assert len(set(together.steps.tolist())) > 1  # some stop earlier than others
+    for video in range(12):
+        alone = system.run(views.some(torch.tensor([video])))
+        assert torch.equal(alone.seen_heavy[0], together.seen_heavy[video])
+        assert torch.allclose(alone.probabilities[0], together.probabilities[video], atol=1e-6)
+
+
+def test_padding_does_not_move_locations() -> None:
+    system = lively(max_steps=4, patience=4)
+    views = random_views(candidates=6, masked=False)
+    padding = torch.full((5, 3, 6), math.nan), torch.full((5, 3, 3), math.nan)
+    mask = torch.tensor([True] * 6 + [False] * 3).expand(5, 9)
+    padded = Views(torch.cat([views.heavy, padding[0]], 1), torch.cat([views.light, padding[1]], 1), mask)
+    plain, output = system.run(views), system.run(padded)
+    assert torch.equal(output.seen_heavy[:, :6], plain.seen_heavy)
+    assert torch.allclose(output.probabilities, plain.probabilities, atol=1e-6)
+    assert bool(system.loss(padded, torch.eye(4)[[0, 1, 2, 3, 0]])[0].isfinite())
+
+
+def test_one_candidate_is_enough() -> None:
+    output = lively().run(random_views(candidates=1, masked=False))
+    assert output.seen_heavy.tolist() == [[True]] * 5
+    assert bool(output.probabilities.isfinite().all())
+
+
+def test_gradients_reach_every_weight() -> None:
+    system, views, labels = lively(max_steps=3), random_views(masked=False), torch.eye(4)[[0, 1, 2, 3, 0]]
+    total, parts = system.loss(views, labels, generator=torch.Generator().manual_seed(0))
+    total.backward()
+    for name, weight in system.named_parameters():
+        assert weight.grad is not None, name
+        assert float(weight.grad.abs().sum()) > 0, name
+    assert not any(part.requires_grad for part in parts.values())
+    together = parts["prediction"] + parts["policy"] + parts["utility"]
+    assert float(total.detach()) == pytest.approx(float(together), rel=1e-5)
+
+
+def test_locations_learn_by_reward_alone() -> None:
+    system = lively(max_steps=3, policy_weight=0)
+    system.loss(random_views(masked=False), torch.eye(4)[[0, 1, 2, 3, 0]])[0].backward()
+    for weight in system.locate.parameters():
+        assert weight.grad is None or not bool(weight.grad.any())
+
+
+@pytest.mark.parametrize(("label", "sign"), [(2, 1), (3, -1)])
+@pytest.mark.parametrize("baseline", [0.0, 0.5])
+def test_policy_gradient_is_that_of_expected_reward(baseline: float, label: int, sign: int) -> None:
+    system = lively(seed=7, max_steps=2, deviation=0.3, utility_weight=0)
+    torch.nn.init.zeros_(system.value.weight)
+    torch.nn.init.constant_(system.value.bias, baseline)  # any baseline gives the same gradient, only noisier
+    views = random_views(videos=1, candidates=3, seed=4, masked=False)
+    labels = torch.eye(4)[[label]]
+
+    # All that can happen: the second look is at one of three frames, split at 1/4 and 3/4.
+    memory, empty = system.remember(views), torch.zeros(1, 12)
+    first, state = system.look(views.heavy[:, 1], torch.tensor([0.5]), memory, (empty, empty))
+    rewards = []
+    for position in range(3):
+        second, _ = system.look(views.heavy[:, position], torch.tensor([position / 2]), memory, state)
+        both = torch.stack([first.logits, second.logits], dim=1).softmax(-1)
+        rewards.append(float(margin_gains(margins(both, labels)).detach()))
+    bounds = torch.distributions.Normal(first.location, 0.3).cdf(torch.tensor([0.25, 0.75]))
+    chances = torch.stack([bounds[0], bounds[1] - bounds[0], 1 - bounds[1]])
+    (exact,) = torch.autograd.grad((chances * torch.tensor(rewards)).sum(), system.locate.bias)
+
+    many = 40_000
+    rows = torch.zeros(many, dtype=torch.long)
+    total, _ = system.loss(views.some(rows), labels[rows], generator=torch.Generator().manual_seed(0))
+    (estimate,) = torch.autograd.grad(total, system.locate.bias)
+    assert sign * float(exact) > 0.1  # well above the noise of the estimate
+    assert float(-estimate) == pytest.approx(float(exact), rel=0.1)
+
+
+def test_costs_are_those_of_its_layers() -> None:
+    system = lively(max_steps=4, patience=4, memory_frames=5)
+    views = random_views(videos=1, masked=False)
+    with FlopCounterMode(display=False) as counter:
+        output = system.run(views)
+    assert float(system.own_gmacs(9, output)[0]) == pytest.approx(counter.get_total_flops() / 2 / 1e9)
+    fewer = SystemOutput(output.probabilities, output.seen_heavy, output.seen_light, torch.tensor([1]))
+    assert float(system.own_gmacs(9, fewer)[0]) < float(system.own_gmacs(9, output)[0])
+    whole = video_gmacs(system, output, heavy_gmacs=4.0, light_gmacs=0.1)
+    assert float(whole[0]) == pytest.approx(4 * int(output.seen_heavy.sum()) + 0.5, abs=1e-3)
+
+
+def test_same_seed_same_weights_and_config_builds_it_again() -> None:
+    views, labels = hinted_videos(32, seed=0)
+    twins = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        system = AdaFrame(**SMALL, max_steps=3)
+        fit(system, views, labels, epochs=2, seed=5)
+        twins.append(system)
+    assert all(torch.equal(a, b) for a, b in zip(twins[0].parameters(), twins[1].parameters(), strict=True))
+    again = AdaFrame(**json.loads(json.dumps(twins[0].config)))
+    again.load_state_dict(twins[0].state_dict())
+    assert torch.equal(again.run(views).probabilities, twins[0].run(views).probabilities)
+    assert torch.equal(twins[0].run(views).seen_heavy, twins[0].run(views).seen_heavy)
+
+
+def test_several_labels() -> None:
+    system = lively(multi_label=True, max_steps=3)
+    labels = torch.tensor([[1.0, 1, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0]])
+    assert bool(system.loss(random_views(masked=False), labels)[0].isfinite())
+    assert bool((system.run(random_views()).probabilities.sum(1) != 1).all())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_steps": 1}, {"patience": 0}, {"deviation": 0}, {"discount": 1.5}, {"num_classes": 1}]
+)
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        AdaFrame(**{**SMALL, **wrong})
+
+
+def test_learns_where_to_look() -> None:
+    views, labels = hinted_videos(2048, seed=1)
+    unseen, truth = hinted_videos(512, seed=2)
+    right, frames = {}, {}
+    for kind in (AdaFrame, AnywhereNext):
+        torch.manual_seed(1)
+        system = kind(6, 3, 4, hidden=32, width=16, max_steps=3, patience=3)
+        fit(system, views, labels, epochs=30, lr=2e-2, batch_size=256)
+        output = predict(system, unseen)
+        right[kind] = float((output.probabilities.argmax(1) == truth.argmax(1)).float().mean())
+        frames[kind] = float(output.seen_heavy.sum(1).float().mean())
+    assert frames[AdaFrame] <= frames[AnywhereNext] + 0.2
+    assert right[AdaFrame] > right[AnywhereNext] + 0.15
+    assert right[AdaFrame] > 0.85

@@ -1,0 +1,163 @@
+"""Every code block of every page runs, or says why it does not and is checked as far as possible."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sosampler as so
+from tests.doc_blocks import LANGUAGES, ROOT, TINY, Block, blocks_of, check, commands_of, pages, run_page
+from tests.doc_world import make_world
+
+# Blocks that need what a test does not have. One more must be entered here, with a reason above the block itself.
+ONLY_CHECKED = {
+    "README.md": 1,
+    "docs/integrations.md": 1,
+    "docs/quick_start.md": 1,
+    "docs/reproduce.md": 1,
+    "docs/sampler.md": 1,
+    "docs/scale.md": 1,
+}
+# Their networks of transformers are made in another file of tests, which runs them by the same means.
+RUN_WITH_TRANSFORMERS = ("docs/integrations.md", "docs/video_llm.md")
+# Parts of the pages' Python that would take a test too long.
+_SMALLER = {
+    r'so\.train\(("?\w+"?), (.*?)weights="mobilenet_v2\.safetensors"': (
+        rf'so.train(\1, \2weights="mobilenet_v2.safetensors", backbone="{TINY}", input_size=32, epochs=1, batch_size=4'
+    ),
+    r"epochs=\d+": "epochs=1",
+}
+
+
+def smaller(code: str) -> str:
+    for pattern, replacement in _SMALLER.items():
+        code = re.sub(pattern, replacement, code)
+    return code
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("torch")
+    pytest.importorskip("pyarrow")
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the world of its own, which is the current folder."""
+    shutil.copytree(world, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def given(page: str) -> dict[str, Any]:
+    """What a page takes for granted besides files."""
+    if page != "docs/classifiers.md":
+        return {}
+    import torch
+
+    so.save_classifier(so.create_classifier("resnet50", num_classes=22), "saved")
+    Path("saved/model.safetensors").rename("my.safetensors")
+
+    class Net(torch.nn.Module):
+        def forward(self, clips: Any) -> Any:
+            return clips.mean((2, 3, 4))[:, :2] * 9
+
+    return {"module": Net()}
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)])
+def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
+    names = run_page(page, given(page), smaller)
+    if page in _AFTER:
+        _AFTER[page](names)
+
+
+def _after_readme(names: dict[str, Any]) -> None:
+    assert len(names["sel"]) == 6
+    assert isinstance(names["clf"], so.Classifier)
+    assert Path("frames.parquet").exists()
+    assert Path("sheet.png").exists()
+    assert len(list(Path("frames").rglob("*.jpg"))) == 16
+
+
+def _after_classifiers(names: dict[str, Any]) -> None:
+    assert names["clf"].class_names == ("ant", "bee")
+
+
+def _after_systems(names: dict[str, Any]) -> None:
+    output, gmacs = names["output"], names["gmacs"]
+    assert output.probabilities.shape == (4, 2)
+    used = output.seen_heavy.sum(1)
+    assert (used >= 1).all()
+    assert (gmacs >= used * names["cost"][0]).all()
+
+
+def _after_report(names: dict[str, Any]) -> None:
+    """The page tells of every part that a report has, under its name."""
+    told = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    parts = re.findall(r"<h2[^>]*>([^<:]+)", Path("report.html").read_text(encoding="utf-8"))
+    assert len(parts) >= 8
+    for part in parts:
+        assert f"**{part.strip()}**" in told
+    assert len(names["kept"]) == 9  # three policies with three numbers of frames
+
+
+_AFTER = {
+    "README.md": _after_readme,
+    "docs/classifiers.md": _after_classifiers,
+    "docs/report.md": _after_report,
+    "docs/systems.md": _after_systems,
+}
+
+
+def test_what_is_not_run_does_not_grow_unseen() -> None:
+    blocks = [block for page in pages() for block in blocks_of(page)]
+    assert Counter(block.page for block in blocks if block.not_run) == ONLY_CHECKED
+    assert sum(not block.not_run for block in blocks) >= 60
+    for block in blocks:
+        assert block.language in LANGUAGES, f"{block}: give it one of the languages {', '.join(LANGUAGES)}"
+        if block.not_run:
+            assert len(block.not_run.split()) >= 3, f"{block}: say why"
+            check(block)
+
+
+def test_checking_finds_mistakes() -> None:
+    for language, code in (
+        ("bash", "sosampler select match.mp4 --no-such-option"),
+        ("bash", "sosampler evaluate"),
+        ("bash", "make nothing"),
+        ("bash", 'pip install "sosampler[nothing]"'),
+        ("bash", "rm -rf ."),
+        ("python", "so.select("),
+    ):
+        with pytest.raises((Exception, SystemExit)):
+            check(Block("x.md", 1, language, code, "it would take hours"))
+    check(Block("x.md", 1, "bash", 'sosampler train bank --out x  # why\nmake docs\npip install ".[train,hf]"\n', "x"))
+
+
+def test_blocks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("doc_blocks.ROOT", tmp_path)
+    (tmp_path / "x.md").write_text(
+        "```python\na = 1\n```\n\n<!-- not run: needs a cluster -->\n```bash\nsosampler ui \\\n  x.mp4  # y\n```\n"
+        "- in a list:\n\n  ```python\n  if a:\n      b = 2\n  ```\n",
+        encoding="utf-8",
+    )
+    first, second, third = blocks_of("x.md")
+    assert (first.line, first.code, first.not_run) == (2, "a = 1\n", "")
+    assert (second.not_run, commands_of(second)) == ("needs a cluster", [["sosampler", "ui", "x.mp4"]])
+    assert third.code == "if a:\n    b = 2\n"
+    monkeypatch.chdir(tmp_path)
+    assert run_page("x.md")["b"] == 2
+    (tmp_path / "x.md").write_text('```python\nprint("a", 3)\n```\n\n```text\na ...\n```\n', encoding="utf-8")
+    run_page("x.md")
+    (tmp_path / "x.md").write_text("```python\nprint(4)\n```\n```text\n5\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="other output"):
+        run_page("x.md")

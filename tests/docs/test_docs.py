@@ -1,0 +1,101 @@
+"""What the documents say is what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import sosampler as so
+from sosampler.inference.options import SelectOptions
+from sosampler.policies.registry import describe_policies
+from tests.doc_blocks import ROOT, blocks_of
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_json_of_the_readme_has_the_right_keys(clip: Path) -> None:
+    (block,) = blocks_of("README.md", "json")
+    shown, real = json.loads(block.code), so.select(clip, 2, policy="uniform").to_dict()
+    assert list(shown) == list(real)
+    assert list(shown["candidates"]) == list(real["candidates"])
+
+
+def test_every_policy_is_in_the_readme_with_its_words() -> None:
+    for name, says in describe_policies().items():
+        assert f"| `{name}` | {says}" in README
+        assert f"| `{name}` | {says}" in (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+
+
+def test_select_documents_every_option() -> None:
+    assert so.select.__doc__ is not None
+    for field in SelectOptions.__dataclass_fields__:
+        assert re.search(rf"^\s+(\w+, )?{field}(, \w+)?: ", so.select.__doc__, flags=re.MULTILINE), field
+
+
+CALLED_FIRST = """
+    select open_video Pipeline create_classifier wrap_classifier train_classifier prepare write_frames make_reels train
+    load_sampler evaluate list_policies list_classifiers list_samplers list_recipes read_recipe
+"""
+
+
+@pytest.mark.parametrize("name", CALLED_FIRST.split())
+def test_what_users_call_first_has_an_example(name: str) -> None:
+    """Which runs: pytest collects the examples of all docstrings in src."""
+    pytest.importorskip("torch")
+    text = getattr(so, name).__doc__ or ""
+    assert ">>> " in text
+    assert "Examples:" in text, "the site shows what stands below that word as code"
+    assert "+SKIP" not in text
+
+
+def test_speed_table_is_that_of_the_benchmark() -> None:
+    spec = importlib.util.spec_from_file_location("speed_table", ROOT / "benchmarks" / "speed_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.table(json.loads(module.RESULTS.read_text())) in README
+
+
+def test_published_ratios_are_those_of_the_times() -> None:
+    """The ratios in the file follow from the seconds in it."""
+    result = json.loads((ROOT / "benchmarks" / "decode.json").read_text())
+    from statistics import median
+
+    for video in result["videos"]:
+        assert video["same_times_as_torchcodec"]
+        for row in video["comparisons"]:
+            seconds = video["seconds"]
+            expected = median(seconds[row["reference"]]) / median(seconds[row["way"]])
+            assert row["times_faster"] == pytest.approx(expected)
+            assert row["met"] in (None, True)
+
+
+def test_classifier_table_is_what_is_counted() -> None:
+    pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location("classifier_table", ROOT / "benchmarks" / "classifier_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    document = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")
+    for given in module.ROWS[:7]:  # the rest are torchvision's, whose cost has a test of its own
+        assert module.row(*given) in document
+    for given in module.ROWS[7:]:
+        assert f"| `{given[0]}` |" in document
+
+
+def test_systems_are_shown_as_measured() -> None:
+    """Reels as soon as they are measured, then real clips."""
+    spec = importlib.util.spec_from_file_location("systems_table", ROOT / "benchmarks" / "systems_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    files = [ROOT / "benchmarks" / f"systems_{name}.json" for name in ("reels", "yoga", "airtlab")]
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    assert module.beside_published(results) in (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")

@@ -1,0 +1,120 @@
+"""The steps that an engine sends to its workers give what `select` and `Pipeline` give. No engine is needed here."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+
+import sosampler as so
+from sosampler.inference.network_step import NetworkStep
+from sosampler.inference.options import SelectOptions
+from sosampler.inference.pipeline import Pipeline
+from sosampler.inference.steps import Failed, FramesStep, SelectStep, select_video, stand_in, tried, wherever
+from sosampler.samplers.sosampler import SOSampler
+from sosampler.video.synthetic import numbered_video
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(0)
+    SOSampler(backbone="timm:resnet10t", input_size=32).save_pretrained(folder / "sampler")
+    made = so.create_classifier("timm:resnet10t", class_names=("diving", "football", "judo"), input_size=32)
+    with torch.no_grad():  # a fresh last layer is small, and all answers would be nearly the same
+        made.net.get_classifier().weight.mul_(40)
+    so.save_classifier(made, folder / "classifier")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of several sizes and lengths, some with fewer frames than are asked for, and one that is none."""
+    root = tmp_path_factory.mktemp("videos")
+    for number, frames in enumerate((3, 7, 20, 24)):
+        numbered_video(root / f"{number}.mp4", num_frames=frames, width=128 + 32 * (number % 2))
+    (root / "bad.mp4").write_bytes(b"not a video at all" * 40)
+    return [str(video) for video in sorted(root.iterdir())]
+
+
+def travelled(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+def without_timing(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "timing"}
+
+
+def test_a_rule_needs_one_step(videos: list[str]) -> None:
+    options = SelectOptions(num_frames=4, threads=1, policy="uniform")
+    step = travelled(SelectStep(options))
+    for video in videos:
+        assert without_timing(step(video)) == without_timing(select_video(video, options).to_dict())
+
+
+@pytest.mark.parametrize("on_short", ["repeat", "fewer", "error"])
+@pytest.mark.parametrize("candidates", [5, 8, None])
+def test_a_sampler_chooses_as_in_select(runs: Path, videos: list[str], on_short: str, candidates: int | None) -> None:
+    options = SelectOptions(
+        num_frames=5, num_candidates=candidates, policy=str(runs / "sampler"), on_short=on_short, threads=1
+    )
+    offered = replace(options, policy=stand_in(options.rule), size=256)  # more than these videos have
+    frames = travelled(FramesStep(offered, choose=False, least_size=options.rule.least_size or 1))
+    network = travelled(NetworkStep(offered, sampler=str(runs / "sampler"), device="cpu"))
+    rows = network([travelled(frames(video)) for video in videos])
+    expected = [select_video(video, options).to_dict() for video in videos]
+    assert [without_timing(row) for row in rows] == [without_timing(row) for row in expected]
+    too_short = 0 if on_short != "error" else 2 if candidates == 8 else 1
+    assert sum("error" in row for row in rows) == 1 + too_short
+
+
+@pytest.mark.parametrize("chooser", ["sampler", "sampler+aks", "uniform", "frame-difference"])
+def test_a_classifier_answers_as_in_a_pipeline(runs: Path, videos: list[str], chooser: str) -> None:
+    given = str(runs / chooser) if "sampler" in chooser else chooser
+    pipeline = Pipeline(given, runs / "classifier", num_candidates=8, num_frames=4, device="cpu", top=2)
+    learned = pipeline.policy.identity is not None
+    offered = replace(pipeline.options, policy=stand_in(pipeline.policy) if learned else given, threads=1)
+    frames = FramesStep(offered, choose=not learned, least_size=pipeline.policy.least_size or 1)
+    network = NetworkStep(
+        offered, sampler=given if learned else None, classifier=str(runs / "classifier"), device="cpu", top=2
+    )
+    rows = travelled(network)([travelled(frames(video)) for video in videos])
+    for row, expected in zip(rows, pipeline(videos), strict=True):
+        if isinstance(expected, Exception):
+            assert row == {"video": videos[-1], "error": str(expected)}
+            continue
+        told = expected.to_dict()
+        assert row["label"] == told["label"]
+        assert [each["label"] for each in row["top"]] == [each["label"] for each in told["top"]]
+        assert row["probability"] == pytest.approx(told["probability"], abs=1e-5)
+        for key in ("video", "policy", "frame_indices", "pts_seconds", "notes", "metadata"):
+            assert row["selection"][key] == told["selection"][key]
+
+
+def test_what_is_wrong_is_told_with_the_name() -> None:
+    def fails(error: Exception) -> Any:
+        def work() -> None:
+            raise error
+
+        return work
+
+    assert tried("a.mp4", fails(so.InvalidArgument("a.mp4: too short"))) == Failed("a.mp4", "a.mp4: too short")
+    assert tried("a.mp4", fails(so.InvalidArgument("too short"))) == Failed("a.mp4", "a.mp4: too short")
+    full = tried("a.mp4", fails(MemoryError()))
+    assert isinstance(full, Failed)
+    assert "memory" in full.error
+    with pytest.raises(ZeroDivisionError):
+        tried("a.mp4", fails(ZeroDivisionError()))
+
+
+def test_a_name_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "saved").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert wherever("saved") == str(tmp_path / "saved")
+    assert wherever("resnet50") == "resnet50"

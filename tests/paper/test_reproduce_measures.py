@@ -1,0 +1,392 @@
+"""The parts of a reproduction: means over seeds, the clock, speed, single videos; and what needs the classifier."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import sosampler as so
+from sosampler.bank.bank import Bank
+from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.evaluation.evaluate import evaluate
+from sosampler.evaluation.result import Cell
+from sosampler.paper.cases import chosen_cases, narrowed
+from sosampler.paper.experiments import EXPERIMENTS, column_for
+from sosampler.paper.locations import find_places
+from sosampler.paper.plan import make_plan, searches_sets
+from sosampler.paper.request import Request, checked_request
+from sosampler.paper.results import can_be_followed, empty_result, mean_rows, missing_uniform, result_rows
+from sosampler.paper.run import BeforeTraining, Clock, Part, Reproduction, git_state, in_words, reproduce
+from tests.banks import small_net
+from tests.sampler_banks import CLASSES, TINY, make_bank
+
+SMALL: dict[str, Any] = {"backbone": TINY, "shift": 0, "input_size": 32, "batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Bank:
+    """With a teacher that was made by hand."""
+    return make_bank(tmp_path_factory.mktemp("taught") / "bank", stored=12, train=8, dev=10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bank whose teacher is a classifier that is at hand, that classifier, and a light network."""
+    place = tmp_path_factory.mktemp("real")
+    bank = make_bank(place / "bank", stored=12, train=8, dev=6)
+    shutil.rmtree(bank.path / "teachers")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        classifier = so.create_classifier("timm:test_resnet", class_names=list(CLASSES), input_size=32)
+        so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(place / "light")
+    so.save_classifier(classifier, place / "classifier")
+    so.add_teacher(bank, classifier)
+    return place
+
+
+# ---- means over seeds
+
+
+def row(policy: str, score: float, difference: float, **more: Any) -> dict[str, Any]:
+    """As an evaluation has it."""
+    told = dict.fromkeys(("gmacs", "sampler_gmacs", "classifier_gmacs", "fidelity", "recovered"))
+    return {
+        **told,
+        "policy": policy,
+        "num_frames": 6,
+        "num_candidates": 10,
+        "top1": score,
+        "mAP": score / 2,
+        "frames_classified": 6,
+        "frames_decoded": 10,
+        "ci95": {"top1": (score - 0.1, score + 0.2)},
+        "versus_uniform": {
+            "num_frames": 6,
+            "metric": "top1",
+            "difference": difference,
+            "ci95": (difference - 0.1, difference + 0.1),
+        },
+        **more,
+    }
+
+
+def test_means_and_deviations_over_seeds(taught: Bank) -> None:
+    (place,) = find_places({"own": taught})
+    plan = make_plan(EXPERIMENTS["table6"], place, changes=SMALL)
+    scores, differences = [0.5, 0.6, 0.8], [0.1, 0.25, 0.4]
+    names = {cell.training.name for cell in plan.cells if cell.training}
+    rows = [
+        row(f"{name}#{seed}", score, difference, gmacs=2.0)
+        for name in names
+        for seed, (score, difference) in enumerate(zip(scores, differences, strict=True))
+    ]
+    rows.append(row("uniform", 0.4, 0.0))
+    column = column_for(("table6",), "activitynet", "timesformer")
+    found = result_rows(plan, {"T=10": {"rows": rows}}, (0, 1, 2), "top1", column)
+    assert [one["row"] for one in found] == [cell.recipe.row for cell in plan.cells]
+    uniform, trained = found[0], found[1]
+    assert (uniform["score"], uniform["score_sd"], uniform["seeds"]) == (40.0, None, 0)
+    assert uniform["versus_uniform"] is None
+    assert uniform["score_ci95"] == pytest.approx([30, 60])
+    assert trained["seeds"] == 3
+    assert trained["score"] == pytest.approx(100 * np.mean(scores))
+    assert trained["score_sd"] == pytest.approx(100 * np.std(scores, ddof=1))
+    assert trained["versus_uniform"] == pytest.approx(100 * np.mean(differences))
+    assert trained["versus_uniform_sd"] == pytest.approx(100 * np.std(differences, ddof=1))
+    assert trained["score_ci95"] == pytest.approx([100 * np.mean(scores) - 10, 100 * np.mean(scores) + 20])
+    assert trained["gmacs"] == 2.0
+    assert trained["paper"]["score"] == 87.38
+    drawn = mean_rows(found, "top1")
+    assert drawn[1]["top1"] == pytest.approx(np.mean(scores))
+    assert drawn[1]["policy"] == "MSE, label"
+    # In another metric than the one that the evaluation compares by: from the scores of each seed.
+    others = result_rows(plan, {"T=10": {"rows": rows}}, (0, 1, 2), "mAP", column)[1]
+    points = [100 * (score / 2 - 0.2) for score in scores]
+    assert others["versus_uniform"] == pytest.approx(np.mean(points))
+    assert others["versus_uniform_sd"] == pytest.approx(np.std(points, ddof=1))
+    assert others["versus_uniform_ci95"] is None
+    without = [one for one in rows if one["policy"] != "uniform"]
+    assert missing_uniform(without, "mAP") == [(6, 10)]
+    assert (
+        missing_uniform(rows, "mAP") == missing_uniform(without, "top1") == missing_uniform(without, "fidelity") == []
+    )
+
+
+def test_values_of_a_dial_are_rows_of_their_own(taught: Bank) -> None:
+    (place,) = find_places({"own": taught})
+    plan = make_plan(EXPERIMENTS["figureI"], place, changes=SMALL, light="x")
+    recipe = next(one.recipe for one in plan.left_out if one.recipe.row == "frameexit")
+    assert "features" in next(one.why for one in plan.left_out if one.recipe.row == "frameexit")
+    from sosampler.paper.plan import PlannedCell, Training
+    from sosampler.paper.results import rows_of_cell
+
+    cell = PlannedCell(recipe, 6, 10, Training.of("frameexit", None, {}, {}))
+    rows = [row(f"frameexit#{seed}@{value}", 0.5, 0.0, num_frames=None) for seed in (0, 1) for value in (0.9, 0.5)]
+    found = rows_of_cell(cell, (0, 1), [*rows, row("frameexit#10@0.9", 0.1, 0.0)])
+    assert [[one["policy"] for one in group] for group in found] == [
+        ["frameexit#0@0.9", "frameexit#1@0.9"],
+        ["frameexit#0@0.5", "frameexit#1@0.5"],
+    ]
+
+
+def test_figures_of_the_paper_beside_rows_that_are_left_out(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", stored=10, train=0, dev=4)
+    (place,) = find_places({"activitynet": bank})
+    found = {}
+    for name in ("figureI", "table3"):
+        plan = make_plan(EXPERIMENTS[name], place, changes=SMALL)
+        left_out = empty_result(plan, Request(tmp_path / "out", (0,)))["left_out"]
+        found |= {(name, row["row"], row["num_frames"]): row["paper"] for row in left_out}
+    assert found["figureI", "sosampler", 4]["score"] == 76.2
+    assert found["figureI", "scsampler", 6] is None, "nobody knows for which of the N it would be"
+    assert found["figureI", "frameexit", None] is None, "nor for which value of the dial"
+    assert found["table3", "scsampler", 6]["score"] == 72.9
+    assert found["table3", "frameexit", None]["score"] == 76.1, "a system has no N of its own"
+
+
+def test_advice_that_cannot_be_followed_is_dropped(taught: Bank) -> None:
+    said: list[str] = []
+    evaluate(taught, ["uniform"], num_frames=6, num_candidates=10, split="dev", bootstrap=0, say=said.append)
+    assert said
+    assert all(can_be_followed(note) for note in said)
+    for note in ("no comparison with 'semi-optimal': add it to the policies", "no fidelity: add the policy 'optimal'"):
+        assert not can_be_followed(note)
+
+
+# ---- the clock
+
+
+def test_the_clock_knows_what_it_has_timed(tmp_path: Path) -> None:
+    said: list[str] = []
+    parts = [Part("train", f"training {number}", tmp_path) for number in range(3)]
+    parts.append(Part("evaluate", "evaluating", tmp_path, weight=4.0))
+    clock = Clock(said.append)
+    clock.plan(parts)
+    assert clock.rest() == "4 parts are left, for an unknown time"
+    with clock.running(parts[0]):
+        pass
+    assert said == ["training 0 ...", "    done in 0 s; 3 parts are left, for about 0 s and 1 of unknown length"]
+    clock.skip(parts[1])
+    (tmp_path / "durations.json").write_text(json.dumps({"train": [100, 40, 60], "evaluate": [30]}))
+    later = Clock(said.append)
+    later.plan(parts[2:])
+    assert later.rest() == "2 parts are left, for about 3 min 0 s"  # 60 + 4 x 30
+    (tmp_path / "durations.json").write_text("{")
+    broken = Clock(said.append)
+    broken.plan(parts[2:])
+    assert broken.rest() == "2 parts are left, for an unknown time"
+    assert in_words(59.6) == "1 min 0 s"
+
+
+def test_a_part_that_fails_is_not_timed(tmp_path: Path) -> None:
+    clock = Clock(lambda text: None)
+    part = Part("train", "training", tmp_path)
+    clock.plan([part])
+    with pytest.raises(RuntimeError), clock.running(part):
+        raise RuntimeError
+    assert clock.left == [part]
+    assert not (tmp_path / "durations.json").exists()
+
+
+def test_the_state_of_a_checkout(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
+    assert git_state(tmp_path / "nowhere") is None
+
+
+# ---- single videos
+
+
+def test_cases_are_chosen_by_the_difference_of_confidence(taught: Bank) -> None:
+    found = evaluate(taught, ["uniform", "random", "optimal"], num_frames=1, num_candidates=8, split="dev", bootstrap=0)
+    assert found.per_video is not None
+    by = {name: found.per_video.answers[Cell(name, 1, 8)] for name in ("optimal", "uniform")}
+    seen = 0
+    for success, (better, worse) in ((True, ("optimal", "uniform")), (False, ("uniform", "optimal"))):
+        slow = sorted(
+            (video for video in range(len(found.ids)) if by[better].right[video] and not by[worse].right[video]),
+            key=lambda video: (by[worse].confidence[video] - by[better].confidence[video], video),
+        )
+        assert chosen_cases(found, "optimal", "uniform", (1, 8), success=success) == slow
+        seen += len(slow)
+    assert seen
+    assert chosen_cases(found, "uniform", "uniform", (1, 8), success=True) == []
+    few = narrowed(found, [4, 1], {"optimal": "best"})
+    assert few.ids == (found.ids[4], found.ids[1])
+    assert few.chosen("best", 1, 8).tolist() == found.chosen("optimal", 1, 8)[[4, 1]].tolist()
+
+
+# ---- with the classifier at hand
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Reproduction]:
+    results = reproduce(
+        ["tableII", "figure1", "figure2", "table5"],
+        {"own": folder / "bank"},
+        classifiers=f"resnet50={folder / 'classifier'}",
+        out=folder / "out",
+        light=str(folder / "light"),
+        seeds=0,
+        epochs=1,
+        settings=SMALL,
+        device="cpu",
+        workers=1,
+        bootstrap=10,
+        num_cases=2,
+    )
+    return {one.experiment.name: one for one in results}
+
+
+def test_speed_and_cost_of_samplers_and_systems(found: dict[str, Reproduction]) -> None:
+    rows = {one["row"]: one for one in found["tableII"].result["rows"]}
+    assert list(rows) == ["uniform", "adaframe", "frameexit", "ocsampler", "sosampler", "sosampler-6"]
+    assert rows["uniform"]["times_uniform"] == 1.0
+    assert all(one["videos_per_second"] > 0 for one in rows.values())
+    assert rows["sosampler"]["times_uniform"] < 1, "choosing costs time"
+    assert (rows["sosampler"]["num_frames"], rows["sosampler-6"]["num_frames"]) == (5, 6)
+    assert rows["sosampler"]["gmacs"] < rows["sosampler-6"]["gmacs"]
+    assert rows["uniform"]["gmacs"] == pytest.approx(rows["sosampler-6"]["classifier_gmacs"])
+    assert rows["frameexit"]["num_frames"] is None
+    assert 1 <= rows["frameexit"]["frames_classified"] <= 10
+    assert rows["sosampler"]["paper"]["videos_per_second"] == 123.9
+    assert rows["sosampler-6"]["paper"] is None
+    assert [one["row"] for one in found["tableII"].result["elsewhere"]] == ["ar-net", "adafocus"]
+    text = found["tableII"].table()
+    line = next(line for line in text.splitlines() if line.startswith("AR-Net"))
+    assert line.split()[-4:] == ["package", "73.8", "33.4", "23.1"]
+    assert "for orientation only" in text
+    assert "the paper's videos a second are of one NVIDIA TITAN Xp" in text
+    assert "uniform with 6 of 10 frames is 1, whatever N a row has" in text
+
+
+def test_systems_are_compared_with_what_lies_there(
+    folder: Path, found: dict[str, Reproduction], tmp_path: Path
+) -> None:
+    (place,) = find_places({"own": folder / "bank"}, f"resnet50={folder / 'classifier'}", device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(tmp_path / "light")
+    others: dict[str, Any] = {"device": "cpu", "precision": None, "workers": 1, "bootstrap": 10, "num_cases": 2}
+    for light, sentence in ((folder / "light", ""), (tmp_path / "light", "liteeval|adaframe.*light.fingerprint was")):
+        request = checked_request(folder / "out", 0, 1, SMALL, None, light, **others)
+        plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, light=request.light)
+        assert {"frameexit", "adaframe"} <= {training.sampler for training in plan.trainings}
+        with pytest.raises(InvalidArgument, match=sentence) if sentence else nullcontext():
+            BeforeTraining(request).check(plan)
+    # Weights of another backbone, which samplers begin with, are none for the light network.
+    network = timm.create_model(TINY.removeprefix("timm:"), pretrained=False)
+    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, tmp_path / "tiny.safetensors")
+    request = checked_request(tmp_path / "out", 0, 1, SMALL, tmp_path / "tiny.safetensors", None, **others)
+    plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, weights=request.weights)
+    with pytest.raises(WeightsError, match=r"the light network of systems, MobileNetV2.*; give --light as well"):
+        BeforeTraining(request).check(plan)
+
+
+def test_points_above_uniform_in_the_metric_of_the_paper(folder: Path) -> None:
+    """The bank has one label a video, and the paper measures its data set in mAP."""
+    (one,) = reproduce(
+        "tableII",
+        {"activitynet-v1.3": folder / "bank"},
+        classifiers=f"resnet50={folder / 'classifier'}",
+        out=folder / "points",
+        light=str(folder / "light"),
+        seeds=(0, 1),
+        epochs=1,
+        settings=SMALL,
+        device="cpu",
+        workers=1,
+        bootstrap=0,
+    )
+    assert (one.result["metric"], one.result["bank"]["data"]) == ("mAP", "activitynet")
+    rows = {row["row"]: row for row in one.result["rows"]}
+    told = json.loads((one.folder / "evaluation.json").read_text())["parts"]["T=10"]["rows"]
+    uniform = {row["num_frames"]: 100 * row["mAP"] for row in told if row["policy"] == "uniform"}
+    for name, row in rows.items():
+        if name != "uniform":
+            of_seeds = [other for other in told if other["policy"].rpartition("#")[0] == row["trained"]]
+            of_seeds = [other for other in of_seeds if other["num_frames"] == row["num_frames"]]
+            points = [100 * other["mAP"] - uniform[other["versus_uniform"]["num_frames"]] for other in of_seeds]
+            assert len(points) == 2
+            assert row["versus_uniform"] == pytest.approx(np.mean(points)), name
+            assert row["versus_uniform_sd"] == pytest.approx(np.std(points, ddof=1)), name
+    assert rows["sosampler"]["num_frames"] == 5
+
+
+def test_how_alike_frames_are(found: dict[str, Reproduction]) -> None:
+    told = found["figure1"].result
+    assert [one["rate"] for one in told["rows"]] == [0.1, 0.2, 0.5, 1, 2, 5, 10, 25]
+    assert {"independence.json", "independence.png"} <= set(told["files"])
+    assert "frames stand by themselves" in found["figure1"].table()
+    assert told["paper"] is None
+
+
+def test_pages_of_single_videos(found: dict[str, Reproduction]) -> None:
+    one = found["figure2"]
+    assert len(one.result["videos"]) == 2
+    page = (one.folder / "report" / "index.html").read_text(encoding="utf-8")
+    assert all(video in page for video in one.result["videos"])
+    assert "The paper claims: Each frame is scored by itself" in page
+    assert one.result["seeds"] == [0]
+
+
+def test_what_nothing_can_be_had_of_is_told_and_leaves_no_folder(found: dict[str, Reproduction]) -> None:
+    one = found["table5"]
+    assert one.refused.startswith("30 candidates are asked for")
+    assert not one.folder.exists()
+    assert len(one.result["left_out"]) == 12
+    assert "77.1" in one.table()
+
+
+# ---- a classifier that looks at clips
+
+
+class MeanOfFrames(nn.Module):
+    """A network of clips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net(classes=3)
+
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        return self.net(clips.flatten(0, 1)).unflatten(0, clips.shape[:2]).mean(1)
+
+
+def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", stored=10, train=4, dev=4)
+    classifier = so.wrap_classifier(MeanOfFrames(), input_size=32, name="clips", class_names=list(CLASSES))
+    so.add_teacher(bank, classifier)
+    (place,) = find_places({"activitynet": bank}, {"timesformer": classifier})
+    assert (place.data, place.paper_classifier, place.classifier) == ("activitynet", "timesformer", classifier)
+    plan = make_plan(EXPERIMENTS["table3"], place, changes=SMALL, weights="x")
+    why = {one.recipe.row: one.why for one in plan.left_out}
+    assert set(why) == {"liteeval", "frameexit", "ocsampler"}
+    assert "clips does not" in why["ocsampler"]
+    assert "looks at clips as a whole" in why["frameexit"]
+    (one,) = reproduce(
+        "table1", {"activitynet": bank}, classifiers={"timesformer": classifier}, out=tmp_path / "out", bootstrap=0
+    )
+    assert one.result["paper"]["column"] == "the paper on ActivityNet v1.3 with TimeSformer"
+    rows = {row["row"]: row for row in one.result["rows"]}
+    assert rows["optimal"]["paper"]["score"] == 91.5
+    assert rows["optimal"]["versus_uniform"] is not None
+    assert rows["optimal"]["score_ci95"] is None
+    # Each set of the optimal policy is asked about, which takes much longer than the rest.
+    kinds = json.loads((tmp_path / "out" / "activitynet" / "timesformer" / "durations.json").read_text())
+    assert list(kinds) == [
+        "evaluating with 10 candidates, the classifier asked about clips and for the best of all sets"
+    ]
+    assert place.asks_about_clips
+    assert not searches_sets(plan.experiment, plan.cells)
+    # Only its answers: nothing can be judged, and that is told for this teacher alone.
+    found = reproduce("table1", bank, out=tmp_path / "all", bootstrap=0)
+    assert {one.result["classifier"]["name"]: bool(one.refused) for one in found} == {"by-hand": False, "clips": True}

@@ -1,0 +1,366 @@
+"""The paper's figures, the list of experiments and the recipes of their rows: whether they fit each other."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sosampler._util.validation import whole_number
+from sosampler.datasets.catalog import CATALOG
+from sosampler.errors import InvalidArgument
+from sosampler.evaluation.policies import ALLOWED
+from sosampler.paper.experiments import (
+    CURVE,
+    EXPERIMENTS,
+    FIDELITY,
+    INDEPENDENCE,
+    KINDS,
+    column_for,
+    data_sets,
+    experiments_of,
+    list_experiments,
+    metric_for,
+    named_data_set,
+    paper_classifier,
+    read_paper,
+    rows_elsewhere,
+)
+from sosampler.paper.plan import Training, row_recipe, rows_of
+from tests.conftest import unavailable
+
+SHARED = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
+NAMES = {"semi_optimal": "semi-optimal", "ar_net": "ar-net"}
+ROWS = read_paper()["rows"]
+
+
+def figure(
+    table: str, row: str, classifier: str | None, data: str, num_frames: int | None = None, T: Any = None
+) -> Any:
+    """The one figure that fits; N and T where they are given."""
+    found = [
+        told
+        for told in ROWS
+        if (told["table"], told["row"], told["classifier"], told["data"])
+        == (table, NAMES.get(row, row), classifier, data)
+        and num_frames in (None, told["num_frames"])
+        and T in (None, told["num_candidates"])
+    ]
+    (one,) = found
+    return one
+
+
+# ---- paper.json
+
+
+def test_every_figure_is_whole_and_stands_once() -> None:
+    keys = Counter()
+    for row in ROWS:
+        assert row["data"] in data_sets()
+        assert row["classifier"] in (None, *read_paper()["classifiers"])
+        assert 0 < row["value"] <= 100
+        assert row["metric"] == ("fidelity" if row["table"] == "table2" else data_sets()[row["data"]]["metric"])
+        assert (row["num_frames"] is None) == (row["num_candidates"] is None)
+        if row["num_frames"] is not None:
+            assert whole_number("N", row["num_frames"]) <= whole_number("T", row["num_candidates"])
+        for name in ("gmacs", "videos_per_second"):
+            assert row.get(name, 1.0) > 0
+        keys[tuple(row[name] for name in ("table", "row", "classifier", "data", "num_frames", "num_candidates"))] += 1
+    assert set(keys.values()) == {1}
+    assert {row["table"] for row in ROWS} == {f"table{name}" for name in (*range(1, 8), "I", "II")}
+
+
+def test_what_the_paper_claims_follows_from_its_figures() -> None:
+    for classifier in ("resnet50", "timesformer"):
+        for data in ("activitynet", "mini_kinetics"):
+            by = {
+                name: figure("table1", name, classifier, data)["value"]
+                for name in ("uniform", "semi-optimal", "optimal")
+            }
+            assert by["uniform"] < by["semi-optimal"] < by["optimal"]
+        for wanted, count in ((8, 30), (16, 60), (32, 100)):
+            ours, theirs = (
+                figure("table5", name, classifier, "activitynet", wanted, count)["value"]
+                for name in ("sosampler", "ocsampler")
+            )
+            assert ours > theirs
+    losses = [row["value"] for row in ROWS if row["table"] == "table6"]
+    assert all(low < high for low, high in pairwise(losses))
+    # What is printed twice is the same.
+    assert figure("table7", "sosampler", "resnet50", "activitynet", 6, 10)["value"] == 77.7
+    assert figure("table3", "sosampler", "resnet50", "activitynet")["value"] == 77.7
+    assert figure("table3", "ocsampler", "resnet50", "activitynet")["gmacs"] == 25.8
+
+
+@pytest.mark.slow
+def test_every_figure_is_that_of_the_paper() -> None:
+    if not SHARED.is_file():
+        unavailable("shared", f"{SHARED} is not there")
+    told = json.loads(SHARED.read_text(encoding="utf-8"))
+    checked: set[int] = set()
+
+    def same(found: Any, value: float, **more: float) -> None:
+        assert found["value"] == value
+        assert {name: found.get(name) for name in more} == more
+        checked.add(id(found))
+
+    for key, classifiers in told["table1_policies_T10_N6"].items():
+        for classifier, values in classifiers.items():
+            for row, value in values.items():
+                same(figure("table1", row, classifier, key.rpartition("_")[0]), value)
+    fidelity = told["table2_fidelity_T10"]
+    for data in ("activitynet", "mini_kinetics"):
+        for row, values in fidelity[data].items():
+            for wanted, value in zip(fidelity["N"], values, strict=True):
+                same(figure("table2", row, None, data, wanted), value)
+    for table in ("table3", "table4"):
+        for classifier, systems in told[f"{table}_small_NT"].items():
+            for row, sets in systems.items() if classifier != "unit" else ():
+                for data, (value, gmacs) in sets.items():
+                    same(figure(table, row, classifier, data), value, gmacs=gmacs)
+    for table, key in (("table5", "table5_large_NT"), ("tableI", "table_I_short_videos")):
+        pairs = [tuple(map(int, pair.split("/"))) for pair in told[key].pop("N/T")]
+        for data, classifiers in told[key].items():
+            for classifier, systems in classifiers.items():
+                for row, values in systems.items():
+                    for (wanted, count), value in zip(pairs, values, strict=True):
+                        same(figure(table, row, classifier, data, wanted, count), value)
+    for row, value in told["table6_loss_ablation_activitynet_timesformer_mAP"].items():
+        same(figure("table6", row.replace("+", "-"), "timesformer", "activitynet"), value)
+    for part, values in told["table7_NT_ablation_activitynet_resnet50"].items():
+        numbers, scores, costs = values.values()
+        for number, value, gmacs in zip(numbers, scores, costs, strict=True):
+            pair = (number, 10) if part == "T10" else (6, number)
+            same(figure("table7", "sosampler", "resnet50", "activitynet", *pair), value, gmacs=gmacs)
+    for row, values in told["table_II_throughput_activitynet_resnet50_titan_xp"].items():
+        found = figure("tableII", row, "resnet50", "activitynet")
+        same(found, values["mAP"], gmacs=values["GFLOPs"], videos_per_second=values["videos_per_s"])
+    assert len(checked) == len(ROWS), "no figure is ours"
+    sizes = told["data_sets"]["activitynet_v1.3"]
+    assert (data_sets()["activitynet"]["train"], data_sets()["activitynet"]["test"]) == (sizes["train"], sizes["val"])
+
+
+# ---- which of the paper's columns stands beside
+
+
+def test_the_column_of_the_same_data_set_and_classifier() -> None:
+    column = column_for(("table3", "table1"), "mini_kinetics", "resnet50")
+    assert column is not None
+    assert (column.same_data, column.same_classifier) == (True, True)
+    assert "orientation" not in column.title
+    told = column.find("sosampler", 5, 10)
+    assert told is not None
+    assert told["value"] == 73.5
+    assert column.find("sosampler", 6, 10) is None, "the paper's row has 5 frames"
+    assert column.versus_uniform(told) is None, "uniform is printed for 6 frames alone"
+
+
+def test_another_bank_gets_a_column_for_orientation() -> None:
+    column = column_for(("table3", "table1"), None, None)
+    assert column is not None
+    assert (column.data, column.classifier) == ("activitynet", "resnet50")
+    assert column.title == (
+        "the paper on ActivityNet v1.3 with ResNet50; another data set and another classifier, for orientation only"
+    )
+    told = column.find("sosampler", 6, 10)
+    assert told is not None
+    assert column.versus_uniform(told) == pytest.approx(77.7 - 75.3)
+    uniform = column.find("uniform", 6, 10)
+    assert uniform is not None
+    assert (uniform["table"], column.versus_uniform(uniform)) == ("table1", None)
+    assert column_for(("table4",), "activitynet", "resnet50").data == "mini_sports1m"  # type: ignore[union-attr]
+    assert column_for(("table6", "table1"), "activitynet", "resnet50").classifier == "timesformer"  # type: ignore[union-attr]
+    assert column_for((), "activitynet", "resnet50") is None
+
+
+def test_all_candidates_are_compared_with_the_only_uniform_row() -> None:
+    column = column_for(("table1",), "activitynet", "timesformer")
+    assert column is not None
+    told = column.find("all", 10, 10)
+    assert told is not None
+    assert column.versus_uniform(told) == pytest.approx(2.0)  # as printed
+
+
+def test_systems_without_a_number_of_frames_fit_any() -> None:
+    column = column_for(("table3", "table1"), "activitynet", "resnet50")
+    assert column is not None
+    told = column.find("frameexit", None, 10)
+    assert told is not None
+    assert (told["value"], column.versus_uniform(told)) == (76.1, None)
+    assert [
+        row["row"] for row in rows_elsewhere(column, "table3", ["liteeval", "scsampler", "frameexit", "ocsampler"])
+    ] == [
+        "ar-net",
+        "videoiq",
+        "adafocus",
+        "sosampler",
+    ]
+
+
+def test_names_of_networks() -> None:
+    assert paper_classifier("slowonly_r50") == "slowonly50"
+    assert paper_classifier("x3d_s") == "x3d_s"
+    assert paper_classifier("TimeSformer") == "timesformer"
+    assert paper_classifier("timm:vit_base") is None
+    others = ("timm:wide_resnet50_2", "timm:seresnet50", "slowonly101", "timm:resnet50d", "my_resnet50v2", "x3d_m")
+    assert [paper_classifier(name) for name in others] == [None] * len(others)
+    assert paper_classifier("timm:resnet50.a1_in1k") == "resnet50"
+    assert all(paper_classifier(name) == name for name in read_paper()["classifiers"])
+    assert (metric_for("activitynet", "top1"), metric_for(None, "top1"), metric_for("coin", "mAP")) == (
+        "mAP",
+        "top1",
+        "top1",
+    )
+
+
+def test_names_of_data_sets() -> None:
+    same = ("ActivityNet", "activitynet-v1.3", "ACTIVITYNET_V1.3", "activitynet")
+    assert [named_data_set(name) for name in same] == ["activitynet"] * len(same)
+    assert [named_data_set(known.name) for known in CATALOG][:4] == list(data_sets())
+    assert [named_data_set(name) for name in ("reels", "kinetics-400", "activitynet2")] == [None, None, None]
+
+
+def test_metrics_are_those_of_the_catalog() -> None:
+    told = {named_data_set(known.name): known.metric.replace("top-1", "top1") for known in CATALOG}
+    assert {name: told[name] for name in data_sets()} == {name: one["metric"] for name, one in data_sets().items()}
+
+
+def test_what_a_reader_of_the_papers_figures_should_know() -> None:
+    def notes(tables: tuple[str, ...], data: str, classifier: str) -> str:
+        column = column_for(tables, data, classifier)
+        assert column is not None
+        return "; ".join(column.notes())
+
+    assert "another number of frames" in notes(("table3", "table1"), "activitynet", "slowonly50")
+    assert "leave out attention" in notes(("table3", "table1"), "activitynet", "timesformer")
+    assert notes(("table5",), "activitynet", "timesformer") == "", "no GFLOPs are printed there"
+    assert "text says mAP for COIN, its tables top-1" in notes(("table4",), "coin", "resnet50")
+    assert notes(("table3", "table1"), "activitynet", "resnet50") == ""
+    for note in read_paper()["notes"]:
+        assert note["classifier"] in read_paper()["classifiers"]
+        assert set(note["tables"]) <= {row["table"] for row in ROWS}
+
+
+# ---- experiments and recipes
+
+
+def test_every_recipe_belongs_to_an_experiment_and_the_other_way_round() -> None:
+    there = {
+        (folder.name, file.name.removesuffix(".yaml"))
+        for folder in files("sosampler.paper").joinpath("recipes").iterdir()
+        for file in folder.iterdir()
+    }
+    assert there == {(one.name, row) for one in EXPERIMENTS.values() for row in one.rows}
+
+
+@pytest.mark.parametrize("name", list_experiments())
+def test_recipes_fit_their_experiment(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert experiment.kind in KINDS
+    assert set(experiment.data) <= set(data_sets())
+    assert bool(experiment.rows) == (experiment.kind != INDEPENDENCE)
+    shown = set()
+    for recipe in rows_of(name):
+        assert recipe.table == name
+        assert recipe.metric == experiment.metric
+        assert set(recipe.data) <= set(experiment.data)
+        assert set(recipe.classifier) <= set(read_paper()["classifiers"])
+        assert recipe.policy is None or recipe.policy in ALLOWED
+        for pair in recipe.pairs:
+            assert (recipe.row, pair) not in shown, "a row stands once"
+            shown.add((recipe.row, pair))
+            if recipe.sampler is not None:
+                Training.of(recipe.sampler, recipe.recipe, recipe.settings_for(pair), {}).full_recipe()
+    if experiment.kind not in (FIDELITY, INDEPENDENCE):
+        assert experiment.rows[0] == "uniform", "what the others are measured against"
+
+
+@pytest.mark.parametrize("name", [name for name in list_experiments() if name.startswith("table")])
+def test_every_row_of_a_table_is_made_or_known_to_be_elsewhere(name: str) -> None:
+    made = {recipe.paper_row for recipe in rows_of(name)}
+    printed = {row["row"] for row in ROWS if row["table"] == name}
+    assert printed - made <= set(read_paper()["elsewhere"])
+    for row in (row for row in ROWS if row["table"] == name and row["row"] in made):
+        fitting = [
+            recipe
+            for recipe in rows_of(name)
+            if recipe.paper_row == row["row"]
+            and row["data"] in recipe.data
+            and (row["classifier"] is None or row["classifier"] in recipe.classifier)
+        ]
+        assert fitting, row
+        if row["num_frames"] is not None and row["row"] != "all":
+            pairs = {pair for one in fitting for pair in one.pairs_for(row["data"], row["classifier"])}
+            assert (row["num_frames"], row["num_candidates"]) in pairs, row
+
+
+def test_mini_kinetics_with_a_resnet_has_five_frames() -> None:
+    recipe = next(recipe for recipe in rows_of("table3") if recipe.row == "ocsampler")
+    assert recipe.pairs_for("mini_kinetics", "resnet50") == ((5, 10),)
+    assert recipe.pairs_for("mini_kinetics", "timesformer") == recipe.pairs_for(None, "resnet50") == ((6, 10),)
+    settings = recipe.settings_for((5, 10))
+    assert settings == {"num_candidates": 10, "reinforce": {"num_frames": 5}}
+    trained = Training.of("ocsampler", None, settings, {})
+    assert trained.full_recipe().reinforce["num_frames"] == 5
+    assert trained.full_recipe().reinforce["reward"] == "confidence", "the rest is that of the recipe"
+    assert trained.name == "ocsampler-reinforce-num_frames-5"
+
+
+def test_the_same_settings_are_one_training() -> None:
+    plain = Training.of("sosampler", "paper", {}, {})
+    assert plain.name == Training.of("sosampler", "paper", {"num_candidates": 10}, {}).name == "paper"
+    changed = Training.of("sosampler", "paper", {"num_candidates": 30}, {"epochs": 1, "batch_size": 4})
+    assert changed.name == "paper-num_candidates-30"
+    assert (changed.full_recipe().epochs, changed.full_recipe(seed=3).seed) == (1, 3)
+    system = Training.of("frameexit", None, {}, {"epochs": 1, "backbone": "timm:x"})
+    assert (system.is_system, system.settings, system.full_recipe().epochs) == (True, {"epochs": 1}, 1)
+    long = Training.of("sosampler", "paper", {"scoring": {"belief": 1.0, "relevance": [4.0] * 20}}, {})
+    other = Training.of("sosampler", "paper", {"scoring": {"belief": 1.0, "relevance": [5.0] * 20}}, {})
+    assert len(long.name) <= 80
+    assert long.name != other.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"policy": "uniform"}, "names a policy and a sampler"),
+        ({"sampler": None}, "names a policy and a sampler, or neither"),
+        ({"num_frames": 3}, "give pairs, or num_frames"),
+        ({"pairs": [[7, 6]]}, "is no N of T"),
+        ({"colour": "red"}, "no such setting"),
+        ({"metric": None}, "has no metric"),
+        ({"data": ["reels"]}, "data='reels' is unknown"),
+        ({"classifier": ["i3d"]}, "classifier='i3d' is unknown"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_told(changes: dict[str, Any], sentence: str) -> None:
+    good = {
+        "table": "table1",
+        "row": "a",
+        "classifier": ["resnet50"],
+        "data": ["coin"],
+        "pairs": [[6, 10]],
+        "sampler": "sosampler",
+        "metric": "accuracy",
+    }
+    assert row_recipe(good, "good.yaml").pairs == ((6, 10),)
+    values = {key: value for key, value in {**good, **changes}.items() if value is not None}
+    with pytest.raises(InvalidArgument, match=sentence):
+        row_recipe(values, "bad.yaml")
+
+
+def test_all_is_what_the_paper_has_for_the_data_set() -> None:
+    assert [one.name for one in experiments_of("all")] == list_experiments()
+    assert [one.name for one in experiments_of(["all"], "coin")] == ["table4", "tableI"]
+    assert [one.name for one in experiments_of(["figureI", "table1", "table1"])] == ["table1", "figureI"]
+    assert [one.name for one in experiments_of(["table1"], "coin")] == ["table1"], "what is named is done"
+    with pytest.raises(InvalidArgument, match="'table9' is unknown; choose from: table1"):
+        experiments_of(["table9"])
+    with pytest.raises(InvalidArgument, match="no experiment is named"):
+        experiments_of([])
+    assert EXPERIMENTS["figureI"].kind == CURVE

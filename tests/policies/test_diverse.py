@@ -1,0 +1,250 @@
+"""Choosing frames that differ without torch: against slow rules, brute force and the torch twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sosampler.errors import InvalidArgument
+from sosampler.policies import redundancy
+from sosampler.policies.visual import dpp_diverse, dpp_order, farthest_first, farthest_first_order, pixel_features
+
+BY_FEATURES: dict[str, Callable[..., Any]] = {
+    "farthest": farthest_first,
+    "farthest from the first": lambda features, n: farthest_first(features, n, start="first"),
+    "farthest from the typical": lambda features, n: farthest_first(features, n, start="typical"),
+    "dpp": dpp_diverse,
+    "dpp narrow": lambda features, n: dpp_diverse(features, n, bandwidth=1e-3),
+}
+by_features = pytest.mark.parametrize("rule", BY_FEATURES.values(), ids=BY_FEATURES)
+
+
+class TestWhateverIsGiven:
+    @by_features
+    @settings(max_examples=40)
+    @given(
+        features=arrays(
+            np.float64,
+            st.tuples(st.integers(1, 20), st.integers(1, 3)),
+            elements=st.floats(allow_nan=True, allow_infinity=True) | st.integers(0, 2).map(float),
+        ),
+        data=st.data(),
+    )
+    def test_n_distinct_frames_in_time_order(self, rule: Any, features: np.ndarray, data: st.DataObject) -> None:
+        num_frames = data.draw(st.integers(1, len(features)))
+        before = features.copy()
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            found = rule(features, num_frames)
+        assert found.dtype == np.int64
+        assert found.shape == (num_frames,)
+        assert (np.diff(found) > 0).all()
+        assert 0 <= found[0] <= found[-1] < len(features)
+        np.testing.assert_array_equal(features, before)
+
+    @pytest.mark.parametrize("rule", [farthest_first, dpp_diverse])
+    @pytest.mark.parametrize("scale", [2.0**-600, 2.0**-40, 2.0**40, 2.0**600])
+    def test_features_of_any_size(self, rule: Any, scale: float) -> None:
+        features = np.random.default_rng(0).normal(size=(20, 4))
+        np.testing.assert_array_equal(rule(features * scale, 6), rule(features, 6))
+
+    @pytest.mark.parametrize(("order", "rule"), [(farthest_first_order, farthest_first), (dpp_order, dpp_diverse)])
+    def test_choices_grow_in_their_order(self, order: Any, rule: Any) -> None:
+        features = np.random.default_rng(3).normal(size=(15, 4))
+        features[4], features[9] = features[2], np.nan
+        whole = order(features, 15).tolist()
+        assert sorted(whole) == list(range(15))
+        for number in range(1, 16):
+            assert order(features, number).tolist() == whole[:number]
+            assert rule(features, number).tolist() == sorted(whole[:number])
+
+    @by_features
+    def test_frames_without_features_come_last(self, rule: Any) -> None:
+        features = np.random.default_rng(2).normal(size=(12, 3))
+        unknown = [0, 5, 7, 11]
+        features[unknown, [0, 1, 2, 0]] = [np.nan, np.inf, -np.inf, np.nan]
+        known = [t for t in range(12) if t not in unknown]
+        assert rule(features, 8).tolist() == known
+        assert rule(features, 10).tolist() == sorted([*known, 0, 5])
+        assert set(rule(features, 3)) <= set(known)
+        assert rule(np.full((6, 2), np.nan), 2).shape == (2,)
+
+    @by_features
+    @pytest.mark.parametrize("features", [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(3), [["a"]], [[1], [1, 2]]])
+    def test_refuses_what_are_no_features(self, rule: Any, features: Any) -> None:
+        with pytest.raises(InvalidArgument, match="features"):
+            rule(features, 1)
+
+    @by_features
+    @pytest.mark.parametrize("number", [0, -1, 5, 2.0, True, "2", None])
+    def test_refuses_a_number_it_cannot_give(self, rule: Any, number: Any) -> None:
+        with pytest.raises(InvalidArgument, match="num_frames="):
+            rule(np.eye(4), number)
+
+    def test_refuses_settings_that_make_no_sense(self) -> None:
+        with pytest.raises(InvalidArgument, match="start='end'"):
+            farthest_first([[1], [2]], 1, start="end")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="bandwidth=0"):
+            dpp_diverse([[1], [2]], 1, bandwidth=0)
+
+
+def distances(features: np.ndarray) -> np.ndarray:
+    return np.array([[np.sqrt(((x - y) ** 2).sum()) for y in features] for x in features])
+
+
+whole_features = arrays(np.float64, st.tuples(st.integers(1, 14), st.integers(1, 3)), elements=st.integers(0, 6))
+
+
+class TestFarthestFirst:
+    @pytest.mark.parametrize("start", ["centre", "first", "typical"])
+    @given(features=whole_features, data=st.data())
+    def test_is_the_slow_traversal(self, start: Any, features: np.ndarray, data: st.DataObject) -> None:
+        count = len(features)
+        number = data.draw(st.integers(1, count))
+        between = distances(features)
+        first = {"centre": (count - 1) // 2, "first": 0}.get(start)
+        if first is None:
+            # Times the count, all numbers are whole: the nearest to the mean without rounding.
+            first = int(((features * count - features.sum(0)) ** 2).sum(1).argmin())
+            to_mean = np.sqrt(((features - features.mean(0)) ** 2).sum(1))
+            if np.isclose(to_mean, to_mean.min(), rtol=1e-12, atol=1e-12).sum() > 1:
+                return  # a tie up to rounding, either is right
+        chosen = [first]
+        while len(chosen) < number:
+            nearest = {t: min(between[t, c] for c in chosen) for t in range(count) if t not in chosen}
+            chosen.append(max(nearest, key=lambda t: (nearest[t], -t)))
+        assert farthest_first(features, number, start=start).tolist() == sorted(chosen)
+
+    @given(features=whole_features, data=st.data())
+    def test_is_at_most_twice_as_far_as_the_best_possible(self, features: np.ndarray, data: st.DataObject) -> None:
+        features = features[:9]
+        number = data.draw(st.integers(1, len(features)))
+        between = distances(features)
+        least = min(between[:, list(some)].min(1).max() for some in combinations(range(len(features)), number))
+        for start in ("centre", "first", "typical"):
+            found = farthest_first(features, number, start=start)
+            assert between[:, found].min(1).max() <= 2 * least + 1e-9
+
+    def test_one_frame_of_every_shot(self) -> None:
+        shots = np.repeat(np.random.default_rng(0).normal(0, 10, (5, 8)), [3, 9, 1, 4, 7], axis=0)
+        shots += np.random.default_rng(1).normal(0, 0.1, shots.shape)
+        found = farthest_first(shots, 5)
+        assert np.digitize(found, [3, 12, 13, 17]).tolist() == [0, 1, 2, 3, 4]
+
+    def test_tells_near_duplicates_far_from_the_origin_apart(self) -> None:
+        features = 1e6 + np.array([[0.0], [0.0], [1e-3], [0.0], [0.0]])
+        assert farthest_first(features, 2, start="first").tolist() == [0, 2]
+
+
+class TestDPP:
+    @pytest.mark.parametrize("seed", range(12))
+    def test_is_the_torch_rule_with_equal_scores(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        count, number = int(rng.integers(2, 50)), int(rng.integers(1, 9))
+        number = min(number, count)
+        features = rng.normal(size=(count, 16)) * rng.choice([0.01, 1.0, 50.0])
+        features[rng.integers(0, count, count // 4)] = features[0]  # duplicates too
+        together = torch.from_numpy(features)[None]
+        similarity = redundancy.gaussian_kernel(together, redundancy.median_bandwidth(together))
+        expected = redundancy.dpp(torch.full((1, count), 0.3), similarity, number)
+        np.testing.assert_array_equal(dpp_diverse(features, number), expected[0].numpy())
+
+    def test_same_median_where_most_frames_are_equal(self) -> None:
+        """More than half of the pairs are equal frames: the bandwidth is 1 in the units of the features."""
+        features = np.zeros((10, 2))
+        features[[3, 6]] = [[40.0, 0.0], [40.0, 1.0]]
+        together = torch.from_numpy(features)[None]
+        assert redundancy.median_bandwidth(together).item() == 1
+        for number in range(1, 11):
+            similarity = redundancy.gaussian_kernel(together, 1.0)
+            expected = redundancy.dpp(torch.zeros(1, 10), similarity, number)[0]
+            np.testing.assert_array_equal(dpp_diverse(features, number), expected.numpy())
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_every_step_gains_the_most_volume(self, seed: int) -> None:
+        features = np.random.default_rng(seed).normal(size=(9, 3))
+        kernel = np.exp(-(distances(features) ** 2) / (2 * 0.7**2))
+        chosen: list[int] = []
+        for number in range(1, 7):
+            volumes = [np.linalg.det(kernel[np.ix_([*chosen, t], [*chosen, t])]) for t in range(9)]
+            left = [t for t in range(9) if t not in chosen]
+            chosen.append(0 if number == 1 else max(left, key=lambda t: volumes[t]))
+            assert dpp_diverse(features, number, bandwidth=0.7).tolist() == sorted(chosen)
+
+    def test_duplicates_come_last(self) -> None:
+        features = np.repeat(np.eye(4), 3, axis=0)
+        assert dpp_diverse(features, 4).tolist() == [0, 3, 6, 9]
+        assert dpp_diverse(features, 6).tolist() == [0, 1, 2, 3, 6, 9]
+
+
+class TestPixelFeatures:
+    def test_shape_and_scale(self) -> None:
+        frames = np.stack([np.full((20, 30, 3), value, dtype=np.uint8) for value in (0, 255, 51)])
+        features = pixel_features(frames)
+        assert features.shape == (3, 320)
+        assert features.dtype == np.float32
+        np.testing.assert_allclose(distances(features.astype(float))[0], [0, 1, 0.2], atol=1e-6)
+
+    def test_colours_are_the_means_of_cells(self) -> None:
+        frame = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
+        colours = pixel_features(frame)[0, :192].reshape(8, 8, 3) * np.sqrt(192)
+        for row in range(8):
+            for column in range(8):
+                cell = frame[0, row * 8 : row * 8 + 8, column * 8 : column * 8 + 8] / 255
+                np.testing.assert_allclose(colours[row, column], cell.mean((0, 1)), atol=1e-5)
+
+    def test_does_not_depend_on_the_resolution(self) -> None:
+        small = np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+        large = small.repeat(4, axis=1).repeat(4, axis=2)
+        np.testing.assert_allclose(pixel_features(large), pixel_features(small), atol=1e-6)
+
+    @pytest.mark.parametrize("shape", [(1, 1), (1, 500), (7, 3), (479, 853)])
+    def test_pictures_of_any_shape(self, shape: tuple[int, int]) -> None:
+        frames = np.random.default_rng(0).integers(0, 256, (2, *shape, 3), dtype=np.uint8)
+        assert np.isfinite(pixel_features(frames)).all()
+
+    def test_sees_the_direction_of_stripes_of_one_colour(self) -> None:
+        stripes = np.zeros((64, 64, 3), dtype=np.uint8)
+        stripes[:, np.arange(64) % 8 < 4] = 200
+        upright, lying = pixel_features(np.stack([stripes, stripes.transpose(1, 0, 2)]))
+        np.testing.assert_allclose(upright[:192], lying[:192], atol=1e-6)
+        edges = upright[192:].reshape(16, 8), lying[192:].reshape(16, 8)
+        assert (edges[0].argmax(1) == 0).all()  # brightness changes to the right
+        assert (edges[1].argmax(1) == 4).all()  # a quarter of a turn
+        assert np.linalg.norm(upright - lying) > 0.3
+
+    def test_an_inverted_edge_has_the_same_direction(self) -> None:
+        ramp = np.broadcast_to(np.arange(0, 256, 4, dtype=np.uint8)[None, :, None], (64, 64, 3))
+        both = pixel_features(np.stack([ramp, ramp[:, ::-1]]))[:, 192:]
+        np.testing.assert_allclose(both[0], both[1], atol=1e-6)
+
+    def test_noise_is_less_than_another_picture(self) -> None:
+        rng = np.random.default_rng(0)
+        shots = rng.integers(30, 220, (2, 6, 8, 3), dtype=np.uint8).repeat(20, axis=1).repeat(20, axis=2)
+        frames = np.repeat(shots, 5, axis=0) + rng.integers(0, 20, (10, 120, 160, 3), dtype=np.uint8)
+        between = distances(pixel_features(frames).astype(float))
+        assert between[:5, :5].max() < 0.2 * between[:5, 5:].min()
+        for rule in (farthest_first, dpp_diverse):
+            assert (rule(pixel_features(frames), 2) // 5).tolist() == [0, 1]
+
+    @pytest.mark.parametrize(
+        "frames",
+        [
+            np.zeros((2, 4, 4, 3)),
+            np.zeros((4, 4, 3), dtype=np.uint8),
+            np.zeros((2, 3, 4, 4), dtype=np.uint8),
+            np.zeros((0, 4, 4, 3), dtype=np.uint8),
+            np.zeros((2, 0, 4, 3), dtype=np.uint8),
+            [[1]],
+        ],
+    )
+    def test_refuses_what_are_no_pictures(self, frames: Any) -> None:
+        with pytest.raises(InvalidArgument, match="frames"):
+            pixel_features(frames)
