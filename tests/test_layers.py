@@ -9,8 +9,31 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "sosampler"
 # Top to bottom. `sosampler/__init__` is a lazy table of public names and may name every folder.
-ORDER = """errors _util video classifiers samplers policies baselines engine inference datasets bank reels figures
-evaluation training report paper integrations ui bench demo cli __main__""".split()
+ORDER = [
+    "errors",
+    "_util",
+    "video",
+    "classifiers",
+    "samplers",
+    "policies",
+    "baselines",
+    "engine",
+    "inference",
+    "datasets",
+    "bank",
+    "reels",
+    "figures",
+    "evaluation",
+    "training",
+    "report",
+    "paper",
+    "integrations",
+    "ui",
+    "bench",
+    "demo",
+    "cli",
+    "__main__",
+]
 
 
 def folder_of(module: str) -> str | None:
