@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sosampler.classifiers.devices import check_device
 from sosampler.classifiers.registry import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.reproduce.places import Place
@@ -17,7 +14,8 @@ from sosampler.reproduce.request import Request, light_fingerprint, seeds_of
 from sosampler.reproduce.trainings import Training
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.checkpoints import CHECKPOINT, LOG, RESULT, SETTINGS, RunFolder, differences
-from sosampler.training.precision import settled_precision
+from sosampler.training.preparation import sampler_precision
+from sosampler.training.processes import Processes
 from sosampler.training.system_features import heavy_source, light_source
 from sosampler.training.train_sampler import KIND as SAMPLER
 from sosampler.training.train_sampler import new_sampler
@@ -75,7 +73,8 @@ class BeforeTraining:
             told = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
-        wanted = json.loads(json.dumps(self._settings(training, place, seed)))
+        begun = told.get("precision") if isinstance(told, dict) else None
+        wanted = json.loads(json.dumps(self._settings(training, place, seed, begun)))
         # Settings that only `train` knows are left to it.
         kept = {name: told.get(name) for name in wanted} if isinstance(told, dict) else told
         changed = differences(kept, wanted)
@@ -85,8 +84,8 @@ class BeforeTraining:
                 "--out, or delete the folder"
             )
 
-    def _settings(self, training: Training, place: Place, seed: int) -> dict[str, Any]:
-        """What `train` writes down about a run and compares."""
+    def _settings(self, training: Training, place: Place, seed: int, begun: Any) -> dict[str, Any]:
+        """What `train` writes down about a run and compares; `begun` is the precision of the run in the folder."""
         recipe = training.full_recipe(seed)
         told: dict[str, Any] = {"bank": place.identity, "recipe": recipe.to_dict()}
         if isinstance(recipe, SamplerRecipe):
@@ -95,12 +94,12 @@ class BeforeTraining:
                 if self._request.weights is None
                 else new_sampler(place.bank, recipe, self._request.weights).fingerprint()
             )
-            device = check_device(self._request.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            processes = Processes(self._request.device)
             return told | {
                 "kind": SAMPLER,
                 "teacher": {"name": place.teacher, "asked": "bank"},
                 "start": start,
-                "precision": settled_precision(device, self._request.precision),
+                "precision": sampler_precision(processes, self._request.precision, begun, recipe),
             }
         return told | {
             "kind": SYSTEM,
