@@ -168,7 +168,9 @@ def test_trained_classifier(bank: so.Bank, work: Path) -> None:
 
 
 def test_trained_frameexit(bank: so.Bank, work: Path) -> None:
-    made = so.train(bank, out=work / "frameexit", sampler="frameexit", **TRAINING)
+    # AdamW would blow up rounding errors: the biases before batch normalisation have no gradient but those.
+    options: dict[str, Any] = {**TRAINING, "optimizer": "sgd", "lr": 0.05}
+    made = so.train(bank, out=work / "frameexit", sampler="frameexit", **options)
     check_weights("frameexit", made.system)
     check("frameexit-result", sorted(key_paths(made.result)))
 
