@@ -27,7 +27,7 @@ NO_TIMESTAMP = -(2**63)
 NOMINAL_RATE = 25
 # Titles and comments may hold any bytes. PyAV 18 raises on those that are not UTF-8 unless it gets this argument;
 # PyAV 19 accepts them and no longer takes it.
-_LENIENT_METADATA = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+_LENIENT_METADATA: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 def open_container(source: Path | bytes | Any, *, name: str, limits: Limits) -> Any:
