@@ -92,5 +92,5 @@ def test_more_frames_than_there_are(clip: Path) -> None:
     assert told["notes"] == ["90 frames for 100 candidates; frames are repeated evenly"]
     refused = command("select", clip, "-n", 100, "--policy", "uniform", "--on-short", "error")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("sosampler: 100 candidates were asked for but only 90 frames are there; ask for")
+    assert refused.stderr.startswith("sosampler: 100 candidates were requested but only 90 frames are there; ask for")
     assert len(refused.stderr.splitlines()) == 1

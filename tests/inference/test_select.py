@@ -183,7 +183,7 @@ class TestShortVideos:
         assert "2 frames for 6 candidates" in sel.notes[0]
 
     def test_error(self) -> None:
-        with pytest.raises(so.InvalidArgument, match="6 candidates were asked for but only 2 frames"):
+        with pytest.raises(so.InvalidArgument, match="6 candidates were requested but only 2 frames"):
             so.select(BY_NAME["two_frames"].data, num_frames=6, on_short="error", policy="uniform")
 
     def test_one_frame(self) -> None:

@@ -132,7 +132,7 @@ def test_videos_shorter_than_what_is_asked_for(
     as_select_says(long, videos[0], sampler, classifier, **options)
     if on_short == "error":
         assert isinstance(short, InvalidArgument)
-        assert f"{videos[3]}: 9 candidates were asked for but only 5 frames are there" in str(short)
+        assert f"{videos[3]}: 9 candidates were requested but only 5 frames are there" in str(short)
     else:
         as_select_says(short, videos[3], sampler, classifier, **options)
         assert len(short.selection) == (6 if on_short == "repeat" else 5)
@@ -143,7 +143,7 @@ def test_too_few_keyframes_for_an_error(videos: list[Path], sampler: SOSampler, 
     pipe = Pipeline(sampler, classifier, num_candidates=2, num_frames=2, candidates="keyframe", on_short="error")
     found = pipe(videos[0])
     assert found.selection.frame_indices.tolist() == [0, 30]
-    with pytest.raises(InvalidArgument, match=r"2\.mp4.*2 candidates were asked for but only 1 keyframes are there"):
+    with pytest.raises(InvalidArgument, match=r"2\.mp4.*2 candidates were requested but only 1 keyframes are there"):
         pipe(videos[2])
 
 

@@ -127,7 +127,7 @@ def test_a_short_video_gives_what_it_has() -> None:
     assert found.frame_indices.tolist() == [0, 1, 2]
     long = numbered_video(num_frames=90)  # three candidates at one a second
     assert len(so.select(long, "auto", policy=believing(), auto_min=5, fps=1)) == 3
-    with pytest.raises(InvalidArgument, match="5 frames were asked for but only 3"):
+    with pytest.raises(InvalidArgument, match="5 frames were requested but only 3"):
         so.select(long, "auto", policy=believing(), auto_min=5, on_short="error", fps=1)
 
 

@@ -104,7 +104,7 @@ class TestUnreadable:
     def test_unreadable_image_folder(self, tmp_path: Path) -> None:
         for number in range(3):
             (tmp_path / f"img_{number:05d}.jpg").write_bytes(b"nonsense")
-        refuse(tmp_path, "not an image that can be read", folder_fps=1)
+        refuse(tmp_path, "cannot be read as an image", folder_fps=1)
 
 
 def test_a_title_that_is_not_utf8() -> None:

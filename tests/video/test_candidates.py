@@ -111,7 +111,7 @@ class TestShortVideos:
 
     @pytest.mark.parametrize("grid", GRIDS)
     def test_error_says_what_is_there(self, grid: str) -> None:
-        with pytest.raises(InvalidArgument, match="12 candidates were asked for but only 5 frames"):
+        with pytest.raises(InvalidArgument, match="12 candidates were requested but only 5 frames"):
             grid_indices(5, 12, grid=grid, on_short="error")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(("name", "value"), [("grid", "square"), ("on_short", "maybe")])

@@ -43,7 +43,7 @@ def capped_size(size: Size, metadata: VideoMetadata) -> Size:
 def too_few(name: str, wanted: int, there: int) -> InvalidArgument:
     """The error for on_short="error"."""
     return InvalidArgument(
-        f"{name}: {wanted} frames were asked for but only {there} are there; "
+        f"{name}: {wanted} frames were requested but only {there} are there; "
         'ask for fewer, or allow on_short="repeat" or "fewer"'
     )
 

@@ -103,7 +103,7 @@ def short_of(available: int, wanted: int, on_short: OnShort, *, what: str) -> In
     one_of("on_short", on_short, ON_SHORT)
     if on_short == "error" or not available:
         raise InvalidArgument(
-            f"{wanted} candidates were asked for but only {available} {what} are there; "
+            f"{wanted} candidates were requested but only {available} {what} are there; "
             'ask for fewer, or allow on_short="repeat" or "fewer"'
         )
     if on_short == "fewer":
@@ -111,28 +111,28 @@ def short_of(available: int, wanted: int, on_short: OnShort, *, what: str) -> In
     return segment_centres(available, wanted)
 
 
-def nearest_in_order(targets: ArrayLike, places: ArrayLike) -> Indices:
-    """For each sorted target its own place, in order, with the least total distance.
+def nearest_in_order(targets: ArrayLike, options: ArrayLike) -> Indices:
+    """Match each sorted target to a distinct option, in order, with the smallest total distance.
 
-    Taking simply the nearest place would give one place to several targets. Needs len(places) >= len(targets);
-    both sorted. Returns positions in `places`. Dynamic programming over (target, place), O(T * K):
-    cost[t, k] = |places[k] - targets[t]| + min over k' < k of cost[t - 1, k'].
+    Taking the nearest option would give one option to several targets. Needs len(options) >= len(targets);
+    both sorted. Returns positions in `options`. Dynamic programming over (target, option), O(T * K):
+    cost[t, k] = |options[k] - targets[t]| + min over k' < k of cost[t - 1, k'].
     """
-    target, place = np.asarray(targets, dtype=np.int64), np.asarray(places, dtype=np.int64)
-    count, available = len(target), len(place)
+    target, option = np.asarray(targets, dtype=np.int64), np.asarray(options, dtype=np.int64)
+    count, available = len(target), len(option)
     if count > available:
-        raise ValueError(f"{count} targets need as many places, got {available}")
+        raise ValueError(f"{count} targets need as many options, got {available}")
     if not count:
         return np.empty(0, dtype=np.int64)
-    # Target t can use places t .. t + slack only, since t places must lie before it and count - 1 - t after it.
+    # Target t can use options t .. t + slack only, since t options must lie before it and count - 1 - t after it.
     slack = available - count + 1
-    best = np.empty((count, slack), dtype=np.int64)  # [t, j]: the best j' <= j for target t at place t + j'
+    best = np.empty((count, slack), dtype=np.int64)  # [t, j]: the best j' <= j for target t at option t + j'
     cost = np.zeros(slack, dtype=np.int64)
     offsets = np.arange(slack)
     for t in range(count):
-        cost = cost + np.abs(place[t : t + slack] - target[t])
+        cost = cost + np.abs(option[t : t + slack] - target[t])
         lowest = np.minimum.accumulate(cost)
-        # Where the running minimum falls, the argmin is here; elsewhere it is the last place where it fell.
+        # Where the running minimum falls, the argmin is here; elsewhere it is the last index where it fell.
         fell = np.concatenate([[True], lowest[1:] < lowest[:-1]])
         best[t] = np.maximum.accumulate(np.where(fell, offsets, 0))
         cost = lowest
@@ -145,7 +145,7 @@ def nearest_in_order(targets: ArrayLike, places: ArrayLike) -> Indices:
 
 
 def keyframe_positions(targets: ArrayLike, keyframes: ArrayLike, *, on_short: OnShort = "repeat") -> Indices:
-    """Positions in `keyframes`: for each target its own keyframe, as near as possible, if there are enough of them."""
+    """Return positions in `keyframes`: a distinct keyframe near each target, if there are enough of them."""
     target, keys = np.asarray(targets), np.asarray(keyframes)
     if len(keys) < len(target):
         return short_of(len(keys), len(target), on_short, what="keyframes")
@@ -182,7 +182,7 @@ def snap(
 
 
 def rate_times(first: float, end: float, fps: float) -> Seconds:
-    """Times first, first + 1/fps, ... before `end`; at least one."""
+    """Return times first, first + 1/fps, ... before `end`; at least one."""
     real_number("fps", fps, above=0)
     count = max(1, int(np.ceil((end - first) * fps - 1e-9)))
     return first + np.arange(count, dtype=np.float64) / fps

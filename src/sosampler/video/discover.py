@@ -1,4 +1,4 @@
-"""What the user means by the paths that are given: files, folders of videos, frame dumps, patterns."""
+"""Find videos: files, folders of videos, frame dumps, glob patterns and lists (CSV, JSONL, Parquet)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sosampler.video.source import VIDEO_SUFFIXES, frame_images
 
 
 def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]:
-    """All videos that the paths name, in order, each once.
+    """Return all videos that the paths name, in order, each once.
 
     A folder stands for the videos below it; a folder with numbered images and no videos is itself one video. A file or
     a plain name is taken as it is, so that a misspelt one is reported. `leave_out` is a folder below which nothing is
     looked for: the one that saved frames go to.
     """
-    found: dict[Path, None] = {}
+    videos: dict[Path, None] = {}
     for text in paths:
         path = Path(text)
         if not path.exists() and glob.has_magic(text):
@@ -33,7 +33,7 @@ def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]
             ]
             if not named:
                 raise VideoError(f"{text}: the pattern matches only folders without videos or numbered frame images")
-            found.update(dict.fromkeys(named))
+            videos.update(dict.fromkeys(named))
         elif path.is_dir():
             below = _below(path, leave_out)
             if not below:
@@ -41,10 +41,10 @@ def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]
                     f"{path}: a folder without videos or numbered frame images; "
                     f"known video endings are {' '.join(sorted(VIDEO_SUFFIXES))}"
                 )
-            found.update(dict.fromkeys(below))
+            videos.update(dict.fromkeys(below))
         else:
-            found[path] = None
-    return list({os.path.abspath(path): path for path in reversed(found)}.values())[::-1]
+            videos[path] = None
+    return list({os.path.abspath(path): path for path in reversed(videos)}.values())[::-1]
 
 
 def _below(folder: Path, leave_out: Path | None) -> list[Path]:
@@ -63,7 +63,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def labels(videos: Sequence[Path]) -> list[str]:
-    """A name for each video that is unique and short: its path below the folder that all have in common."""
+    """Return a short unique name for each video: its path below the common folder."""
     if len(videos) == 1:
         return [videos[0].name]
     absolute = [os.path.abspath(video) for video in videos]
@@ -77,19 +77,21 @@ _COLUMNS = ("path", "video")
 
 
 def listed_videos(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]:
-    """All videos that the paths name, in order, each once. A list stands for the videos in it, others as in `expand`.
+    """Return all videos that the paths name, in order, each once.
+
+    A list (.csv, .jsonl, .parquet) stands for the videos in it; other paths are taken as in `expand`.
 
     Relative paths of a list start at its folder.
     """
     if not any(is_list(Path(text)) for text in paths):
         return expand(paths, leave_out=leave_out)
-    found: dict[str, Path] = {}
+    videos: dict[str, Path] = {}
     for text in paths:
         path = Path(text)
         named = read_list(path) if is_list(path) else expand([text], leave_out=leave_out)
         for video in named:
-            found.setdefault(os.path.abspath(video), Path(video))
-    return list(found.values())
+            videos.setdefault(os.path.abspath(video), Path(video))
+    return list(videos.values())
 
 
 def is_list(path: Path) -> bool:
@@ -97,12 +99,12 @@ def is_list(path: Path) -> bool:
 
 
 def read_list(path: Path) -> list[str]:
-    """The paths that the file names."""
+    """Return the paths in a list file."""
     read = {".csv": _csv_paths, ".jsonl": _jsonl_paths, ".parquet": _parquet_paths}[path.suffix.lower()]
-    found = [os.path.join(path.parent, name) for name in read(path)]
-    if not found:
-        raise InvalidArgument(f"{path}: names no video; write a line for each")
-    return found
+    videos = [os.path.join(path.parent, name) for name in read(path)]
+    if not videos:
+        raise InvalidArgument(f"{path}: names no video; write one line per video")
+    return videos
 
 
 def _column(names: Iterable[str], where: str) -> str:
@@ -110,15 +112,15 @@ def _column(names: Iterable[str], where: str) -> str:
     for name in _COLUMNS:
         if name in known:
             return name
-    told = ", ".join(known) or "nothing"
+    columns = ", ".join(known) or "nothing"
     raise InvalidArgument(
-        f"{where}: the column 'path' is missing, found: {told}; name the column of the videos' paths so"
+        f"{where}: the column 'path' is missing, found: {columns}; call the column of video paths 'path'"
     )
 
 
 def _checked(name: object, where: str) -> str:
     if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise InvalidArgument(f"{where}: the path {name!r} is empty or no path; name the video's file")
+        raise InvalidArgument(f"{where}: the path {name!r} must be a non-empty path; give the path of a video")
     return name
 
 
@@ -126,9 +128,9 @@ def _csv_paths(path: Path) -> Iterator[str]:
     lines = csv_lines(path)
     line, names = next(lines, (1, []))
     header = [name.strip().lower() for name in names]
-    place = header.index(_column(header, at(path, line)))
+    column = header.index(_column(header, at(path, line)))
     for line, cells in lines:
-        yield _checked(cells[place] if place < len(cells) else "", at(path, line))
+        yield _checked(cells[column] if column < len(cells) else "", at(path, line))
 
 
 def _jsonl_paths(path: Path) -> Iterator[str]:
@@ -155,4 +157,4 @@ def _parquet_paths(path: Path) -> Iterator[str]:
                 yield _checked(name, f"{path}, row {row}")
                 row += 1
     except (OSError, pa.ArrowException) as error:
-        raise InvalidArgument(f"{path}: is no Parquet file that can be read ({error}); write it again") from error
+        raise InvalidArgument(f"{path}: cannot be read as Parquet ({error}); write it again") from error

@@ -15,7 +15,7 @@ from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
-# FFmpeg's image2 demuxer plays a folder at this rate when told nothing.
+# FFmpeg's image2 demuxer plays a folder at this rate by default.
 _DEFAULT_FPS = 25.0
 
 
@@ -95,27 +95,27 @@ class FolderReader:
                 self._limits.check_pixels(str(path), *image.size)  # before a pixel is decoded
                 return np.asarray(upright_rgb(image))
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-            raise VideoError(
-                f"{path}: not an image that can be read ({error}); take it out or write it again"
-            ) from error
+            raise VideoError(f"{path}: cannot be read as an image ({error}); remove it or write it again") from error
 
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
-        asked = np.asarray(frame_indices, dtype=np.int64)
-        if len(asked) and (asked.min() < 0 or asked.max() >= len(self._images)):
-            raise IndexError(f"{self.name}: frames {asked.tolist()} were asked for, it has 0..{len(self._images) - 1}")
+        requested = np.asarray(frame_indices, dtype=np.int64)
+        if len(requested) and (requested.min() < 0 or requested.max() >= len(self._images)):
+            raise IndexError(
+                f"{self.name}: frames {requested.tolist()} were requested, it has 0..{len(self._images) - 1}"
+            )
         to_width, to_height = target_size(*self._stored_size(), check_size(size))
         got: dict[int, tuple[int, Frames]] = {}
         notes: list[str] = []
-        for frame in np.unique(asked).tolist():
-            used, picture = self._load_or_nearest(frame, notes)
-            if picture.shape[:2] != (to_height, to_width):
+        for frame in np.unique(requested).tolist():
+            used, image = self._load_or_nearest(frame, notes)
+            if image.shape[:2] != (to_height, to_width):
                 # PIL's bilinear filter widens with the scale, so it is anti-aliased.
-                resized = Image.fromarray(picture).resize((to_width, to_height), Image.Resampling.BILINEAR)
-                picture = np.asarray(resized)
-            got[frame] = used, picture
-        used_indices = np.array([got[frame][0] for frame in asked.tolist()], dtype=np.int64)
+                resized = Image.fromarray(image).resize((to_width, to_height), Image.Resampling.BILINEAR)
+                image = np.asarray(resized)
+            got[frame] = used, image
+        used_indices = np.array([got[frame][0] for frame in requested.tolist()], dtype=np.int64)
         return FrameBatch(
-            frames=np.stack([got[frame][1] for frame in asked.tolist()]),
+            frames=np.stack([got[frame][1] for frame in requested.tolist()]),
             frame_indices=used_indices,
             pts_seconds=self._timeline.seconds(used_indices),
             notes=tuple(notes),
@@ -127,7 +127,7 @@ class FolderReader:
         first_error: VideoError | None = None
         for other in np.argsort(distance, kind="stable")[:64].tolist():
             try:
-                picture = self._load(other)
+                image = self._load(other)
             except VideoError as error:
                 first_error = first_error or error
                 continue
@@ -135,13 +135,13 @@ class FolderReader:
                 notes.append(
                     f"image {frame} ({self._images[frame].name}) is damaged; image {other} was used in its place"
                 )
-            return other, picture
+            return other, image
         assert first_error is not None
         raise first_error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """As its EXIF rotation asks for, in RGB; 16-bit grey is scaled, where Pillow alone would cut it off at 255."""
+    """Apply the EXIF rotation and convert to RGB; 16-bit grey is scaled, where Pillow alone would clip it at 255."""
     upright: Any = ImageOps.exif_transpose(image)
     if upright.mode.startswith("I"):
         upright = Image.fromarray((np.asarray(upright, dtype=np.int64) // 257).clip(0, 255).astype(np.uint8))

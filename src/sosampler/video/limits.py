@@ -14,7 +14,7 @@ class Limits:
     """What a video may cost at most. Every check names the field that raises it."""
 
     max_pixels: int = 2 * 7680 * 4320
-    """Pixels of one frame; the default is twice an 8K picture."""
+    """Pixels of one frame; the default is twice an 8K image."""
     max_frames: int = 10_000_000
     """Frames of one video; the default is 46 hours at 60 frames a second."""
     max_duration: float = 48 * 3600.0
@@ -37,10 +37,10 @@ class Limits:
         if seconds > self.max_duration:
             self._refuse(name, f"a duration of {seconds:g} s", "max_duration")
 
-    def _refuse(self, name: str, found: str, field: str) -> None:
+    def _refuse(self, name: str, measured: str, field: str) -> None:
         option = "--" + field.replace("_", "-")
         raise LimitExceeded(
-            f"{name}: {found} is over the limit {field}={getattr(self, field):.12g}; "
+            f"{name}: {measured} is over the limit {field}={getattr(self, field):.12g}; "
             f"if you trust the file, raise it with {option} or Limits({field}=...)"
         )
 
@@ -54,7 +54,7 @@ def check_size(size: Any) -> Size:
         return None
     if isinstance(size, (tuple, list)):
         if len(size) != 2:
-            raise InvalidArgument(f"size={size!r} is not allowed; give the short side, or (height, width)")
+            raise InvalidArgument(f"size={size!r} must be the short side, or (height, width)")
         height, width = size
         return whole_number("size (height)", height), whole_number("size (width)", width)
     return whole_number("size", size)

@@ -1,4 +1,4 @@
-"""Decoding runs of packets with PyAV: from a keyframe to the last wanted frame, and not a packet further."""
+"""Decode runs of packets with PyAV: from a keyframe to the last wanted frame and no further."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sosampler.video.reader import Frames
 _COPYABLE_CODECS = frozenset(
     {"h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video", "vp8", "vp9", "libdav1d", "av1", "mjpeg"}
 )
-# These decoders leave out frames that no other frame refers to when told so; pixels of the rest are the same.
+# These decoders can skip frames that no other frame refers to; pixels of the rest do not change.
 _SKIPPING_CODECS = frozenset({"h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video"})
 # Frames that H.264 and HEVC allow to be held back at most.
 _DEEPEST_REORDERING = 16
@@ -65,12 +65,12 @@ class FrameConverter:
         self._limits.check_pixels(self._name, frame.width, frame.height)
         resized = self._to != (frame.width, frame.height)
         if resized and frame.interlaced_frame:
-            # swscale shrinks the two fields apart, which tears the picture; a plain RGB frame is shrunk whole.
+            # swscale shrinks the two fields apart, which tears the image; a plain RGB frame is shrunk whole.
             frame = av.VideoFrame.from_ndarray(self._rgb(frame, (frame.width, frame.height), None), format="rgb24")
         return self._rgb(frame, self._to, _RESIZING if resized else None)
 
     def _rgb(self, frame: Any, size: tuple[int, int], interpolation: Interpolation | None) -> Frames:
-        picture = self._reformatter.reformat(
+        image = self._reformatter.reformat(
             frame,
             width=size[0],
             height=size[1],
@@ -78,7 +78,7 @@ class FrameConverter:
             interpolation=interpolation,
             threads=1,  # swscale would otherwise start a thread per core for every frame
         )
-        return np.asarray(picture.to_ndarray(), dtype=np.uint8)
+        return np.asarray(image.to_ndarray(), dtype=np.uint8)
 
 
 def rotation_of(frame: Any) -> int:
@@ -140,7 +140,7 @@ class RunDecoder:
 
 
 def own_context(stream: Any, *, threads: int, limits: Limits) -> Any:
-    """The container's own codec context. It alone knows how the picture is rotated."""
+    """The container's own codec context. It alone knows how the image is rotated."""
     context = stream.codec_context
     if not context.is_open:
         _set_up(context, threads, limits)
@@ -152,9 +152,9 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     own = stream.codec_context
     context = av.CodecContext.create(own.codec.name, "r")
     context.extradata = own.extradata
-    context.codec_tag = own.codec_tag  # tells dialects of MPEG-4 apart
+    context.codec_tag = own.codec_tag  # distinguishes dialects of MPEG-4
     context.width, context.height = own.width, own.height
-    # Often only the container says which colours the numbers mean.
+    # Often only the container knows the colour space.
     context.colorspace, context.color_range = own.colorspace, own.color_range
     context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
     context.reorder_depth = own.reorder_depth
@@ -259,21 +259,21 @@ class PacketFeed:
                 return
             except IndexError:
                 # PyAV stumbles over packets of a stream that appears after the file was opened, as in broadcasts.
-                # Asked anew, it goes on behind that packet.
+                # A new call continues after that packet.
                 continue
 
     def keyframe(self, index: ContainerIndex, position: int) -> Any:
         """The packet of a keyframe of the container's index, or None if no seek lands on it."""
         start = int(index.keyframes[position])
-        # FFmpeg compares the time asked for with the keyframe's pts, which the index does not hold and which lies a
+        # FFmpeg compares the requested time with the keyframe's pts, which the index does not hold and which lies a
         # few frames behind its dts. A time a little later in the same group finds it; behind the last group, any.
         if position + 1 == len(index.keyframes):
-            places = [int(index.dts[-1]) + int(1 / index.time_base)]
+            targets = [int(index.dts[-1]) + int(1 / index.time_base)]
         else:
             end = int(index.keyframes[position + 1])
-            places = [int(index.dts[min(start + 8, end - 1)]), int(index.dts[end]) - 1]
-        for place in places:
-            if self._seek(place):
+            targets = [int(index.dts[min(start + 8, end - 1)]), int(index.dts[end]) - 1]
+        for ticks in targets:
+            if self._seek(ticks):
                 packet = next(self._packets, None)
                 if packet is not None and packet.dts == index.dts[start]:
                     return packet
@@ -295,8 +295,8 @@ class PacketFeed:
         pts, dts = int(table.pts[number]), int(table.dts[number])
         second = int(1 / self._stream.time_base)
         # Where a seek lands too late (streams without an index), step back, and at last begin at the beginning.
-        for place in (pts, dts, pts - 2 * second, pts - 10 * second, int(table.dts[0]), int(table.pts[0])):
-            if not self._seek(place):
+        for ticks in (pts, dts, pts - 2 * second, pts - 10 * second, int(table.dts[0]), int(table.pts[0])):
+            if not self._seek(ticks):
                 continue
             packet = next(self._packets, None)
             stamp = None if packet is None else packet.pts if table.has_pts else packet.dts
@@ -305,7 +305,7 @@ class PacketFeed:
                 self._next = landed + 1
                 return packet if landed == number else self._read_until(number)
         seconds = float(pts * self._stream.time_base)
-        raise VideoError(f"{self._name}: cannot be positioned at {seconds:.3f} s; convert it, for example to MP4")
+        raise VideoError(f"{self._name}: cannot seek to {seconds:.3f} s; convert it, for example to MP4")
 
     def _read_until(self, number: int) -> Any:
         packet = None

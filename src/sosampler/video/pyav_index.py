@@ -87,11 +87,11 @@ def _boxes_of(file: Any) -> list[bytes]:
 
 
 def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
-    """The first real video stream; cover pictures of music files do not count. Other streams are not demuxed."""
+    """The first real video stream; cover images of music files do not count. Other streams are not demuxed."""
     streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not streams:
         kinds = sorted({s.type for s in container.streams}) or ["nothing"]
-        raise VideoError(f"{name}: no video stream (it holds: {', '.join(kinds)}); give a file with a picture track")
+        raise VideoError(f"{name}: no video stream (it holds: {', '.join(kinds)}); give a file with a image track")
     stream = streams[0]
     context = stream.codec_context
     if context is None or not context.is_decoder:
@@ -99,7 +99,7 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     refuse_text(name, context.name)
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
-        raise VideoError(f"{name}: the picture size cannot be found, so the file is damaged or no video; copy it again")
+        raise VideoError(f"{name}: the image size cannot be found, so the file is damaged or no video; copy it again")
     for other in container.streams:
         if other.index != stream.index:
             other.discard = av.stream.Discard.all
@@ -152,7 +152,7 @@ class PacketTable:
 
 
 def scan_packets(packets: Iterable[Any], stream: Any, *, name: str, limits: Limits) -> PacketTable:
-    """Read the header of every packet from the start on. No picture is decoded."""
+    """Read the header of every packet from the start on. No image is decoded."""
     pts, dts = array("q"), array("q")
     is_key, is_discard = bytearray(), bytearray()
     notes: list[str] = []

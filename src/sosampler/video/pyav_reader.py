@@ -163,9 +163,9 @@ class PyavReader:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
-        asked = np.asarray(frame_indices, dtype=np.int64)
+        requested = np.asarray(frame_indices, dtype=np.int64)
         size = check_size(size)
-        wanted, row_of_asked = np.unique(asked, return_inverse=True)
+        wanted, row_of_request = np.unique(requested, return_inverse=True)
         self._check_range(wanted)
         got = _Gathered(wanted, *self._decoded_size(size))
         if self._table is None and all(frame in self._located for frame in got.missing):
@@ -175,10 +175,10 @@ class PyavReader:
                 self._read_runs(got, size)
             else:
                 self._read_from_start(got, size)
-        frames = self._upright(got.pictures)
-        if not np.array_equal(row_of_asked, np.arange(len(wanted))):
-            frames = frames[row_of_asked]
-        return FrameBatch(frames, got.frames[row_of_asked], got.seconds[row_of_asked], tuple(got.notes))
+        frames = self._upright(got.images)
+        if not np.array_equal(row_of_request, np.arange(len(wanted))):
+            frames = frames[row_of_request]
+        return FrameBatch(frames, got.frames[row_of_request], got.seconds[row_of_request], tuple(got.notes))
 
     def _upright(self, frames: Frames) -> Frames:
         turns = (self._rotation or 0) // 90
@@ -187,7 +187,7 @@ class PyavReader:
     def _check_range(self, frames: Indices) -> None:
         total = self.total_num_frames
         if frames[0] < 0 or frames[-1] >= total:
-            raise IndexError(f"{self.name}: frames {frames[0]}..{frames[-1]} were asked for, it has 0..{total - 1}")
+            raise IndexError(f"{self.name}: frames {frames[0]}..{frames[-1]} were requested, it has 0..{total - 1}")
 
     def _decoded_size(self, size: Size) -> tuple[int, int]:
         """(width, height) in which frames leave the decoder: as they shall be once turned upright."""
@@ -241,8 +241,8 @@ class PyavReader:
         """Keyframes known from the container's index: no scan, one packet each."""
         assert self._index is not None
         index, base = self._index, self._index.time_base
-        places = {frame: self._located[frame] for frame in got.missing}
-        runs = [Run(start=position, packets=1, wanted=frozenset({pts})) for position, pts in places.values()]
+        located = {frame: self._located[frame] for frame in got.missing}
+        runs = [Run(start=position, packets=1, wanted=frozenset({pts})) for position, pts in located.values()]
 
         def packets_of(run: Run) -> Iterator[Any]:
             packet = self._feed.keyframe(index, run.start)
@@ -250,7 +250,7 @@ class PyavReader:
                 yield packet
 
         make = self._make_decoder(size, 0)
-        for (frame, (_, pts)), result in zip(places.items(), self._decode(runs, packets_of, make), strict=True):
+        for (frame, (_, pts)), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
             if pts in result.frames and not result.errors:
                 got.put(frame, result.frames[pts], pts * base.numerator / base.denominator)
 
@@ -296,18 +296,18 @@ class PyavReader:
 
         start = table.start_of(int(table.packet_of_frame[frame]))
         if damaged is None:
-            # Some streams need more than one keyframe's run-up before a picture comes out: begin one group earlier.
+            # Some streams need more than one keyframe's run-up before a image comes out: begin one group earlier.
             before = table.key_packets[table.key_packets < start]
-            picture = attempt(int(before[-1]) if len(before) else 0, frame)
-            if picture is not None:
-                got.put(frame, picture, float(timeline.seconds(frame)))
+            image = attempt(int(before[-1]) if len(before) else 0, frame)
+            if image is not None:
+                got.put(frame, image, float(timeline.seconds(frame)))
                 return
         for other in self._neighbours(frame):
-            picture = attempt(table.start_of(int(table.packet_of_frame[other])), other)
-            if picture is not None:
+            image = attempt(table.start_of(int(table.packet_of_frame[other])), other)
+            if image is not None:
                 at = f"{timeline.seconds(frame):.3f} s"
                 got.notes.append(f"frame {frame} ({at}) is damaged; frame {other} was used in its place")
-                got.put(frame, picture, float(timeline.seconds(other)), used=other)
+                got.put(frame, image, float(timeline.seconds(other)), used=other)
                 return
         if damaged is None:
             raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
@@ -365,14 +365,14 @@ class _Gathered:
     def __init__(self, wanted: Indices, width: int, height: int) -> None:
         self._row = {frame: row for row, frame in enumerate(wanted.tolist())}
         self.missing: dict[int, None] = dict.fromkeys(self._row)  # ascending, as `wanted`
-        self.pictures: Frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)  # not yet upright
+        self.images: Frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)  # not yet upright
         self.frames = wanted.copy()
         self.seconds: Seconds = np.zeros(len(wanted))
         self.notes: list[str] = []
 
-    def put(self, frame: int, picture: Frames, seconds: float, *, used: int | None = None) -> None:
-        """The picture for a wanted frame; `used` is the number of another frame that stands in for it."""
+    def put(self, frame: int, image: Frames, seconds: float, *, used: int | None = None) -> None:
+        """The image for a wanted frame; `used` is the number of another frame that stands in for it."""
         row = self._row[frame]
-        self.pictures[row], self.seconds[row] = picture, seconds
+        self.images[row], self.seconds[row] = image, seconds
         self.frames[row] = frame if used is None else used
         del self.missing[frame]

@@ -1,4 +1,4 @@
-"""What is known of a video as a whole."""
+"""The reader interface, a batch of decoded frames, and the metadata of a video."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FrameBatch:
     """Decoded frames in the order of the request."""
 
     frames: Frames  # [N, H, W, 3] uint8 RGB, upright
-    frame_indices: Indices  # [N]; another number than asked for only where a damaged frame had to be replaced
+    frame_indices: Indices  # [N]; another number than requested only where a damaged frame had to be replaced
     pts_seconds: Seconds  # [N]
     notes: tuple[str, ...] = field(default=())
 

@@ -113,7 +113,7 @@ def _check_file(path: Path) -> None:
     try:
         path.stat()
     except FileNotFoundError:
-        pass  # said below
+        pass  # reported below
     except OSError as error:
         raise VideoError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from error
     if "://" in os.fspath(path) or ":/" in os.fspath(path)[:8]:

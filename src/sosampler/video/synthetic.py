@@ -1,4 +1,4 @@
-"""Synthetic videos: pictures that carry their frame number, so that "the right frame" can be checked by its pixels."""
+"""Synthetic videos: images that carry their frame number, so that "the right frame" can be checked by its pixels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_number(frame: np.ndarray) -> int:
 
 
 def numbered_frame(number: int, width: int = 192, height: int = 128) -> np.ndarray:
-    """A smooth coloured picture that moves with its number, [H, W, 3] uint8."""
+    """A smooth coloured image that moves with its number, [H, W, 3] uint8."""
     y, x = np.mgrid[0:height, 0:width]
     frame = np.empty((height, width, 3), dtype=np.uint8)
     for channel, speed in enumerate((1.0, 1.7, 2.3)):
@@ -71,7 +71,7 @@ def encode_video(
 ) -> bytes:
     """Encode RGB frames [H, W, 3] to a file, or to bytes, which are returned in either case.
 
-    `pts` in ticks of 1/fps gives a variable rate or a late start; without it frame i stands at i.
+    `pts` in ticks of 1/fps gives a variable rate or a late start; by default frame i has pts i.
     """
     import av
 
@@ -90,10 +90,10 @@ def encode_video(
                     stream.set_display_rotation(rotation)
                 if colorspace is not None:
                     stream.codec_context.colorspace = colorspace
-            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
-            picture.pts = number if pts is None else pts[number]
-            picture.time_base = 1 / rate
-            container.mux(stream.encode(picture))
+            image = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            image.pts = number if pts is None else pts[number]
+            image.time_base = 1 / rate
+            container.mux(stream.encode(image))
         container.mux(stream.encode(None))
     data = buffer.getvalue()
     if out is not None:

@@ -1,4 +1,4 @@
-"""The optional second reader: torchcodec, for those who have it and for comparison. Needs a system FFmpeg."""
+"""The optional second reader: torchcodec. Needs a system FFmpeg."""
 
 from __future__ import annotations
 
@@ -93,20 +93,20 @@ class _Reading(ABC):
         )
 
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
-        asked = np.asarray(frame_indices, dtype=np.int64)
+        requested = np.asarray(frame_indices, dtype=np.int64)
         try:
-            batch = self._decoder_for(check_size(size)).get_frames_at(asked.tolist())
+            batch = self._decoder_for(check_size(size)).get_frames_at(requested.tolist())
         except RuntimeError as error:
             raise VideoError(
-                f"{self.name}: torchcodec could not decode {len(asked)} frames ({_reason(error)}); "
+                f"{self.name}: torchcodec could not decode {len(requested)} frames ({_reason(error)}); "
                 "the file may be damaged: decoder='pyav' replaces damaged frames by their neighbours"
             ) from error
-        return FrameBatch(_to_frames(batch.data), asked, batch.pts_seconds.numpy().astype(np.float64))
+        return FrameBatch(_to_frames(batch.data), requested, batch.pts_seconds.numpy().astype(np.float64))
 
 
 def _to_frames(data: Any) -> Frames:
     # [N, 3, H, W] or [N, H, W, 3], as the user opened it. torchcodec decodes to the latter and gives the former as a
-    # view, so the strides tell them apart even for pictures three pixels wide.
+    # view, so the strides tell them apart even for images three pixels wide.
     channels_first = data.shape[1] == 3 and (data.shape[-1] != 3 or data.stride(1) == 1)
     frames = data.permute(0, 2, 3, 1) if channels_first else data
     return np.ascontiguousarray(frames.cpu().numpy())
@@ -227,7 +227,7 @@ class OpenTorchcodecReader(_Reading):
             return np.asarray(self._given._get_key_frame_indices().numpy(), dtype=np.int64)
         except (AttributeError, RuntimeError) as error:
             raise VideoError(
-                "<VideoDecoder>: does not tell its keyframes (opened with seek_mode='approximate'?); "
+                "<VideoDecoder>: does not list its keyframes (opened with seek_mode='approximate'?); "
                 "open it with seek_mode='exact', or give the path"
             ) from error
 
