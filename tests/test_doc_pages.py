@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def test_check_finds_mistakes() -> None:
 
 
 def test_blocks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("doc_blocks.ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[Block.__module__], "ROOT", tmp_path)
     (tmp_path / "x.md").write_text(
         "```python\na = 1\n```\n\n<!-- not run: needs a cluster -->\n```bash\nsosampler ui \\\n  x.mp4  # y\n```\n"
         "- in a list:\n\n  ```python\n  if a:\n      b = 2\n  ```\n",
