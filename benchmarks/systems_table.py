@@ -1,7 +1,7 @@
 """Print the tables of files that benchmarks/systems.py wrote, in Markdown.
 
 python benchmarks/systems_table.py benchmarks/systems_*.json            all of each file
-python benchmarks/systems_table.py benchmarks/systems_*.json --beside   the table of docs/systems.md
+python benchmarks/systems_table.py benchmarks/systems_*.json --beside   the table of docs/baselines.md
 """
 
 from __future__ import annotations

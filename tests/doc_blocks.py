@@ -1,8 +1,8 @@
-"""The code blocks of the documents: found, run, or at least checked.
+"""Find, run and check the code blocks of the documentation.
 
-A block runs unless the line before it says `<!-- not run: why -->`; such a block is compiled, or its options are
-compared with those that the command has. `text` behind a `bash` block is what the block printed, with `...` for what
-may differ.
+A block runs unless the line before it is `<!-- not run: why -->`; such a block is compiled, or its options are
+compared with those of the command. A `text` block is the output of the block before it, with `...` for what may
+differ.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import sosampler as so
+
 ROOT = Path(__file__).parent.parent
 TINY = "timm:test_resnet.r160_in1k"
 LANGUAGES = ("python", "bash", "text", "json", "yaml", "csv")
 
 _FENCE = re.compile(r"^( *)```(\w*)\s*$")
-_MADE = ("--out", "--run", "-o", "--save-frames")  # options whose value a command writes
+_WRITTEN = ("--out", "--run", "-o", "--save-frames")  # options that name what a command writes
 _MARK = re.compile(r"^ *<!-- not run: (.+) -->$")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block."""
+    """One fenced code block."""
 
-    page: str  # from the repository's root
-    line: int  # of its first line
+    page: str  # path from the repository's root
+    line: int  # number of its first line
     language: str
     code: str
-    not_run: str = ""  # why
+    not_run: str = ""  # the reason
 
     def __str__(self) -> str:
         return f"{self.page}, line {self.line}"
 
 
 def pages() -> list[str]:
-    """All documents that users read."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
-    return [path.relative_to(ROOT).as_posix() for path in [*found, *sorted((ROOT / "docs").rglob("*.md"))]]
+    """Return all pages that users read."""
+    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+    return [path.relative_to(ROOT).as_posix() for path in [*top, *sorted((ROOT / "docs").rglob("*.md"))]]
 
 
 def blocks_of(page: str, language: str | None = None) -> list[Block]:
-    """The blocks of a page in their order."""
-    found: list[Block] = []
+    """Return the blocks of a page in order."""
+    blocks: list[Block] = []
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     begin: int | None = None
     indent, named = "", ""
@@ -68,34 +70,34 @@ def blocks_of(page: str, language: str | None = None) -> list[Block]:
         elif fence and fence[1] == indent and not fence[2]:
             code = "\n".join(part.removeprefix(indent) for part in lines[begin:number]) + "\n"
             mark = _MARK.match(lines[begin - 2]) if begin >= 2 else None
-            found.append(Block(page, begin + 1, named, code, mark[1] if mark else ""))
+            blocks.append(Block(page, begin + 1, named, code, mark[1] if mark else ""))
             begin = None
     assert begin is None, f"{page}: the block at line {begin} has no end"
-    return [block for block in found if language in (None, block.language)]
+    return [block for block in blocks if language in (None, block.language)]
 
 
 def commands_of(block: Block) -> list[list[str]]:
-    """The words of each command; lines that end with a backslash go on."""
+    """Return the words of each command; a backslash at the end of a line continues it."""
     lines = block.code.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-# ---- checking what is not run
+# ---- checking blocks that are not run
 
 
 def check(block: Block) -> None:
-    """What can be said about a block without running it."""
+    """Check a block without running it."""
     if block.language == "python":
         compile(block.code, str(block), "exec")
     elif block.language == "bash":
         for words in commands_of(block):
             check_command(words)
     else:
-        raise AssertionError(f"{block}: only python and bash blocks can be left out")
+        raise AssertionError(f"{block}: only python and bash blocks can be marked as not run")
 
 
 def check_command(words: Sequence[str]) -> None:
-    """Options and arguments that the program does not know, or that are missing, are errors."""
+    """Raise an error for options and arguments that are unknown or missing."""
     program, *rest = words
     if program == "sosampler":
         check_own_command(rest)
@@ -118,7 +120,7 @@ def check_command(words: Sequence[str]) -> None:
     elif program == "python":
         assert (ROOT / rest[0]).is_file(), rest
     else:
-        raise AssertionError(f"nothing is known about the program {program!r}")
+        raise AssertionError(f"unknown program {program!r}")
 
 
 def check_own_command(words: Sequence[str]) -> None:
@@ -128,9 +130,12 @@ def check_own_command(words: Sequence[str]) -> None:
 
     known: Any = get_command(app)
     words = list(words)
+    options = {option for parameter in known.params for option in parameter.opts}
+    if words and words[0] in options:  # parsing --install-completion would change the user's shell
+        return
     while hasattr(known, "commands") and words and words[0] in known.commands:
         known = known.commands[words.pop(0)]
-    known.make_context(known.name, words)  # says what is unknown or missing
+    known.make_context(known.name, words)  # raises for what is unknown or missing
 
 
 # ---- running
@@ -140,14 +145,14 @@ Change = Callable[[str], str]
 
 
 def run_page(page: str, names: dict[str, Any] | None = None, change: Change = str) -> dict[str, Any]:
-    """Run the blocks of a page in the current folder, one after the other, and return what their Python defined.
+    """Run the blocks of a page in order in the current folder and return the Python names they defined.
 
-    `names` are there from the beginning; `change` replaces parts of Python code that a test has no time for.
+    `names` are defined from the start; `change` replaces Python code that would take a test too long.
     """
     names = {} if names is None else names
     printed: str | None = None
     blocks = blocks_of(page)
-    _remove_what_is_made_here(blocks)
+    _remove_outputs(blocks)
     for block in blocks:
         if block.not_run:
             check(block)
@@ -156,7 +161,7 @@ def run_page(page: str, names: dict[str, Any] | None = None, change: Change = st
         elif block.language == "bash":
             printed = "".join(run_command(words, str(block)) for words in commands_of(block))
         elif block.language == "text":
-            assert printed is not None, f"{block}: printed by what?"
+            assert printed is not None, f"{block}: no block before it printed anything"
             _compare(block, printed)
         else:
             _read_data(block)
@@ -164,7 +169,7 @@ def run_page(page: str, names: dict[str, Any] | None = None, change: Change = st
 
 
 def _run_python(block: Block, names: dict[str, Any], change: Change) -> str:
-    code = "\n" * (block.line - 1) + change(block.code)  # so that a traceback names the line of the page
+    code = "\n" * (block.line - 1) + change(block.code)  # so that tracebacks show the line of the page
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, block.page, "exec"), names)
@@ -178,30 +183,26 @@ def _compare(block: Block, printed: str) -> None:
 
 
 def _read_data(block: Block) -> None:
-    """Data that a page shows is of the kind it says."""
+    """Check that data shown on a page can be read."""
     if block.language == "json":
         json.loads(block.code)
     elif block.language == "csv":
-        from sosampler.datasets.manifest import read_manifest
-
-        Path("shown").mkdir(exist_ok=True)  # away from class lists, which go with manifests beside them
+        Path("shown").mkdir(exist_ok=True)  # apart from class lists, which belong to the manifest beside them
         Path("shown/manifest.csv").write_text(block.code, encoding="utf-8")
-        assert read_manifest("shown/manifest.csv").items
+        assert so.read_manifest("shown/manifest.csv").items
     elif block.language == "yaml":
-        from sosampler.samplers.recipe import read_recipe
-
         Path("shown.yaml").write_text(block.code, encoding="utf-8")
-        read_recipe("shown.yaml")
+        so.read_recipe("shown.yaml")
     else:
         raise AssertionError(f"{block}: give the block one of these languages: {', '.join(LANGUAGES)}")
 
 
-def _remove_what_is_made_here(blocks: Sequence[Block]) -> None:
-    """What the page itself makes before it uses it must not be there from the beginning."""
+def _remove_outputs(blocks: Sequence[Block]) -> None:
+    """Remove what the page itself writes before it uses it."""
     seen: set[str] = set()
     for words in (words for block in blocks if block.language == "bash" for words in commands_of(block)):
-        made = {after for word, after in pairwise(words) if word in _MADE}
-        for path in map(Path, made - seen if len(words) > 2 and not _goes_on(words) else ()):
+        written = {after for word, after in pairwise(words) if word in _WRITTEN}
+        for path in map(Path, written - seen if len(words) > 2 and not _keeps_output(words) else ()):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -210,18 +211,18 @@ def _remove_what_is_made_here(blocks: Sequence[Block]) -> None:
         seen.update(re.sub(r"^\w+=", "", part) for word in used for part in word.split(","))
 
 
-def _goes_on(words: Sequence[str]) -> bool:
-    """`prepare` without a manifest works on the bank that is there, `export` writes beside what is there."""
+def _keeps_output(words: Sequence[str]) -> bool:
+    """`prepare` without a manifest works on an existing bank; `export` writes into an existing folder."""
     return words[1] == "export" or (words[1] == "prepare" and words[2].startswith("-"))
 
 
 def run_command(words: Sequence[str], where: str) -> str:
-    """Run one command of the package, small enough for a test, and return what it printed on standard output."""
+    """Run one command of the package at test size and return its standard output."""
     from typer.testing import CliRunner
 
     from sosampler.cli.main import app
 
-    assert words[0] == "sosampler", f"{where}: {words[0]} cannot be run here; say why with <!-- not run: ... -->"
+    assert words[0] == "sosampler", f"{where}: {words[0]} cannot be run here; mark the block with <!-- not run: why -->"
     if words[1] == "ui":
         return _open_page(words, where)
     done = CliRunner().invoke(app, small(words[1:]), prog_name="sosampler")
@@ -232,13 +233,13 @@ def run_command(words: Sequence[str], where: str) -> str:
 
 
 def small(words: Sequence[str]) -> list[str]:
-    """The same command with a network and numbers that a test has time for."""
+    """Return the same command with a small network and small numbers."""
     command, *rest = words
     if command in ("train-classifier", "prepare", "independence") and "-c" in rest:
-        place = rest.index("-c") + 1
-        if not Path(rest[place]).is_dir():
-            rest[place] = TINY
-            if command != "independence":  # which has no such option
+        index = rest.index("-c") + 1
+        if not Path(rest[index]).is_dir():
+            rest[index] = TINY
+            if command != "independence":  # has no such option
                 rest = _with(rest, "--input-size", "32")
     if command == "train-classifier":
         rest = _with(_with(rest, "--epochs", "1"), "--workers", "0")
@@ -246,9 +247,9 @@ def small(words: Sequence[str]) -> list[str]:
         rest = _with(_with(rest, "--epochs", "1"), "--batch-size", "4")
         if "--sampler" not in rest or "sampler" in rest[rest.index("--sampler") + 1]:
             rest += ["--set", "input_size=32", "--set", f"backbone={TINY}", "--set", "shift=0"]
-        elif "--weights" in rest:  # of a light network, for which the sampler that is there will do
-            place = rest.index("--weights")
-            rest[place : place + 2] = ["--light", "runs/sampler"]
+        elif "--weights" in rest:  # of a light network; use the existing sampler
+            index = rest.index("--weights")
+            rest[index : index + 2] = ["--light", "runs/sampler"]
     elif command == "evaluate":
         rest = _with(rest, "--bootstrap", "20")
     elif command == "reels":
@@ -261,30 +262,31 @@ def small(words: Sequence[str]) -> list[str]:
 
 
 def _with(words: list[str], option: str, value: str) -> list[str]:
-    """The option with this value, wherever it had another."""
+    """Set an option, replacing its value if it has one."""
     if option in words:
-        place = words.index(option) + 1
-        return [*words[:place], value, *words[place + 1 :]]
+        index = words.index(option) + 1
+        return [*words[:index], value, *words[index + 1 :]]
     return [*words, option, value]
 
 
 def _open_page(words: Sequence[str], where: str) -> str:
-    """Start the web page's server, wait until it can be opened, and end it as a user does."""
+    """Start the web server, wait until the page can be opened, and stop it with Ctrl-C."""
     command = [sys.executable, "-m", *words, "--port", "0", "--json"]
-    environment = {**os.environ, "BROWSER": "true"}  # a program that opens nothing
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it, children too
+    environment = {**os.environ, "BROWSER": "true"}  # opens nothing
+    # A background process ignores Ctrl-C, and its children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     finally:
         signal.signal(signal.SIGINT, before)
     with process:
         assert process.stdout is not None
-        told = process.stdout.readline()
+        line = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         try:
             _, errors = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert told, f"{where}: {errors}"
-    assert json.loads(told)["url"].startswith("http://127.0.0.1:")
-    return told
+    assert line, f"{where}: {errors}"
+    assert json.loads(line)["url"].startswith("http://127.0.0.1:")
+    return line

@@ -1,4 +1,4 @@
-"""A folder in which the commands and the code of the documents find what they name: small, but real."""
+"""Make a folder with the small videos, banks and networks that the code blocks of the documentation use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.doc_blocks import TINY
 CLASSES = ("ant", "bee")
 _COUNTS = {"train": 6, "dev": 2, "test": 4}
 _SMALL: dict[str, Any] = {"num_shots": (2, 3), "seconds_per_shot": (0.5, 1.0), "fps": 4, "size": 48}
-# Names of weights that the documents start from. They hold those of the tiny network that takes the place of all.
+# Weight files that the documentation names. They hold the weights of the tiny network used in place of all others.
 _WEIGHTS = ("resnet50.safetensors", "mobilenet_v2.safetensors")
 
 
 def make_world(folder: Path) -> None:
-    """Videos, pictures, frame dumps, manifests, a classifier, a bank, a sampler and what one evaluation wrote."""
+    """Write videos, images, frame folders, manifests, a classifier, a bank, a sampler and one evaluation."""
     _write_videos(folder)
-    _write_pictures(folder)
+    _write_images(folder)
     _write_official_files(folder)
     _write_weights(folder)
     trained = so.train_classifier(
@@ -43,7 +43,7 @@ def make_world(folder: Path) -> None:
 
 
 def _write_videos(folder: Path) -> None:
-    video = numbered_video(num_frames=300, gop=6, fps=2)  # two and a half minutes
+    video = numbered_video(num_frames=300, gop=6, fps=2)  # 150 s
     for name in ("match.mp4", "videos/a.mp4"):
         _at(folder, name).write_bytes(video)
     encode_video((255 - numbered_frame(number) for number in range(60)), _at(folder, "videos/deeper/b.mp4"), fps=2)
@@ -55,11 +55,11 @@ def _write_videos(folder: Path) -> None:
     for item in manifest.items:
         path = manifest.path_of(item).relative_to(folder).as_posix().replace("reels/", "labelled/", 1)
         lines.append(f"{path},{CLASSES[item.labels[0]]},{item.split}")
-    (folder / "reels").rename(folder / "labelled")  # the documents make reels of their own
+    (folder / "reels").rename(folder / "labelled")  # the pages make their own reels
     (folder / "videos.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _write_pictures(folder: Path) -> None:
+def _write_images(folder: Path) -> None:
     from PIL import Image
 
     for number in range(20):
@@ -73,11 +73,11 @@ def _write_pictures(folder: Path) -> None:
 
 
 def _write_official_files(folder: Path) -> None:
-    """Of public data sets, in their published form, about videos that are there."""
+    """Write annotation files of public data sets, in their published format, for the videos above."""
     entry = {"subset": "training", "duration": 150.0, "annotations": [{"label": "Long jump", "segment": [1, 9]}]}
     other = {"subset": "validation", "duration": 150.0, "annotations": [{"label": "Ballet", "segment": [0, 5]}]}
-    told = {"database": {"a": entry, "deeper/b": other}}
-    (folder / "activity_net.v1-3.min.json").write_text(json.dumps(told), encoding="utf-8")
+    annotations = {"database": {"a": entry, "deeper/b": other}}
+    (folder / "activity_net.v1-3.min.json").write_text(json.dumps(annotations), encoding="utf-8")
     header = "label,youtube_id,time_start,time_end,split\n"
     (folder / "train.csv").write_text(f"{header}abseiling,aaaaaaaaaaa,0,10,train\n", encoding="utf-8")
     (folder / "val.csv").write_text(f"{header}archery,bbbbbbbbbbb,0,10,val\n", encoding="utf-8")

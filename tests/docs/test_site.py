@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, needs nothing from elsewhere, and has every page."""
+"""The documentation site builds without warnings, fetches nothing from other hosts, and has every page."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _Loaded(HTMLParser):
-    """Addresses that a browser fetches by itself; those that a reader may follow are left out."""
+    """Collect the addresses that a browser fetches by itself, without the links a reader may follow."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fetched: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        follows = tag == "a" or (tag == "link" and told.get("rel") in ("prev", "next", "canonical"))
+        attributes = {name: value or "" for name, value in attrs}
+        follows = tag == "a" or (tag == "link" and attributes.get("rel") in ("prev", "next", "canonical"))
         if not follows:
-            self.fetched += [told[name] for name in ("src", "href", "srcset", "data") if told.get(name)]
+            self.fetched += [attributes[name] for name in ("src", "href", "srcset", "data") if attributes.get(name)]
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_nothing_is_fetched_from_other_hosts(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) >= 20
     for page in pages:
         parser = _Loaded()
         parser.feed(page.read_text(encoding="utf-8"))
         assert parser.fetched
-        outside = [place for place in parser.fetched if re.match(r"(\w+:)?//", place)]
+        outside = [address for address in parser.fetched if re.match(r"(\w+:)?//", address)]
         assert not outside, (page.name, outside)
-        # What it does fetch is there.
-        for place in parser.fetched:
-            if not place.startswith(("data:", "#")) and page.name != "404.html":
-                assert (page.parent / place.split("?")[0].split("#")[0]).exists(), (page.name, place)
+        # Everything it fetches exists.
+        for address in parser.fetched:
+            if not address.startswith(("data:", "#")) and page.name != "404.html":
+                assert (page.parent / address.split("?")[0].split("#")[0]).exists(), (page.name, address)
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet.name
 
@@ -87,6 +87,6 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 def test_links_of_the_readme_lead_somewhere() -> None:
     for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"):
         text = document.read_text(encoding="utf-8")
-        for place in re.findall(r"\]\(([^)#\s]+)", text):
-            if "://" not in place:
-                assert (document.parent / place).exists(), (document.name, place)
+        for link in re.findall(r"\]\(([^)#\s]+)", text):
+            if "://" not in link:
+                assert (document.parent / link).exists(), (document.name, link)

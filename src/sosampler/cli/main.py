@@ -34,7 +34,6 @@ app = typer.Typer(
     name="sosampler",
     help="Pick the few frames of a video that matter.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
