@@ -11,6 +11,7 @@ from typing import Any
 
 from sosampler._util.files import replacing
 
+RESULTS = Path(__file__).parent / "results"
 ROW_LENGTH = 1000  # letters
 
 

@@ -1,6 +1,6 @@
 """What the site needs besides the pages in docs: files elsewhere in the repository that pages link to.
 
-Pages name them as they lie in the repository (`../benchmarks/decode.json`), so that links work there too.
+Pages name them as they lie in the repository (`../benchmarks/results/decode.json`), so that links work there too.
 """
 
 from __future__ import annotations

@@ -20,10 +20,9 @@ VIDEOS, T, CLASSES = 60, 10, 4
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import adaptive
-    import adaptive_table
+def modules() -> tuple[ModuleType, ModuleType]:
+    from benchmarks.accuracy import adaptive
+    from benchmarks.tables import adaptive_table
 
     return adaptive, adaptive_table
 

@@ -1,10 +1,11 @@
-"""benchmarks/systems.py on a bank of a few drawn videos: every stage, an interruption, and its tables."""
+"""benchmarks/accuracy/systems.py on a bank of a few drawn videos: every stage, an interruption, and its tables."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,17 +30,8 @@ SMALL_TRIALS = {
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[Callable[[str], ModuleType]]:
-    """Import a script as the others do; nothing of it stays."""
-    before, path = set(sys.modules), list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield lambda name: __import__(name)
-    finally:
-        sys.path[:] = path
-        for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", None)).startswith(str(BENCHMARKS)):
-                del sys.modules[name]
+def scripts() -> Callable[[str], ModuleType]:
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +63,7 @@ class Measurement:
 
     def __init__(self, folder: Path, data: Path, scripts: Callable[[str], ModuleType]) -> None:
         self.folder, self.data = folder, data
-        self.systems, self.train_many = scripts("systems"), scripts("train_many")
+        self.systems, self.train_many = scripts("accuracy.systems"), scripts("accuracy.train_many")
         self.events: list[str] = []
 
     @property
@@ -190,7 +182,7 @@ def test_longer_videos_are_chosen_from_by_both_samplers(finished: Measurement) -
 
 
 def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[str], ModuleType]) -> None:
-    text = "\n".join(scripts("systems_table").sections(finished.told))
+    text = "\n".join(scripts("tables.systems_table").sections(finished.told))
     uniform = next(line for line in finished.told["table"] if line["policy"] == "uniform" and line["num_frames"] == 6)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("| ")]
     at = next(number for number, row in enumerate(rows) if row[:3] == ["top-1, %", "N=1", "N=2"])
@@ -238,7 +230,7 @@ def test_another_measurement_is_not_mixed_in(finished: Measurement) -> None:
 
 
 def test_the_number_of_frames_is_chosen_on_dev_and_seeds_are_averaged(scripts: Callable[[str], ModuleType]) -> None:
-    trials = scripts("systems_trials")
+    trials = scripts("accuracy.systems_trials")
 
     def row(policy: str, num_frames: int | None, top1: float, gmacs: float) -> dict[str, Any]:
         return {
@@ -270,7 +262,7 @@ def test_the_number_of_frames_is_chosen_on_dev_and_seeds_are_averaged(scripts: C
 
 
 def test_training_for_more_candidates_keeps_the_frames_of_a_step(scripts: Callable[[str], ModuleType]) -> None:
-    systems = scripts("systems")
+    systems = scripts("accuracy.systems")
     ours = systems.longer_settings("sosampler", {"lr": 3e-4}, 8, 30)
     assert ours == {"lr": 3e-4, "num_candidates": 30, "batch_size": 32}
     other = systems.longer_settings("ocsampler", {"reinforce": {"reward": "label"}}, 32, 100)
@@ -280,7 +272,7 @@ def test_training_for_more_candidates_keeps_the_frames_of_a_step(scripts: Callab
 
 
 def test_trainers_tell_failures_and_deaths(scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    train_many = scripts("train_many")
+    train_many = scripts("accuracy.train_many")
     refused = {"bank": str(tmp_path / "none"), "out": str(tmp_path / "run")}
     told = []
     with train_many.Trainers(1, tmp_path / "logs") as trainers:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import sys
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
@@ -32,12 +30,8 @@ _NAMES = ("paper_runs", "paper_worker", "paper_places", "paper_contrasts", "golf
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield {name: importlib.import_module(name) for name in _NAMES}
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+def scripts() -> dict[str, ModuleType]:
+    return {name: importlib.import_module(f"benchmarks.paper.{name}") for name in _NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +210,7 @@ def test_banks_of_clips_have_one_writer_each(
                 scripts["paper_worker"].teach(common(scripts, work), "clips10_x3d_s")
             entered.append(classifier.name)
 
-    monkeypatch.setattr(importlib.import_module("paper_classifiers"), "teach_one", teach_one)
+    monkeypatch.setattr(importlib.import_module("benchmarks.paper.paper_classifiers"), "teach_one", teach_one)
     scripts["paper_worker"].teach(common(scripts, work), "clips10_slowonly50")
     assert entered == ["slowonly50", "x3d_s", "slowonly50"]
 
@@ -235,8 +229,8 @@ def test_a_head_learns_from_features_that_are_kept(
     """The network below it stays as it is, and what was done is found again."""
     reels = {"counts": {"train": 12, "dev": 4}, "num_classes": 2, "recipe": {"size": 48}}
     bank: Any = so.make_reels("procedural", tmp_path / "bank", **reels)
-    heads = importlib.import_module("paper_heads")
-    kind = importlib.import_module("paper_classifiers").Kind(
+    heads = importlib.import_module("benchmarks.paper.paper_heads")
+    kind = importlib.import_module("benchmarks.paper.paper_classifiers").Kind(
         "timm:test_resnet", input_size=32, options={"head": "frameexit"}
     )
     monkeypatch.setattr(heads, "BATCH", 4)

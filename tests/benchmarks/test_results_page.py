@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,12 +15,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield {name: importlib.import_module(name) for name in ("claims", "paper_tables", "results_page")}
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+def scripts() -> dict[str, ModuleType]:
+    names = ("claims", "paper_tables", "results_page")
+    return {name: importlib.import_module(f"benchmarks.tables.{name}") for name in names}
 
 
 def row(name: str, score: float, frames: int = 6, candidates: int = 10, **more: Any) -> dict[str, Any]:

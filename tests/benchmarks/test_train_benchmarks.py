@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.accuracy import samplers
+from benchmarks.tables import results_page, results_table
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_every_figure_stands_in_its_column(tmp_path: Path) -> None:
@@ -30,7 +22,7 @@ def test_every_figure_stands_in_its_column(tmp_path: Path) -> None:
         {"policy": "default", "num_frames": 6, "num_candidates": 10, "top1": 0.75, "top1_sd": 0.01} | empty,
     ]
     (tmp_path / "samplers.json").write_text(json.dumps({"table": lines}))
-    table = script("results_table").tables(tmp_path / "samplers.json")[0]
+    table = results_table.tables(tmp_path / "samplers.json")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
     at = {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
     assert {key: value for key, value in at["uniform"].items() if value} == {"N=1": "25.0"}
@@ -40,11 +32,11 @@ def test_every_figure_stands_in_its_column(tmp_path: Path) -> None:
 
 def test_the_page_of_results_is_that_of_the_files() -> None:
     written = (BENCHMARKS.parent / "docs" / "results.md").read_text(encoding="utf-8")
-    assert script("results_page").page() == written, "write it again: python benchmarks/results_page.py"
+    assert results_page.page() == written, "write it again: python benchmarks/tables/results_page.py"
 
 
 def test_the_page_holds_what_is_measured_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = script("results_page")
+    page = results_page
     monkeypatch.setattr(page, "HERE", tmp_path)
     assert "|" not in page.page()
     line = {"num_frames": 6, "num_candidates": 10, "top1": 0.7654, "fidelity": 0.5, "recovered": None, "gmacs": 25.81}
@@ -63,7 +55,7 @@ def test_the_page_holds_what_is_measured_and_nothing_else(tmp_path: Path, monkey
 
 def test_seconds_are_those_of_all_epochs(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"epoch": 0, "seconds": 1.5}\n{"epoch": 1, "seconds": 2.0}\n')
-    assert script("samplers").epoch_seconds(tmp_path) == 3.5
+    assert samplers.epoch_seconds(tmp_path) == 3.5
 
 
 def test_a_failing_training_is_told_in_its_words(tmp_path: Path) -> None:
@@ -71,4 +63,4 @@ def test_a_failing_training_is_told_in_its_words(tmp_path: Path) -> None:
         work=tmp_path, seeds=[0], variants=False, epochs=1, sampler_weights=tmp_path / "none", parallel=3
     )
     with pytest.raises(SystemExit, match=r"(?s)seed 0: .*sosampler: .*bank10"):
-        script("samplers").train_samplers(given)
+        samplers.train_samplers(given)

@@ -53,7 +53,7 @@ def test_what_users_call_first_has_an_example(name: str) -> None:
 
 
 def test_speed_table_is_that_of_the_benchmark() -> None:
-    spec = importlib.util.spec_from_file_location("speed_table", ROOT / "benchmarks" / "speed_table.py")
+    spec = importlib.util.spec_from_file_location("speed_table", ROOT / "benchmarks" / "tables" / "speed_table.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -63,7 +63,7 @@ def test_speed_table_is_that_of_the_benchmark() -> None:
 
 def test_published_ratios_are_those_of_the_times() -> None:
     """The ratios in the file follow from the seconds in it."""
-    result = json.loads((ROOT / "benchmarks" / "decode.json").read_text())
+    result = json.loads((ROOT / "benchmarks" / "results" / "decode.json").read_text())
     from statistics import median
 
     for video in result["videos"]:
@@ -77,7 +77,7 @@ def test_published_ratios_are_those_of_the_times() -> None:
 
 def test_classifier_table_is_what_is_counted() -> None:
     pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("classifier_table", ROOT / "benchmarks" / "classifier_table.py")
+    spec = importlib.util.spec_from_file_location("classifier_table", ROOT / "benchmarks" / "tables" / "classifier_table.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -91,11 +91,11 @@ def test_classifier_table_is_what_is_counted() -> None:
 
 def test_systems_are_shown_as_measured() -> None:
     """Reels as soon as they are measured, then real clips."""
-    spec = importlib.util.spec_from_file_location("systems_table", ROOT / "benchmarks" / "systems_table.py")
+    spec = importlib.util.spec_from_file_location("systems_table", ROOT / "benchmarks" / "tables" / "systems_table.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    files = [ROOT / "benchmarks" / f"systems_{name}.json" for name in ("reels", "yoga", "airtlab")]
+    files = [ROOT / "benchmarks" / "results" / f"systems_{name}.json" for name in ("reels", "yoga", "airtlab")]
     results = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
     assert module.beside_published(results) in (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8")

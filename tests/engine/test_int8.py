@@ -342,7 +342,7 @@ def test_quantize_wants_one_source(cli: Cli, folder: Path, words: tuple[str, ...
 
 
 def test_the_documents_have_the_measured_figures() -> None:
-    told = json.loads((ROOT / "benchmarks" / "int8.json").read_text(encoding="utf-8"))
+    told = json.loads((ROOT / "benchmarks" / "results" / "int8.json").read_text(encoding="utf-8"))
     plain, by_ort, by_openvino = told["rows"]
     page = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")
     tops = [f"{100 * row['top1']:.2f} %" for row in told["rows"]]

@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def scale_table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scale_table", ROOT / "benchmarks" / "scale_table.py")
+    spec = importlib.util.spec_from_file_location("scale_table", ROOT / "benchmarks" / "tables" / "scale_table.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,7 +27,7 @@ def scale_table() -> ModuleType:
 
 
 def test_the_table_is_current(scale_table: ModuleType) -> None:
-    assert scale_table.page(PAGE) == PAGE, "run python benchmarks/scale_table.py"
+    assert scale_table.page(PAGE) == PAGE, "run python benchmarks/tables/scale_table.py"
 
 
 def test_the_arithmetic(scale_table: ModuleType) -> None:
@@ -49,7 +49,7 @@ def test_rates_that_are_there_are_told(scale_table: ModuleType) -> None:
 
 
 def test_rates_of_the_engine(scale_table: ModuleType) -> None:
-    """The file as benchmarks/frame_engine.py writes it, with one device measured or both."""
+    """The file as benchmarks/speed/frame_engine.py writes it, with one device measured or both."""
     row = {"batch": 8, "videos_per_second": {"engine": 4.0}, "facts": {"engine": {"threads": 2}}}
     of_gpu, of_cpu = (step for step in scale_table.STEPS if step.file == "frame_engine.json")
     assert of_cpu.seconds({"cpu": {"batches": [row]}}) == [0.5]
@@ -72,5 +72,5 @@ def test_commands_have_the_right_options() -> None:
 
 
 def test_the_files_it_names_are_there() -> None:
-    for name in re.findall(r"`((?:tests|benchmarks)/\w+\.py)`", PAGE):
+    for name in re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", PAGE):
         assert (ROOT / name).exists(), name

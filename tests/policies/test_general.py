@@ -76,17 +76,16 @@ class TestTheFile:
         assert not [word for word in (b"/home", b"/tmp", b"/work", b"site-packages") if word in data]
 
     def test_the_choice_is_that_of_the_benchmark(self) -> None:
-        told = json.loads((ROOT / "benchmarks" / "general_sampler.json").read_text(encoding="utf-8"))
+        told = json.loads((ROOT / "benchmarks" / "results" / "general_sampler.json").read_text(encoding="utf-8"))
         assert {name: value for name, value in told["choice"]["chosen"].items() if name != "sure"} == CHOICE
         assert (
             json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["about"]["steps"]
             == told["training"]["steps"]
         )
 
-    def test_the_page_tells_what_was_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-        tables = import_module("general_card").tables(
-            json.loads((ROOT / "benchmarks" / "general_sampler.json").read_text(encoding="utf-8"))
+    def test_the_page_tells_what_was_measured(self) -> None:
+        tables = import_module("benchmarks.general_sampler.general_card").tables(
+            json.loads((ROOT / "benchmarks" / "results" / "general_sampler.json").read_text(encoding="utf-8"))
         )
         page = (ROOT / "docs" / "general.md").read_text(encoding="utf-8")
         assert {name: table in page for name, table in tables.items()} == dict.fromkeys(tables, True)
@@ -117,13 +116,12 @@ class TestWhatItSays:
         np.testing.assert_allclose(together, alone, atol=1e-4)
 
 
-def test_weights_go_a_share_of_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_go_a_share_of_the_way_back(tmp_path: Path) -> None:
     """To the start's, heads not at all; what was trained stays where it is."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    training = import_module("general_training")
+    training = import_module("benchmarks.general_sampler.general_training")
     size = training.Settings().input_size
     start = {name: tensor.clone() for name, tensor in training.SOSampler(input_size=size).backbone.state_dict().items()}
     save_file(start, tmp_path / "start.safetensors")

@@ -12,7 +12,7 @@ from sosampler._util.validation import real_number, whole_number
 from sosampler.errors import InvalidArgument
 
 AUTO = "auto"  # in the place of a number of frames
-# The tolerance was chosen on the dev reels of benchmarks/adaptive.py.
+# The tolerance was chosen on the dev reels of benchmarks/accuracy/adaptive.py.
 DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE = 1, 16, 0.005
 
 
@@ -60,7 +60,7 @@ def auto_of(num_frames: Any, least: int | None, most: int | None, tolerance: flo
 
 Numbers = NDArray[np.float64]
 
-# Chosen on the dev reels of benchmarks/adaptive.py, as the tolerance was.
+# Chosen on the dev reels of benchmarks/accuracy/adaptive.py, as the tolerance was.
 SPREAD = 0.7  # how far off the sampler is about one frame, in units of the softmax's logits
 SHARE = 0.6
 

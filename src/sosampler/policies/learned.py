@@ -258,7 +258,7 @@ def _numbers(part: Any) -> Numbers | None:
 
 FOLDER = Path(__file__).parents[1] / "samplers" / "general"
 
-# Chosen on pictures and clips that were held out of its training (benchmarks/general_sampler.json).
+# Chosen on pictures and clips that were held out of its training (benchmarks/results/general_sampler.json).
 CHOICE: dict[str, float] = {
     "clearness": 0.05,
     "sharpness": 4.0,

@@ -1,0 +1,439 @@
+"""All samplers and systems on one bank, at what they really cost: tuned alike on dev, measured once on test.
+
+    python benchmarks/accuracy/systems.py NAME BANK --classifier FOLDER --sampler-weights MOBILENETV2 --work RUNS \
+        --out benchmarks/systems_NAME.json --seeds 0 1 2 --trials 4 --parallel 3
+
+BANK has train, dev and test. The stages, which `--stage` runs one at a time, and all of which go on after a kill:
+
+- features: the classifier's answers about all frames, its features, and those of a light network go into the bank.
+- tune: every learned method has the same number of trials (systems_trials.py), each trained with the first seed. A
+  trial counts by its best dev metric over the numbers of frames, or values of its dial, that cost on the mean no more
+  than six evenly spread frames. `--tune-bank` is another bank for this, whose dev shares no pictures with its train
+  where that of BANK does; what is chosen on dev is then chosen there, with the trials themselves.
+- train: the best trial of each method with all seeds.
+- evaluate: on dev, to choose the number of frames or the dial of each method within the budget; then, for the first
+  time, on test.
+- train-longer: `--longer N/T=BANK ...` have longer videos, train and test: SOSampler and OCSampler are trained there.
+- longer: both of them on the longer videos, as trained on BANK and as trained there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sosampler as so
+from sosampler._util.environment import circumstances
+from sosampler.baselines.base import light_network
+from sosampler.errors import MissingDependency, SosamplerError
+from sosampler.samplers.recipe import read_recipe
+from sosampler.samplers.registry import RECIPES
+from sosampler.training.optim import settled_precision
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.accuracy import systems_trials as trials
+from benchmarks.accuracy.systems_trials import NUM_CANDIDATES, NUM_FRAMES, PICTURES, TRIALS, Row, Settings
+from benchmarks.accuracy.train_many import Reply, Task, Trainers
+from benchmarks.common import Results
+from benchmarks.tables.systems_table import draw_curve
+
+PAIRS = tuple((num_frames, NUM_CANDIDATES) for num_frames in NUM_FRAMES)
+LONGER_METHODS = ("sosampler", "ocsampler")
+FRAMES_A_STEP = 960  # of trainings on longer videos; batches of 64 of them would not fit into a GPU that several share
+
+
+def begin(arguments: argparse.Namespace, results: Results) -> None:
+    """Refuse to mix two measurements, and tell the circumstances."""
+    asked = {key: getattr(arguments, key) for key in ("name", "epochs", "trial_epochs", "batch_size")}
+    asked["tune_bank"] = None if arguments.tune_bank is None else arguments.tune_bank.name
+    if results.told.get("asked", asked) != asked:
+        raise SystemExit(
+            f"{results.path}: holds a measurement of {results['asked']}, not of {asked}; give another --out"
+        )
+    bank = so.Bank(arguments.bank)
+    results.put(
+        what=f"samplers and systems on {arguments.name}, tuned alike on dev, measured once on test",
+        name=arguments.name,
+        **circumstances(("torch", "torchvision", "timm", "numpy", "scikit-learn")),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        asked=asked,
+        seeds=arguments.seeds,
+        trials_each=arguments.trials,
+        parallel=arguments.parallel,
+        metric="mAP" if bank.multi_label else "top1",
+        videos=dict(Counter(item.split or "train" for item in bank.items)),
+        num_classes=len(bank.classes),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="Of the data, for titles.")
+    parser.add_argument("bank", type=Path)
+    parser.add_argument("--tune-bank", type=Path, default=None, help="For trials and choices; default: BANK.")
+    parser.add_argument("--classifier", type=Path, required=True, help="Its saved folder.")
+    parser.add_argument("--sampler-weights", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--curve", type=Path, default=None, help="Pictures of the curve: this name as .svg and .png.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=list(TRIALS), default=list(TRIALS))
+    parser.add_argument("--trials", type=int, default=4, help="Of each method.")
+    parser.add_argument("--parallel", type=int, default=3, help="Trainings at a time.")
+    parser.add_argument("--epochs", type=int, default=None, help="Default: those of the recipes.")
+    parser.add_argument("--trial-epochs", type=int, default=None, help="Of trials that train on pictures.")
+    parser.add_argument("--batch-size", type=int, default=None, help="At most; default: those of the recipes.")
+    parser.add_argument("--longer", nargs="+", default=[], metavar="N/T=BANK")
+    parser.add_argument("--stage", choices=list(STAGES), default=None)
+    arguments = parser.parse_args()
+    results = Results(arguments.out)
+    begin(arguments, results)
+    for name, stage in STAGES.items():
+        if arguments.stage in (None, name):
+            started = time.perf_counter()
+            stage(arguments, results)
+            results.took(name, time.perf_counter() - started)
+            print(f"{name}: {results['seconds'][name][-1]:.0f} s", flush=True)
+
+
+# ---- features
+
+
+def add_features(arguments: argparse.Namespace, results: Results) -> None:
+    """What trainings read is in the banks before several of them start."""
+    banks = [arguments.bank] + ([arguments.tune_bank] if arguments.tune_bank is not None else [])
+    if all(_has_all(so.Bank(bank), results.told) for bank in banks):
+        return
+    classifier = so.create_classifier(arguments.classifier, device=device())
+    light = light_network(arguments.sampler_weights).to(device())
+    fingerprint = classifier.fingerprint()
+    for bank in banks:
+        teach(bank, classifier)
+        kept = so.Bank(bank).feature_sets
+        for network in (classifier, light):
+            network.precision = _precision(kept.values(), network.fingerprint(), "computed_in")
+            so.add_features(bank, network)
+        print(f"answers and features for {bank.name} are there", flush=True)
+    results.put(
+        classifier={"name": classifier.name, "fingerprint": fingerprint, "gmacs": classifier.gmacs(1)},
+        light={"fingerprint": light.fingerprint(), "gmacs": light.gmacs(1)},
+    )
+
+
+def _has_all(bank: so.Bank, told: dict[str, Any]) -> bool:
+    """Without a look at the networks, which takes seconds."""
+    if "light" not in told:
+        return False
+    heavy = told["classifier"]["fingerprint"]
+    try:
+        bank.teacher(heavy), bank.features(heavy), bank.features(told["light"]["fingerprint"])
+    except SosamplerError:
+        return False
+    return True
+
+
+def teach(bank: Path, classifier: Any) -> None:
+    """Ask the classifier about the frames it was not asked about yet."""
+    known = so.Bank(bank).teachers.values()
+    classifier.precision = _precision(known, classifier.fingerprint(), "precision")
+    so.add_teacher(bank, classifier)
+
+
+def _precision(known: Iterable[dict[str, Any]], fingerprint: str, key: str) -> str:
+    """In which a network answers: as it began, or as suits the machine."""
+    begun = [str(about[key]) for about in known if about["fingerprint"] == fingerprint]
+    return begun[0] if begun else settled_precision(torch.device(device()), None)
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ---- trainings
+
+
+def task_of(
+    arguments: argparse.Namespace,
+    results: Results,
+    method: str,
+    settings: Settings,
+    seed: int,
+    epochs: int | None,
+    bank: Path | None = None,
+) -> Task:
+    """Arguments of `so.train`. The folder's name follows from them, so that a run is found again."""
+    classifier = results.needed("classifier", "features")["fingerprint"]
+    own: Settings = {"sampler": method, "classifier": classifier, "seed": seed, **settings}
+    if epochs is not None:
+        own["epochs"] = epochs
+    if arguments.batch_size is not None:
+        own["batch_size"] = min(own.get("batch_size", arguments.batch_size), arguments.batch_size)
+    place = bank or arguments.bank
+    digest = hashlib.sha256(json.dumps([own, place.name], sort_keys=True).encode()).hexdigest()[:8]
+    if method in PICTURES:
+        own["weights"] = str(arguments.sampler_weights)
+    else:
+        own["light"] = results["light"]["fingerprint"]
+    return {"bank": str(place), "out": str(arguments.work / f"{method}-{seed}-{digest}"), **own}
+
+
+def is_trained(task: Task) -> bool:
+    return (Path(task["out"]) / "result.json").exists()
+
+
+def train_all(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str, Reply]:
+    """Those that are not trained yet; trainings on pictures first, for they take longest."""
+    left = {name: task for name, task in tasks.items() if not is_trained(task)}
+    left = dict(sorted(left.items(), key=lambda named: named[1]["sampler"] not in PICTURES))
+
+    def done(name: str, reply: Reply) -> None:
+        print(f"{name}: {reply['seconds']:.0f} s {reply.get('failed', '')}", flush=True)
+
+    with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
+        return trainers.train(left, done)
+
+
+def trial_task(arguments: argparse.Namespace, results: Results, method: str, settings: Settings) -> Task:
+    shorter = arguments.trial_epochs if method in PICTURES else None
+    epochs = shorter or arguments.epochs
+    return task_of(arguments, results, method, settings, arguments.seeds[0], epochs, arguments.tune_bank)
+
+
+def final_tasks(arguments: argparse.Namespace, results: Results) -> dict[str, Task]:
+    """By policy, as method#seed."""
+    chosen = results.needed("chosen", "tune")
+    return {
+        f"{method}#{seed}": task_of(arguments, results, method, TRIALS[method][chosen[method]], seed, arguments.epochs)
+        for method in arguments.methods
+        for seed in arguments.seeds
+    }
+
+
+def tune(arguments: argparse.Namespace, results: Results) -> None:
+    tasks = {
+        f"{method}#{place}": trial_task(arguments, results, method, settings)
+        for method in arguments.methods
+        for place, settings in enumerate(TRIALS[method][: arguments.trials])
+    }
+    replies = train_all(arguments, tasks)
+    known: dict[str, dict[str, Any]] = results.told.get("trials", {})
+    trained = {name: task for name, task in tasks.items() if is_trained(task)}
+    new = {name: task for name, task in trained.items() if known.get(name, {}).get("run") != Path(task["out"]).name}
+    policies = named(["uniform"], new)
+    rows = measured(arguments, policies, "dev", bank=arguments.tune_bank).pop("rows") if new else []
+    for name, task in tasks.items():
+        if name in new:
+            known[name] = _scored(name, task, rows, results["metric"])
+        elif name not in trained:
+            known[name] = {"method": task["sampler"], "dev": None, "failed": replies[name]["failed"]}
+        if name in replies:
+            known[name]["seconds"] = replies[name]["seconds"]
+    results.put(trials=known, **({"budget_gmacs": trials.budget_of(rows)} if rows else {}))
+    chosen = {}
+    for method in arguments.methods:
+        chosen[method] = trials.best_trial([known[f"{method}#{place}"] for place in range(_count(method, arguments))])
+    results.put(chosen=results.told.get("chosen", {}) | chosen)
+    for method, place in chosen.items():
+        told = known[f"{method}#{place}"]
+        print(f"{method}: trial {place} {told['settings']} with dev {told['dev']:.4f} at {told['at']}", flush=True)
+
+
+def _count(method: str, arguments: argparse.Namespace) -> int:
+    return len(TRIALS[method][: arguments.trials])
+
+
+def _scored(name: str, task: Task, rows: Sequence[Row], metric: str) -> dict[str, Any]:
+    """What a trial is worth on dev."""
+    method, _, place = name.partition("#")
+    own = [row for row in rows if trials.read_policy(row["policy"])[:2] == (method, place)]
+    best = trials.best_within(own, metric, trials.budget_of(rows))
+    keys = ("policy", "num_frames", "frames_classified", "frames_decoded", "gmacs", metric)
+    return {
+        "method": method,
+        "settings": TRIALS[method][int(place)],
+        "epochs": task.get("epochs"),
+        "run": Path(task["out"]).name,
+        "dev": None if best is None else best[metric],
+        "at": None if best is None else {key: best[key] for key in keys},
+        "curve": [{key: row[key] for key in keys} for row in own],
+    }
+
+
+def train(arguments: argparse.Namespace, results: Results) -> None:
+    replies = train_all(arguments, final_tasks(arguments, results))
+    _refuse_failures(replies)
+
+
+def _refuse_failures(replies: dict[str, Reply]) -> None:
+    failed = {name: reply["failed"] for name, reply in replies.items() if "failed" in reply}
+    if failed:
+        raise SystemExit("; ".join(f"{name}: {text}" for name, text in failed.items()))
+
+
+# ---- measuring
+
+
+def named(policies: Sequence[str], tasks: dict[str, Task]) -> dict[str, str]:
+    """Policies for `so.evaluate`, and trained ones by their folders; systems at all values of their dials."""
+    folders = {name: task["out"] + ("" if task["sampler"] in PICTURES else "@all") for name, task in tasks.items()}
+    return dict(zip(policies, policies, strict=True)) | folders
+
+
+def choosing(tasks: dict[str, Task]) -> dict[str, str]:
+    """Everybody but the oracles."""
+    policies = named([*trials.RULES, *trials.SELECTORS], tasks)
+    for name, task in tasks.items():
+        if task["sampler"] == "sosampler":
+            policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
+    return policies
+
+
+def measured(
+    arguments: argparse.Namespace,
+    policies: dict[str, str],
+    split: str,
+    *,
+    bank: Path | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
+) -> dict[str, Any]:
+    """All policies in one pass over a split: rows and facts as plain values."""
+    begin = time.perf_counter()
+    found = so.evaluate(
+        bank or arguments.bank,
+        policies,
+        pairs=pairs or PAIRS,
+        classifier=arguments.classifier,
+        split=split,
+        device=device(),
+        precision=settled_precision(torch.device(device()), None),
+    ).to_dict()
+    found.pop("bank")  # a path of the machine
+    print(f"{len(policies)} policies on {split}: {time.perf_counter() - begin:.0f} s", flush=True)
+    return found
+
+
+def evaluate(arguments: argparse.Namespace, results: Results) -> None:
+    tasks = final_tasks(arguments, results)
+    missing = [name for name, task in tasks.items() if not is_trained(task)]
+    if missing:
+        raise SystemExit(f"{', '.join(missing)}: not trained yet; run --stage train first")
+    judged = tasks
+    if arguments.tune_bank is not None:  # what was trained on BANK has seen the pictures of that dev
+        judged = {
+            f"{method}#trial": trial_task(arguments, results, method, TRIALS[method][results["chosen"][method]])
+            for method in arguments.methods
+        }
+    metric = results["metric"]
+    runs = {name: Path(task["out"]).name for name, task in judged.items()}
+    if results.told.get("dev", {}).get("runs") != runs:
+        found = measured(arguments, choosing(judged), "dev", bank=arguments.tune_bank)
+        results.put(dev={"runs": runs, "table": trials.means(found.pop("rows"), metric), **found})
+    runs = {name: Path(task["out"]).name for name, task in tasks.items()}
+    if results.told.get("test", {}).get("runs") != runs:
+        results.put(test={"runs": runs, **measured(arguments, choosing(tasks) | named(trials.ORACLES, {}), "test")})
+    dev, test = results["dev"]["table"], trials.means(results["test"]["rows"], metric)
+    budget = trials.budget_of(dev)
+    results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, metric, budget))
+    if arguments.curve is not None:
+        try:
+            draw_curve(results.told, arguments.curve)
+        except MissingDependency as error:
+            print(f"no curve: {error}; systems_table.py draws it from {results.path} elsewhere", flush=True)
+    for line in results["at_budget"]:
+        print(json.dumps({key: line[key] for key in ("policy", "num_frames", "dial", "gmacs", metric)}), flush=True)
+
+
+# ---- longer videos
+
+
+def longer_tasks(arguments: argparse.Namespace, results: Results) -> dict[str, Task]:
+    """Trainings on the longer videos themselves, by method and N/T; the first seed."""
+    found: dict[str, Task] = {}
+    for (num_frames, num_candidates), bank in longer_banks(arguments).items():
+        if not len(so.Bank(bank).split("train")):
+            continue
+        for method in longer_methods(arguments):
+            settings = TRIALS[method][results.needed("chosen", "tune")[method]]
+            settings = longer_settings(method, settings, num_frames, num_candidates)
+            task = task_of(arguments, results, method, settings, arguments.seeds[0], arguments.epochs, bank)
+            found[f"{method} {num_frames}/{num_candidates}"] = task
+    return found
+
+
+def longer_methods(arguments: argparse.Namespace) -> list[str]:
+    return [method for method in LONGER_METHODS if method in arguments.methods]
+
+
+def train_longer(arguments: argparse.Namespace, results: Results) -> None:
+    """Ask the classifier about the longer videos, and train there."""
+    if not arguments.longer:
+        return
+    classifier = so.create_classifier(arguments.classifier, device=device())
+    for bank in longer_banks(arguments).values():
+        teach(bank, classifier)
+    _refuse_failures(train_all(arguments, longer_tasks(arguments, results)))
+
+
+def longer(arguments: argparse.Namespace, results: Results) -> None:
+    """What samplers of ten candidates do with more, and what training with more brings; the first seed."""
+    finals, again = final_tasks(arguments, results), longer_tasks(arguments, results)
+    methods, seed = longer_methods(arguments), arguments.seeds[0]
+    for (num_frames, num_candidates), bank in longer_banks(arguments).items():
+        key = f"{num_frames}/{num_candidates}"
+        tasks = {f"{method}, T={NUM_CANDIDATES}": finals[f"{method}#{seed}"] for method in methods}
+        tasks |= {f"{m}, T={num_candidates}": again[f"{m} {key}"] for m in methods if f"{m} {key}" in again}
+        runs = {name: Path(task["out"]).name for name, task in tasks.items()}
+        told = results.told.get("longer", {})
+        if told.get(key, {}).get("runs") != runs:
+            policies = named([*trials.RULES, *trials.ORACLES], tasks)
+            found = measured(arguments, policies, "test", bank=bank, pairs=[(num_frames, num_candidates)])
+            results.put(longer=told | {key: {"runs": runs, **found}})
+
+
+def longer_settings(method: str, settings: Settings, num_frames: int, num_candidates: int) -> Settings:
+    """The same trial for N of T, with as many frames a step as fit; SGD's rate goes with the batch."""
+    others = {name: value for name, value in settings.items() if name != "recipe"}
+    recipe = read_recipe(settings.get("recipe", RECIPES[method]), **others)
+    batch = max(2, min(recipe.batch_size, FRAMES_A_STEP // num_candidates))
+    found: Settings = {**settings, "num_candidates": num_candidates, "batch_size": batch}
+    if recipe.optimizer == "sgd":
+        found["lr"] = recipe.lr * batch / recipe.batch_size
+    if recipe.reinforce:
+        found["reinforce"] = {**recipe.reinforce, "num_frames": num_frames}
+    return found
+
+
+def longer_banks(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
+    """By (N, T)."""
+    return dict(_read_longer(text) for text in arguments.longer)
+
+
+def _read_longer(text: str) -> tuple[tuple[int, int], Path]:
+    numbers, _, bank = text.partition("=")
+    num_frames, _, num_candidates = numbers.partition("/")
+    if not (bank and num_frames.isdigit() and num_candidates.isdigit()):
+        raise SystemExit(f"--longer {text}: write N/T=BANK, for example 8/30=bank30")
+    return (int(num_frames), int(num_candidates)), Path(bank)
+
+
+STAGES: dict[str, Callable[[argparse.Namespace, Results], None]] = {
+    "features": add_features,
+    "tune": tune,
+    "train": train,
+    "train-longer": train_longer,
+    "evaluate": evaluate,
+    "longer": longer,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What systems.py compares: the methods, the settings that each may try, and how the best is found."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+Settings = dict[str, Any]
+Row = dict[str, Any]
+
+NUM_CANDIDATES = 10
+NUM_FRAMES = (1, 2, 3, 4, 5, 6, 8)  # five with a sampler cost about as much as six without
+BUDGET_FRAMES = 6  # nobody may cost more than so many evenly spread frames, on the mean, to be chosen
+
+RULES = ("uniform", "random", "all")
+ORACLES = ("semi-optimal-max", "semi-optimal", "optimal")
+METHODS = ("aks", "its", "nms")
+SELECTORS = (
+    "frame-difference",
+    "difference-peaks",
+    "farthest-first",
+    "dpp",
+    *(f"frame-difference+{method}" for method in METHODS),
+)
+
+# Arguments of `so.train`, the method's own recipe first. `--trials` takes so many from the front, of every method.
+TRIALS: dict[str, tuple[Settings, ...]] = {
+    "sosampler": (
+        {},
+        {"lr": 3e-4},
+        {"shift": 10},
+        {"temperature": 0.5},
+        {"temperature": 2.0},
+        {"lr": 3e-3},
+    ),
+    "ocsampler": (
+        {},
+        {"reinforce": {"reward": "label"}},
+        {"reinforce": {"reward": "label"}, "optimizer": "adamw", "lr": 1e-3, "warmup": 0.1, "clip": 5.0},
+        {"reinforce": {"reward": "label", "entropy": 0.01}, "lr": 0.02},
+        {"reinforce": {"reward": "label", "num_frames": 3}, "lr": 0.02},
+        {"reinforce": {"entropy": 0.01}, "lr": 0.02},
+    ),
+    "scsampler": (
+        {"recipe": "scsampler-rank"},
+        {"recipe": "scsampler-ac"},
+        {"recipe": "scsampler-rank", "lr": 3e-4},
+        {"recipe": "scsampler-ac", "lr": 3e-4},
+        {"recipe": "scsampler-rank", "margin": 0.1},
+        {"recipe": "scsampler-ac", "lr": 3e-3},
+    ),
+    "frameexit": (  # gates learn from losses on train, which are small; a smaller beta looks at more frames
+        {},
+        {"beta": 1e-4},
+        {"beta": 1e-4, "lr": 3e-4},
+        {"beta": 1e-5, "lr": 1e-4},
+        {"beta": 1e-2},
+        {"beta": 1e-1, "lr": 3e-4},
+    ),
+    "liteeval": (
+        {},
+        {"target": 0.5},
+        {"budget_per": "video"},
+        {"lr": 3e-4},
+        {"target": 0.5, "lr": 3e-4},
+        {"lr": 3e-3},
+    ),
+    "adaframe": (
+        {},
+        {"lr": 3e-4},
+        {"rollouts": 4},
+        {"rollouts": 4, "deviation": 0.2, "lr": 3e-4},
+        {"deviation": 0.2},
+        {"lr": 3e-3},
+    ),
+    "marl": (
+        {},
+        {"lr": 3e-4},
+        {"entropy_weight": 0.1},
+        {"agents": 5},
+        {"agents": 5, "lr": 3e-4},
+        {"lr": 3e-3},
+    ),
+}
+PICTURES = ("sosampler", "ocsampler", "scsampler")  # train on pictures and then choose N frames; the rest on features
+
+_POLICY = re.compile(r"(?P<base>[^#@+]+)(#(?P<seed>\w+))?(?P<method>\+\w+)?(@(?P<dial>.+))?")
+
+
+class Policy(NamedTuple):
+    """What the name of a row says."""
+
+    name: str  # with a method behind it, without seed and dial
+    seed: str  # or trial; "" where there is none
+    dial: str  # of a system, "" for others
+
+
+def read_policy(text: str) -> Policy:
+    """
+    >>> read_policy("sosampler#1+aks"), read_policy("frameexit#0@0.5").dial
+    (Policy(name='sosampler+aks', seed='1', dial=''), '0.5')
+    """
+    found = _POLICY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not the name of a row of this benchmark")
+    return Policy(found["base"] + (found["method"] or ""), found["seed"] or "", found["dial"] or "")
+
+
+def budget_of(rows: Iterable[Row]) -> float:
+    """GMACs of evenly spread frames."""
+    (found,) = (row["gmacs"] for row in rows if row["policy"] == "uniform" and row["num_frames"] == BUDGET_FRAMES)
+    return float(found)
+
+
+def best_within(rows: Iterable[Row], metric: str, budget: float) -> Row | None:
+    """The best row that costs no more than the budget on the mean; of equal ones the cheapest."""
+    allowed = [row for row in rows if row["gmacs"] is not None and row["gmacs"] <= budget + 1e-9]
+    return max(allowed, key=lambda row: (row[metric], -row["gmacs"]), default=None)
+
+
+def best_trial(trials: Sequence[dict[str, Any]]) -> int:
+    """Place of the trial with the highest dev score; of equal ones the cheapest, then the first."""
+    scored = [place for place, trial in enumerate(trials) if trial.get("dev") is not None]
+    if not scored:
+        told = "; ".join(str(trial.get("failed", "costs too much at every setting")) for trial in trials)
+        raise SystemExit(f"no trial of {trials[0]['method'] if trials else 'a method'} can be chosen: {told}")
+    return max(scored, key=lambda place: (trials[place]["dev"], -trials[place]["at"]["gmacs"], -place))
+
+
+def means(rows: Iterable[Row], metric: str) -> list[Row]:
+    """One line a policy and N, or dial: means over seeds, the standard deviation where there are several.
+
+    The interval is the mean of the seeds' intervals, each of them over videos.
+    """
+    groups: dict[tuple[str, int | None, str, int], list[Row]] = {}
+    for row in rows:
+        name, _, dial = read_policy(row["policy"])
+        groups.setdefault((name, row["num_frames"], dial, row["num_candidates"]), []).append(row)
+    lines = []
+    for (name, num_frames, dial, num_candidates), found in groups.items():
+        line: Row = {"policy": f"{name}@{dial}" if dial else name, "num_frames": num_frames, "dial": dial or None}
+        line |= {"num_candidates": num_candidates, "seeds": len(found)}
+        for key in (metric, "confidence", "fidelity", "recovered", "gmacs", "frames_classified", "frames_decoded"):
+            values = [row[key] for row in found if row[key] is not None]
+            line[key] = round(statistics.mean(values), 5) if values else None
+            if len(values) > 1:
+                line[f"{key}_sd"] = round(statistics.stdev(values), 5)
+        bounds = [row["ci95"][metric] for row in found if metric in row["ci95"]]
+        if bounds:
+            line["ci95"] = {metric: [round(statistics.mean(side), 5) for side in zip(*bounds, strict=True)]}
+        lines.append(line)
+    return lines
+
+
+def at_budget(dev: Sequence[Row], test: Sequence[Row], metric: str, budget: float) -> list[Row]:
+    """For each policy the N or dial that is best on dev within the budget, with what it does on test.
+
+    `dev`, `test`: lines of `means`. Oracles have no cost and are left out.
+    """
+    names = dict.fromkeys(line["policy"].partition("@")[0] for line in dev)
+    found = []
+    for name in names:
+        best = best_within((line for line in dev if line["policy"].partition("@")[0] == name), metric, budget)
+        if best is not None:
+            same = ("policy", "num_frames", "num_candidates")
+            line = next(line for line in test if all(line[key] == best[key] for key in same))
+            found.append({**line, "policy": name, "dev": best[metric], "dev_gmacs": best["gmacs"]})
+    return found

@@ -1,0 +1,148 @@
+"""The sampler that ships with the package: its data, its training, its settings, and what it is worth.
+
+    python benchmarks/general_sampler/general_sampler.py data PICTURES CLIPS --fonts FONTS --out DATA
+    python benchmarks/general_sampler/general_sampler.py train --data DATA --resnet50 ... --mobilenet ... --out RUN \\
+        --device cuda --seconds 300
+    python benchmarks/general_sampler/general_sampler.py mix RUN --mobilenet ... --share 0.2 --out MIXED
+    python benchmarks/general_sampler/general_sampler.py choose RUN --pictures PICTURES --clips CLIPS --films FILMS \\
+        --fonts OTHER_FONTS --classifier CLASSIFIER --work WORK
+    python benchmarks/general_sampler/general_sampler.py export RUN --out src/sosampler/samplers/general
+    python benchmarks/general_sampler/general_sampler.py measure RUN (as for choose)
+
+PICTURES is sports22 with train/, test/ and distractors/; CLIPS holds `manifest.csv` as for banks.py; FILMS are a few
+videos of any kind; FONTS and OTHER_FONTS hold .ttf files; CLASSIFIER has learned from the first half of the train
+pictures. `data` writes one file without labels, so that `train` needs no decoder. `train` has all of MobileNetV2 learn
+from ResNet-50, both ImageNet's, until the time is over. `mix` takes its weights a share of the way back to where they
+began; which share is decided by what `choose` says of each. `choose` mixes the heads and sets the choice on dev;
+`measure` is about what was left out of all of these. PySceneDetect is measured beside the others where `--scenedetect`
+names a Python that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.common import RESULTS, Results
+
+TRAINED, CHOSEN = "training.json", "chosen.json"  # in the folder of a run
+
+
+def data(given: argparse.Namespace) -> None:
+    from benchmarks.general_sampler import general_data
+
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    fonts = sorted(given.fonts.glob("*.ttf"))
+    print(json.dumps(general_data.make(given.pictures, given.clips, fonts, given.out)), flush=True)
+
+
+def train(given: argparse.Namespace) -> None:
+    import torch
+
+    from benchmarks.general_sampler import general_training
+
+    torch.set_num_threads(given.threads)
+    found = general_training.train(
+        given.data,
+        given.resnet50,
+        given.mobilenet,
+        given.out,
+        general_training.settings_from(given.set),
+        seconds=given.seconds,
+        device=torch.device(given.device),
+    )
+    print(json.dumps({key: value for key, value in found.items() if key != "log"}), flush=True)
+
+
+def mix(given: argparse.Namespace) -> None:
+    from benchmarks.general_sampler import general_training
+
+    general_training.mix_with_start(given.run, given.mobilenet, given.share, given.out)
+
+
+def choose(given: argparse.Namespace) -> None:
+    from benchmarks.general_sampler import general_choose
+    from benchmarks.general_sampler.general_measure import default_places
+
+    found = general_choose.choose(given.run, default_places(given))
+    general_choose.write_json(given.run / CHOSEN, found)
+    print(json.dumps({"chosen": found["chosen"], "dev": found["dev"]}), flush=True)
+
+
+def export(given: argparse.Namespace) -> None:
+    from benchmarks.general_sampler import general_card, general_choose
+
+    chosen = json.loads((given.run / CHOSEN).read_text(encoding="utf-8"))
+    trained = json.loads((given.run / TRAINED).read_text(encoding="utf-8"))
+    about = general_card.about(trained, chosen)
+    told = general_choose.export(given.run, chosen["chosen"]["sure"], about, general_card.card(about), given.out)
+    print(json.dumps(told), flush=True)
+
+
+def measure(given: argparse.Namespace) -> None:
+    from benchmarks.general_sampler import general_measure
+
+    results = Results(given.out)
+    for name, file in (("training", TRAINED), ("choice", CHOSEN)):
+        results.put(**{name: json.loads((given.run / file).read_text(encoding="utf-8"))})
+    general_measure.measure(general_measure.default_places(given), results.put, given.only)
+    results.put(wins_over_uniform=general_measure.wins(results.told))
+    print(json.dumps(results["wins_over_uniform"]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    stages = parser.add_subparsers(dest="stage", required=True)
+    doing: dict[str, Callable[[argparse.Namespace], None]] = {
+        "data": data,
+        "train": train,
+        "mix": mix,
+        "choose": choose,
+        "export": export,
+        "measure": measure,
+    }
+    parts = {name: stages.add_parser(name) for name in doing}
+
+    part = parts["data"]
+    part.add_argument("pictures", type=Path)
+    part.add_argument("clips", type=Path)
+    for name in ("--fonts", "--out"):
+        part.add_argument(name, type=Path, required=True)
+
+    part = parts["train"]
+    for name in ("--data", "--resnet50", "--mobilenet", "--out"):
+        part.add_argument(name, type=Path, required=True)
+    part.add_argument("--device", default="cuda")
+    part.add_argument("--seconds", type=float, default=300, help="In which all of it ends, from reading to writing.")
+    part.add_argument("--threads", type=int, default=2)
+    part.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="Other settings of the training.")
+
+    part = parts["mix"]
+    for name in ("--mobilenet", "--out"):
+        part.add_argument(name, type=Path, required=True)
+    part.add_argument("--share", type=float, required=True, help="Of the weights of the start, 0 to 1.")
+
+    for name in ("mix", "choose", "export", "measure"):
+        parts[name].add_argument("run", type=Path)
+    for name in ("choose", "measure"):
+        for option in ("--pictures", "--clips", "--films", "--fonts", "--classifier", "--work"):
+            parts[name].add_argument(option, type=Path, required=True)
+        parts[name].add_argument("--scenedetect", type=Path, default=None, help="A Python that has PySceneDetect.")
+    parts["export"].add_argument("--out", type=Path, required=True)
+    parts["measure"].add_argument("--only", nargs="*", default=[], help="Sets: films, stills, golf, reels.")
+    parts["measure"].add_argument("--out", type=Path, default=RESULTS / "general_sampler.json")
+
+    given = parser.parse_args()
+    begin = time.perf_counter()
+    doing[given.stage](given)
+    print(f"{given.stage}: {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""From a file to a label: speed on natural clips and accuracy on reels as mp4, by the same networks, in one file.
+
+    python benchmarks/speed/pipeline.py CLIP... --pictures PICTURES --classifier CLASSIFIER --sampler RUN \\
+        --work WORK --out benchmarks/results/pipeline.json
+
+PICTURES are those of samplers.py, CLASSIFIER the folder of the classifier that it trained, RUN that of a sampler that
+learned from its answers. Reels are made of the test pictures, which neither has seen, and encoded by x264 with the
+keyframes it chooses. Without the three, speed alone is measured, with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import sosampler as so
+from sosampler.bench.pipeline import bench_pipeline, table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.common import Results
+
+
+def reels_of(pictures: Path, work: Path, count: int) -> Path:
+    """Test reels as files; those that are there serve again."""
+    folder = work / f"reels_{count}"
+    so.make_reels(pictures, folder, to="mp4", preset="sports22", counts={"test": count})
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clips", nargs="+", type=Path, help="natural videos")
+    parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--classifier", type=Path)
+    parser.add_argument("--sampler", type=Path)
+    parser.add_argument("--reels", type=int, default=600, help="how many")
+    parser.add_argument("--work", type=Path, default=Path(".bench"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streamed", type=int, default=24)
+    parser.add_argument("--many", type=int, default=10_000)
+    parser.add_argument("--no-hour", action="store_true")
+    parser.add_argument("--device")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    reels = None if given.pictures is None else reels_of(given.pictures, given.work, given.reels)
+    result = bench_pipeline(
+        given.clips,
+        sampler=given.sampler,
+        classifier=given.classifier,
+        reels=reels,
+        work=given.work,
+        rounds=given.rounds,
+        streamed=given.streamed,
+        many=given.many,
+        hour=not given.no_hour,
+        device=given.device,
+        say=print,
+    )
+    given.out.unlink(missing_ok=True)  # figures of one run only
+    Results(given.out).put(**result)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

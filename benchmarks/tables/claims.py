@@ -1,0 +1,278 @@
+"""What of the paper's claims held on the data at hand: figures with intervals, and a verdict by a stated rule.
+
+The figures come from the files of paper_runs.py, systems.py, samplers.py and independence.py, as far as they are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from benchmarks.tables.paper_tables import FROM_NOTHING
+
+Result = dict[str, Any]
+Files = Mapping[str, Result]  # by name, those of paper_runs.py as "paper/NAME"
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
+NOTHING = "not measured yet"
+REAL_CLIPS = ("yoga", "airtlab", "golfdb")
+N_OF_T = (6, 10)
+CLAIMED_RATE = 1.0  # frames a second
+
+
+class Range(NamedTuple):
+    """A difference in points and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+
+    def minus(self, other: Range) -> Range:
+        """The difference of two independent ones, whose distances to their bounds add up as squares do.
+
+        >>> print(Range(10, 7, 13).minus(Range(4, 0, 8)))
+        +6.0 (+1.0 to +11.0)
+        """
+        value = self.value - other.value
+        down = math.hypot(self.value - self.low, other.high - other.value)
+        up = math.hypot(self.high - self.value, other.value - other.low)
+        return Range(value, value - down, value + up)
+
+
+def verdict(found: Range) -> str:
+    """Of a claim that a difference is above 0.
+
+    >>> [verdict(Range(*told)) for told in ((2, 1, 3), (-2, -3, -1), (1, -1, 3))]
+    ['holds', 'does not hold', 'cannot be told']
+    """
+    return HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one measurement says about a claim."""
+
+    where: str
+    figures: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    title: str
+    rule: str
+    evidence: Callable[[Files], Iterable[Evidence]]
+
+
+# ---- finding figures
+
+
+def contrast(files: Files, name: str, experiment: str, which: str, pair: tuple[int, int] | None = None) -> Range | None:
+    """A paired difference of paper_runs.py; the first N of T where none is named."""
+    found = files.get(f"paper/{name}", {}).get("experiments", {}).get(experiment, {}).get("contrasts", [])
+    for one in found:
+        if one["name"] == which and pair in (None, (one["num_frames"], one["num_candidates"])):
+            return Range(one["difference"], *one["ci95"])
+    return None
+
+
+def to_uniform(rows: Iterable[Mapping[str, Any]], policy: str, pair: tuple[int, int] = N_OF_T) -> Range | None:
+    """Points above uniform of all seeds of a policy in rows of an evaluation; bounds are averaged with the values."""
+    told = [
+        row["versus_uniform"]
+        for row in rows
+        if (row["num_frames"], row["num_candidates"]) == pair and _is_seed_of(row["policy"], policy)
+    ]
+    if not told or any(one is None or one.get("ci95") is None for one in told):
+        return None
+    columns = [[one["difference"], *one["ci95"]] for one in told]
+    return Range(*(100 * sum(column) / len(column) for column in zip(*columns, strict=True)))
+
+
+def _is_seed_of(name: str, policy: str) -> bool:
+    base, _, seed = name.partition("#")
+    return base == policy and (not seed or seed.isdecimal())
+
+
+def place_name(result: Result) -> str:
+    network = str(result["classifier"]["name"])
+    return f"{result['bank']['name']}, {network}" + (", trained from nothing" if network in FROM_NOTHING else "")
+
+
+def _places(files: Files) -> list[tuple[str, Result]]:
+    return [(name.removeprefix("paper/"), told) for name, told in files.items() if name.startswith("paper/")]
+
+
+def _systems(files: Files) -> list[tuple[str, list[Result]]]:
+    """Rows on test of systems.py's files."""
+    found = [(name, files.get(f"systems_{name}", {}).get("test", {}).get("rows")) for name in ("reels", *REAL_CLIPS)]
+    return [(name, rows) for name, rows in found if rows]
+
+
+# ---- the claims
+
+
+def near_optimal(files: Files) -> Iterable[Evidence]:
+    for name, told in _places(files):
+        half = contrast(files, name, "table1", "pi_s - half way to pi_o")
+        both = [contrast(files, name, "table1", f"{who} - uniform") for who in ("pi_s", "pi_o")]
+        if half is not None and None not in both:
+            figures = f"π_s {both[0]}, π_o {both[1]} above uniform; π_s above half way: {half}"
+            yield Evidence(place_name(told), figures, verdict(half))
+    for name, rows in _systems(files):
+        ours, best = to_uniform(rows, "semi-optimal"), to_uniform(rows, "optimal")
+        if f"paper/{name}" not in files and ours is not None and best is not None:
+            half = ours.minus(Range(*(0.5 * bound for bound in best)))
+            figures = f"π_s {ours}, π_o {best} above uniform; π_s above half way: {half}, as if not paired"
+            yield Evidence(f"{name}, resnet50", figures, verdict(half))
+
+
+def _of_table6(*names: str) -> Callable[[Files], Iterable[Evidence]]:
+    def found(files: Files) -> Iterable[Evidence]:
+        for name, told in _places(files):
+            for which in names:
+                difference = contrast(files, name, "table6", which)
+                if difference is not None:
+                    guided = ", with label guidance" if which.endswith("guidance") else ""
+                    yield Evidence(f"{place_name(told)}{guided}", str(difference), verdict(difference))
+
+    return found
+
+
+def ocsampler_fails(files: Files) -> Iterable[Evidence]:
+    for name, told in _places(files):
+        for pair in ((8, 30), (16, 60), (32, 100)):
+            ours, theirs = (
+                contrast(files, name, "table5", f"{who} - uniform", pair) for who in ("sosampler", "ocsampler")
+            )
+            if ours is not None and theirs is not None:
+                yield _against_uniform(place_name(told), pair, theirs, ours)
+    for key, found in files.get("systems_reels", {}).get("longer", {}).items():
+        frames, candidates = (int(number) for number in key.split("/"))
+        pair = frames, candidates
+        names = [f"{who}, T={candidates}" for who in ("sosampler", "ocsampler")]
+        ours, theirs = (to_uniform(found["rows"], name, pair) for name in names)
+        if ours is not None and theirs is not None:
+            yield _against_uniform("reels of systems.py, resnet50", pair, theirs, ours)
+
+
+def _against_uniform(where: str, pair: tuple[int, int], theirs: Range, ours: Range) -> Evidence:
+    below = Range(-theirs.value, -theirs.high, -theirs.low)
+    figures = f"OCSampler {theirs}, SOSampler {ours} to uniform"
+    return Evidence(f"{where}, {pair[0]} of {pair[1]}", figures, verdict(below))
+
+
+def shrinks_on_short_videos(files: Files) -> Iterable[Evidence]:
+    sources: list[tuple[str, Callable[[str], Range | None]]] = [
+        ("recipe paper", lambda name: contrast(files, name, "table6", "sosampler - uniform")),
+        ("recipe default", lambda name: _gain_of_systems(files, name)),
+    ]
+    for recipe, gain in sources:
+        long = gain("reels10" if recipe == "recipe paper" else "reels")
+        for name in REAL_CLIPS:
+            short = gain(name)
+            if long is not None and short is not None:
+                difference = long.minus(short)
+                figures = f"reels {long}, {name} {short} above uniform; difference {difference}"
+                yield Evidence(f"{name}, {recipe}", figures, verdict(difference))
+
+
+def _gain_of_systems(files: Files, name: str) -> Range | None:
+    """SOSampler's in systems.py; on reels that of samplers.py where the other is not there."""
+    rows = dict(_systems(files)).get(name)
+    if rows is None and name == "reels":
+        return to_uniform(files.get("samplers", {}).get("rows", []), "default")
+    return None if rows is None else to_uniform(rows, "sosampler")
+
+
+def independent(files: Files) -> Iterable[Evidence]:
+    for name, found in files.get("independence", {}).get("sets", {}).items():
+        yield from _at_claimed_rate(f"{name}, ImageNet's ResNet-50", found["rows"], found["classifiers"][0]["verdict"])
+    for name, told in _places(files):
+        figure = told["experiments"].get("figure1")
+        if figure is not None:
+            yield from _at_claimed_rate(f"{name}, stored frames", figure["rows"], figure["verdict"])
+
+
+def _at_claimed_rate(where: str, rows: Iterable[Result], up_to: float | None) -> Iterable[Evidence]:
+    row = next((row for row in rows if row["rate"] == CLAIMED_RATE and row["redundant"] is not None), None)
+    words = "at no measured rate" if up_to is None else f"up to {up_to:g} fps"
+    if row is None:
+        yield Evidence(where, f"no pairs at 1 fps; independent {words}", OPEN)
+        return
+    bounds = row.get("redundant_ci95")
+    range_of = "" if bounds is None else f" ({100 * bounds[0]:.0f} to {100 * bounds[1]:.0f})"
+    figures = f"{100 * row['redundant']:.0f} %{range_of} of the pairs at 1 fps are redundant; independent {words}"
+    yield Evidence(where, figures, HOLDS if up_to is not None and up_to >= CLAIMED_RATE else FAILS)
+
+
+CLAIMS = (
+    Claim(
+        "π_s is near π_o",
+        "Near means at least half of π_o's gain over uniform (the paper's own figures: 80 % with ResNet-50, 53 % with "
+        "TimeSformer), so the difference is that of π_s to half way.",
+        near_optimal,
+    ),
+    Claim(
+        "Ranking is better than squared errors",
+        "Ranking minus MSE, 6 of 10 frames, both on the label's confidence.",
+        _of_table6("ranking - MSE", "ranking - MSE, label guidance"),
+    ),
+    Claim(
+        "The highest confidence is a better target than the label's",
+        "Max minus label, 6 of 10 frames, both ranked with label guidance.",
+        _of_table6("max - label"),
+    ),
+    Claim(
+        "OCSampler fails at large N and T",
+        "Uniform minus OCSampler: the paper has it below uniform from 16 of 60 on.",
+        ocsampler_fails,
+    ),
+    Claim(
+        "The gain shrinks on short videos",
+        "SOSampler's gain over uniform on reels, which are untrimmed by construction, minus that on short clips, 6 of "
+        "10 frames. The sets also differ in classes, metric and size.",
+        shrinks_on_short_videos,
+    ),
+    Claim(
+        "Frames stand by themselves up to one a second",
+        "No difference but the criterion of `sosampler independence`: holds where it finds independence up to 1 fps or "
+        "more; cannot be told where no pair of frames lies a second apart.",
+        independent,
+    ),
+)
+
+
+def sections(files: Files) -> list[str]:
+    """Paragraphs."""
+    text = [
+        "## What held and what did not",
+        "The paper's claims on the data at hand, which is none of the paper's. A claim says that a difference is above "
+        "0: it holds where the whole 95 % interval is, does not hold where all of it is below, and cannot be told "
+        "where the interval contains 0. Figures are points of the metric. Intervals are over resamples of the videos; "
+        "they know nothing of what another training or other data would change.",
+    ]
+    for claim in CLAIMS:
+        found = list(claim.evidence(files))
+        text += [f"### {claim.title}", claim.rule]
+        if not found:
+            text.append(f"{NOTHING.capitalize()}.")
+            continue
+        rows = [f"| {one.where} | {one.figures} | {one.verdict} |" for one in found]
+        text += ["\n".join(["| where | figures | verdict |", "|---|---|---|", *rows]), in_short(found)]
+    return text
+
+
+def in_short(found: Iterable[Evidence]) -> str:
+    """
+    >>> in_short([Evidence("a", "", HOLDS), Evidence("b", "", OPEN), Evidence("c", "", HOLDS)])
+    'Holds in 2 of 3, does not hold in 0, cannot be told in 1.'
+    """
+    verdicts = [one.verdict for one in found]
+    counts = {name: verdicts.count(name) for name in (HOLDS, FAILS, OPEN)}
+    return f"Holds in {counts[HOLDS]} of {len(verdicts)}, {FAILS} in {counts[FAILS]}, {OPEN} in {counts[OPEN]}."

@@ -1,0 +1,212 @@
+"""Print the tables of files that benchmarks/accuracy/systems.py wrote, in Markdown.
+
+python benchmarks/systems_table.py benchmarks/systems_*.json            all of each file
+python benchmarks/systems_table.py benchmarks/systems_*.json --beside   the table of docs/baselines.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+Line = dict[str, Any]
+
+NAMES = {
+    "sosampler": "**SOSampler**",
+    "ocsampler": "OCSampler",
+    "scsampler": "SCSampler",
+    "frameexit": "FrameExit",
+    "liteeval": "LiteEval",
+    "adaframe": "AdaFrame",
+    "marl": "MARL",
+    "semi-optimal-max": "π_s, max confidence (oracle)",
+    "semi-optimal": "π_s, label confidence (oracle)",
+    "optimal": "π_o (oracle)",
+}
+METRICS = {"top1": "top-1", "mAP": "mAP"}
+# The rest would lie on top of each other
+IN_THE_CURVE = ("uniform", "random", "all", *(set(NAMES) - {"semi-optimal-max", "optimal"}))
+
+
+def shown(policy: str) -> str:
+    """The name of a policy as readers know it, with what stands behind it.
+
+    >>> shown("ocsampler"), shown("sosampler+aks"), shown("random")
+    ('OCSampler', 'SOSampler + aks', 'random')
+    """
+    base, plus, method = policy.partition("+")
+    name = NAMES.get(base, base)
+    return f"{name.strip('*')} + {method}" if plus and base in NAMES else NAMES.get(policy, policy)
+
+
+def percent(line: Line | None, metric: str) -> str:
+    """Mean ± standard deviation over seeds."""
+    if line is None or line[metric] is None:
+        return ""
+    spread = line.get(f"{metric}_sd")
+    return f"{100 * line[metric]:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if float(value).is_integer() else f"{value:.{digits}f}"
+
+
+def markdown(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
+def within_budget(result: Result) -> str:
+    """Everybody at the N, or the dial, that was best on dev for at most the cost of six evenly spread frames."""
+    metric = result["metric"]
+    rows = []
+    for line in sorted(result["at_budget"], key=lambda line: -line[metric]):
+        setting = f"N={line['num_frames']}" if line["dial"] is None else f"dial at {line['dial']}"
+        spent = [number(line[key]) for key in ("frames_classified", "frames_decoded", "gmacs")]
+        rows.append([shown(line["policy"]), setting, *spent, percent(line, metric)])
+    heads = ["method", "chosen on dev", "frames", "decoded", "GMACs", f"test {METRICS[metric]}, %"]
+    return markdown(heads, rows)
+
+
+def by_frames(result: Result) -> str:
+    """Whoever chooses N frames, at every N; the classifier of all is the same."""
+    metric = result["metric"]
+    lines = {(line["policy"], line["num_frames"]): line for line in result["table"] if line["num_frames"] is not None}
+    counts = sorted({count for _, count in lines})
+    policies = dict.fromkeys(policy for policy, _ in lines)
+    rows = [[shown(policy), *(percent(lines.get((policy, n)), metric) for n in counts)] for policy in policies]
+    return markdown([f"{METRICS[metric]}, %", *(f"N={n}" for n in counts)], rows)
+
+
+def by_dial(result: Result) -> str:
+    """Systems with classifiers of their own, at every value of their dials."""
+    metric = result["metric"]
+    rows = []
+    for line in result["table"]:
+        if line["dial"] is not None:
+            spent = [number(line[key]) for key in ("frames_classified", "frames_decoded", "gmacs")]
+            rows.append([shown(line["policy"].partition("@")[0]), line["dial"], *spent, percent(line, metric)])
+    return markdown(["system", "dial", "frames", "decoded", "GMACs", f"{METRICS[metric]}, %"], rows)
+
+
+def trials(result: Result) -> str:
+    """What every method tried, and which was taken."""
+    rows = []
+    for method, place in result["chosen"].items():
+        own = [trial for name, trial in result["trials"].items() if name.partition("#")[0] == method]
+        scores = [_score(one) for one in own]
+        settings = ", ".join(f"{name} {value}" for name, value in own[place]["settings"].items()) or "as its recipe"
+        rows.append([shown(method), "; ".join(scores), settings])
+    return markdown(["method", f"dev {METRICS[result['metric']]} of its trials, %", "taken"], rows)
+
+
+def _score(trial: dict[str, Any]) -> str:
+    if trial["dev"] is not None:
+        return f"{100 * trial['dev']:.1f}"
+    return "failed" if "failed" in trial else "over the budget"
+
+
+def longer(result: Result) -> str:
+    """N of more candidates; one seed."""
+    metric, found = result["metric"], result["longer"]
+    at = {(row["policy"], pair): row for pair, one in found.items() for row in one["rows"]}
+    # A sampler trained with the T of its column has one line for all of them.
+    policies = dict.fromkeys(_same_line(policy, pair) for policy, pair in at)
+    rows = []
+    for policy in policies:
+        cells = [at.get((policy.replace(", as many", f", T={pair.partition('/')[2]}"), pair)) for pair in found]
+        name, _, trained = policy.partition(", ")
+        told = shown(name) + (f", trained with {trained}" if trained else "")
+        rows.append([told, *(percent(cell, metric) for cell in cells)])
+    return markdown([f"{METRICS[metric]}, %", *(pair.replace("/", " of ") for pair in found)], rows)
+
+
+def _same_line(policy: str, pair: str) -> str:
+    return policy.replace(f", T={pair.partition('/')[2]}", ", as many")
+
+
+def sections(result: Result) -> list[str]:
+    """Paragraphs of one data set; what is not measured yet is left out."""
+    videos = ", ".join(f"{count} {split}" for split, count in sorted(result["videos"].items()))
+    text = [
+        f"### {result['name']}",
+        f"{videos} videos of {result['num_classes']} classes; seeds {', '.join(map(str, result['seeds']))}, "
+        f"{result['trials_each']} trials of each method, on {result['device']}.",
+    ]
+    if "at_budget" in result:
+        text += [
+            f"Best within {result['budget_gmacs']:.1f} GMACs (six evenly spread frames), N or dial chosen on dev; mean "
+            "± standard deviation over seeds:",
+            within_budget(result),
+            "Choosing N of ten:",
+            by_frames(result),
+        ]
+        if any(line["dial"] is not None for line in result["table"]):
+            text += ["Deciding how many:", by_dial(result)]
+    if "chosen" in result:
+        text += ["Trials:", trials(result)]
+    if result.get("longer"):
+        text += ["Longer videos, first seed:", longer(result)]
+    return text
+
+
+PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl")
+
+
+def beside_published(results: list[Result]) -> str:
+    """Every learned method: what the paper of SOSampler prints for it, and what was measured, at what cost."""
+    rows = []
+    for method in ("uniform", *PUBLISHED):
+        cells = [_published(method)]
+        for result in results:
+            line = next((one for one in result["at_budget"] if one["policy"] == method), None)
+            cells.append("" if line is None else f"{percent(line, result['metric'])} at {number(line['gmacs'])}")
+        rows.append([shown(method), *cells])
+    heads = [f"{one['name']}, {METRICS[one['metric']]}" for one in results]
+    return markdown(["method", "published: ActivityNet, mAP", *heads], rows)
+
+
+def _published(method: str) -> str:
+    from sosampler.paper.experiments import read_paper
+
+    own = [
+        row
+        for row in read_paper()["rows"]
+        if (row["row"], row["classifier"], row["data"]) == (method, "resnet50", "activitynet")
+        and row["table"] in ("table3", "tableII")
+    ]
+    return f"{own[0]['value']} at {own[0]['gmacs']}" if own else ""
+
+
+def draw_curve(result: Result, path: Path) -> None:
+    """Accuracy against cost, as .svg and .png."""
+    from sosampler.figures.cost_curve import write_cost_curve
+
+    rows = [line for line in result["table"] if line["policy"].partition("@")[0] in IN_THE_CURVE]
+    for suffix in (".svg", ".png"):
+        write_cost_curve(rows, result["metric"], path.with_suffix(suffix), title=result["name"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--curves", type=Path, default=None, help="Folder for the curves, one a file.")
+    parser.add_argument("--beside", action="store_true", help="One table: published figures, and those of all files.")
+    arguments = parser.parse_args()
+    results = {path: json.loads(path.read_text(encoding="utf-8")) for path in arguments.files}
+    if arguments.beside:
+        print(beside_published(list(results.values())))
+        return
+    for path, result in results.items():
+        print("\n\n".join(sections(result)), end="\n\n")
+        if arguments.curves is not None and "table" in result:
+            draw_curve(result, arguments.curves / f"{path.stem}.svg")
+
+
+if __name__ == "__main__":
+    main()
