@@ -1,4 +1,4 @@
-"""Sections of docs/results.md from the files of paper_runs.py: tables of the paper with the paper's column beside."""
+"""Sections of docs/results/ from the files of paper_runs.py: tables of the paper with the paper's column beside."""
 
 from __future__ import annotations
 
@@ -11,44 +11,34 @@ from sosampler.reproduce.tables import table as reproduced_table
 Result = dict[str, Any]
 ORDER = ("table1", "table2", "table5", "table6", "table7", "tableII", "figureI")  # the rows of figure4 are in these
 CASES = ("figureII", "figureIII")
-DATA = {
-    "reels": "reels of sports22 pictures",
-    "yoga": "clips of yoga poses",
-    "airtlab": "clips of violence and of everyday gestures, several labels each",
-    "golfdb": "golf swings, by where they are seen from",
-}
 FROM_NOTHING = ("timesformer", "x3d_s")
 PLACES = ("reels10", "reels10_cost", "reels100", "yoga", "airtlab", "golfdb")  # the others come after these
 
 
 def in_order(files: Mapping[str, Result]) -> dict[str, Result]:
-    """The places of the page, first those with all tables."""
+    """Return the runs in the order of the pages, those with all tables first."""
     ranks = {name: rank for rank, name in enumerate(PLACES)}
     return {name: files[name] for name in sorted(files, key=lambda name: (ranks.get(name, len(ranks)), name))}
 
 
-def sections(files: Mapping[str, Result]) -> list[str]:
-    """Paragraphs of all places, by data set; `files` by the name of the place."""
-    if not files:
+def sections(files: Mapping[str, Result], data: str) -> list[str]:
+    """Return the paragraphs of all runs on one data set; `files` by the name of the run."""
+    runs = [result for result in files.values() if result["data"] == data]
+    if not runs:
         return []
     text = [
         "## The paper's tables on this data",
-        "Made by `sosampler reproduce` (`benchmarks/paper/`, written by `benchmarks/paper_runs.py`). None of the sets "
-        "is one of the paper's, so its column is for orientation only. With several seeds: mean ± standard deviation; "
+        "Made by `sosampler reproduce` (`benchmarks/paper/`, written by `benchmarks/paper_runs.py`). The paper's "
+        "column is on its own data sets and is for orientation only. With several seeds: mean ± standard deviation; "
         "else the 95 % interval over videos.",
     ]
-    for data, words in DATA.items():
-        own = [told for told in files.values() if told["data"] == data]
-        if own:
-            text += [f"### {data}: {words}"]
-            for told in own:
-                text += place_section(told) if _is_full(told) else []
-            text += other_classifiers([told for told in own if not _is_full(told)])
-    return text
+    for result in runs:
+        text += place_section(result) if _is_full(result) else []
+    return text + other_classifiers([result for result in runs if not _is_full(result)])
 
 
 def _is_full(told: Result) -> bool:
-    """Whether a place has tables of its own; other classifiers share some."""
+    """Return whether a run has tables of its own; other classifiers share some."""
     return str(told["bank"]["name"]) != "clips10"
 
 
@@ -61,7 +51,7 @@ def place_section(told: Result) -> list[str]:
         f"**{bank['name']}**, classifier {told['classifier']['name']}, {bank['videos']} videos of {bank['split']}, on "
         f"{machine}" + (f"; changed in all recipes: {changed}" if changed else "") + ".",
     ]
-    text += [f"To know: {remark}" for remark in told.get("remarks", [])]
+    text += [f"Note: {remark}" for remark in told.get("remarks", [])]
     for name in ORDER:
         if name in experiments:
             text += experiment_section(told, experiments[name])
@@ -76,7 +66,7 @@ def place_section(told: Result) -> list[str]:
     if "figure4" in experiments:
         shown.append("Figure 4 (the rows of Table 5, and 6 of 10, as curves)")
     if shown:
-        text.append(f"Also made, as pages that are not kept here: {'; '.join(shown)}.")
+        text.append(f"Also made, as pages that are not in the repository: {'; '.join(shown)}.")
     return text
 
 
@@ -115,7 +105,7 @@ def fidelity_table(experiment: Result) -> str:
     titles = list(dict.fromkeys(row["title"] for row in experiment["rows"]))
     at = {(row["title"], row["num_frames"]): row for row in experiment["rows"]}
     rows = [[title, *(_fidelity(at.get((title, count))) for count in counts)] for title in titles]
-    return _table(["who chooses", *(f"N={count}" for count in counts)], rows)
+    return _table(["policy", *(f"N={count}" for count in counts)], rows)
 
 
 def _fidelity(row: Result | None) -> str:
@@ -149,21 +139,21 @@ def other_classifiers(places: list[Result]) -> list[str]:
     heads += [f"fidelity of π_s, N={count}" for count in (2, 4, 6)]
     text = [
         f"**Tables 1 and 2 with other classifiers**: {bank['videos']} videos of {bank['split']}, 6 of 10 frames, top-1 "
-        "in % with 95 % intervals, and that of the classifier on dev reels in its training; for networks that look at "
-        "clips, π_o is the best of all sets.",
+        "in % with 95 % intervals. 'its dev' is the top-1 of the classifier on dev reels after its training. For "
+        "networks that take whole clips, π_o is the best of all subsets.",
         _table(heads, rows),
     ]
     fresh = [name for name in names if name in FROM_NOTHING]
     if fresh:
         text.append(
-            f"{' and '.join(fresh)}: trained from nothing on reels of 1100 pictures, as published weights were not at "
-            "hand. Such networks hardly learn to see; their rows show that the method runs with them, and say "
-            "nothing about how good they are with the weights that the paper used."
+            f"{' and '.join(fresh)}: trained from scratch on reels of 1100 images, as published weights were not at "
+            "hand. Their accuracy is low. Their rows show that the method runs with them, not how good they are with "
+            "the weights that the paper used."
         )
     if "i3d" in names:
         text.append(
-            "i3d: tuned for six epochs from its weights for Kinetics-400. It sees each still several times in a row, "
-            "where it has learned from movement, and names few reels right."
+            "i3d: fine-tuned for six epochs from Kinetics-400 weights. It was trained on motion but gets each still "
+            "image several times in a row here, so its accuracy is low."
         )
     for told in places:
         if "table6" in told["experiments"]:
@@ -196,7 +186,7 @@ def golf(result: Result) -> list[str]:
     counts = sorted({row["num_frames"] for row in result["rows"]})
     policies = list(dict.fromkeys(row["policy"] for row in result["rows"]))
     at = {(row["policy"], row["num_frames"]): row for row in result["rows"]}
-    rows = [["drawn blindly", *(f"{100 * at[policies[0], count]['by_chance']:.1f}" for count in counts)]]
+    rows = [["chance", *(f"{100 * at[policies[0], count]['by_chance']:.1f}" for count in counts)]]
     for policy in policies:
         cells = []
         for count in counts:
@@ -207,14 +197,14 @@ def golf(result: Result) -> list[str]:
         rows.append([GOLF_NAMES.get(policy, policy), *cells])
     tolerance = result["tolerance_native_frames"]
     return [
-        "### Golf: are the moments of the swing among the chosen frames?",
+        "## Are the moments of the swing among the chosen frames?",
         f"Share of the eight moments that GolfDB marks, in %, with N of {result['num_candidates']} frames of "
         f"{result['videos']} test videos (`benchmarks/paper/golf_events.json`). A moment is hit if a chosen frame lies "
         f"within half the distance between stored frames: {tolerance['median']:g} frames of the original in the median "
         f"({tolerance['least']:g} to {tolerance['most']:g}); {100 * result['in_reach']:.1f} % can be hit at all. ▲ and "
-        "▼: the interval of the difference to blind drawing lies above or below 0. Nobody is told of the moments: the "
-        "classifier names where the camera stands.",
-        _table(["who chooses", *(f"N={count}" for count in counts)], rows),
+        "▼: the interval of the difference to chance lies above or below 0. No policy knows the moments: the "
+        "classifier names the direction of the camera.",
+        _table(["policy", *(f"N={count}" for count in counts)], rows),
     ]
 
 
