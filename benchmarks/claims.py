@@ -1,4 +1,4 @@
-"""What of the paper's claims held on the data at hand: figures with intervals, and a verdict by a stated rule.
+"""Check the paper's claims on the data at hand: figures with intervals, and a verdict by a stated criterion.
 
 The figures come from the files of paper_runs.py, systems.py, samplers.py and independence.py, as far as they are there.
 """
@@ -44,18 +44,18 @@ class Range(NamedTuple):
         return Range(value, value - down, value + up)
 
 
-def verdict(found: Range) -> str:
-    """Of a claim that a difference is above 0.
+def verdict(difference: Range) -> str:
+    """Return the verdict on a claim that a difference is above 0.
 
-    >>> [verdict(Range(*told)) for told in ((2, 1, 3), (-2, -3, -1), (1, -1, 3))]
+    >>> [verdict(Range(*result)) for result in ((2, 1, 3), (-2, -3, -1), (1, -1, 3))]
     ['holds', 'does not hold', 'undecided']
     """
-    return HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
+    return HOLDS if difference.low > 0 else FAILS if difference.high < 0 else OPEN
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one measurement says about a claim."""
+    """One measurement for or against a claim."""
 
     where: str
     figures: str
@@ -69,28 +69,28 @@ class Claim:
     evidence: Callable[[Files], Iterable[Evidence]]
 
 
-# ---- finding figures
+# ---- reading figures
 
 
 def contrast(files: Files, name: str, experiment: str, which: str, pair: tuple[int, int] | None = None) -> Range | None:
     """A paired difference of paper_runs.py; the first N of T where none is named."""
-    found = files.get(f"paper/{name}", {}).get("experiments", {}).get(experiment, {}).get("contrasts", [])
-    for one in found:
-        if one["name"] == which and pair in (None, (one["num_frames"], one["num_candidates"])):
-            return Range(one["difference"], *one["ci95"])
+    rows = files.get(f"paper/{name}", {}).get("experiments", {}).get(experiment, {}).get("contrasts", [])
+    for row in rows:
+        if row["name"] == which and pair in (None, (row["num_frames"], row["num_candidates"])):
+            return Range(row["difference"], *row["ci95"])
     return None
 
 
 def to_uniform(rows: Iterable[Mapping[str, Any]], policy: str, pair: tuple[int, int] = N_OF_T) -> Range | None:
     """Points above uniform of all seeds of a policy in rows of an evaluation; bounds are averaged with the values."""
-    told = [
+    differences = [
         row["versus_uniform"]
         for row in rows
         if (row["num_frames"], row["num_candidates"]) == pair and _is_seed_of(row["policy"], policy)
     ]
-    if not told or any(one is None or one.get("ci95") is None for one in told):
+    if not differences or any(each is None or each.get("ci95") is None for each in differences):
         return None
-    columns = [[one["difference"], *one["ci95"]] for one in told]
+    columns = [[each["difference"], *each["ci95"]] for each in differences]
     return Range(*(100 * sum(column) / len(column) for column in zip(*columns, strict=True)))
 
 
@@ -99,13 +99,13 @@ def _is_seed_of(name: str, policy: str) -> bool:
     return base == policy and (not seed or seed.isdecimal())
 
 
-def place_name(result: Result) -> str:
+def run_name(result: Result) -> str:
     network = str(result["classifier"]["name"])
     return f"{result['bank']['name']}, {network}" + (", trained from scratch" if network in FROM_NOTHING else "")
 
 
-def _places(files: Files) -> list[tuple[str, Result]]:
-    return [(name.removeprefix("paper/"), told) for name, told in files.items() if name.startswith("paper/")]
+def _runs(files: Files) -> list[tuple[str, Result]]:
+    return [(name.removeprefix("paper/"), result) for name, result in files.items() if name.startswith("paper/")]
 
 
 def _systems(files: Files) -> list[tuple[str, list[Result]]]:
@@ -118,12 +118,12 @@ def _systems(files: Files) -> list[tuple[str, list[Result]]]:
 
 
 def near_optimal(files: Files) -> Iterable[Evidence]:
-    for name, told in _places(files):
+    for name, result in _runs(files):
         half = contrast(files, name, "table1", "pi_s - half way to pi_o")
         both = [contrast(files, name, "table1", f"{who} - uniform") for who in ("pi_s", "pi_o")]
         if half is not None and None not in both:
             figures = f"π_s {both[0]}, π_o {both[1]} above uniform; π_s above half way: {half}"
-            yield Evidence(place_name(told), figures, verdict(half))
+            yield Evidence(run_name(result), figures, verdict(half))
     for name, rows in _systems(files):
         ours, best = to_uniform(rows, "semi-optimal"), to_uniform(rows, "optimal")
         if f"paper/{name}" not in files and ours is not None and best is not None:
@@ -134,24 +134,24 @@ def near_optimal(files: Files) -> Iterable[Evidence]:
 
 def _of_table6(*names: str) -> Callable[[Files], Iterable[Evidence]]:
     def found(files: Files) -> Iterable[Evidence]:
-        for name, told in _places(files):
+        for name, result in _runs(files):
             for which in names:
                 difference = contrast(files, name, "table6", which)
                 if difference is not None:
                     guided = ", with label guidance" if which.endswith("guidance") else ""
-                    yield Evidence(f"{place_name(told)}{guided}", str(difference), verdict(difference))
+                    yield Evidence(f"{run_name(result)}{guided}", str(difference), verdict(difference))
 
     return found
 
 
 def ocsampler_fails(files: Files) -> Iterable[Evidence]:
-    for name, told in _places(files):
+    for name, result in _runs(files):
         for pair in ((8, 30), (16, 60), (32, 100)):
             ours, theirs = (
                 contrast(files, name, "table5", f"{who} - uniform", pair) for who in ("sosampler", "ocsampler")
             )
             if ours is not None and theirs is not None:
-                yield _against_uniform(place_name(told), pair, theirs, ours)
+                yield _against_uniform(run_name(result), pair, theirs, ours)
     for key, found in files.get("systems_reels", {}).get("longer", {}).items():
         frames, candidates = (int(number) for number in key.split("/"))
         pair = frames, candidates
@@ -193,8 +193,8 @@ def gain(files: Files, name: str) -> Range | None:
 def independent(files: Files) -> Iterable[Evidence]:
     for name, found in files.get("independence", {}).get("sets", {}).items():
         yield from _at_claimed_rate(f"{name}, ImageNet ResNet-50", found["rows"], found["classifiers"][0]["verdict"])
-    for name, told in _places(files):
-        figure = told["experiments"].get("figure1")
+    for name, result in _runs(files):
+        figure = result["experiments"].get("figure1")
         if figure is not None:
             yield from _at_claimed_rate(f"{name}, stored frames", figure["rows"], figure["verdict"])
 
@@ -256,21 +256,21 @@ def sections(files: Files) -> list[str]:
         "the metric. Intervals are over resamples of the videos; they do not cover another training or other data.",
     ]
     for claim in CLAIMS:
-        found = list(claim.evidence(files))
+        evidence = list(claim.evidence(files))
         text += [f"## {claim.title}", claim.rule]
-        if not found:
+        if not evidence:
             text.append(f"{NOTHING.capitalize()}.")
             continue
-        rows = [f"| {one.where} | {one.figures} | {one.verdict} |" for one in found]
-        text += ["\n".join(["| where | figures | verdict |", "|---|---|---|", *rows]), in_short(found)]
+        rows = [f"| {each.where} | {each.figures} | {each.verdict} |" for each in evidence]
+        text += ["\n".join(["| where | figures | verdict |", "|---|---|---|", *rows]), in_short(evidence)]
     return text
 
 
-def in_short(found: Iterable[Evidence]) -> str:
+def in_short(evidence: Iterable[Evidence]) -> str:
     """
     >>> in_short([Evidence("a", "", HOLDS), Evidence("b", "", OPEN), Evidence("c", "", HOLDS)])
     'Holds in 2 of 3, does not hold in 0, undecided in 1.'
     """
-    verdicts = [one.verdict for one in found]
+    verdicts = [each.verdict for each in evidence]
     counts = {name: verdicts.count(name) for name in (HOLDS, FAILS, OPEN)}
     return f"Holds in {counts[HOLDS]} of {len(verdicts)}, {FAILS} in {counts[FAILS]}, {OPEN} in {counts[OPEN]}."

@@ -33,28 +33,28 @@ def sections(files: Mapping[str, Result], data: str) -> list[str]:
         "else the 95 % interval over videos.",
     ]
     for result in runs:
-        text += place_section(result) if _is_full(result) else []
+        text += run_section(result) if _is_full(result) else []
     return text + other_classifiers([result for result in runs if not _is_full(result)])
 
 
-def _is_full(told: Result) -> bool:
+def _is_full(result: Result) -> bool:
     """Return whether a run has tables of its own; other classifiers share some."""
-    return str(told["bank"]["name"]) != "clips10"
+    return str(result["bank"]["name"]) != "clips10"
 
 
-def place_section(told: Result) -> list[str]:
-    """All tables of one bank and classifier."""
-    bank, experiments = told["bank"], told["experiments"]
-    machine = told.get("device") or "an unnamed machine"
-    changed = ", ".join(f"{name} {value}" for name, value in told["changes"].items())
+def run_section(result: Result) -> list[str]:
+    """Return all tables of one bank and classifier."""
+    bank, experiments = result["bank"], result["experiments"]
+    machine = result.get("device") or "an unnamed machine"
+    changed = ", ".join(f"{name} {value}" for name, value in result["changes"].items())
     text = [
-        f"**{bank['name']}**, classifier {told['classifier']['name']}, {bank['videos']} videos of {bank['split']}, on "
-        f"{machine}" + (f"; changed in all recipes: {changed}" if changed else "") + ".",
+        f"**{bank['name']}**, classifier {result['classifier']['name']}, {bank['videos']} videos of {bank['split']}, "
+        f"on {machine}" + (f"; changed in all recipes: {changed}" if changed else "") + ".",
     ]
-    text += [f"Note: {remark}" for remark in told.get("remarks", [])]
+    text += [f"Note: {remark}" for remark in result.get("remarks", [])]
     for name in ORDER:
         if name in experiments:
-            text += experiment_section(told, experiments[name])
+            text += experiment_section(result, experiments[name])
     if "figure1" in experiments:
         text.append(independence_sentence(experiments["figure1"]))
     shown = [
@@ -70,23 +70,23 @@ def place_section(told: Result) -> list[str]:
     return text
 
 
-def experiment_section(told: Result, experiment: Result) -> list[str]:
-    """Title, rows and the reasons of rows that are not there."""
+def experiment_section(result: Result, experiment: Result) -> list[str]:
+    """Return title, rows, and the reasons for missing rows."""
     seeds = ", ".join(str(seed) for seed in experiment["seeds"])
     trained = any(row.get("seeds") for row in experiment["rows"])
     title = f"{name_in_words(experiment['experiment'])}: {experiment['title']}"
     title += f" (seeds {seeds})" if trained else ""
     if experiment["kind"] == "fidelity":
         return [f"**{title}**, in %; the paper's in brackets.", fidelity_table(experiment)]
-    whole = {"bank": told["bank"], "classifier": told["classifier"], "elsewhere": [], **experiment}
-    lines = reproduced_table(whole, "markdown").splitlines()
+    full = {"bank": result["bank"], "classifier": result["classifier"], "elsewhere": [], **experiment}
+    lines = reproduced_table(full, "markdown").splitlines()
     grid = [line for line in lines if line.startswith("|")]
     notes = [line for line in lines if line.startswith("- [")]
     return [f"**{title}**", "\n".join(grid), *(["\n".join(notes)] if notes else [])]
 
 
 def independence_sentence(experiment: Result) -> str:
-    """Figure 1 in words."""
+    """Return Figure 1 as a sentence."""
     shares = [
         f"{100 * row['redundant']:.0f} % at {row['rate']:g} fps"
         for row in experiment["rows"]
@@ -94,13 +94,13 @@ def independence_sentence(experiment: Result) -> str:
     ]
     up_to = experiment["verdict"]
     words = "at no measured rate" if up_to is None else f"up to {up_to:g} fps"
-    found = ", ".join(shares) or "no pairs"
+    shown = ", ".join(shares) or "no pairs"
     title = f"**Figure 1: {experiment['title']}**"
-    return f"{title}. Redundant pairs among the stored frames: {found}; independent {words}."
+    return f"{title}. Redundant pairs among the stored frames: {shown}; independent {words}."
 
 
 def fidelity_table(experiment: Result) -> str:
-    """One column for each N."""
+    """Return a table with a column for each N."""
     counts = sorted({row["num_frames"] for row in experiment["rows"]})
     titles = list(dict.fromkeys(row["title"] for row in experiment["rows"]))
     at = {(row["title"], row["num_frames"]): row for row in experiment["rows"]}
@@ -115,14 +115,14 @@ def _fidelity(row: Result | None) -> str:
     return f"{row['score']:.1f}" + ("" if paper is None else f" ({paper:g})")
 
 
-def other_classifiers(places: list[Result]) -> list[str]:
-    """Table 1, and of Table 2 what π_s shares with π_o, of several networks on the same videos."""
-    places = [told for told in places if "table1" in told["experiments"]]
-    if not places:
+def other_classifiers(runs: list[Result]) -> list[str]:
+    """Return Table 1 and the fidelity of π_s from Table 2 for several networks on the same videos."""
+    runs = [result for result in runs if "table1" in result["experiments"]]
+    if not runs:
         return []
     rows = []
-    for told in places:
-        experiments = told["experiments"]
+    for result in runs:
+        experiments = result["experiments"]
         scores = {row["row"]: row for row in experiments["table1"]["rows"]}
         fidelity = {
             row["num_frames"]: row["score"]
@@ -131,10 +131,10 @@ def other_classifiers(places: list[Result]) -> list[str]:
         }
         cells = [_score(scores.get(name)) for name in ("uniform", "all", "semi-optimal", "optimal")]
         cells += ["" if fidelity.get(count) is None else f"{fidelity[count]:.0f}" for count in (2, 4, 6)]
-        dev = told.get("classifier_training", {}).get("dev")
-        rows.append([told["classifier"]["name"], "" if dev is None else f"{100 * dev:.0f}", *cells])
-    names = [told["classifier"]["name"] for told in places]
-    bank = places[0]["bank"]
+        dev = result.get("classifier_training", {}).get("dev")
+        rows.append([result["classifier"]["name"], "" if dev is None else f"{100 * dev:.0f}", *cells])
+    names = [result["classifier"]["name"] for result in runs]
+    bank = runs[0]["bank"]
     heads = ["classifier", "its dev", "uniform", "all ten", "π_s", "π_o"]
     heads += [f"fidelity of π_s, N={count}" for count in (2, 4, 6)]
     text = [
@@ -155,10 +155,10 @@ def other_classifiers(places: list[Result]) -> list[str]:
             "i3d: fine-tuned for six epochs from Kinetics-400 weights. It was trained on motion but gets each still "
             "image several times in a row here, so its accuracy is low."
         )
-    for told in places:
-        if "table6" in told["experiments"]:
-            section = experiment_section(told, told["experiments"]["table6"])
-            text += [f"{told['classifier']['name']}, {section[0]}", *section[1:]]
+    for result in runs:
+        if "table6" in result["experiments"]:
+            section = experiment_section(result, result["experiments"]["table6"])
+            text += [f"{result['classifier']['name']}, {section[0]}", *section[1:]]
     return text
 
 
@@ -182,7 +182,7 @@ GOLF_NAMES = {
 
 
 def golf(result: Result) -> list[str]:
-    """How often a moment of the swing is hit."""
+    """Return how often a moment of the swing is hit."""
     counts = sorted({row["num_frames"] for row in result["rows"]})
     policies = list(dict.fromkeys(row["policy"] for row in result["rows"]))
     at = {(row["policy"], row["num_frames"]): row for row in result["rows"]}

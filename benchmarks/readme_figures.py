@@ -66,8 +66,8 @@ def brings(files: Files) -> str:
     test = result["reels"]["train, dev, test"][2]
     classes = result["classifier"]["num_classes"]
     lines = [
-        f"{test} test reels of {ALL} shots. Some shots show one of {classes} sports, the others something else. "
-        f"Classifier: ResNet-50. Top-1 in %, mean of {len(result['seeds'])} seeds:",
+        f"{test} test reels of {ALL} shots with unseen images. Some shots show one of {classes} sports, the others "
+        f"something else. Classifier: ResNet-50. Top-1 in %, mean of {len(result['seeds'])} seeds:",
         "",
         f"| frames for the classifier | {' | '.join(map(str, FRAMES))} | all {ALL} |",
         "|---" * (len(FRAMES) + 2) + "|",
@@ -183,8 +183,8 @@ def _file_to_label(result: Result) -> Iterator[Row]:
 
 def _engine(result: Result) -> Iterator[Row]:
     for device in ("cpu", "gpu"):
-        told = result.get(device, {"batches": []})
-        for row in sorted(told["batches"], key=lambda row: row["batch"]):
+        measured = result.get(device, {"batches": []})
+        for row in sorted(measured["batches"], key=lambda row: row["batch"]):
             baselines = dict(row.get("baselines", {}))
             rates = row["videos_per_second"]
             if "eager tf32" in rates:
@@ -195,7 +195,7 @@ def _engine(result: Result) -> Iterator[Row]:
                 continue
             shown = {name: baselines[key] for key, name in ENGINE_BASELINES.items() if key in baselines}
             videos = "1 video" if row["batch"] == 1 else f"{row['batch']} videos"
-            where = told["device_name"] if device == "gpu" else f"{told['machine']['cores']} cores"
+            where = measured["device_name"] if device == "gpu" else f"{measured['machine']['cores']} cores"
             yield (
                 f"score 10 frames, ResNet-50 on 6, {videos} at a time",
                 "; ".join(shown),

@@ -216,7 +216,7 @@ def _works(files: Files, paper: Files) -> list[str]:
     """Where SOSampler is better than uniform frames, 6 of 10, by its interval."""
     both = {**files, **{f"paper/{name}": result for name, result in paper.items()}}
     gains = {name: claims.gain(both, name) for name in ("reels", "yoga", "airtlab")}
-    gains["golfdb, paper recipe"] = claims.contrast(both, "golfdb", "table6", "sosampler - uniform")
+    gains["golfdb (paper recipe)"] = claims.contrast(both, "golfdb", "table6", "sosampler - uniform")
     words = {
         claims.HOLDS: "Yes on",
         claims.OPEN: "Not shown on",
@@ -224,13 +224,13 @@ def _works(files: Files, paper: Files) -> list[str]:
     }
     sentences = []
     for verdict, start in words.items():
-        sets = [f"{name} {gain}" for name, gain in gains.items() if gain and claims.verdict(gain) == verdict]
-        sentences += [f"{start} {', '.join(sets)}."] if sets else []
+        sets = [f"{name}: {gain}" for name, gain in gains.items() if gain and claims.verdict(gain) == verdict]
+        sentences += [f"{start} {'; '.join(sets)}."] if sets else []
     if not sentences:
         return []
     return [
         f"**Does it work?** {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform frames, 6 of "
-        "10 each. Reels are untrimmed videos; the others are short clips of one scene."
+        "10 frames each. Reels are untrimmed videos. The others are short clips of one scene."
     ]
 
 

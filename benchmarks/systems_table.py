@@ -114,15 +114,15 @@ def _score(trial: dict[str, Any]) -> str:
 def longer(result: Result) -> str:
     """N of more candidates; one seed."""
     metric, found = result["metric"], result["longer"]
-    at = {(row["policy"], pair): row for pair, one in found.items() for row in one["rows"]}
+    at = {(row["policy"], pair): row for pair, measured in found.items() for row in measured["rows"]}
     # A sampler trained with the T of its column has one line for all of them.
     policies = dict.fromkeys(_same_line(policy, pair) for policy, pair in at)
     rows = []
     for policy in policies:
         cells = [at.get((policy.replace(", as many", f", T={pair.partition('/')[2]}"), pair)) for pair in found]
         name, _, trained = policy.partition(", ")
-        told = shown(name) + (f", trained with {trained}" if trained else "")
-        rows.append([told, *(percent(cell, metric) for cell in cells)])
+        label = shown(name) + (f", trained with {trained}" if trained else "")
+        rows.append([label, *(percent(cell, metric) for cell in cells)])
     return markdown([f"{METRICS[metric]}, %", *(pair.replace("/", " of ") for pair in found)], rows)
 
 

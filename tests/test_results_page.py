@@ -226,7 +226,7 @@ def test_the_first_page_answers_by_the_figures(scripts: dict[str, ModuleType]) -
 
     files = {"systems_reels": rows(0.2, 0.01), "systems_yoga": rows(0.01, 0.02), "systems_airtlab": rows(-0.1, 0.05)}
     text = page.front(files, {}, None, [])
-    assert "Yes on reels +20.0 (+19.0 to +21.0). Not shown on yoga +1.0 (-1.0 to +3.0). No on airtlab -10.0" in text
+    assert "Yes on reels: +20.0 (+19.0 to +21.0). Not shown on yoga: +1.0 (-1.0 to +3.0). No on airtlab: -10.0" in text
     cells = {"uniform": 0.5, "default": 0.9, "paper": 0.7, "authors": 0.8, "semi-optimal": 0.95}
     table = [
         {"policy": name, "num_frames": 2, "num_candidates": 10, "top1": top1, "gmacs": 5.91}
