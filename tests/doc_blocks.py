@@ -29,7 +29,7 @@ import sosampler as so
 
 ROOT = Path(__file__).parent.parent
 TINY = "timm:test_resnet.r160_in1k"
-LANGUAGES = ("python", "bash", "text", "json", "yaml", "csv")
+LANGUAGES = ("python", "bash", "text", "json", "yaml", "csv", "bibtex")
 
 _FENCE = re.compile(r"^( *)```(\w*)\s*$")
 _WRITTEN = ("--out", "--run", "-o", "--save-frames")  # options that name what a command writes
@@ -193,6 +193,8 @@ def _read_data(block: Block) -> None:
     elif block.language == "yaml":
         Path("shown.yaml").write_text(block.code, encoding="utf-8")
         so.read_recipe("shown.yaml")
+    elif block.language == "bibtex":
+        assert re.fullmatch(r"@\w+\{\w+,\n(  \w+ += \{.+\},?\n)+\}\n", block.code), f"{block}: not a BibTeX entry"
     else:
         raise AssertionError(f"{block}: give the block one of these languages: {', '.join(LANGUAGES)}")
 

@@ -18,10 +18,10 @@ _COLOURS = {"belief": "#0060a8", "importance": "#00704f"}
 _PAPER, _GRID, _INK, _FAINT = "#ffffff", "#e4e7ec", "#16191d", "#59616b"
 
 
-def table(told: dict[str, Any]) -> str:
-    """Markdown: fixed N and, at each tolerance, what was decided, for each rule."""
+def table(result: dict[str, Any]) -> str:
+    """Return Markdown: fixed N, and the adaptive number at each tolerance, for each policy."""
     parts = []
-    for name, rule in told["rules"].items():
+    for name, rule in result["rules"].items():
         best = rule["dev_best_fixed"]
         lines = [
             f"| {NAMES[name]} | mean N | top-1, % | minus N = 1 | minus N = 2 | minus N = 3 | minus the same mean N |",
@@ -34,7 +34,7 @@ def table(told: dict[str, Any]) -> str:
                     f"| N = {row['num_frames']}{note} | {row['num_frames']} | {_share(row['test_top1'])} | | | | |"
                 )
         for row in rule["auto"]:
-            default = " (default)" if row["tolerance"] == told["default"]["tolerance"] else ""
+            default = " (default)" if row["tolerance"] == result["default"]["tolerance"] else ""
             differences = " | ".join(_difference(row["minus_fixed"].get(str(k))) for k in (1, 2, 3))
             lines.append(
                 f"| auto, tolerance {row['tolerance']:g}{default} | {row['mean_frames']['value']:.2f} | "
@@ -56,8 +56,8 @@ def _difference(measured: dict[str, Any] | None) -> str:
     return f"{100 * measured['value']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def write_picture(told: dict[str, Any], path: Path) -> None:
-    """Top-1 on test against the mean number of frames, a panel for each rule."""
+def write_picture(result: dict[str, Any], path: Path) -> None:
+    """Draw top-1 on test against the mean number of frames, a panel for each policy."""
     from sosampler._util.files import replacing
     from sosampler.figures.curves import import_matplotlib
 
@@ -66,9 +66,9 @@ def write_picture(told: dict[str, Any], path: Path) -> None:
 
     with matplotlib.rc_context({"font.size": 9, "axes.edgecolor": _FAINT, "text.color": _INK}):
         figure = Figure(figsize=(9.4, 4.0), facecolor=_PAPER, layout="constrained")
-        axes = figure.subplots(1, len(told["rules"]), sharey=True, squeeze=False)[0]
-        for axis, (name, rule) in zip(axes, told["rules"].items(), strict=True):
-            _panel(axis, name, rule, told["default"]["tolerance"])
+        axes = figure.subplots(1, len(result["rules"]), sharey=True, squeeze=False)[0]
+        for axis, (name, rule) in zip(axes, result["rules"].items(), strict=True):
+            _panel(axis, name, rule, result["default"]["tolerance"])
         axes[0].set_ylabel("top-1 on test, %")
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
@@ -83,17 +83,17 @@ def _panel(axis: Any, name: str, rule: dict[str, Any], tolerance: float) -> None
         (fixed, "fixed N", "s", "--", _FAINT),
         (by_itself, "auto, several tolerances", "o", "-", colour),
     ):
-        across, up = [x for x, _ in points], [100 * one["value"] for _, one in points]
-        bounds = [[100 * one["ci95"][side] for _, one in points] for side in (0, 1)]
+        across, up = [x for x, _ in points], [100 * measured["value"] for _, measured in points]
+        bounds = [[100 * measured["ci95"][side] for _, measured in points] for side in (0, 1)]
         axis.fill_between(across, bounds[0], bounds[1], color=ink, alpha=0.12, linewidth=0)
         axis.plot(across, up, marker=mark, linestyle=line, color=ink, label=label, markersize=4.5, linewidth=1.4)
     default = next((row for row in rule["auto"] if row["tolerance"] == tolerance), None)
     if default is not None:
-        place = default["mean_frames"]["value"], 100 * default["test_top1"]["value"]
-        axis.plot(*place, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=colour, linestyle="none")
+        point = default["mean_frames"]["value"], 100 * default["test_top1"]["value"]
+        axis.plot(*point, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=colour, linestyle="none")
         axis.annotate(
-            f"default: {place[1]:.1f} % with {place[0]:.2f} frames",
-            place,
+            f"default: {point[1]:.1f} % with {point[0]:.2f} frames",
+            point,
             textcoords="axes fraction",
             xytext=(0.98, 0.95),
             horizontalalignment="right",

@@ -1,4 +1,4 @@
-"""What of the paper's claims held on the data at hand: figures with intervals, and a verdict by a stated rule.
+"""Check the paper's claims on the data at hand: figures with intervals, and a verdict by a stated criterion.
 
 The figures come from the files of paper_runs.py, systems.py, samplers.py and independence.py, as far as they are there.
 """
@@ -15,7 +15,7 @@ from benchmarks.tables.paper_tables import FROM_NOTHING
 Result = dict[str, Any]
 Files = Mapping[str, Result]  # by name, those of paper_runs.py as "paper/NAME"
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
+HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
 NOTHING = "not measured yet"
 REAL_CLIPS = ("yoga", "airtlab", "golfdb")
 N_OF_T = (6, 10)
@@ -44,18 +44,18 @@ class Range(NamedTuple):
         return Range(value, value - down, value + up)
 
 
-def verdict(found: Range) -> str:
-    """Of a claim that a difference is above 0.
+def verdict(difference: Range) -> str:
+    """Return the verdict on a claim that a difference is above 0.
 
-    >>> [verdict(Range(*told)) for told in ((2, 1, 3), (-2, -3, -1), (1, -1, 3))]
-    ['holds', 'does not hold', 'cannot be told']
+    >>> [verdict(Range(*result)) for result in ((2, 1, 3), (-2, -3, -1), (1, -1, 3))]
+    ['holds', 'does not hold', 'undecided']
     """
-    return HOLDS if found.low > 0 else FAILS if found.high < 0 else OPEN
+    return HOLDS if difference.low > 0 else FAILS if difference.high < 0 else OPEN
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one measurement says about a claim."""
+    """One measurement for or against a claim."""
 
     where: str
     figures: str
@@ -69,28 +69,28 @@ class Claim:
     evidence: Callable[[Files], Iterable[Evidence]]
 
 
-# ---- finding figures
+# ---- reading figures
 
 
 def contrast(files: Files, name: str, experiment: str, which: str, pair: tuple[int, int] | None = None) -> Range | None:
     """A paired difference of paper_runs.py; the first N of T where none is named."""
-    found = files.get(f"paper/{name}", {}).get("experiments", {}).get(experiment, {}).get("contrasts", [])
-    for one in found:
-        if one["name"] == which and pair in (None, (one["num_frames"], one["num_candidates"])):
-            return Range(one["difference"], *one["ci95"])
+    rows = files.get(f"paper/{name}", {}).get("experiments", {}).get(experiment, {}).get("contrasts", [])
+    for row in rows:
+        if row["name"] == which and pair in (None, (row["num_frames"], row["num_candidates"])):
+            return Range(row["difference"], *row["ci95"])
     return None
 
 
 def to_uniform(rows: Iterable[Mapping[str, Any]], policy: str, pair: tuple[int, int] = N_OF_T) -> Range | None:
     """Points above uniform of all seeds of a policy in rows of an evaluation; bounds are averaged with the values."""
-    told = [
+    differences = [
         row["versus_uniform"]
         for row in rows
         if (row["num_frames"], row["num_candidates"]) == pair and _is_seed_of(row["policy"], policy)
     ]
-    if not told or any(one is None or one.get("ci95") is None for one in told):
+    if not differences or any(each is None or each.get("ci95") is None for each in differences):
         return None
-    columns = [[one["difference"], *one["ci95"]] for one in told]
+    columns = [[each["difference"], *each["ci95"]] for each in differences]
     return Range(*(100 * sum(column) / len(column) for column in zip(*columns, strict=True)))
 
 
@@ -99,13 +99,13 @@ def _is_seed_of(name: str, policy: str) -> bool:
     return base == policy and (not seed or seed.isdecimal())
 
 
-def place_name(result: Result) -> str:
+def run_name(result: Result) -> str:
     network = str(result["classifier"]["name"])
-    return f"{result['bank']['name']}, {network}" + (", trained from nothing" if network in FROM_NOTHING else "")
+    return f"{result['bank']['name']}, {network}" + (", trained from scratch" if network in FROM_NOTHING else "")
 
 
-def _places(files: Files) -> list[tuple[str, Result]]:
-    return [(name.removeprefix("paper/"), told) for name, told in files.items() if name.startswith("paper/")]
+def _runs(files: Files) -> list[tuple[str, Result]]:
+    return [(name.removeprefix("paper/"), result) for name, result in files.items() if name.startswith("paper/")]
 
 
 def _systems(files: Files) -> list[tuple[str, list[Result]]]:
@@ -118,12 +118,12 @@ def _systems(files: Files) -> list[tuple[str, list[Result]]]:
 
 
 def near_optimal(files: Files) -> Iterable[Evidence]:
-    for name, told in _places(files):
+    for name, result in _runs(files):
         half = contrast(files, name, "table1", "pi_s - half way to pi_o")
         both = [contrast(files, name, "table1", f"{who} - uniform") for who in ("pi_s", "pi_o")]
         if half is not None and None not in both:
             figures = f"π_s {both[0]}, π_o {both[1]} above uniform; π_s above half way: {half}"
-            yield Evidence(place_name(told), figures, verdict(half))
+            yield Evidence(run_name(result), figures, verdict(half))
     for name, rows in _systems(files):
         ours, best = to_uniform(rows, "semi-optimal"), to_uniform(rows, "optimal")
         if f"paper/{name}" not in files and ours is not None and best is not None:
@@ -134,24 +134,24 @@ def near_optimal(files: Files) -> Iterable[Evidence]:
 
 def _of_table6(*names: str) -> Callable[[Files], Iterable[Evidence]]:
     def found(files: Files) -> Iterable[Evidence]:
-        for name, told in _places(files):
+        for name, result in _runs(files):
             for which in names:
                 difference = contrast(files, name, "table6", which)
                 if difference is not None:
                     guided = ", with label guidance" if which.endswith("guidance") else ""
-                    yield Evidence(f"{place_name(told)}{guided}", str(difference), verdict(difference))
+                    yield Evidence(f"{run_name(result)}{guided}", str(difference), verdict(difference))
 
     return found
 
 
 def ocsampler_fails(files: Files) -> Iterable[Evidence]:
-    for name, told in _places(files):
+    for name, result in _runs(files):
         for pair in ((8, 30), (16, 60), (32, 100)):
             ours, theirs = (
                 contrast(files, name, "table5", f"{who} - uniform", pair) for who in ("sosampler", "ocsampler")
             )
             if ours is not None and theirs is not None:
-                yield _against_uniform(place_name(told), pair, theirs, ours)
+                yield _against_uniform(run_name(result), pair, theirs, ours)
     for key, found in files.get("systems_reels", {}).get("longer", {}).items():
         frames, candidates = (int(number) for number in key.split("/"))
         pair = frames, candidates
@@ -170,20 +170,20 @@ def _against_uniform(where: str, pair: tuple[int, int], theirs: Range, ours: Ran
 def shrinks_on_short_videos(files: Files) -> Iterable[Evidence]:
     sources: list[tuple[str, Callable[[str], Range | None]]] = [
         ("recipe paper", lambda name: contrast(files, name, "table6", "sosampler - uniform")),
-        ("recipe default", lambda name: _gain_of_systems(files, name)),
+        ("recipe default", lambda name: gain(files, name)),
     ]
-    for recipe, gain in sources:
-        long = gain("reels10" if recipe == "recipe paper" else "reels")
+    for recipe, gain_on in sources:
+        long = gain_on("reels10" if recipe == "recipe paper" else "reels")
         for name in REAL_CLIPS:
-            short = gain(name)
+            short = gain_on(name)
             if long is not None and short is not None:
                 difference = long.minus(short)
                 figures = f"reels {long}, {name} {short} above uniform; difference {difference}"
                 yield Evidence(f"{name}, {recipe}", figures, verdict(difference))
 
 
-def _gain_of_systems(files: Files, name: str) -> Range | None:
-    """SOSampler's in systems.py; on reels that of samplers.py where the other is not there."""
+def gain(files: Files, name: str) -> Range | None:
+    """Return SOSampler's gain over uniform by systems.py; on reels, if that was not run, by samplers.py."""
     rows = dict(_systems(files)).get(name)
     if rows is None and name == "reels":
         return to_uniform(files.get("samplers", {}).get("rows", []), "default")
@@ -192,9 +192,9 @@ def _gain_of_systems(files: Files, name: str) -> Range | None:
 
 def independent(files: Files) -> Iterable[Evidence]:
     for name, found in files.get("independence", {}).get("sets", {}).items():
-        yield from _at_claimed_rate(f"{name}, ImageNet's ResNet-50", found["rows"], found["classifiers"][0]["verdict"])
-    for name, told in _places(files):
-        figure = told["experiments"].get("figure1")
+        yield from _at_claimed_rate(f"{name}, ImageNet ResNet-50", found["rows"], found["classifiers"][0]["verdict"])
+    for name, result in _runs(files):
+        figure = result["experiments"].get("figure1")
         if figure is not None:
             yield from _at_claimed_rate(f"{name}, stored frames", figure["rows"], figure["verdict"])
 
@@ -215,7 +215,7 @@ CLAIMS = (
     Claim(
         "π_s is near π_o",
         "Near means at least half of π_o's gain over uniform (the paper's own figures: 80 % with ResNet-50, 53 % with "
-        "TimeSformer), so the difference is that of π_s to half way.",
+        "TimeSformer). So the difference is π_s minus half way.",
         near_optimal,
     ),
     Claim(
@@ -240,9 +240,9 @@ CLAIMS = (
         shrinks_on_short_videos,
     ),
     Claim(
-        "Frames stand by themselves up to one a second",
-        "No difference but the criterion of `sosampler independence`: holds where it finds independence up to 1 fps or "
-        "more; cannot be told where no pair of frames lies a second apart.",
+        "Frames are independent up to one a second",
+        "By the criterion of `sosampler independence`: holds where it finds independence up to 1 fps or "
+        "more; undecided where no pair of frames lies a second apart.",
         independent,
     ),
 )
@@ -251,28 +251,26 @@ CLAIMS = (
 def sections(files: Files) -> list[str]:
     """Paragraphs."""
     text = [
-        "## What held and what did not",
-        "The paper's claims on the data at hand, which is none of the paper's. A claim says that a difference is above "
-        "0: it holds where the whole 95 % interval is, does not hold where all of it is below, and cannot be told "
-        "where the interval contains 0. Figures are points of the metric. Intervals are over resamples of the videos; "
-        "they know nothing of what another training or other data would change.",
+        "A claim says that a difference is above 0. It holds where the whole 95 % interval is above 0, and does not "
+        "hold where the whole interval is below. It is undecided where the interval contains 0. Figures are points of "
+        "the metric. Intervals are over resamples of the videos; they do not cover another training or other data.",
     ]
     for claim in CLAIMS:
-        found = list(claim.evidence(files))
-        text += [f"### {claim.title}", claim.rule]
-        if not found:
+        evidence = list(claim.evidence(files))
+        text += [f"## {claim.title}", claim.rule]
+        if not evidence:
             text.append(f"{NOTHING.capitalize()}.")
             continue
-        rows = [f"| {one.where} | {one.figures} | {one.verdict} |" for one in found]
-        text += ["\n".join(["| where | figures | verdict |", "|---|---|---|", *rows]), in_short(found)]
+        rows = [f"| {each.where} | {each.figures} | {each.verdict} |" for each in evidence]
+        text += ["\n".join(["| where | figures | verdict |", "|---|---|---|", *rows]), in_short(evidence)]
     return text
 
 
-def in_short(found: Iterable[Evidence]) -> str:
+def in_short(evidence: Iterable[Evidence]) -> str:
     """
     >>> in_short([Evidence("a", "", HOLDS), Evidence("b", "", OPEN), Evidence("c", "", HOLDS)])
-    'Holds in 2 of 3, does not hold in 0, cannot be told in 1.'
+    'Holds in 2 of 3, does not hold in 0, undecided in 1.'
     """
-    verdicts = [one.verdict for one in found]
+    verdicts = [each.verdict for each in evidence]
     counts = {name: verdicts.count(name) for name in (HOLDS, FAILS, OPEN)}
     return f"Holds in {counts[HOLDS]} of {len(verdicts)}, {FAILS} in {counts[FAILS]}, {OPEN} in {counts[OPEN]}."

@@ -1,4 +1,4 @@
-"""Sections of docs/results.md from the files of paper_runs.py: tables of the paper with the paper's column beside."""
+"""Sections of docs/results/ from the files of paper_runs.py: tables of the paper with the paper's column beside."""
 
 from __future__ import annotations
 
@@ -11,61 +11,50 @@ from sosampler.paper.tables import table as reproduced_table
 Result = dict[str, Any]
 ORDER = ("table1", "table2", "table5", "table6", "table7", "tableII", "figureI")  # the rows of figure4 are in these
 CASES = ("figureII", "figureIII")
-DATA = {
-    "reels": "reels of sports22 pictures",
-    "yoga": "clips of yoga poses",
-    "airtlab": "clips of violence and of everyday gestures, several labels each",
-    "golfdb": "golf swings, by where they are seen from",
-}
 FROM_NOTHING = ("timesformer", "x3d_s")
 PLACES = ("reels10", "reels10_cost", "reels100", "yoga", "airtlab", "golfdb")  # the others come after these
 
 
 def in_order(files: Mapping[str, Result]) -> dict[str, Result]:
-    """The places of the page, first those with all tables."""
+    """Return the runs in the order of the pages, those with all tables first."""
     ranks = {name: rank for rank, name in enumerate(PLACES)}
     return {name: files[name] for name in sorted(files, key=lambda name: (ranks.get(name, len(ranks)), name))}
 
 
-def sections(files: Mapping[str, Result]) -> list[str]:
-    """Paragraphs of all places, by data set; `files` by the name of the place."""
-    if not files:
+def sections(files: Mapping[str, Result], data: str) -> list[str]:
+    """Return the paragraphs of all runs on one data set; `files` by the name of the run."""
+    runs = [result for result in files.values() if result["data"] == data]
+    if not runs:
         return []
     text = [
         "## The paper's tables on this data",
-        "Made by `sosampler reproduce` (`benchmarks/results/paper/`, written by "
-        "`benchmarks/paper/paper_runs.py`). None of the sets is one of the paper's, so its column is for "
-        "orientation only. With several "
-        "seeds: mean ± standard deviation; else the 95 % interval over videos.",
+        "Made by `sosampler reproduce` (`benchmarks/paper/`, written by `benchmarks/paper/paper_runs.py`). The paper's "
+        "column is on its own data sets and is for orientation only. With several seeds: mean ± standard deviation; "
+        "else the 95 % interval over videos.",
     ]
-    for data, words in DATA.items():
-        own = [told for told in files.values() if told["data"] == data]
-        if own:
-            text += [f"### {data}: {words}"]
-            for told in own:
-                text += place_section(told) if _is_full(told) else []
-            text += other_classifiers([told for told in own if not _is_full(told)])
-    return text
+    for result in runs:
+        text += run_section(result) if _is_full(result) else []
+    return text + other_classifiers([result for result in runs if not _is_full(result)])
 
 
-def _is_full(told: Result) -> bool:
-    """Whether a place has tables of its own; other classifiers share some."""
-    return str(told["bank"]["name"]) != "clips10"
+def _is_full(result: Result) -> bool:
+    """Return whether a run has tables of its own; other classifiers share some."""
+    return str(result["bank"]["name"]) != "clips10"
 
 
-def place_section(told: Result) -> list[str]:
-    """All tables of one bank and classifier."""
-    bank, experiments = told["bank"], told["experiments"]
-    machine = told.get("device") or "an unnamed machine"
-    changed = ", ".join(f"{name} {value}" for name, value in told["changes"].items())
+def run_section(result: Result) -> list[str]:
+    """Return all tables of one bank and classifier."""
+    bank, experiments = result["bank"], result["experiments"]
+    machine = result.get("device") or "an unnamed machine"
+    changed = ", ".join(f"{name} {value}" for name, value in result["changes"].items())
     text = [
-        f"**{bank['name']}**, classifier {told['classifier']['name']}, {bank['videos']} videos of {bank['split']}, on "
-        f"{machine}" + (f"; changed in all recipes: {changed}" if changed else "") + ".",
+        f"**{bank['name']}**, classifier {result['classifier']['name']}, {bank['videos']} videos of {bank['split']}, "
+        f"on {machine}" + (f"; changed in all recipes: {changed}" if changed else "") + ".",
     ]
-    text += [f"To know: {remark}" for remark in told.get("remarks", [])]
+    text += [f"Note: {remark}" for remark in result.get("remarks", [])]
     for name in ORDER:
         if name in experiments:
-            text += experiment_section(told, experiments[name])
+            text += experiment_section(result, experiments[name])
     if "figure1" in experiments:
         text.append(independence_sentence(experiments["figure1"]))
     shown = [
@@ -77,27 +66,27 @@ def place_section(told: Result) -> list[str]:
     if "figure4" in experiments:
         shown.append("Figure 4 (the rows of Table 5, and 6 of 10, as curves)")
     if shown:
-        text.append(f"Also made, as pages that are not kept here: {'; '.join(shown)}.")
+        text.append(f"Also made, as pages that are not in the repository: {'; '.join(shown)}.")
     return text
 
 
-def experiment_section(told: Result, experiment: Result) -> list[str]:
-    """Title, rows and the reasons of rows that are not there."""
+def experiment_section(result: Result, experiment: Result) -> list[str]:
+    """Return title, rows, and the reasons for missing rows."""
     seeds = ", ".join(str(seed) for seed in experiment["seeds"])
     trained = any(row.get("seeds") for row in experiment["rows"])
     title = f"{name_in_words(experiment['experiment'])}: {experiment['title']}"
     title += f" (seeds {seeds})" if trained else ""
     if experiment["kind"] == "fidelity":
         return [f"**{title}**, in %; the paper's in brackets.", fidelity_table(experiment)]
-    whole = {"bank": told["bank"], "classifier": told["classifier"], "elsewhere": [], **experiment}
-    lines = reproduced_table(whole, "markdown").splitlines()
+    full = {"bank": result["bank"], "classifier": result["classifier"], "elsewhere": [], **experiment}
+    lines = reproduced_table(full, "markdown").splitlines()
     grid = [line for line in lines if line.startswith("|")]
     notes = [line for line in lines if line.startswith("- [")]
     return [f"**{title}**", "\n".join(grid), *(["\n".join(notes)] if notes else [])]
 
 
 def independence_sentence(experiment: Result) -> str:
-    """Figure 1 in words."""
+    """Return Figure 1 as a sentence."""
     shares = [
         f"{100 * row['redundant']:.0f} % at {row['rate']:g} fps"
         for row in experiment["rows"]
@@ -105,18 +94,18 @@ def independence_sentence(experiment: Result) -> str:
     ]
     up_to = experiment["verdict"]
     words = "at no measured rate" if up_to is None else f"up to {up_to:g} fps"
-    found = ", ".join(shares) or "no pairs"
+    shown = ", ".join(shares) or "no pairs"
     title = f"**Figure 1: {experiment['title']}**"
-    return f"{title}. Redundant pairs among the stored frames: {found}; independent {words}."
+    return f"{title}. Redundant pairs among the stored frames: {shown}; independent {words}."
 
 
 def fidelity_table(experiment: Result) -> str:
-    """One column for each N."""
+    """Return a table with a column for each N."""
     counts = sorted({row["num_frames"] for row in experiment["rows"]})
     titles = list(dict.fromkeys(row["title"] for row in experiment["rows"]))
     at = {(row["title"], row["num_frames"]): row for row in experiment["rows"]}
     rows = [[title, *(_fidelity(at.get((title, count))) for count in counts)] for title in titles]
-    return _table(["who chooses", *(f"N={count}" for count in counts)], rows)
+    return _table(["policy", *(f"N={count}" for count in counts)], rows)
 
 
 def _fidelity(row: Result | None) -> str:
@@ -126,14 +115,14 @@ def _fidelity(row: Result | None) -> str:
     return f"{row['score']:.1f}" + ("" if paper is None else f" ({paper:g})")
 
 
-def other_classifiers(places: list[Result]) -> list[str]:
-    """Table 1, and of Table 2 what π_s shares with π_o, of several networks on the same videos."""
-    places = [told for told in places if "table1" in told["experiments"]]
-    if not places:
+def other_classifiers(runs: list[Result]) -> list[str]:
+    """Return Table 1 and the fidelity of π_s from Table 2 for several networks on the same videos."""
+    runs = [result for result in runs if "table1" in result["experiments"]]
+    if not runs:
         return []
     rows = []
-    for told in places:
-        experiments = told["experiments"]
+    for result in runs:
+        experiments = result["experiments"]
         scores = {row["row"]: row for row in experiments["table1"]["rows"]}
         fidelity = {
             row["num_frames"]: row["score"]
@@ -142,34 +131,34 @@ def other_classifiers(places: list[Result]) -> list[str]:
         }
         cells = [_score(scores.get(name)) for name in ("uniform", "all", "semi-optimal", "optimal")]
         cells += ["" if fidelity.get(count) is None else f"{fidelity[count]:.0f}" for count in (2, 4, 6)]
-        dev = told.get("classifier_training", {}).get("dev")
-        rows.append([told["classifier"]["name"], "" if dev is None else f"{100 * dev:.0f}", *cells])
-    names = [told["classifier"]["name"] for told in places]
-    bank = places[0]["bank"]
+        dev = result.get("classifier_training", {}).get("dev")
+        rows.append([result["classifier"]["name"], "" if dev is None else f"{100 * dev:.0f}", *cells])
+    names = [result["classifier"]["name"] for result in runs]
+    bank = runs[0]["bank"]
     heads = ["classifier", "its dev", "uniform", "all ten", "π_s", "π_o"]
     heads += [f"fidelity of π_s, N={count}" for count in (2, 4, 6)]
     text = [
         f"**Tables 1 and 2 with other classifiers**: {bank['videos']} videos of {bank['split']}, 6 of 10 frames, top-1 "
-        "in % with 95 % intervals, and that of the classifier on dev reels in its training; for networks that look at "
-        "clips, π_o is the best of all sets.",
+        "in % with 95 % intervals. 'its dev' is the top-1 of the classifier on dev reels after its training. For "
+        "networks that take whole clips, π_o is the best of all subsets.",
         _table(heads, rows),
     ]
     fresh = [name for name in names if name in FROM_NOTHING]
     if fresh:
         text.append(
-            f"{' and '.join(fresh)}: trained from nothing on reels of 1100 pictures, as published weights were not at "
-            "hand. Such networks hardly learn to see; their rows show that the method runs with them, and say "
-            "nothing about how good they are with the weights that the paper used."
+            f"{' and '.join(fresh)}: trained from scratch on reels of 1100 images, as published weights were not at "
+            "hand. Their accuracy is low. Their rows show that the method runs with them, not how good they are with "
+            "the weights that the paper used."
         )
     if "i3d" in names:
         text.append(
-            "i3d: tuned for six epochs from its weights for Kinetics-400. It sees each still several times in a row, "
-            "where it has learned from movement, and names few reels right."
+            "i3d: fine-tuned for six epochs from Kinetics-400 weights. It was trained on motion but gets each still "
+            "image several times in a row here, so its accuracy is low."
         )
-    for told in places:
-        if "table6" in told["experiments"]:
-            section = experiment_section(told, told["experiments"]["table6"])
-            text += [f"{told['classifier']['name']}, {section[0]}", *section[1:]]
+    for result in runs:
+        if "table6" in result["experiments"]:
+            section = experiment_section(result, result["experiments"]["table6"])
+            text += [f"{result['classifier']['name']}, {section[0]}", *section[1:]]
     return text
 
 
@@ -193,11 +182,11 @@ GOLF_NAMES = {
 
 
 def golf(result: Result) -> list[str]:
-    """How often a moment of the swing is hit."""
+    """Return how often a moment of the swing is hit."""
     counts = sorted({row["num_frames"] for row in result["rows"]})
     policies = list(dict.fromkeys(row["policy"] for row in result["rows"]))
     at = {(row["policy"], row["num_frames"]): row for row in result["rows"]}
-    rows = [["drawn blindly", *(f"{100 * at[policies[0], count]['by_chance']:.1f}" for count in counts)]]
+    rows = [["chance", *(f"{100 * at[policies[0], count]['by_chance']:.1f}" for count in counts)]]
     for policy in policies:
         cells = []
         for count in counts:
@@ -208,14 +197,15 @@ def golf(result: Result) -> list[str]:
         rows.append([GOLF_NAMES.get(policy, policy), *cells])
     tolerance = result["tolerance_native_frames"]
     return [
-        "### Golf: are the moments of the swing among the chosen frames?",
+        "## Are the moments of the swing among the chosen frames?",
         f"Share of the eight moments that GolfDB marks, in %, with N of {result['num_candidates']} frames of "
-        f"{result['videos']} test videos (`benchmarks/results/paper/golf_events.json`). A moment is hit if "
-        f"a chosen frame lies within half the distance between stored frames: {tolerance['median']:g} "
-        f"frames of the original in the median ({tolerance['least']:g} to {tolerance['most']:g}); "
-        f"{100 * result['in_reach']:.1f} % can be hit at all. ▲ and ▼: the interval of the difference to blind drawing "
-        "lies above or below 0. Nobody is told of the moments: the classifier names where the camera stands.",
-        _table(["who chooses", *(f"N={count}" for count in counts)], rows),
+        f"{result['videos']} test videos (`benchmarks/results/paper/golf_events.json`). "
+        "A moment is hit if a chosen frame lies "
+        f"within half the distance between stored frames: {tolerance['median']:g} frames of the original in the median "
+        f"({tolerance['least']:g} to {tolerance['most']:g}); {100 * result['in_reach']:.1f} % can be hit at all. ▲ and "
+        "▼: the interval of the difference to chance lies above or below 0. No policy knows the moments: the "
+        "classifier names the direction of the camera.",
+        _table(["policy", *(f"N={count}" for count in counts)], rows),
     ]
 
 

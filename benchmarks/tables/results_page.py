@@ -1,15 +1,16 @@
-"""Write docs/results.md from the JSON files beside this script; a test says when the page is out of date.
+"""Write docs/results.md and the pages below docs/results/ from the JSON files of the benchmarks.
 
     python benchmarks/tables/results_page.py
 
-A section without its file is left out, so the page never holds a figure that was not measured.
+A section without its file is left out, so the pages hold no figure that was not measured. A test compares them with
+the files.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,60 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository
 
 from benchmarks.tables import claims, paper_tables, results_table, systems_table
 
-HERE = Path(__file__).parents[1] / "results"
-PAGE = Path(__file__).parents[2] / "docs" / "results.md"
-HEAD = (
-    "# Results\n\nEvery figure has a script and a JSON file under [benchmarks](../benchmarks/README.md), with seeds, "
-    "versions and the machine; `python benchmarks/tables/results_page.py` writes this page from them."
-)
+HERE = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
+DOCS = HERE.parent / "docs"
+PAPER, GOLF = "paper", "golf_events"  # the folder of paper_runs.py, and the file in it that belongs to no table
 
 Result = dict[str, Any]
+Files = Mapping[str, Result]
+
+# Title and data of each page below docs/results/
+INTRODUCTIONS = {
+    "reels": (
+        "Reels: untrimmed videos made of sports images",
+        "A reel has ten shots. 25 to 65 % of them show one of 22 sports, the others show something else (ImageNet "
+        "images). Train and test share no image. The sports images come from the web, and their licences are not "
+        "stated. They are not published, so these figures cannot be repeated to the digit. `sosampler reels` makes "
+        "reels of your own images with the same settings ([data](../data.md#reels)).",
+    ),
+    "yoga": (
+        "Yoga: short clips of one pose",
+        "97 real clips of six yoga poses, about ten seconds each, split by scene. The clips are not published with "
+        "sosampler, and their licences are not stated.",
+    ),
+    "airtlab": (
+        "AIRTLab: short clips with several labels",
+        "301 real clips of violence and of everyday gestures, a few seconds each, split by scene. The metric is mAP. "
+        "They are from AIRTLab's data set for violence detection, which its authors publish. The short copies that "
+        "were used here are not published.",
+    ),
+    "golfdb": (
+        "GolfDB: golf swings",
+        "300 real clips of golf swings. The label is the direction of the camera. They are from GolfDB, which its "
+        "authors publish. The short copies that were used here are not published.",
+    ),
+    "demo": (
+        "Drawn videos: the demonstration",
+        "`make demo` draws these videos itself, so everybody can repeat this page.",
+    ),
+    "claims": (
+        "The paper's claims",
+        "Each claim of the paper on the data at hand, which is none of the paper's.",
+    ),
+}
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """In Markdown."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
+
+
+# ---- sections
 
 
 def training(result: Result) -> list[str]:
@@ -45,12 +82,12 @@ def training(result: Result) -> list[str]:
     ]
     return [
         "## Training time",
-        f"On one {result['device']}, {reels['train']} reels of ten {reels['pixels']}-pixel frames (and {reels['dev']} "
-        "for dev), whole processes with starting and decoding, three trainings at a time on the same GPU "
-        "(`benchmarks/results/sampler_training.json`):",
+        f"On one {result['device']}: {reels['train']} reels of ten {reels['pixels']}-pixel frames to train on, "
+        f"{reels['dev']} for dev. Whole processes, with start-up and decoding; three trainings at a time on the same "
+        "GPU (`benchmarks/results/sampler_training.json`):",
         table(["recipe", "epochs", "seconds (three seeds)"], rows),
-        "The classifier's answers about the 60,000 frames of these reels and of 3000 for testing had taken "
-        f"{teacher} s.",
+        "Running the classifier over the 60,000 frames of these reels and of 3000 test reels had taken "
+        f"{teacher} s before.",
     ]
 
 
@@ -65,7 +102,7 @@ def certified(result: Result) -> list[str]:
     ]
     return [
         "## The optimal policy beyond enumeration",
-        f"How much confidence the certified search may have missed, on {result['videos']} made-up videos of "
+        f"The most confidence that the certified search can have missed, on {result['videos']} synthetic videos of "
         f"{result['classes']} classes each (`benchmarks/results/certified.json`):",
         table(["N of T", "largest gap, in probability", "CPU time a video"], rows),
     ]
@@ -73,11 +110,11 @@ def certified(result: Result) -> list[str]:
 
 def independence(result: Result) -> list[str]:
     sets = result["sets"]
-    rates = sorted({rate for found in sets.values() for rate in found["settings"]["rates"]})
+    rates = sorted({rate for measured in sets.values() for rate in measured["settings"]["rates"]})
     rows = []
-    for name, found in sets.items():
-        network = found["classifiers"][0]
-        shares = {row["rate"]: row["redundant"] for row in found["rows"]}
+    for name, measured in sets.items():
+        network = measured["classifiers"][0]
+        shares = {row["rate"]: row["redundant"] for row in measured["rows"]}
         cells = ["" if shares.get(rate) is None else f"{100 * shares[rate]:.0f} %" for rate in rates]
         up_to = network["verdict"]
         verdict = "no measured rate" if up_to is None else f"{up_to:g} fps"
@@ -85,12 +122,12 @@ def independence(result: Result) -> list[str]:
     return [
         "## Frame independence",
         "ResNet-50 with ImageNet weights, seven videos of each set (`benchmarks/results/independence.json`). A pair of "
-        "neighbours is redundant if it is more alike than 90 % of the pairs of the same video that lie far apart, or "
-        "nearer than a quarter of the bandwidth.",
+        "neighbouring frames is redundant if it is more alike than 90 % of the distant pairs of the same video, or "
+        "closer than a quarter of the bandwidth.",
         table(["set", "bandwidth", *(f"{rate:g} fps" for rate in rates), "independent up to"], rows),
-        "Share of redundant pairs. `clips` are sample videos, most of them with a fixed camera; `yoga` are clips of "
-        "about ten seconds, so that 0.2 fps means two frames. The paper finds independence up to 1 fps on ActivityNet, "
-        "which was not at hand; it does not hold here.",
+        "Share of redundant pairs. `clips` are sample videos, most of them with a fixed camera. `yoga` are clips of "
+        "about ten seconds, so 0.2 fps means two frames. The paper finds independence up to 1 fps on ActivityNet. "
+        "That data set was not at hand, and the finding does not hold here.",
     ]
 
 
@@ -114,83 +151,217 @@ def demonstration(result: Result) -> list[str]:
         )
     heads = ["seed", "uniform", "sosampler", "gain, points (95 %)", "share of π_s's gain", "π_s, label", "all 16"]
     return [
-        "## The demonstration",
-        "On drawn pictures, where everybody can repeat it (`benchmarks/results/demo.json`; 150 test videos, N=3 of "
-        "T=16, top-1 in %):",
+        "`benchmarks/results/demo.json`: 150 test videos, N=3 of T=16, top-1 in %.",
         table(heads, rows),
-        "The classifier and the sampler are the same small network; the sampler sees 48 pixels, the classifier 64.",
+        "The classifier and the sampler are the same small network. The sampler gets 48 pixels, the classifier 64.",
     ]
 
 
 def samplers(result: Result) -> list[str]:
     counts = result["reels"]["train, dev, test"]
     lines = results_table.by_cell(result)
-    of_ten = [results_table.accuracy(lines), results_table.shares(lines)]
     text = [
-        "## Samplers on reels of real pictures",
-        f"Reels of sports22 pictures, ResNet-50 at 176 pixels; {counts[0]} reels to train on, {counts[1]} for dev, "
-        f"{counts[2]} for testing, of pictures that neither the classifier nor the sampler had seen; seeds "
+        "## SOSampler and its recipes",
+        f"ResNet-50 at 176 pixels; {counts[0]} reels to train on, {counts[1]} for dev, {counts[2]} for test; seeds "
         f"{', '.join(str(seed) for seed in result['seeds'])} on {result['device']} "
-        "(`benchmarks/results/samplers.json`; mean ± standard deviation over seeds). Choose from ten:",
-        *("\n".join(rows) for rows in of_ten),
+        "(`benchmarks/results/samplers.json`; mean ± "
+        "standard deviation over seeds). N of ten candidates:",
+        "\n".join(results_table.accuracy(lines)),
+        "\n".join(results_table.shares(lines)),
     ]
     if any(candidates > 10 for _, _, candidates in lines):
         text += [
-            f"Longer reels ({result['reels']['longer']} of each kind), by the samplers that were trained on ten "
-            "candidates:",
+            f"Longer reels ({result['reels']['longer']} of each length), with samplers trained on ten candidates:",
             "\n".join(results_table.longer(lines)),
         ]
     if any(policy not in results_table.NAMES for policy, _, _ in lines):
-        text += ["What single changes do:", "\n".join(results_table.variants(lines))]
+        text += ["The effect of single changes:", "\n".join(results_table.variants(lines))]
     return text
 
 
-# In the order of the page: the name of a file, and what is made of it
-SECTIONS: dict[str, Callable[[Result], list[str]]] = {
-    "samplers": samplers,
-    "systems_reels": systems_table.sections,
-    "systems_yoga": systems_table.sections,
-    "systems_airtlab": systems_table.sections,
-    "demo": demonstration,
-    "sampler_training": training,
-    "certified": certified,
-    "independence": independence,
-}
+# ---- the first page
 
 
-SYSTEMS = "## All samplers and systems, tuned alike, at what they cost"
-PAPER, GOLF = "paper", "golf_events"  # the folder of paper_runs.py, and the file in it that is of no table
-
-
-def page() -> str:
-    """The whole text."""
-    files = {path.stem: read(path) for path in sorted(HERE.glob("*.json"))}
-    of_paper = {path.stem: read(path) for path in sorted((HERE / PAPER).glob("*.json"))}
-    golf = of_paper.pop(GOLF, None)
-    of_paper = paper_tables.in_order(of_paper)
-    paragraphs = [HEAD]
-    of_systems = [name for name in SECTIONS if name.startswith("systems_") and name in files]
-    for name, section in SECTIONS.items():
-        if name in files:
-            paragraphs += [SYSTEMS] if name in of_systems[:1] else []
-            paragraphs += section(files[name])
-    if "samplers" not in files:
-        paragraphs.append(
-            "`benchmarks/accuracy/samplers.py` measures uniform, random, all, the three recipes, π_s and π_o on reels "
-            "of real pictures with a fine-tuned ResNet-50. It has not been run to its end yet, so there are no figures "
-            "of it here."
-        )
-    paragraphs += paper_tables.sections(of_paper)
-    if golf is not None:
-        paragraphs += paper_tables.golf(golf)
-    paragraphs += claims.sections(files | {f"{PAPER}/{name}": told for name, told in of_paper.items()})
+def front(files: Files, paper: Files, golf: Result | None, names: list[str]) -> str:
+    """Return docs/results.md: the answers in short, and what is behind them."""
+    answers = [
+        *_works(files, paper),
+        *_by_how_much(files),
+        *_against_what(files),
+        *_without_training(files),
+        *_when_not(files, golf),
+        *_claims_in_short(files, paper),
+        "**How sure?** Intervals are 95 % over test videos; ± is the standard deviation over seeds. Reels are made "
+        "of still images. No data set of the paper was at hand.",
+    ]
+    links = [f"- [{INTRODUCTIONS[name][0]}](results/{name}.md)" for name in names]
+    paragraphs = [
+        "# Results",
+        "\n".join(f"- {answer}" for answer in answers),
+        *(["## One page for each data set", "\n".join(links)] if links else []),
+        "The sampler inside the package, `general`, has [a page of its own](general.md). So have [adaptive numbers of "
+        "frames](adaptive.md) and [the baselines](baselines.md).",
+        "## Where the figures come from",
+        "Every figure has a script and a JSON file under [benchmarks](../benchmarks/README.md), with seeds, versions "
+        "and the machine. `python benchmarks/tables/results_page.py` writes these pages from them.",
+        "The sports images and the clips are not published here: most of their sources state no licence. Each page "
+        "describes its data.",
+    ]
     return "\n\n".join(paragraphs) + "\n"
 
 
+def _works(files: Files, paper: Files) -> list[str]:
+    """Where SOSampler is better than uniform frames, 6 of 10, by its interval."""
+    both = {**files, **{f"paper/{name}": result for name, result in paper.items()}}
+    gains = {name: claims.gain(both, name) for name in ("reels", "yoga", "airtlab")}
+    gains["golfdb (paper recipe)"] = claims.contrast(both, "golfdb", "table6", "sosampler - uniform")
+    words = {
+        claims.HOLDS: "Yes on",
+        claims.OPEN: "Not shown on",
+        claims.FAILS: "No on",
+    }
+    sentences = []
+    for verdict, start in words.items():
+        sets = [f"{name}: {gain}" for name, gain in gains.items() if gain and claims.verdict(gain) == verdict]
+        sentences += [f"{start} {'; '.join(sets)}."] if sets else []
+    if not sentences:
+        return []
+    return [
+        f"**Does it work?** {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform frames, 6 of "
+        "10 frames each. Reels are untrimmed videos. The others are short clips of one scene."
+    ]
+
+
+def _by_how_much(files: Files) -> list[str]:
+    if "samplers" not in files:
+        return []
+    at = results_table.by_cell(files["samplers"])
+    if any((policy, 2, 10) not in at for policy in ("uniform", "default", "paper", "authors", "semi-optimal")):
+        return []
+    two = {policy: percent(line["top1"]) for (policy, n, t), line in at.items() if (n, t) == (2, 10)}
+    every, ours = at["all", 10, 10], at["default", 2, 10]
+    return [
+        f"**By how much?** On reels, 2 of 10 frames: {two['default']} % top-1. Uniform frames: {two['uniform']} %. "
+        f"All ten frames: {percent(every['top1'])} %.",
+        f"**At what cost?** {ours['gmacs']:.1f} GMACs a video for sampler and classifier, {every['gmacs']:.1f} for all "
+        "ten frames.",
+        f"**With which recipe?** `default` {two['default']} %, the authors' code {two['authors']} %, the paper's text "
+        f"{two['paper']} % (2 of 10).",
+        f"**What is the limit?** {two['semi-optimal']} % for π_s, an oracle that knows the label (2 of 10).",
+    ]
+
+
+def _against_what(files: Files) -> list[str]:
+    result = files.get("systems_reels", {})
+    lines = [line for line in result.get("at_budget", []) if line["policy"] in systems_table.PUBLISHED]
+    if not lines:
+        return []
+    best_first = sorted(lines, key=lambda line: -line[result["metric"]])
+    methods = [
+        f"{systems_table.shown(line['policy']).strip('*')} {systems_table.percent(line, result['metric'])} % at "
+        f"{line['gmacs']:.1f} GMACs"
+        for line in best_first
+    ]
+    return [
+        f"**Against what?** Learned methods on reels, tuned with equal effort, within {result['budget_gmacs']:.1f} "
+        f"GMACs (six uniform frames): {', '.join(methods)}."
+    ]
+
+
+def _without_training(files: Files) -> list[str]:
+    if "general_sampler" not in files:
+        return []
+    reels = files["general_sampler"]["reels"]
+    at = {row["policy"]: percent(row["top1"]) for row in reels["rows"] if row["num_frames"] == 3}
+    return [
+        f"**Without training?** The sampler inside the package (`general`), 3 of 10 frames of {reels['videos']} reels: "
+        f"{at['general']} %. Uniform frames: {at['uniform']} %."
+    ]
+
+
+def _when_not(files: Files, golf: Result | None) -> list[str]:
+    text = "**When not?** On short clips of one scene take uniform frames."
+    if golf is not None:
+        at = {row["policy"]: row for row in golf["rows"] if row["num_frames"] == 4}
+        if {"default", "frame-difference"} <= set(at):
+            text += (
+                " A sampler finds what its classifier needs, nothing else. With a classifier of camera directions "
+                f"it shows {percent(at['default']['hit'])} % of the moments of a golf swing in 4 frames; "
+                f"{percent(at['default']['by_chance'])} % is chance, and the policy `frame-difference` shows "
+                f"{percent(at['frame-difference']['hit'])} %."
+            )
+    return [text]
+
+
+def _claims_in_short(files: Files, paper: Files) -> list[str]:
+    both = {**files, **{f"paper/{name}": result for name, result in paper.items()}}
+    counts = []
+    for claim in claims.CLAIMS:
+        verdicts = [evidence.verdict for evidence in claim.evidence(both)]
+        if verdicts:
+            counts.append(f'"{claim.title}" in {verdicts.count(claims.HOLDS)} of {len(verdicts)}')
+    if not counts:
+        return []
+    return [f"**Do the paper's claims hold here?** Number of measurements in which they do: {'; '.join(counts)}."]
+
+
+# ---- all pages
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by its path below docs/."""
+    paths = sorted(HERE.rglob("*.json"))
+    files = {path.stem: read(path) for path in paths if path.parent.name != PAPER}
+    paper = {path.stem: read(path) for path in paths if path.parent.name == PAPER}
+    golf = paper.pop(GOLF, None)
+    paper = paper_tables.in_order(paper)
+
+    def section(write: Any, name: str) -> list[str]:
+        return list(write(files[name])) if name in files else []
+
+    bodies = {
+        "reels": [
+            *section(samplers, "samplers"),
+            *section(systems_table.sections, "systems_reels"),
+            *section(training, "sampler_training"),
+            *paper_tables.sections(paper, "reels"),
+        ],
+        "yoga": [*section(systems_table.sections, "systems_yoga"), *paper_tables.sections(paper, "yoga")],
+        "airtlab": [*section(systems_table.sections, "systems_airtlab"), *paper_tables.sections(paper, "airtlab")],
+        "golfdb": [
+            *([] if golf is None else paper_tables.golf(golf)),
+            *paper_tables.sections(paper, "golfdb"),
+        ],
+        "demo": section(demonstration, "demo"),
+        "claims": [
+            *claims.sections({**files, **{f"{PAPER}/{name}": result for name, result in paper.items()}}),
+            *section(independence, "independence"),
+            *section(certified, "certified"),
+        ],
+    }
+    texts = {
+        f"results/{name}.md": "\n\n".join([f"# {INTRODUCTIONS[name][0]}", INTRODUCTIONS[name][1], *body]) + "\n"
+        for name, body in bodies.items()
+        if body
+    }
+    names = [name for name, body in bodies.items() if body]
+    return {"results.md": front(files, paper, golf, names), **texts}
+
+
 def read(path: Path) -> Result:
-    told: Result = json.loads(path.read_text(encoding="utf-8"))
-    return told
+    result: Result = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+def main() -> None:
+    texts = pages()
+    (DOCS / "results").mkdir(exist_ok=True)
+    for path in (DOCS / "results").glob("*.md"):
+        if f"results/{path.name}" not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (DOCS / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    main()

@@ -1,4 +1,4 @@
-"""Print the tables of docs/results.md from results/samplers.json, which accuracy/samplers.py writes."""
+"""Print the tables of docs/results/reels.md from samplers.json, which benchmarks/accuracy/samplers.py writes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def percent(line: dict[str, Any] | None, name: str = "top1") -> str:
 
 
 def accuracy(lines: Lines) -> list[str]:
-    columns = (*TEN, 10)  # of ten: whoever takes all of them has no other column
+    columns = (*TEN, 10)  # of ten; "all" has no other column
     rows = ["| top-1, % | " + " | ".join(f"N={n}" for n in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for policy, shown in NAMES.items():
         cells = [percent(lines.get((policy, n, 10))) for n in columns]
@@ -68,7 +68,7 @@ def longer(lines: Lines) -> list[str]:
 
 
 def variants(lines: Lines) -> list[str]:
-    """What single changes do; one seed each."""
+    """Return the effect of single changes; one seed each."""
     found = sorted({policy for policy, _, _ in lines if policy not in NAMES})
     rows = ["| top-1, %, one seed | N=1 | N=3 | N=6 |", "|---|---|---|---|"]
     return rows + [
@@ -83,7 +83,7 @@ def tables(path: Path) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[1] / "results" / "samplers.json"
+    path = Path(__file__).with_name("samplers.json")
     if not path.exists():
-        raise SystemExit(f"{path}: is not there; benchmarks/accuracy/samplers.py writes it")
+        raise SystemExit(f"{path} does not exist; benchmarks/accuracy/samplers.py writes it")
     print("\n\n".join("\n".join(rows) for rows in tables(path)))

@@ -19,7 +19,7 @@ MISSING = "not measured yet"
 
 @dataclass(frozen=True)
 class Step:
-    """Something that is done with each video, and where its rate stands."""
+    """A step for each video, and the file that holds its rate."""
 
     what: str
     file: str
@@ -27,21 +27,21 @@ class Step:
     unit: str = "core"
 
 
-def _decoding(way: str) -> Callable[[dict[str, Any]], list[float]]:
-    """The median over clips, for the keyframe layout that takes least and the one that takes most."""
+def _decoding(variant: str) -> Callable[[dict[str, Any]], list[float]]:
+    """Return the median over clips for the fastest and the slowest keyframe layout."""
 
     def seconds(result: dict[str, Any]) -> list[float]:
         layouts: dict[str, list[float]] = {}
         for video in result["videos"]:
-            layouts.setdefault(video["layout"], []).append(median(video["seconds"][way]))
-        found = sorted(median(times) for times in layouts.values())
-        return [found[0], found[-1]]
+            layouts.setdefault(video["layout"], []).append(median(video["seconds"][variant]))
+        medians = sorted(median(times) for times in layouts.values())
+        return [medians[0], medians[-1]]
 
     return seconds
 
 
 def _engine(device: str, batch: int) -> Callable[[dict[str, Any]], list[float]]:
-    """Of the engine at this batch size; a KeyError where the file has none."""
+    """Return the time of the engine at this batch size; a KeyError where the file has none."""
 
     def seconds(result: dict[str, Any]) -> list[float]:
         rows = {row["batch"]: row for row in result[device]["batches"]}
@@ -92,7 +92,7 @@ def seconds_of(step: Step) -> list[float] | None:
 
 
 def row(step: Step, seconds: list[float] | None) -> str:
-    """One line: measured, for all videos, and on the machines of the page."""
+    """Return one line: measured, for all videos, and on the machines of the page."""
     if seconds is None:
         return f"| {step.what} | {MISSING} | `{step.file}` | | |"
     hours = [each * VIDEOS / 3600 for each in seconds]
@@ -104,8 +104,8 @@ def row(step: Step, seconds: list[float] | None) -> str:
 
 
 def _range(values: list[float]) -> str:
-    told = list(dict.fromkeys(_short(value) for value in values))
-    return " to ".join(told)
+    texts = list(dict.fromkeys(_short(value) for value in values))
+    return " to ".join(texts)
 
 
 def _short(value: float) -> str:
@@ -138,7 +138,7 @@ def _ray() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table of today."""
+    """Return the page with a new table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table() + END + after

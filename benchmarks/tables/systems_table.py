@@ -1,7 +1,7 @@
 """Print the tables of files that benchmarks/accuracy/systems.py wrote, in Markdown.
 
-python benchmarks/systems_table.py benchmarks/systems_*.json            all of each file
-python benchmarks/systems_table.py benchmarks/systems_*.json --beside   the table of docs/baselines.md
+python benchmarks/tables/systems_table.py benchmarks/systems_*.json            all of each file
+python benchmarks/tables/systems_table.py benchmarks/systems_*.json --beside   the table of docs/baselines.md
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def markdown(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def within_budget(result: Result) -> str:
-    """Everybody at the N, or the dial, that was best on dev for at most the cost of six evenly spread frames."""
+    """Every method at the N, or the setting, that was best on dev for at most the cost of six uniform frames."""
     metric = result["metric"]
     rows = []
     for line in sorted(result["at_budget"], key=lambda line: -line[metric]):
-        setting = f"N={line['num_frames']}" if line["dial"] is None else f"dial at {line['dial']}"
+        setting = f"N={line['num_frames']}" if line["dial"] is None else f"setting {line['dial']}"
         spent = [number(line[key]) for key in ("frames_classified", "frames_decoded", "gmacs")]
         rows.append([shown(line["policy"]), setting, *spent, percent(line, metric)])
     heads = ["method", "chosen on dev", "frames", "decoded", "GMACs", f"test {METRICS[metric]}, %"]
@@ -74,7 +74,7 @@ def within_budget(result: Result) -> str:
 
 
 def by_frames(result: Result) -> str:
-    """Whoever chooses N frames, at every N; the classifier of all is the same."""
+    """Return the methods that choose N frames, at every N; all use the same classifier."""
     metric = result["metric"]
     lines = {(line["policy"], line["num_frames"]): line for line in result["table"] if line["num_frames"] is not None}
     counts = sorted({count for _, count in lines})
@@ -84,14 +84,14 @@ def by_frames(result: Result) -> str:
 
 
 def by_dial(result: Result) -> str:
-    """Systems with classifiers of their own, at every value of their dials."""
+    """Return the baselines with classifiers of their own, at every setting."""
     metric = result["metric"]
     rows = []
     for line in result["table"]:
         if line["dial"] is not None:
             spent = [number(line[key]) for key in ("frames_classified", "frames_decoded", "gmacs")]
             rows.append([shown(line["policy"].partition("@")[0]), line["dial"], *spent, percent(line, metric)])
-    return markdown(["system", "dial", "frames", "decoded", "GMACs", f"{METRICS[metric]}, %"], rows)
+    return markdown(["baseline", "setting", "frames", "decoded", "GMACs", f"{METRICS[metric]}, %"], rows)
 
 
 def trials(result: Result) -> str:
@@ -100,7 +100,7 @@ def trials(result: Result) -> str:
     for method, place in result["chosen"].items():
         own = [trial for name, trial in result["trials"].items() if name.partition("#")[0] == method]
         scores = [_score(one) for one in own]
-        settings = ", ".join(f"{name} {value}" for name, value in own[place]["settings"].items()) or "as its recipe"
+        settings = ", ".join(f"{name} {value}" for name, value in own[place]["settings"].items()) or "its recipe"
         rows.append([shown(method), "; ".join(scores), settings])
     return markdown(["method", f"dev {METRICS[result['metric']]} of its trials, %", "taken"], rows)
 
@@ -114,15 +114,15 @@ def _score(trial: dict[str, Any]) -> str:
 def longer(result: Result) -> str:
     """N of more candidates; one seed."""
     metric, found = result["metric"], result["longer"]
-    at = {(row["policy"], pair): row for pair, one in found.items() for row in one["rows"]}
+    at = {(row["policy"], pair): row for pair, measured in found.items() for row in measured["rows"]}
     # A sampler trained with the T of its column has one line for all of them.
     policies = dict.fromkeys(_same_line(policy, pair) for policy, pair in at)
     rows = []
     for policy in policies:
         cells = [at.get((policy.replace(", as many", f", T={pair.partition('/')[2]}"), pair)) for pair in found]
         name, _, trained = policy.partition(", ")
-        told = shown(name) + (f", trained with {trained}" if trained else "")
-        rows.append([told, *(percent(cell, metric) for cell in cells)])
+        label = shown(name) + (f", trained with {trained}" if trained else "")
+        rows.append([label, *(percent(cell, metric) for cell in cells)])
     return markdown([f"{METRICS[metric]}, %", *(pair.replace("/", " of ") for pair in found)], rows)
 
 
@@ -134,20 +134,20 @@ def sections(result: Result) -> list[str]:
     """Paragraphs of one data set; what is not measured yet is left out."""
     videos = ", ".join(f"{count} {split}" for split, count in sorted(result["videos"].items()))
     text = [
-        f"### {result['name']}",
+        "## All samplers and baselines, tuned with equal effort",
         f"{videos} videos of {result['num_classes']} classes; seeds {', '.join(map(str, result['seeds']))}, "
         f"{result['trials_each']} trials of each method, on {result['device']}.",
     ]
     if "at_budget" in result:
         text += [
-            f"Best within {result['budget_gmacs']:.1f} GMACs (six evenly spread frames), N or dial chosen on dev; mean "
+            f"Best within {result['budget_gmacs']:.1f} GMACs (six uniform frames), N or setting chosen on dev; mean "
             "± standard deviation over seeds:",
             within_budget(result),
-            "Choosing N of ten:",
+            "N of ten:",
             by_frames(result),
         ]
         if any(line["dial"] is not None for line in result["table"]):
-            text += ["Deciding how many:", by_dial(result)]
+            text += ["Adaptive number of frames:", by_dial(result)]
     if "chosen" in result:
         text += ["Trials:", trials(result)]
     if result.get("longer"):

@@ -198,7 +198,7 @@ def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[s
 
 def best_dial(finished: Measurement) -> str:
     line = next(line for line in finished.told["at_budget"] if line["policy"] == "frameexit")
-    return f"dial at {line['dial']}"
+    return f"setting {line['dial']}"
 
 
 def test_another_bank_to_choose_on(

@@ -30,15 +30,17 @@ def test_every_figure_stands_in_its_column(tmp_path: Path) -> None:
     assert {key: value for key, value in at["**default recipe**"].items() if value} == {"N=6": "75.0 ± 1.0"}
 
 
-def test_the_page_of_results_is_that_of_the_files() -> None:
-    written = (BENCHMARKS.parent / "docs" / "results.md").read_text(encoding="utf-8")
-    assert results_page.page() == written, "write it again: python benchmarks/tables/results_page.py"
+def test_the_pages_of_results_are_those_of_the_files() -> None:
+    docs = BENCHMARKS.parent / "docs"
+    paths = [docs / "results.md", *(docs / "results").iterdir()]
+    written = {path.relative_to(docs).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    assert results_page.pages() == written, "write them again: python benchmarks/tables/results_page.py"
 
 
 def test_the_page_holds_what_is_measured_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = results_page
     monkeypatch.setattr(page, "HERE", tmp_path)
-    assert "|" not in page.page()
+    assert "|" not in "".join(page.pages().values())
     line = {"num_frames": 6, "num_candidates": 10, "top1": 0.7654, "fidelity": 0.5, "recovered": None, "gmacs": 25.81}
     result = {
         "table": [line | {"policy": "default", "top1_sd": 0.004, "seeds": 2}],
@@ -46,11 +48,14 @@ def test_the_page_holds_what_is_measured_and_nothing_else(tmp_path: Path, monkey
         **{"seeds": [4, 5], "device": "a machine"},
     }
     (tmp_path / "samplers.json").write_text(json.dumps(result))
-    text = page.page()
+    pages = page.pages()
+    text = pages["results/reels.md"]
     for told in ("76.5 ± 0.4", "| 50.0 | 25.8 |", "270 reels", "seeds 4, 5 on a machine"):
         assert told in text
     assert "Longer reels" not in text
-    assert "not been run" not in text
+    assert set(pages) == {"results.md", "results/reels.md", "results/claims.md"}
+    assert "[Reels: " in pages["results.md"]
+    assert "**By how much?**" not in pages["results.md"], "which needs policies that were not measured"
 
 
 def test_seconds_are_those_of_all_epochs(tmp_path: Path) -> None:

@@ -14,19 +14,16 @@ from sosampler.inference.options import SelectOptions
 from sosampler.policies.registry import describe_policies
 from tests.doc_blocks import ROOT, blocks_of
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-
-def test_the_json_of_the_readme_has_the_right_keys(clip: Path) -> None:
-    (block,) = blocks_of("README.md", "json")
+def test_the_json_of_the_documents_has_the_right_keys(clip: Path) -> None:
+    (block,) = blocks_of("docs/files.md", "json")
     shown, real = json.loads(block.code), so.select(clip, 2, policy="uniform").to_dict()
     assert list(shown) == list(real)
     assert list(shown["candidates"]) == list(real["candidates"])
 
 
-def test_every_policy_is_in_the_readme_with_its_words() -> None:
+def test_every_policy_is_in_the_documents_with_its_words() -> None:
     for name, says in describe_policies().items():
-        assert f"| `{name}` | {says}" in README
         assert f"| `{name}` | {says}" in (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
@@ -52,15 +49,6 @@ def test_what_users_call_first_has_an_example(name: str) -> None:
     assert "+SKIP" not in text
 
 
-def test_speed_table_is_that_of_the_benchmark() -> None:
-    spec = importlib.util.spec_from_file_location("speed_table", ROOT / "benchmarks" / "tables" / "speed_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.table(json.loads(module.RESULTS.read_text())) in README
-
-
 def test_published_ratios_are_those_of_the_times() -> None:
     """The ratios in the file follow from the seconds in it."""
     result = json.loads((ROOT / "benchmarks" / "results" / "decode.json").read_text())
@@ -77,7 +65,9 @@ def test_published_ratios_are_those_of_the_times() -> None:
 
 def test_classifier_table_is_what_is_counted() -> None:
     pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("classifier_table", ROOT / "benchmarks" / "tables" / "classifier_table.py")
+    spec = importlib.util.spec_from_file_location(
+        "classifier_table", ROOT / "benchmarks" / "tables" / "classifier_table.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,281 @@
+"""Write the figures of README.md from the JSON files of the benchmarks.
+
+    python benchmarks/tables/readme_figures.py
+
+Every measured number of README.md stands between the marks below, and a test compares what stands there with the
+files. A row of the speed table is left out where its file lacks the baseline that a fair comparison needs; README.md of
+this folder lists the keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
+README = BENCHMARKS.parent / "README.md"
+BEGIN, END = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"
+
+Result = dict[str, Any]
+Files = Mapping[str, Result]  # by the name of the file without ".json"
+
+RECIPES = {
+    "uniform": "uniform frames",
+    "paper": "SOSampler, the paper's recipe",
+    "default": "**SOSampler, default recipe**",
+    "semi-optimal": "oracle that knows the label (π_s)",
+}
+FRAMES, ALL = (1, 2, 3, 6), 10
+LEARNED = {
+    "sosampler": "SOSampler",
+    "ocsampler": "OCSampler",
+    "scsampler": "SCSampler",
+    "frameexit": "FrameExit",
+    "liteeval": "LiteEval",
+    "adaframe": "AdaFrame",
+    "marl": "MARL",
+}
+# Baselines of the engine in the order of the table; ratios of other names are not shown
+ENGINE_BASELINES = {
+    "eager_tf32": "eager with TF32",
+    "autocast_bf16_channels_last": "autocast bf16, channels-last",
+    "compile": "`torch.compile`",
+    "eager": "eager float32",
+    "eager_loop": "eager float32, one video after the other",
+}
+
+
+# ---- what it brings
+
+
+def headline(files: Files) -> str:
+    at = _cells(files)
+    return (
+        f"On untrimmed videos composed of sports images, {FRAMES[1]} of {ALL} frames chosen for a ResNet-50 give "
+        f"{_percent(at['default', FRAMES[1]]['top1'])} % top-1. {FRAMES[1]} uniform frames give "
+        f"{_percent(at['uniform', FRAMES[1]]['top1'])} %, all {ALL} frames {_percent(at['all', ALL]['top1'])} %.\n"
+    )
+
+
+def brings(files: Files) -> str:
+    """Return the accuracy of SOSampler beside uniform frames and the oracle, and what stands beside it."""
+    result, at = files["samplers"], _cells(files)
+    test = result["reels"]["train, dev, test"][2]
+    classes = result["classifier"]["num_classes"]
+    lines = [
+        f"{test} test reels of {ALL} shots with unseen images. Some shots show one of {classes} sports, the others "
+        f"something else. Classifier: ResNet-50. Top-1 in %, mean of {len(result['seeds'])} seeds:",
+        "",
+        f"| frames for the classifier | {' | '.join(map(str, FRAMES))} | all {ALL} |",
+        "|---" * (len(FRAMES) + 2) + "|",
+    ]
+    for policy, name in RECIPES.items():
+        cells = [_percent(at[policy, count]["top1"]) for count in FRAMES]
+        if name.startswith("**"):
+            cells = [f"**{cell}**" for cell in cells]
+        everything = _percent(at["all", ALL]["top1"]) if policy == "uniform" else ""
+        lines.append(f"| {name} | {' | '.join(cells)} | {everything} |")
+    two, everything = at["default", FRAMES[1]], at["all", ALL]
+    lines += [
+        "",
+        f"{FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames cost "
+        f"{everything['gmacs']:.1f}.",
+        _beside_learned_methods(files["systems_reels"]),
+        _general(files["general_sampler"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(files: Files) -> dict[tuple[str, int], Result]:
+    return {
+        (line["policy"], line["num_frames"]): line
+        for line in files["samplers"]["table"]
+        if line["num_candidates"] == ALL
+    }
+
+
+def _beside_learned_methods(result: Result) -> str:
+    lines = [line for line in result["at_budget"] if line["policy"] in LEARNED]
+    first, second, *_ = sorted(lines, key=lambda line: -line["top1"])
+    names = [
+        f"{LEARNED[line['policy']]} ({_percent(line['top1'])} % at {line['gmacs']:.1f} GMACs)"
+        for line in (first, second)
+    ]
+    return (
+        f"Of {len(lines)} learned methods, tuned with equal effort within {result['budget_gmacs']:.1f} GMACs, the best "
+        f"are {names[0]} and {names[1]}."
+    )
+
+
+def _general(result: Result) -> str:
+    reels = result["reels"]
+    at = {row["policy"]: row for row in reels["rows"] if row["num_frames"] == 3}
+    return (
+        f"Without training, the sampler inside the package gives {_percent(at['general']['top1'])} % with 3 of {ALL} "
+        f"frames of {reels['videos']} other reels; uniform frames give {_percent(at['uniform']['top1'])} %."
+    )
+
+
+# ---- speed
+
+
+def speed(files: Files) -> str:
+    """Return the speed table, a baseline in every row, and the cost of the light install."""
+    rows = [*_decode(files["decode"]), *_file_to_label(files["pipeline"]), *_engine(files["frame_engine"])]
+    for name in ("training", "training_gpu"):
+        rows += _training(files[name])
+    light = files["light"]
+    cold = light["cold_start_seconds"]
+    lines = [
+        "| task | baseline | times as fast | on |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        f"The install without torch takes {light['install_megabytes']:.0f} MB. A new process needs "
+        f"{cold['sampler']:.1f} s to choose {light['num_frames']} frames of a {light['clip']['duration']:.0f}-second "
+        f"clip, {cold['sampler, keyframes']:.1f} s with keyframe candidates.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+Row = tuple[str, str, str, str]
+
+
+def _decode(result: Result) -> Iterator[Row]:
+    def ratios(way: str, reference: str) -> list[float]:
+        rows = [row for video in result["videos"] for row in video["comparisons"]]
+        return [row["times_faster"] for row in rows if (row["way"], row["reference"]) == (way, reference)]
+
+    where = f"{result['machine']['cores']} cores, 1 thread"
+    exact = "torchcodec exact T=32"
+    yield "decode 32 uniform frames", "torchcodec, the same frames", range_of(ratios("exact T=32", exact)), where
+    same = list(numbers(values_of(result, "torchcodec_same_keyframes")))
+    if same:
+        yield "decode 32 keyframes", "torchcodec, the same keyframes", range_of(same), where
+        yield "decode 32 keyframes", "torchcodec, 32 uniform frames", range_of(ratios("keyframe T=32", exact)), where
+
+
+def _file_to_label(result: Result) -> Iterator[Row]:
+    task = "file to label: 10 keyframe candidates, sampler, 6 frames, ResNet-50"
+    where = f"{result['machine']['cores']} cores"
+    baselines = result.get("baselines")
+    if baselines is not None:
+        for threads, ratios in baselines.get("torchcodec_uniform", {}).items():
+            yield task, f"torchcodec, 6 uniform frames, ResNet-50, {threads}", range_of(numbers(ratios)), where
+        if "transformers" in baselines:
+            loader = "transformers' video loader, 6 uniform frames, ResNet-50"
+            yield task, loader, range_of(numbers(baselines["transformers"])), where
+        return
+    references = {
+        "torchcodec, pipeline's classifier": "torchcodec, 6 uniform frames, the same fast ResNet-50, 1 thread each",
+        "torchcodec, 2 threads": "torchcodec, 6 uniform frames, plain ResNet-50, 2 threads each",
+        "transformers": "transformers' video loader, 6 uniform frames, plain ResNet-50",
+    }
+    for reference, baseline in references.items():
+        rows = [row for video in result["videos"] for row in video["comparisons"]]
+        rounds = [row["times_faster_by_round"] for row in rows if row["reference"] == reference]
+        if rounds:
+            yield task, baseline, range_of(numbers(rounds)), where
+
+
+def _engine(result: Result) -> Iterator[Row]:
+    for device in ("cpu", "gpu"):
+        measured = result.get(device, {"batches": []})
+        for row in sorted(measured["batches"], key=lambda row: row["batch"]):
+            baselines = dict(row.get("baselines", {}))
+            rates = row["videos_per_second"]
+            if "eager tf32" in rates:
+                baselines.setdefault("eager_tf32", rates["engine"] / rates["eager tf32"])
+                baselines.setdefault("eager", rates["engine"] / rates["eager fp32"])
+            fair = {"eager_tf32", "autocast_bf16_channels_last"} & set(baselines)
+            if not fair:
+                continue
+            shown = {name: baselines[key] for key, name in ENGINE_BASELINES.items() if key in baselines}
+            videos = "1 video" if row["batch"] == 1 else f"{row['batch']} videos"
+            where = measured["device_name"] if device == "gpu" else f"{measured['machine']['cores']} cores"
+            yield (
+                f"score 10 frames, ResNet-50 on 6, {videos} at a time",
+                "; ".join(shown),
+                "; ".join(range_of(numbers(ratio)) for ratio in shown.values()),
+                where,
+            )
+
+
+def _training(result: Result) -> Iterator[Row]:
+    measured = result.get("training", result)
+    ratios = list(numbers(values_of(measured, "with_teacher")))
+    if ratios:
+        where = measured["device"] if measured["device"] != "cpu" else f"{measured['machine']['cores']} cores"
+        baseline = "the classifier run in every step, as in the authors' code"
+        yield "train a sampler, classifier run over the bank included", baseline, range_of(ratios), where
+
+
+# ---- values
+
+
+def values_of(result: Any, key: str) -> Iterator[Any]:
+    """Yield what stands under a key, wherever in the file it is."""
+    if isinstance(result, dict):
+        if key in result:
+            yield result[key]
+        for value in result.values():
+            yield from values_of(value, key)
+    elif isinstance(result, list):
+        for value in result:
+            yield from values_of(value, key)
+
+
+def numbers(ratios: Any) -> Iterator[float]:
+    """Yield the numbers of a ratio, a range, or lists of them.
+
+    >>> list(numbers([1.5, [2, 3.0]]))
+    [1.5, 2.0, 3.0]
+    """
+    if isinstance(ratios, (int, float)):
+        yield float(ratios)
+    else:
+        for ratio in ratios.values() if isinstance(ratios, dict) else ratios:
+            yield from numbers(ratio)
+
+
+def range_of(ratios: Iterable[float]) -> str:
+    """
+    >>> range_of([2.04, 7.41, 3.0]), range_of([12.2])
+    ('2.0 to 7.4', '12.2')
+    """
+    values = sorted(ratios)
+    return " to ".join(dict.fromkeys(f"{value:.1f}" for value in (values[0], values[-1])))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+# ---- the file
+
+BLOCKS: dict[str, Callable[[Files], str]] = {"headline": headline, "what it brings": brings, "speed": speed}
+
+
+def read_files() -> dict[str, Result]:
+    """Return the results of all benchmarks, but those of the paper's tables."""
+    paths = [path for path in BENCHMARKS.rglob("*.json") if path.parent.name != "paper"]
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def with_figures(text: str, files: Files) -> str:
+    """Return the text of README.md with the figures of the files between its marks."""
+    for name, write in BLOCKS.items():
+        begin = BEGIN.format(name)
+        pattern = re.escape(begin) + ".*?" + re.escape(END)
+        block = begin + write(files) + END
+        text, count = re.subn(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"{README} has the mark {begin.strip()} {count} times; it must have it once")
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(with_figures(README.read_text(encoding="utf-8"), read_files()), encoding="utf-8")
