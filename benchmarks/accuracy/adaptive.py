@@ -8,7 +8,7 @@ SCORES are .npz files, one for each training of a sampler and each set of videos
 and label [V]. Files of dev, and of test, are of the same videos in the same order. The kth of dev and the kth of test
 belong to one training; a single one of dev stands for all.
 
-The constants of `sosampler.policies.registry.auto` and the default tolerance are chosen on dev alone: the highest top-1, of
+The constants of `sosampler.policies.auto` and the default tolerance are chosen on dev alone: the highest top-1, of
 which each frame in the mean takes off half a point; spread and tolerance together, then share with that tolerance. Test
 is measured with what is in the package. Intervals are of a bootstrap over videos, paired, on the mean over trainings.
 """
