@@ -256,7 +256,7 @@ def _numbers(part: Any) -> Numbers | None:
     return np.asarray(part.detach().cpu() if hasattr(part, "detach") else part, dtype=np.float64)
 
 
-FOLDER = Path(__file__).parent / "general"
+FOLDER = Path(__file__).parents[1] / "samplers" / "general"
 
 # Chosen on pictures and clips that were held out of its training (benchmarks/general_sampler.json).
 CHOICE: dict[str, float] = {
