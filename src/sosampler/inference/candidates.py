@@ -1,21 +1,124 @@
-"""Which frames of an open video are offered as candidates."""
+"""The candidates of an open video: which frames they are, and their pixels."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.selection import Candidates
+from sosampler.inference.selection import CandidateFrames, Candidates
 from sosampler.video.candidates import grid_indices, keyframe_positions, rate_times, segment_centres, snap
-from sosampler.video.reader import VideoReader
+from sosampler.video.limits import Size, target_size
+from sosampler.video.reader import FrameBatch, VideoMetadata, VideoReader
+from sosampler.video.source import open_video, source_name
 from sosampler.video.timeline import Indices
 
+# All T candidates are decoded in the final size and kept where they take at most this many bytes. Above, a policy
+# sees small copies, and the N chosen frames are decoded a second time.
+MAX_KEPT_BYTES = 1 << 30
+_SCORING_SIZE = 256  # short side of these copies, in pixels
 
-def offer(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
-    """Places on the grid, moved to keyframes where that was asked for. Adds to the notes what falls short."""
+
+@dataclass(frozen=True, eq=False)
+class OpenCandidates:
+    """An open video whose candidates are listed and not yet decoded."""
+
+    reader: VideoReader
+    video: CandidateFrames  # without pixels
+    size: Size  # of the frames of the result
+    began: float  # time.perf_counter()
+    notes: list[str]
+
+    def can_score(self, min_size: int | None) -> bool:
+        """Return whether a policy can score the frames in the size of the result.
+
+        They must fit into memory and, where `min_size` is given, keep their aspect ratio and a short side of at least
+        that, as far as the video has it.
+        """
+        width, height = self.video.metadata.width, self.video.metadata.height
+        shown = target_size(width, height, self.size)
+        if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > MAX_KEPT_BYTES:
+            return False
+        return min_size is None or (
+            not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height)
+        )
+
+    def scoring_size(self, min_size: int | None) -> int:
+        """Return the short side of small copies for scoring; never larger than stored."""
+        return min(max(_SCORING_SIZE, min_size or 0), self.video.metadata.width, self.video.metadata.height)
+
+    def decode(self) -> CandidateFrames:
+        """Decode every distinct candidate once."""
+        batch = self.read(self.video.frame_indices)
+        return replace(
+            self.video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds, frames=batch.frames
+        )
+
+    def read(self, indices: Indices, size: Size = None) -> FrameBatch:
+        """Decode some frames, in the size of the result unless another is given."""
+        batch = self.reader.read(indices, size=size or self.size)
+        self.notes.extend(batch.notes)
+        return batch
+
+    def summary(self) -> dict[str, Any]:
+        """Return notes and seconds spent so far, as a selection names them."""
+        total = time.perf_counter() - self.began
+        spent = self.video.timing
+        timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
+        return {"timing": timing, "notes": tuple(dict.fromkeys((*self.reader.notes, *self.notes)))}
+
+
+@contextmanager
+def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
+    """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
+    began = time.perf_counter()
+    reader = open_video(
+        source,
+        decoder=cast(Any, options.decoder),
+        threads=options.threads,
+        limits=options.limits,
+        folder_fps=options.folder_fps,
+    )
+    try:
+        size = options.size if enlarge else fit_size(options.size, reader.metadata)
+        opened = time.perf_counter()
+        notes: list[str] = []
+        candidates = list_candidates(reader, options, notes)
+        distinct, first = np.unique(candidates.frame_indices, return_index=True)
+        video = CandidateFrames(
+            video=source_name(source),
+            candidates=candidates,
+            frame_indices=distinct,
+            pts_seconds=candidates.pts_seconds[first],
+            metadata=reader.metadata,
+            timing={"open": opened - began, "candidates": time.perf_counter() - opened},
+        )
+        yield OpenCandidates(reader, video, size, began, notes)
+    except MemoryError as error:
+        raise InvalidArgument(
+            f"{reader.name}: the frames do not fit into memory; "
+            "ask for fewer frames or candidates, a smaller size, or decode=False"
+        ) from error
+    finally:
+        reader.close()
+
+
+def fit_size(size: Size, metadata: VideoMetadata) -> Size:
+    """Limit a short side to that of the video; other sizes stay as they are."""
+    return min(size, metadata.width, metadata.height) if isinstance(size, int) else size
+
+
+# ---- which frames
+
+
+def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
+    """Place candidates on the grid, moved to keyframes where the mode asks for it. Add to the notes what is short."""
     first, last = _frame_range(reader, options)
     targets = _targets(reader, options, first, last, notes)
     if options.mode == "keyframe":
@@ -48,21 +151,21 @@ def _frame_range(reader: VideoReader, options: SelectOptions) -> tuple[int, int]
 
 def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int, notes: list[str]) -> Indices:
     if options.fps is not None:
-        return _at_rate(reader, options, options.fps, first, last, notes)
-    count, total = options.num_offered, last - first
-    assert count is not None, "without a rate there is a number"
+        return _targets_at_rate(reader, options, options.fps, first, last, notes)
+    count, total = options.resolved_candidates, last - first
+    assert count is not None, "without fps there is a number"
     if options.num_candidates is None:
-        # The policy's own pool: a short video simply offers all it has, as long as that is enough.
-        count = min(count, max(options.num_wanted or 1, total))
+        # The policy's default: a short video lists all frames it has, as long as that is enough.
+        count = min(count, max(options.resolved_frames or 1, total))
     if total < count and options.on_short != "error":
-        notes.append(f"{total} frames for {count} candidates; {_told(options.on_short, 'frame')}")
-    # The paper's test grid has a seed of its own, the same for every video.
+        notes.append(f"{total} frames for {count} candidates; {_handling(options.on_short, 'frame')}")
+    # The paper's test grid has its own seed, the same for every video.
     seed = None if options.grid == "jitter" else options.seed
     grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
     return first + grid_indices(total, count, grid=grid, on_short=on_short, seed=seed)
 
 
-def _at_rate(
+def _targets_at_rate(
     reader: VideoReader, options: SelectOptions, fps: float, first: int, last: int, notes: list[str]
 ) -> Indices:
     timeline = reader.timeline()
@@ -80,8 +183,8 @@ def _at_rate(
             f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
             'lower fps, or allow on_short="repeat" or "fewer"'
         )
-    told = _told(options.on_short, "frame")
-    notes.append(f"{len(distinct)} frames for {len(targets)} moments at {fps:g} fps; {told}")
+    handling = _handling(options.on_short, "frame")
+    notes.append(f"{len(distinct)} frames for {len(targets)} moments at {fps:g} fps; {handling}")
     return distinct if options.on_short == "fewer" else targets
 
 
@@ -92,25 +195,25 @@ def _keyframes(
     inside = np.flatnonzero((keys >= first) & (keys < last))
     if not len(inside):
         raise InvalidArgument(
-            f"{reader.name}: no keyframe lies in the range asked for; widen it, or take candidates='exact'"
+            f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
         )
     if len(inside) < len(targets) and options.on_short != "error":
-        told = _told(options.on_short, "keyframe")
-        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {told}")
+        handling = _handling(options.on_short, "keyframe")
+        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {handling}")
     positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
     frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
     if not np.array_equal(frame_indices, keys[inside[positions]]):
-        # The container's index did not know the true numbers (open groups of pictures): choose again among those.
+        # The container's index did not have the true numbers (open groups of pictures): match again with these.
         reader.timeline()
         keys = reader.keyframe_indices()
         inside = np.flatnonzero((keys >= first) & (keys < last))
         positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
         frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
-    if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of their own
+    if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)
     return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
 
 
-def _told(on_short: str, what: str) -> str:
-    return f"each {what} is offered once" if on_short == "fewer" else f"{what}s are repeated evenly"
+def _handling(on_short: str, what: str) -> str:
+    return f"each {what} is listed once" if on_short == "fewer" else f"{what}s are repeated evenly"

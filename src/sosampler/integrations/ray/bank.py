@@ -24,8 +24,7 @@ from sosampler.bank.prepare import prepare
 from sosampler.bank.writer import Tally, begin, check_root, fill_shard, writing_bank
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import SosamplerError
-from sosampler.inference.steps import for_workers, wherever
-from sosampler.integrations.ray.cluster import RaySettings, Stage, check_address, connected, execute, placed
+from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.video.limits import Limits
 
 # Shards of one execution: bounds what the driver holds.
@@ -47,8 +46,9 @@ class Teacher:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", wherever(self.name))
-        object.__setattr__(self, "settings", for_workers(self.settings))
+        object.__setattr__(self, "name", absolute(self.name))
+        if self.settings.get("weights") is not None:
+            object.__setattr__(self, "settings", {**self.settings, "weights": absolute(self.settings["weights"])})
 
     def asker(self, device: str) -> Any:
         from sosampler.bank.annotate import TeacherAsker
