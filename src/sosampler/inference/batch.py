@@ -24,7 +24,7 @@ from sosampler.inference.decode import MAX_WAITING_BYTES, Decoded, FramePool, Fr
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import too_few, with_repeats
 from sosampler.inference.selection import Selection
-from sosampler.policies.registry import Policy
+from sosampler.policies.base import Policy, choose_one
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices, Seconds
 
@@ -102,7 +102,7 @@ class Looking:
         batch_size: int = 1,
     ) -> None:
         # Who decides on the number of frames gives each video its own, which the engine cannot.
-        self.policy = policy if options.auto is None else policy.by_itself(options.auto)
+        self.policy = policy
         self.classifier = classifier
         self.options = options
         self._sampler = sampler if options.auto is None else None
@@ -208,10 +208,11 @@ class Looking:
             return replace(outcome, frames=frames)
         assert isinstance(outcome, OfferedVideo)
         wanted, count = self._wanted(outcome), len(frames)
-        least = wanted if self.options.auto is None else self.options.auto.least
+        least = wanted if self.options.auto is None else self.options.auto.min
         if least > count and self.options.on_short == "error":
             return too_few(outcome.video, least, count)
-        choice = self.policy.choose(count, min(wanted, count), frames, self.options.seed)
+        options = self.options
+        choice = choose_one(self.policy, count, min(wanted, count), frames, seed=options.seed, auto=options.auto)
         return self._selection(outcome, choice.positions, choice.scores, frames, choice.expected)
 
     def _selection(
@@ -240,7 +241,7 @@ class Looking:
             frames=frames[positions],
             timing=offered.timing,
             notes=offered.notes,
-            asked=None if self.options.auto is None else self.options.auto.told(expected),
+            asked=None if self.options.auto is None else self.options.auto.to_dict(expected),
         )
 
     def _classified(self, selections: Sequence[Selection]) -> list[Answer]:

@@ -20,8 +20,9 @@ from sosampler.inference.options import SelectOptions
 from sosampler.inference.pipeline import Prediction, load_classifier
 from sosampler.inference.selection import Selection
 from sosampler.inference.steps import Failed, Row
+from sosampler.policies.base import Policy
 from sosampler.policies.learned import policy_of
-from sosampler.policies.registry import Policy, get_policy
+from sosampler.policies.registry import get_policy
 from sosampler.samplers.registry import load_sampler
 from sosampler.video.reader import Frames
 
@@ -50,7 +51,7 @@ class NetworkStep:
         if self.sampler is None:
             return self.options.rule, None
         if self.classifier is None or not os.path.isdir(self.sampler):
-            return replace(get_policy(self.sampler, device=self.device), name=name), None
+            return get_policy(self.sampler, device=self.device).renamed(name), None
         sampler = load_sampler(Path(self.sampler))
         return policy_of(
             sampler, name=name, device=self.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, AutoFrames, auto_of
+from sosampler.policies.auto import Auto, auto_of
+from sosampler.policies.base import AUTO
 
 if TYPE_CHECKING:
-    from sosampler.policies.registry import Policy
+    from sosampler.policies.base import Policy
     from sosampler.video.limits import Limits, Size
 
 
@@ -28,7 +29,7 @@ USUAL_POLICY, BLIND_POLICY = "general", "uniform"
 class SelectOptions:
     """The arguments of `select` but for the source; `select` documents each. Wrong ones are refused here."""
 
-    num_frames: int | str | None = None  # or "auto"
+    num_frames: int | str | Auto | None = None  # or "auto"
     num_candidates: int | None = None
     policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; settled here where it is None
     candidates: str | None = None
@@ -54,6 +55,12 @@ class SelectOptions:
         from sosampler.video.limits import check_size
         from sosampler.video.source import DECODERS
 
+        if isinstance(self.num_frames, Auto):
+            auto = auto_of(self.num_frames, self.auto_min, self.auto_max, self.auto_tolerance)
+            assert auto is not None, "it is one"
+            settled = {"num_frames": AUTO, "auto_min": auto.min, "auto_max": auto.max, "auto_tolerance": auto.tolerance}
+            for name, value in settled.items():
+                object.__setattr__(self, name, value)
         for name in ("num_frames", "num_candidates", "threads"):
             if getattr(self, name) is not None and (name, getattr(self, name)) != ("num_frames", AUTO):
                 whole_number(name, getattr(self, name))
@@ -90,9 +97,9 @@ class SelectOptions:
                 f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
             )
         wanted, offered = self.num_wanted, self.num_offered
-        if self.auto is not None and offered is not None and self.auto.least > offered:
+        if self.auto is not None and offered is not None and self.auto.min > offered:
             raise InvalidArgument(
-                f"auto_min={self.auto.least} is more than num_candidates={offered}; lower it, or raise num_candidates"
+                f"auto_min={self.auto.min} is more than num_candidates={offered}; lower it, or raise num_candidates"
             )
         if wanted is not None and offered is not None and wanted > offered:
             raise InvalidArgument(
@@ -118,10 +125,13 @@ class SelectOptions:
         from sosampler.policies.registry import get_policy
 
         found = get_policy(self.policy)
-        return found if self.auto is None else found.by_itself(self.auto)
+        refusal = None if self.auto is None else found.auto_refusal()
+        if refusal is not None:
+            raise InvalidArgument(refusal)
+        return found
 
     @cached_property
-    def auto(self) -> AutoFrames | None:
+    def auto(self) -> Auto | None:
         """How to decide on the number of frames, where that is left to the policy."""
         return auto_of(self.num_frames, self.auto_min, self.auto_max, self.auto_tolerance)
 
@@ -139,16 +149,16 @@ class SelectOptions:
         if self.fps is not None or self.num_candidates is not None:
             return self.num_candidates
         if self.auto is not None:
-            return max(self.rule.default_candidates(DEFAULT_NUM_FRAMES), self.auto.most)
-        assert not isinstance(self.num_frames, str), "no other word is let pass"
+            return max(self.rule.default_candidates(DEFAULT_NUM_FRAMES), self.auto.max)
+        assert not isinstance(self.num_frames, (str, Auto)), "no other word is let pass"
         return self.rule.default_candidates(self.num_frames or DEFAULT_NUM_FRAMES)
 
     @property
     def num_wanted(self) -> int | None:
         """N, or the most that N may be; None for all candidates that a rate gives."""
         if self.auto is not None:
-            return self.auto.most if self.num_offered is None else min(self.auto.most, self.num_offered)
-        assert not isinstance(self.num_frames, str), "no other word is let pass"
+            return self.auto.max if self.num_offered is None else min(self.auto.max, self.num_offered)
+        assert not isinstance(self.num_frames, (str, Auto)), "no other word is let pass"
         if self.num_frames is not None or self.fps is not None:
             return self.num_frames
         return self.num_offered if self.rule.name == "all" else DEFAULT_NUM_FRAMES
@@ -167,5 +177,5 @@ class SelectOptions:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for the rows of two runs to belong together: also the weights of a trained sampler."""
-        told, who = {**self.to_dict(), "threads": None}, self.rule.identity
-        return told if who is None else {**told, "policy_identity": who()}
+        told, who = {**self.to_dict(), "threads": None}, self.rule.fingerprint()
+        return told if who is None else {**told, "policy_identity": who}

@@ -20,9 +20,10 @@ from sosampler.inference.batch import Answer, Looking, decoded_batches
 from sosampler.inference.decode import FramePool, FrameTask
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import Selection
+from sosampler.policies.auto import Auto
+from sosampler.policies.base import Policy
 from sosampler.policies.learned import ONNX, least_size, policy_of
-from sosampler.policies.registry import SCORED, Policy, get_policy, list_policies
-from sosampler.policies.score_rules import split_method
+from sosampler.policies.registry import get_policy, is_policy_name
 from sosampler.samplers.registry import load_sampler
 
 ON_ERROR = ("raise", "return")
@@ -103,7 +104,7 @@ class Pipeline:
         classifier: Any,
         *,
         num_candidates: int = 10,
-        num_frames: int | str | None = None,
+        num_frames: int | str | Auto | None = None,
         candidates: str | None = None,
         size: int | None = None,
         batch_size: int = 8,
@@ -138,7 +139,7 @@ class Pipeline:
         # Classifiers themselves know no int8; what looks at videos for the pipeline does.
         self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
         if size is None:
-            needed = max(_LEAST_SIZE, least_size(self.classifier.preprocessing), self.policy.least_size or 0)
+            needed = max(_LEAST_SIZE, least_size(self.classifier.preprocessing), self.policy.min_size or 0)
             self._options = replace(self._options, size=needed)
         length = getattr(self.classifier, "length", None)
         if length is not None:
@@ -246,7 +247,7 @@ class Pipeline:
         if not self.policy.needs_frames:
             return FrameTask(video, options, choose=True)
         offered = options.offering_all()
-        least = self.policy.least_size or 1
+        least = self.policy.min_size or 1
         return FrameTask(video, offered, choose=False, least_size=least, otherwise=options)
 
     def _prediction(self, answer: Answer) -> Prediction:
@@ -278,7 +279,7 @@ def _policy(given: Any, device: Any) -> tuple[Policy, Any]:
 
 def _is_sampler_folder(given: Any) -> bool:
     """Whether it names the folder of a sampler with weights for torch, and no rule."""
-    if isinstance(given, str) and (given in list_policies() or split_method(given)[0] in SCORED):
+    if isinstance(given, str) and is_policy_name(given):
         return False
     files = ("config.json", "model.safetensors")
     return isinstance(given, (str, os.PathLike)) and all((Path(given) / file).is_file() for file in files)
@@ -286,9 +287,7 @@ def _is_sampler_folder(given: Any) -> bool:
 
 def _name_of(given: Any, policy: Policy) -> str | None:
     """By what name another process finds the same policy; None where it cannot."""
-    if isinstance(given, Policy):
-        return given.name if given.name in list_policies() and get_policy(given.name) is given else None
-    return given if isinstance(given, str) and policy.identity is None else None
+    return None if policy.has_weights else policy.spec
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from sosampler.errors import InvalidArgument
 from sosampler.inference.candidates import offer
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import Candidates, Selection
-from sosampler.policies.registry import Choice, Policy
+from sosampler.policies.auto import Auto
+from sosampler.policies.base import Choice, Policy, choose_one
 from sosampler.video.candidates import segment_centres
 from sosampler.video.limits import Limits, Size, target_size
 from sosampler.video.reader import FrameBatch, VideoMetadata, VideoReader
@@ -74,7 +75,7 @@ _SCORING_SIZE = 256
 
 def select(
     source: Any,
-    num_frames: int | str | None = None,
+    num_frames: int | str | Auto | None = None,
     *,
     num_candidates: int | None = None,
     policy: Any = None,
@@ -210,7 +211,7 @@ def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False)
         frames=frames,
         timing=timing(begin, opened, listed, done),
         notes=tuple(dict.fromkeys(notes)),
-        asked=None if options.auto is None else options.auto.told(choice.expected),
+        asked=None if options.auto is None else options.auto.to_dict(choice.expected),
     )
 
 
@@ -222,7 +223,7 @@ def _choose(
     # while another is left.
     distinct, first_position, candidate_of = np.unique(offered.frame_indices, return_index=True, return_inverse=True)
     wanted = options.num_wanted or len(offered)
-    least = wanted if options.auto is None else options.auto.least
+    least = wanted if options.auto is None else options.auto.min
     if least > len(distinct) and options.on_short == "error":
         raise too_few(reader.name, least, len(distinct))
     count = min(wanted, len(distinct))
@@ -234,11 +235,12 @@ def _choose(
         kept = few_bytes and _shows_enough(reader, size, rule)
         batch = reader.read(distinct, size=size if kept else _size_for_scoring(reader, rule))
         notes.extend(batch.notes)
-    choice: Choice = rule.choose(len(distinct), count, None if batch is None else batch.frames, options.seed)
+    frames = None if batch is None else batch.frames
+    choice = choose_one(rule, len(distinct), count, frames, seed=options.seed, auto=options.auto)
     positions = choice.positions
     if options.auto is None:
         positions = with_repeats(positions, candidate_of, wanted, options.on_short)
-    choice = replace(choice, scores=None if choice.scores is None else choice.scores[candidate_of])
+    choice = choice._replace(scores=None if choice.scores is None else choice.scores[candidate_of])
     chosen = first_position[positions]
     if not options.decode:
         return chosen, choice, None
@@ -250,15 +252,15 @@ def _choose(
 
 def _shows_enough(reader: VideoReader, size: Size, rule: Policy) -> bool:
     """Whether frames of this size are as large as the policy must see them, and not squeezed."""
-    if rule.least_size is None:
+    if rule.min_size is None:
         return True
     width, height = reader.metadata.width, reader.metadata.height
-    return not isinstance(size, tuple) and min(target_size(width, height, size)) >= min(rule.least_size, width, height)
+    return not isinstance(size, tuple) and min(target_size(width, height, size)) >= min(rule.min_size, width, height)
 
 
 def _size_for_scoring(reader: VideoReader, rule: Policy) -> int:
     """A short side to look at where the frames themselves do not serve; never larger than stored."""
-    return min(max(_SCORING_SIZE, rule.least_size or 0), reader.metadata.width, reader.metadata.height)
+    return min(max(_SCORING_SIZE, rule.min_size or 0), reader.metadata.width, reader.metadata.height)
 
 
 def _bytes_at(reader: VideoReader, size: Size) -> int:

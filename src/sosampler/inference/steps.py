@@ -15,7 +15,7 @@ from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
-from sosampler.policies.registry import Choice, Policy, pool_size
+from sosampler.policies.base import Batch, Policy
 
 if TYPE_CHECKING:
     from sosampler.inference.decode import OfferedVideo
@@ -104,27 +104,26 @@ class FramesStep:
 # ---- for networks, which are `sosampler.inference.network_step`
 
 
-def _nobody_chooses(num_candidates: int, num_frames: int, frames: Any, seed: int) -> Choice:
-    raise AssertionError("whoever holds the network chooses")
+class _StandIn(Policy):
+    """A learned policy without its network: it has the same candidates, and can be pickled."""
 
+    needs = frozenset({"frames"})
 
-def _nobody_decides(frames: Any, auto: Any) -> Choice:
-    raise AssertionError("whoever holds the network decides")
+    def __init__(self, policy: Policy) -> None:
+        self.name, self.description = policy.name, policy.description
+        self.candidate_mode, self.min_size = policy.candidate_mode, policy.min_size
+        self._refusal = policy.auto_refusal()
+
+    def choose(self, batch: Batch, num_frames: int) -> Any:
+        raise AssertionError("the process that holds the network chooses")
+
+    def auto_refusal(self) -> str | None:
+        return self._refusal
 
 
 def stand_in(policy: Policy) -> Policy:
-    """A learned policy without its network: says how many candidates it is offered, and can travel."""
-    return Policy(
-        policy.name,
-        policy.says,
-        _nobody_chooses,
-        default_candidates=pool_size,
-        needs_frames=True,
-        candidate_mode=policy.candidate_mode,
-        least_size=policy.least_size,
-        choose_auto=None if policy.choose_auto is None else _nobody_decides,
-        no_auto=policy.no_auto,
-    )
+    """Return a learned policy without its network, for processes that only decode its candidates."""
+    return _StandIn(policy)
 
 
 def as_text(video: str) -> str:

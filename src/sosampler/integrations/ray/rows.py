@@ -27,7 +27,8 @@ from sosampler.integrations.ray.cluster import (
     placed,
     pool_sizes,
 )
-from sosampler.policies.registry import Policy, list_policies
+from sosampler.policies.base import Policy
+from sosampler.policies.registry import is_policy_name
 
 if TYPE_CHECKING:
     from sosampler.inference.network_step import NetworkStep
@@ -204,10 +205,10 @@ def select_on_ray(
     from sosampler.inference.network_step import NetworkStep
 
     asked = options.size if isinstance(options.size, int) else _LEAST_SIZE
-    offered = replace(options, policy=stand_in(rule), size=max(asked, rule.least_size or 0))
+    offered = replace(options, policy=stand_in(rule), size=max(asked, rule.min_size or 0))
     about["options"]["size"] = offered.size
     second = NetworkStep(offered, sampler=os.path.abspath(options.policy), device=device)
-    first = FramesStep(offered, choose=False, least_size=rule.least_size or 1)
+    first = FramesStep(offered, choose=False, least_size=rule.min_size or 1)
     return _write(videos, out, about, SELECTION_COLUMNS, first, second, settings, on_progress)
 
 
@@ -250,13 +251,13 @@ def classify_on_ray(
         device=device,
         top=pipeline.top,
     )
-    first = FramesStep(offered, choose=not learned, least_size=rule.least_size or 1)
+    first = FramesStep(offered, choose=not learned, least_size=rule.min_size or 1)
     return _write(videos, out, about, PREDICTION_COLUMNS, first, second, settings, on_progress)
 
 
 def _is_of_a_folder(rule: Policy, given: Any) -> bool:
     """Whether a policy is a trained sampler; others, also the one that ships, choose where frames are decoded."""
-    return rule.identity is not None and not (isinstance(given, str) and given in list_policies())
+    return rule.has_weights and not (isinstance(given, str) and is_policy_name(given))
 
 
 def _by_name(options: SelectOptions) -> Any:
