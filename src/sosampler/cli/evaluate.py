@@ -11,7 +11,8 @@ import typer
 
 from sosampler.cli.options import AutoMax, AutoMin
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
+from sosampler.policies.auto import DEFAULT_TOLERANCE
+from sosampler.policies.base import AUTO
 
 
 def evaluate_command(

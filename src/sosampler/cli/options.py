@@ -14,17 +14,16 @@ import typer
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE
+from sosampler.policies.auto import DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
+from sosampler.policies.base import AUTO
 
 if TYPE_CHECKING:
     from sosampler._util.progress import Progress
     from sosampler.integrations.ray.rows import RowsWritten
 
 
-AutoMin = Annotated[
-    int | None, typer.Option("--auto-min", help=f"Least frames of -n auto.  [default: {DEFAULT_LEAST}]")
-]
-AutoMax = Annotated[int | None, typer.Option("--auto-max", help=f"Most frames of -n auto.  [default: {DEFAULT_MOST}]")]
+AutoMin = Annotated[int | None, typer.Option("--auto-min", help=f"Least frames of -n auto.  [default: {DEFAULT_MIN}]")]
+AutoMax = Annotated[int | None, typer.Option("--auto-max", help=f"Most frames of -n auto.  [default: {DEFAULT_MAX}]")]
 AutoTolerance = Annotated[
     float | None,
     typer.Option(

@@ -22,7 +22,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.inference.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
 
 if TYPE_CHECKING:
-    from sosampler.policies.registry import Policy
+    from sosampler.policies.base import Policy
 
 
 def select_command(
@@ -147,7 +147,7 @@ def _on_device(policy: str, device: str) -> Policy:
     from sosampler.policies.registry import get_policy
 
     found = get_policy(policy, device=device)
-    if found.identity is None:
+    if not found.has_weights:
         raise InvalidArgument(f"--device {device} is for trained samplers, not for the policy {policy!r}; leave it out")
     return found
 

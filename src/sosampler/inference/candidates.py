@@ -45,9 +45,7 @@ class OpenCandidates:
         shown = target_size(width, height, self.size)
         if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > MAX_KEPT_BYTES:
             return False
-        return min_size is None or (
-            not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height)
-        )
+        return min_size is None or (not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height))
 
     def scoring_size(self, min_size: int | None) -> int:
         """Return the short side of small copies for scoring; never larger than stored."""

@@ -158,7 +158,10 @@ class SelectJob:
         return summary
 
     def rows(
-        self, videos: Sequence[str], folders: dict[str, Path] | None = None, sheet_rows: dict[str, SheetRow] | None = None
+        self,
+        videos: Sequence[str],
+        folders: dict[str, Path] | None = None,
+        sheet_rows: dict[str, SheetRow] | None = None,
     ) -> Iterator[Row]:
         """Yield the rows of the videos in their order; frames go to `folders`, and their thumbnails to `sheet_rows`."""
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
@@ -205,7 +208,9 @@ def describe_row(row: Row) -> str:
     if "label" in row:
         first, *others = row["top"]
         seconds = f"{row['timing']['total']:.2f} s"
-        lines = [f"{row['video']}: {first['label']} {first['probability']:.3f} ({chosen}, {selection['policy']}, {seconds})"]
+        lines = [
+            f"{row['video']}: {first['label']} {first['probability']:.3f} ({chosen}, {selection['policy']}, {seconds})"
+        ]
         lines += [f"  {each['probability']:.3f}  {each['label']}" for each in others]
     else:
         auto = selection.get("asked")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, Auto, auto_of
+from sosampler.policies.auto import Auto, auto_of
+from sosampler.policies.base import AUTO
 
 if TYPE_CHECKING:
     from sosampler.policies.base import Policy
@@ -79,10 +80,6 @@ class SelectOptions:
     def _check_together(self) -> None:
         """Refuse arguments that are valid one by one but contradict each other."""
         policy = self.resolved_policy
-        if policy.needs_teacher:
-            raise InvalidArgument(
-                f"policy {policy.name!r} needs a teacher's outputs, which only `evaluate` has; take another policy"
-            )
         if self.auto is not None and (refusal := policy.auto_refusal()):
             raise InvalidArgument(refusal)
         if self.fps is not None and self.num_candidates is not None:
@@ -92,8 +89,7 @@ class SelectOptions:
         frames, candidates = self.resolved_frames, self.resolved_candidates
         if self.auto is not None and candidates is not None and self.auto.min > candidates:
             raise InvalidArgument(
-                f"auto_min={self.auto.min} is more than num_candidates={candidates}; lower it, or raise "
-                "num_candidates"
+                f"auto_min={self.auto.min} is more than num_candidates={candidates}; lower it, or raise num_candidates"
             )
         if frames is not None and candidates is not None and frames > candidates:
             raise InvalidArgument(

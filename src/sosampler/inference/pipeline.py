@@ -27,8 +27,8 @@ from sosampler.inference.select import choose_frames
 from sosampler.inference.selection import CandidateFrames, Selection, build_selection
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import Choice, Policy
-from sosampler.policies.learned import ONNX, min_size, policy_of
-from sosampler.policies.registry import get_policy
+from sosampler.policies.learned import ONNX, least_size, policy_of
+from sosampler.policies.registry import get_policy, is_policy_name
 from sosampler.samplers.registry import load_sampler
 from sosampler.video.candidates import positions_of
 from sosampler.video.reader import Frames
@@ -361,7 +361,7 @@ class Pipeline:
         # Classifiers themselves have no int8; BatchClassifier does.
         self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
         if size is None:
-            needed = max(_MIN_SIZE, min_size(self.classifier.preprocessing), self.policy.min_size or 0)
+            needed = max(_MIN_SIZE, least_size(self.classifier.preprocessing), self.policy.min_size or 0)
             self._options = replace(self._options, size=needed)
         length = getattr(self.classifier, "length", None)
         if length is not None:

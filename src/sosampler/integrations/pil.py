@@ -14,6 +14,7 @@ from sosampler.inference.options import USUAL_POLICY
 from sosampler.inference.select import select
 from sosampler.inference.selection import Selection
 from sosampler.integrations.frame_times import decoded
+from sosampler.policies.base import choose_one
 from sosampler.policies.registry import get_policy
 
 
@@ -70,4 +71,4 @@ def _among(
         # Policies compare frames of one size; what is returned keeps its own.
         size = images[0].size
         frames = np.stack([np.asarray(image.convert("RGB").resize(size)) for image in images])  # [T, H, W, 3] uint8
-    return [images[place] for place in rule.choose(len(images), wanted, frames, seed).positions]
+    return [images[place] for place in choose_one(rule, len(images), wanted, frames, seed=seed).positions]

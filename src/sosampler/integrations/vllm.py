@@ -26,8 +26,8 @@ from sosampler.errors import InvalidArgument, MissingDependency, VideoError, fir
 from sosampler.inference.options import BLIND_POLICY, SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.integrations.frame_times import decoded, video_metadata, whole_patches
-from sosampler.policies.registry import SCORED, Policy, get_policy, list_policies
-from sosampler.policies.score_rules import split_method
+from sosampler.policies.base import Policy
+from sosampler.policies.registry import get_policy, is_policy_name, list_policies
 from sosampler.video.reader import Frames
 from sosampler.video.source import DECODERS, open_video
 
@@ -147,7 +147,7 @@ def _policy(given: Any) -> Policy:
     configured = os.environ.get(POLICY_VARIABLE) or BLIND_POLICY
     if given is None or given == configured:
         return _loaded(configured)
-    if not isinstance(given, str) or (given not in list_policies() and split_method(given)[0] not in SCORED):
+    if not isinstance(given, str) or not is_policy_name(given):
         raise InvalidArgument(
             f"policy={given!r} is not allowed in a request; choose one of: {', '.join(list_policies())}; the folder of "
             f"a trained sampler is set by the server's environment variable {POLICY_VARIABLE}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sosampler._util.validation import whole_number
 from sosampler.policies.optimal import OptimalChoice
-from sosampler.policies.semi_optimal import real_candidates
+from sosampler.samplers.ranking import real_candidates
 
 ClipLogConfidence = Callable[[Tensor], Tensor]  # positions [B, K, n] in time order -> [B, K], for any n
 # A network's answers about one clip differ by about as much from batch to batch, in log confidence.

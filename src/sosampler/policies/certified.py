@@ -20,7 +20,8 @@ from sosampler.policies.branch_and_bound import (
     loss_of,
 )
 from sosampler.policies.optimal import OptimalChoice, usable_logits
-from sosampler.policies.semi_optimal import ACTIVATIONS, check_labels, log_confidence, real_candidates, top_n
+from sosampler.policies.semi_optimal import ACTIVATIONS, log_confidence
+from sosampler.samplers.ranking import check_labels, real_candidates, top_n
 
 # Numbers of the largest table per chunk of videos (32 MiB of float64; a handful of such are alive at once).
 _MAX_NUMBERS = 2**22

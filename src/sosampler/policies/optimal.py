@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import ACTIVATIONS, check_labels, log_confidence, real_candidates
+from sosampler.policies.semi_optimal import ACTIVATIONS, log_confidence
+from sosampler.samplers.ranking import check_labels, real_candidates
 
 DEFAULT_MAX_SUBSETS = 20_000
 # Subsets held at once, and numbers gathered for them at once (64 MiB of float64).

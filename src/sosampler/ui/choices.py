@@ -10,7 +10,8 @@ from typing import Any
 from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
-from sosampler.policies.registry import SCORED, Policy, describe_policies, get_policy
+from sosampler.policies.base import Policy
+from sosampler.policies.registry import describe_policies, get_policy
 from sosampler.policies.score_rules import METHODS
 from sosampler.video.candidates import MODES
 from sosampler.video.limits import Limits
@@ -70,7 +71,7 @@ class Offer:
         return Settings(policy=USUAL_POLICY)
 
     def has_diversity(self, policy: str) -> bool:
-        return policy in self.samplers or policy in SCORED
+        return policy in self.samplers or get_policy(policy).has_scores
 
     def to_dict(self) -> dict[str, Any]:
         """What the page needs to draw its controls."""
@@ -103,7 +104,7 @@ class Offer:
         if settings.diversity != BEST and not self.has_diversity(settings.policy):
             raise InvalidArgument(
                 f"diversity {settings.diversity!r} chooses by scores, which the policy {settings.policy!r} does not "
-                f"give; take {BEST!r}, or {' or '.join([*self.samplers, *SCORED])}"
+                f"give; take {BEST!r}, or {' or '.join(name for name in self.policies if self.has_diversity(name))}"
             )
         return settings
 
@@ -122,7 +123,7 @@ class Offer:
     def _rule(self, settings: Settings) -> Policy:
         method = "" if settings.diversity == BEST else f"+{settings.diversity}"
         rule = get_policy(self.samplers.get(settings.policy, settings.policy) + method, device=self.device)
-        return replace(rule, name=settings.policy + method)  # a folder's place is nobody's business but the server's
+        return rule.renamed(settings.policy + method)  # a folder's place is nobody's business but the server's
 
 
 def offer_of(samplers: Sequence[Path] = (), *, device: str | None = None, limits: Limits | None = None) -> Offer:

@@ -161,7 +161,9 @@ def _context(ray: Any) -> Iterator[None]:
     before = {name: getattr(context, name) for name in changed}
     logger = logging.getLogger("ray.data")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # lost videos are sent again or listed as failed; tracebacks of actors add nothing
+    logger.setLevel(
+        logging.CRITICAL
+    )  # lost videos are sent again or listed as failed; tracebacks of actors add nothing
     for name, value in changed.items():
         setattr(context, name, value)
     try:

@@ -31,8 +31,7 @@ from sosampler.integrations.ray.cluster import (
     pool_sizes,
 )
 from sosampler.policies.base import Policy
-from sosampler.policies.registry import get_policy, list_policies
-from sosampler.policies.score_rules import split_method
+from sosampler.policies.registry import get_policy, is_policy_name
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import BatchClassifier, Pipeline
@@ -261,7 +260,7 @@ def classify_on_ray(
 
 def _has_network(policy: Policy, given: Any) -> bool:
     """Return whether it is a trained sampler. Other policies, also the shipped sampler, run where frames are decoded."""
-    return policy.has_weights and not (isinstance(given, str) and split_method(given)[0] in list_policies())
+    return policy.has_weights and not (isinstance(given, str) and is_policy_name(given))
 
 
 def _sent(sampler: Any) -> Any:
