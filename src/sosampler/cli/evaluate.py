@@ -11,8 +11,8 @@ import typer
 
 from sosampler.cli.options import AutoMax, AutoMin
 from sosampler.errors import InvalidArgument
+from sosampler.policies import AUTO
 from sosampler.policies.auto import DEFAULT_TOLERANCE
-from sosampler.policies.base import AUTO
 
 
 def evaluate_command(
@@ -91,10 +91,10 @@ def evaluate_command(
         _check_folder("--run", run)
 
     from sosampler import evaluate  # says how to install what it needs
-    from sosampler.cli.options import telling
+    from sosampler.cli.options import show_progress
 
     given: dict[str, Any] = {"policies": asked} if asked else {}
-    with telling("looking") as on_progress:
+    with show_progress("looking") as on_progress:
         found = evaluate(
             bank,
             **given,

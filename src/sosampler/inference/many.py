@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import one_of, whole_number
 from sosampler._util.workers import num_cores
-from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import FramePool, FrameTask, Outcome, attempt
 from sosampler.inference.images import IMAGE_FORMATS, MAX_ROWS, SheetRow, save_frames, write_sheet
 from sosampler.inference.options import SelectOptions
@@ -39,6 +39,13 @@ class RunSummary:
     failures: list[Row]  # video and error
     damaged: Sequence[int] = ()  # numbers of Parquet files that were damaged and made again
 
+    @property
+    def failed_path(self) -> Path | None:
+        """The file that lists the failures."""
+        if self.out is None:
+            return None
+        return self.out / "_failed.jsonl" if self.out.is_dir() else self.out.with_name(f"{self.out.name}.failed.jsonl")
+
 
 def run(
     videos: Sequence[str],
@@ -50,6 +57,7 @@ def run(
     on_row: Callable[[Row], None] | None = None,
     on_progress: OnProgress | None = None,
     repeat: bool = False,
+    strict: bool = False,
 ) -> RunSummary:
     """Do the videos that have no row in `out` yet, and write their rows as they come.
 
@@ -59,9 +67,10 @@ def run(
         what: "selections" or "predictions".
         out: a file (.jsonl, .csv, .parquet) or a folder for Parquet files; None writes nothing.
         identity: options that must be equal for a run to resume.
-        on_row: called with each new row.
+        on_row: called with each new row where none are written, and with that of a single video.
         on_progress: called after each video.
         repeat: do all videos, also those that have a row.
+        strict: raise the first failure.
     """
     failures: list[Row] = []
     with nullcontext() if out is None else open_rows(out, what, identity or {}) as rows:
@@ -71,12 +80,14 @@ def run(
         with closing(work(todo)) if todo else nullcontext(iter(())) as results:  # type: ignore[type-var]
             for row in results:
                 if "error" in row:
+                    if strict:
+                        raise VideoError(row["error"])
                     failures.append(row)
                     progress.failed += 1
                 else:
                     if rows is not None:
                         rows.add(row)
-                    if on_row is not None:
+                    if on_row is not None and (rows is None or len(videos) == 1):
                         on_row(row)
                 progress.done += 1
                 if on_progress is not None:
@@ -151,7 +162,8 @@ class SelectJob:
             },
             on_row=on_row,
             on_progress=on_progress,
-            repeat=self.sheet is not None,  # a contact sheet needs the pixels of all
+            repeat=self.sheet is not None or len(videos) == 1,  # a contact sheet needs the pixels of all
+            strict=len(videos) == 1,
         )
         if self.sheet is not None and sheet_rows:
             write_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
@@ -195,6 +207,28 @@ def classify_rows(pipeline: Pipeline, videos: Sequence[str]) -> Iterator[Row]:
     results = pipeline.stream(videos) if len(videos) > 1 else iter([pipeline(videos[0], on_error="return")])
     for video, result in zip(videos, results, strict=True):
         yield failure_row(video, result) if isinstance(result, SosamplerError) else result.to_dict()
+
+
+def classify_videos(
+    pipeline: Pipeline,
+    videos: Sequence[Path],
+    out: Path | None = None,
+    *,
+    on_row: Callable[[Row], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> RunSummary:
+    """Classify all videos, and write their rows."""
+    return run(
+        [str(video) for video in videos],
+        lambda todo: classify_rows(pipeline, todo),
+        "predictions",
+        out=out,
+        identity=None if out is None else pipeline.identity(),
+        on_row=on_row,
+        on_progress=on_progress,
+        repeat=len(videos) == 1,
+        strict=len(videos) == 1,
+    )
 
 
 # ---- as text

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import Auto, auto_of
-from sosampler.policies.base import AUTO
+from sosampler.policies import AUTO
 
 if TYPE_CHECKING:
+    from sosampler.policies.auto import Auto
     from sosampler.policies.base import Policy
     from sosampler.video.limits import Limits, Size
 
@@ -119,7 +119,12 @@ class SelectOptions:
     @cached_property
     def auto(self) -> Auto | None:
         """The bounds of num_frames="auto"; None where a number is given."""
-        return auto_of(self.num_frames, self.auto_min, self.auto_max, self.auto_tolerance)
+        bounds = (self.auto_min, self.auto_max, self.auto_tolerance)
+        if bounds == (None, None, None) and (self.num_frames is None or isinstance(self.num_frames, int)):
+            return None
+        from sosampler.policies.auto import auto_of
+
+        return auto_of(self.num_frames, *bounds)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the policy object: it may hold a network, and another process resolves it again."""
@@ -137,7 +142,7 @@ class SelectOptions:
             return self.num_candidates
         if self.auto is not None:
             return max(self.resolved_policy.default_candidates(DEFAULT_NUM_FRAMES), self.auto.max)
-        assert not isinstance(self.num_frames, (str, Auto)), "auto is handled above"
+        assert self.num_frames is None or isinstance(self.num_frames, int), "auto is handled above"
         return self.resolved_policy.default_candidates(self.num_frames or DEFAULT_NUM_FRAMES)
 
     @property
@@ -146,7 +151,7 @@ class SelectOptions:
         if self.auto is not None:
             candidates = self.resolved_candidates
             return self.auto.max if candidates is None else min(self.auto.max, candidates)
-        assert not isinstance(self.num_frames, (str, Auto)), "auto is handled above"
+        assert self.num_frames is None or isinstance(self.num_frames, int), "auto is handled above"
         if self.num_frames is not None or self.fps is not None:
             return self.num_frames
         return self.resolved_candidates if self.resolved_policy.name == "all" else DEFAULT_NUM_FRAMES
@@ -161,8 +166,8 @@ class SelectOptions:
         from dataclasses import asdict
 
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if isinstance(self.num_frames, Auto):
-            values |= {"num_frames": AUTO, **{f"auto_{name}": value for name, value in asdict(self.num_frames).items()}}
+        if self.auto is not None:
+            values |= {"num_frames": AUTO, **{f"auto_{name}": value for name, value in asdict(self.auto).items()}}
         limits = None if self.limits is None else asdict(self.limits)
         return {**values, "policy": self.resolved_policy.name, "limits": limits}
 

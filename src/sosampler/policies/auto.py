@@ -10,10 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.validation import real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import AUTO
-
-# The tolerance was chosen on the dev reels of benchmarks/adaptive.py.
-DEFAULT_MIN, DEFAULT_MAX, DEFAULT_TOLERANCE = 1, 16, 0.005
+from sosampler.policies import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler.errors import InvalidArgument
+from sosampler.policies import AUTO
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices, Seconds
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Scores = NDArray[np.floating[Any]]
 _T = TypeVar("_T")
 
-AUTO = "auto"  # as num_frames: the policy decides
 # Candidates where no number is given: enough to choose from, at least four a frame.
 _POOL = 32
 

@@ -137,7 +137,7 @@ def execute(
             yield from data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
         except ray.exceptions.RayError as error:
             raise SosamplerError(
-                f"the Ray cluster failed ({first_line(error)}); the rows that are written stay: run the same again to resume"
+                f"the Ray cluster failed ({first_line(error)}); finished work stays: run the same again to resume"
             ) from error
 
 
@@ -163,7 +163,7 @@ def _context(ray: Any) -> Iterator[None]:
     level = logger.level
     logger.setLevel(
         logging.CRITICAL
-    )  # lost videos are sent again or listed as failed; tracebacks of actors add nothing
+    )  # lost videos are sent again or listed as failed
     for name, value in changed.items():
         setattr(context, name, value)
     try:

@@ -259,7 +259,7 @@ def classify_on_ray(
 
 
 def _has_network(policy: Policy, given: Any) -> bool:
-    """Return whether it is a trained sampler. Other policies, also the shipped sampler, run where frames are decoded."""
+    """Return whether it is a trained sampler. Other policies, also "general", run where frames are decoded."""
     return policy.has_weights and not (isinstance(given, str) and is_policy_name(given))
 
 
