@@ -16,7 +16,7 @@ import torch
 
 import sosampler as so
 from sosampler.cli.main import main
-from sosampler.inference.pipeline import Pipeline, Prediction
+from sosampler.inference.pipeline import BatchClassifier, Pipeline, Prediction
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
 
@@ -152,7 +152,14 @@ def test_rows_in_a_file(cli: Cli, videos: Path, sampler: Path, tmp_path: Path, s
     out = tmp_path / f"rows{suffix}"
     ran = cli(videos, "--sampler", sampler, "-n", 2, "--out", out, "--json")
     assert ran.code == 0
-    assert ran.json == {"num_videos": 3, "num_failed": 0, "out": str(out), "num_written": 3, "failures": []}
+    assert ran.json == {
+        "num_videos": 3,
+        "num_failed": 0,
+        "out": str(out),
+        "num_written": 3,
+        "num_done_before": 0,
+        "failures": [],
+    }
     assert f"3 predictions written to {out}" in ran.err
     printed = cli(videos, "--sampler", sampler, "-n", 2, "--json").json["predictions"]
     if suffix == ".jsonl":
@@ -207,16 +214,16 @@ def test_a_single_bad_file(cli: Cli, with_a_bad_one: Path, tmp_path: Path) -> No
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ends the work at the third video; how many were begun since it was last emptied."""
-    original = Pipeline._prediction
+    original = BatchClassifier._prediction
     begun: list[int] = []
 
-    def stop(self: Pipeline, *args: Any) -> Prediction:
+    def stop(self: BatchClassifier, *args: Any) -> Prediction:
         begun.append(len(begun))
         if len(begun) == 3:
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(Pipeline, "_prediction", stop)
+    monkeypatch.setattr(BatchClassifier, "_prediction", stop)
     return begun
 
 

@@ -355,7 +355,7 @@ class TestPolicies:
             options = SelectOptions(policy=policy, num_frames=3)
             copy = pickle.loads(pickle.dumps(options))
             assert copy == options
-            assert copy.rule.name == options.rule.name
+            assert copy.resolved_policy.name == options.resolved_policy.name
 
     def test_import_needs_no_torch(self) -> None:
         code = "import sys, sosampler.policies, sosampler.inference.select; assert 'torch' not in sys.modules"

@@ -176,7 +176,7 @@ def test_no_torch_is_imported(clip: Path) -> None:
 def test_all_candidates_are_offered_to_whoever_decides_later(clip: Path) -> None:
     for asked in ({"auto_max": 40}, {"num_candidates": 7, "auto_min": 2}, {"fps": 4.0}):
         options = SelectOptions(num_frames="auto", policy=believing(), **asked)
-        whole, chosen = select_with(clip, options.offering_all()), select_with(clip, options)
+        whole, chosen = select_with(clip, options.with_all_candidates()), select_with(clip, options)
         assert whole.frame_indices.tolist() == chosen.candidates.frame_indices.tolist()
 
 

@@ -161,9 +161,7 @@ def _context(ray: Any) -> Iterator[None]:
     before = {name: getattr(context, name) for name in changed}
     logger = logging.getLogger("ray.data")
     level = logger.level
-    logger.setLevel(
-        logging.CRITICAL
-    )  # lost videos are sent again or listed as failed
+    logger.setLevel(logging.CRITICAL)  # lost videos are sent again or listed as failed
     for name, value in changed.items():
         setattr(context, name, value)
     try:
