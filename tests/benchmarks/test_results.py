@@ -103,7 +103,7 @@ def journal_lines(out: Path) -> list[str]:
     return journal_of(out).read_text(encoding="utf-8").splitlines()
 
 
-def Journal(out: Path, options: dict[str, Any]) -> RowsJournal:  # noqa: N802
+def Journal(out: Path, options: dict[str, Any]) -> RowsJournal:
     return RowsJournal(out, options, SELECTION_COLUMNS)
 
 

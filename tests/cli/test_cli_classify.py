@@ -17,6 +17,7 @@ import torch
 import sosampler as so
 from sosampler.cli.main import main
 from sosampler.inference.pipeline import BatchClassifier, Pipeline, Prediction
+from sosampler.inference.rows import PREDICTION_COLUMNS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
 
@@ -147,7 +148,7 @@ def test_a_rule_instead_of_a_sampler(cli: Cli, videos: Path) -> None:
     assert row.json["selection"]["candidates"]["mode"] == "keyframe"
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet", ""])
 def test_rows_in_a_file(cli: Cli, videos: Path, sampler: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"rows{suffix}"
     ran = cli(videos, "--sampler", sampler, "-n", 2, "--out", out, "--json")
@@ -167,8 +168,14 @@ def test_rows_in_a_file(cli: Cli, videos: Path, sampler: Path, tmp_path: Path, s
         assert [row["selection"]["frame_indices"] for row in rows] == [
             row["selection"]["frame_indices"] for row in printed
         ]
+    elif suffix in (".parquet", ""):  # a file, or a folder of files
+        rows = pytest.importorskip("pyarrow.parquet").read_table(out).to_pylist()
+        assert list(rows[0]) == list(PREDICTION_COLUMNS)
+        assert [row["frame_indices"] for row in rows] == [row["selection"]["frame_indices"] for row in printed]
+        assert [row["top_labels"][0] for row in rows] == [row["label"] for row in printed]
     else:
         rows = list(csv.DictReader(out.open(newline="")))
+        assert list(rows[0]) == list(PREDICTION_COLUMNS), "the same columns in every format"
         assert [json.loads(row["frame_indices"]) for row in rows] == [
             row["selection"]["frame_indices"] for row in printed
         ]
@@ -279,13 +286,13 @@ def test_another_run_does_not_go_on(
         ("--policy best", "policy='best' is unknown; choose one of: uniform"),
         ("--sampler nowhere", "--sampler nowhere: no such folder; give the folder of a trained sampler"),
         ("--sampler . --policy uniform", "--sampler . and --policy uniform were both given; give one of them"),
-        ("--out rows.txt", "--out rows.txt: the ending '.txt' is unknown; choose one of: .jsonl, .csv"),
+        ("--out rows.txt", "--out rows.txt: the ending '.txt' is unknown; choose one of: .parquet, .jsonl, .csv"),
         ("--out nowhere/rows.csv", "the folder nowhere does not exist; make it first"),
         ("--top 0", "top=0 is not allowed"),
         ("--precision int4", "precision='int4' is unknown"),
         ("--max-frames 5", "over the limit max_frames=5"),
         ("--input-size 0", "input_size[0]=0 is not allowed"),
-        ("--option what", "--option 'what' is not allowed"),
+        ("--option what", "--option 'what' must be KEY=VALUE"),
     ],
 )
 def test_wrong_options_end_with_a_sentence(

@@ -21,11 +21,11 @@ import sosampler as so
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
-from sosampler.inference.many import Job, Outputs
 from sosampler.inference.options import SelectOptions
+from sosampler.policies.base import Batch, Policy
 from sosampler.policies.learned import policy_of
 from sosampler.policies.positional import top
-from sosampler.policies.registry import Policy, get_policy
+from sosampler.policies.registry import get_policy
 from sosampler.policies.score_rules import METHODS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
@@ -291,7 +291,7 @@ class TestMethods:
 
     def test_caches_and_journals_tell_them_apart(self, folder: Path, sampler: SOSampler) -> None:
         told = {
-            method: Job(SelectOptions(policy=f"{folder}+{method}" if method else str(folder)), Outputs()).fingerprint()
+            method: SelectOptions(policy=f"{folder}+{method}" if method else str(folder)).identity()
             for method in ("", *METHODS)
         }
         assert {method: facts["policy_identity"] for method, facts in told.items()} == {
@@ -333,8 +333,7 @@ class TestPolicies:
     def test_given_as_it_is(self, clip: Path) -> None:
         rule = get_policy("centre")
         assert get_policy(rule) is rule
-        last = Policy("last", "the last N", lambda t, n, frames, seed: _last(t, n), lambda n: 10 * n)
-        sel = so.select(clip, 2, policy=last)
+        sel = so.select(clip, 2, policy=Last())
         assert sel.policy == "last"
         assert sel.frame_indices.tolist() == sel.candidates.frame_indices[-2:].tolist()
         assert sel.num_candidates == 20
@@ -362,10 +361,14 @@ class TestPolicies:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def _last(num_candidates: int, num_frames: int) -> Any:
-    from sosampler.policies.registry import Choice
+class Last(Policy):
+    name = "last"
 
-    return Choice(np.arange(num_candidates - num_frames, num_candidates))
+    def default_candidates(self, num_frames: int) -> int:
+        return 10 * num_frames
+
+    def choose(self, batch: Batch, num_frames: int) -> Any:
+        return batch.counts[:, None] - num_frames + np.arange(num_frames)
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -446,9 +449,9 @@ class TestCommand:
     def test_other_weights_do_not_continue_a_journal(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         make_sampler(1).save_pretrained(path)
-        before = Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
-        assert before == Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
+        before = SelectOptions(policy=str(path)).identity()
+        assert before == SelectOptions(policy=str(path)).identity()
         make_sampler(2).save_pretrained(path)
-        after = Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
+        after = SelectOptions(policy=str(path)).identity()
         assert json.dumps(before) != json.dumps(after)
-        assert "policy_identity" not in Job(SelectOptions(policy="uniform"), Outputs()).fingerprint()
+        assert "policy_identity" not in SelectOptions(policy="uniform").identity()

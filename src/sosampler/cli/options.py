@@ -271,7 +271,7 @@ def run_and_report(
     started = False
 
     def on_row(row: Row) -> None:
-        if json_output:
+        if json_output or one:
             rows.append(row)
         else:
             typer.echo(describe_row(row))
@@ -288,8 +288,8 @@ def run_and_report(
         typer.echo(f"continuing: {done.num_before} of {done.num_videos} videos are done", err=True)
     if done.damaged:
         typer.echo(f"{len(done.damaged)} damaged files in {done.out} were made again", err=True)
-    if json_output and one and rows:
-        typer.echo(json.dumps(rows[0]))
+    if one and rows:
+        typer.echo(json.dumps(rows[0]) if json_output else describe_row(rows[0]))
     elif json_output:
         summary: dict[str, Any] = {"num_videos": done.num_videos, "num_failed": len(done.failures)}
         if done.out is None:

@@ -46,6 +46,8 @@ def attempt(name: str, work: Callable[[], _T]) -> _T | SosamplerError:
 
     Errors that every other video would meet too, such as a missing package, are raised.
     """
+    cause: Exception
+    failure: SosamplerError
     try:
         return work()
     except (VideoError, InvalidArgument) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS = 32
 
-Work = Callable[[list[str]], Iterator[Row]]
+Work = Callable[[list[str]], Generator[Row, None, None]]
 """Videos -> a row for each, in any order; rows of videos that failed have "video" and "error"."""
 
 
@@ -77,7 +77,7 @@ def run(
         todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
         before = len(videos) - len(todo)
         progress = Progress(len(videos), done=before, before=before)
-        with closing(work(todo)) if todo else nullcontext(iter(())) as results:  # type: ignore[type-var]
+        with closing(work(todo)) as results:
             for row in results:
                 if "error" in row:
                     if strict:
@@ -174,7 +174,7 @@ class SelectJob:
         videos: Sequence[str],
         folders: dict[str, Path] | None = None,
         sheet_rows: dict[str, SheetRow] | None = None,
-    ) -> Iterator[Row]:
+    ) -> Generator[Row, None, None]:
         """Yield the rows of the videos in their order; frames go to `folders`, and their thumbnails to `sheet_rows`."""
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
         many = len(videos) > 1
@@ -201,10 +201,10 @@ class SelectJob:
 # ---- predictions
 
 
-def classify_rows(pipeline: Pipeline, videos: Sequence[str]) -> Iterator[Row]:
+def classify_rows(pipeline: Pipeline, videos: Sequence[str]) -> Generator[Row, None, None]:
     """Yield the rows of the videos in their order."""
     # A single video gets all cores for its decoding.
-    results = pipeline.stream(videos) if len(videos) > 1 else iter([pipeline(videos[0], on_error="return")])
+    results = iter([pipeline(videos[0], on_error="return")]) if len(videos) == 1 else pipeline.stream(videos)
     for video, result in zip(videos, results, strict=True):
         yield failure_row(video, result) if isinstance(result, SosamplerError) else result.to_dict()
 

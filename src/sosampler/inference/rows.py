@@ -151,6 +151,8 @@ def _write_json_lines(path: Path, rows: Iterable[Row]) -> None:
 def check_out(out: Path) -> Path:
     """Return the path if rows can be written there: a file, or a folder where the name has no suffix."""
     suffix = out.suffix.lower()
+    if out.is_dir() and suffix in (".jsonl", ".csv"):
+        raise InvalidArgument(f"--out {out}: is a folder; give the name of a file")
     if out.is_dir() or not suffix:
         import_parquet()
         return out

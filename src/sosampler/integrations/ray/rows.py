@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
@@ -281,7 +281,9 @@ def _run(
     wide = settings or RaySettings()
     check_address(wide.address)  # before anything is written
 
-    def work(todo: list[str]) -> Iterator[Row]:
+    def work(todo: list[str]) -> Generator[Row, None, None]:
+        if not todo:
+            return
         with connected(wide.address) as ray:
             if network is None:
                 yield from stream_rows(todo, step, None, wide)
