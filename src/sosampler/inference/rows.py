@@ -353,6 +353,8 @@ class Parts:
         return as_text(video) in self._videos
 
     def add(self, row: Row) -> None:
+        if self.done(row["video"]):
+            return  # made again for its pixels
         self._waiting.append(row)
         if len(self._waiting) >= ROWS_A_PART or time.monotonic() - self._since > _SECONDS_A_PART:
             self.flush()
