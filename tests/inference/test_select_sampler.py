@@ -23,9 +23,9 @@ from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
 from sosampler.inference.many import Job, Outputs
 from sosampler.inference.options import SelectOptions
+from sosampler.policies.base import Batch, Policy, top
 from sosampler.policies.learned import policy_of
-from sosampler.policies.positional import top
-from sosampler.policies.registry import Policy, get_policy
+from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
@@ -272,14 +272,14 @@ class TestMethods:
             assert METHODS[method](scores, 5).tolist() != METHODS[method](confidences, 5).tolist()
 
     def test_a_sampler_as_it_is(self, sampler: SOSampler, folder: Path, clip: Path) -> None:
-        policy = policy_of(sampler, method="nms")
+        policy = with_method(policy_of(sampler), "nms")
         assert policy.name == "sosampler+nms"
         by_text = so.select(clip, 5, num_candidates=20, policy=f"{folder}+nms")
         assert so.select(clip, 5, num_candidates=20, policy=policy).frame_indices.tolist() == (
             by_text.frame_indices.tolist()
         )
-        with pytest.raises(InvalidArgument, match=r"method='mmr' .*aks, its, nms"):
-            policy_of(sampler, method="mmr")
+        with pytest.raises(InvalidArgument, match=r"method='best' is unknown; choose one of: aks, its, nms, mmr, dpp"):
+            with_method(policy_of(sampler), "best")
 
     @pytest.mark.parametrize("method", METHODS)
     def test_short_videos(self, method: str, folder: Path) -> None:
@@ -333,8 +333,7 @@ class TestPolicies:
     def test_given_as_it_is(self, clip: Path) -> None:
         rule = get_policy("centre")
         assert get_policy(rule) is rule
-        last = Policy("last", "the last N", lambda t, n, frames, seed: _last(t, n), lambda n: 10 * n)
-        sel = so.select(clip, 2, policy=last)
+        sel = so.select(clip, 2, policy=Last())
         assert sel.policy == "last"
         assert sel.frame_indices.tolist() == sel.candidates.frame_indices[-2:].tolist()
         assert sel.num_candidates == 20
@@ -362,10 +361,14 @@ class TestPolicies:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def _last(num_candidates: int, num_frames: int) -> Any:
-    from sosampler.policies.registry import Choice
+class Last(Policy):
+    name = "last"
 
-    return Choice(np.arange(num_candidates - num_frames, num_candidates))
+    def default_candidates(self, num_frames: int) -> int:
+        return 10 * num_frames
+
+    def choose(self, batch: Batch, num_frames: int) -> np.ndarray:
+        return batch.counts[:, None] - num_frames + np.arange(num_frames)
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -405,9 +408,11 @@ class TestCommand:
         from sosampler.policies import learned as module
 
         asked: list[str] = []
-        load = module._loaded
+        load = module._load_torch
         monkeypatch.setattr(
-            module, "_loaded", lambda path, stamp, device: asked.append(str(device)) or load(path, stamp, device)
+            module,
+            "_load_torch",
+            lambda path, stamp, device, precision: asked.append(str(device)) or load(path, stamp, device, precision),
         )
         plain = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json")
         placed = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json", "--device", "cpu:0")

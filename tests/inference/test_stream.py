@@ -17,7 +17,7 @@ from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference import batch as stream
 from sosampler.inference import decode as decode_stream
 from sosampler.inference.pipeline import Pipeline, Prediction
-from sosampler.policies.registry import Choice, Policy
+from sosampler.policies.base import Batch, Policy
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
 
@@ -95,9 +95,20 @@ def as_select_says(found: Prediction, video: Path, policy: Any, classifier: so.C
     np.testing.assert_allclose(found.probabilities, expected, atol=1e-3)
 
 
-def own_policy() -> Policy:
+class Last(Policy):
     """Chooses the last ones; no other process knows it."""
-    return Policy("last", "the last", lambda t, n, frames, seed: Choice(np.arange(t - n, t)), lambda n: n)
+
+    name = "last"
+
+    def default_candidates(self, num_frames: int) -> int:
+        return num_frames
+
+    def choose(self, batch: Batch, num_frames: int) -> np.ndarray:
+        return batch.counts[:, None] - num_frames + np.arange(num_frames)
+
+
+def own_policy() -> Policy:
+    return Last()
 
 
 @pytest.mark.usefixtures("in_processes")
@@ -232,7 +243,7 @@ def test_rules_travel_by_name(
     policy: Any = {
         "name": "uniform",
         "policy": so.policies.get_policy("uniform"),
-        "named like a rule": Policy("uniform", "", own_policy().choose, lambda n: n),
+        "named like a rule": Last().renamed("uniform"),
     }[given]
     pipe = Pipeline(policy, Brightness(), num_frames=2, num_candidates=4)
     assert pipe._task(videos[0], 1).can_travel() == (given != "named like a rule")
