@@ -18,6 +18,7 @@ from sosampler.inference import batch as stream
 from sosampler.inference import decode as decode_stream
 from sosampler.inference.pipeline import Pipeline, Prediction
 from sosampler.policies.base import Batch, Policy
+from sosampler.policies.registry import get_policy
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
 
@@ -242,7 +243,7 @@ def test_rules_travel_by_name(
     sampler.save_pretrained(tmp_path / "uniform")  # a folder of that name changes nothing
     policy: Any = {
         "name": "uniform",
-        "policy": so.policies.get_policy("uniform"),
+        "policy": get_policy("uniform"),
         "named like a rule": Last().renamed("uniform"),
     }[given]
     pipe = Pipeline(policy, Brightness(), num_frames=2, num_candidates=4)

@@ -158,7 +158,7 @@ class Resolver:
             resolved = get_policy(policy, teacher=True)
             return self._named(name, resolved, name or resolved.name)
         text = os.fspath(policy)
-        if is_policy_name(text):
+        if isinstance(policy, str) and is_policy_name(text):
             if name not in (None, text):
                 raise InvalidArgument(f"the policy {text!r} cannot be called {name!r}; only samplers take other names")
             return get_policy(text, teacher=True)
