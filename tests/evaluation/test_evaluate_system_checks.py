@@ -62,7 +62,7 @@ def test_another_judge_is_told_once_a_system(tmp_path: Path) -> None:
     bank, _ = given_bank(tmp_path / "bank")
     teach(bank, random_logits(LENGTHS, LABELS, seed=9), name="99" * 8)
     found = evaluate(Bank(bank.path), {"a@all": peek(), "b@1": peek()}, classifier="99" * 8, **ASKED)
-    told = [note.split()[0] for note in found.notes if "judges the policies" in note]
+    told = [note.split()[0] for note in found.notes if "classifies with" in note]
     assert told == ["a", "b"]
 
 

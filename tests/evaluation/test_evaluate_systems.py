@@ -261,7 +261,7 @@ def test_missing_features_and_wrong_classes(tmp_path: Path) -> None:
 
 def test_another_judge_is_told(bank: Bank) -> None:
     found = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0)
-    assert not [note for note in found.notes if "judges the policies" in note]
+    assert not [note for note in found.notes if "classifies with" in note]
     teach(bank, random_logits(LENGTHS, LABELS, seed=9), name="99" * 8)
     try:
         other = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0, classifier="99" * 8)
@@ -284,7 +284,7 @@ def test_a_classifier_and_its_kept_features_are_known_as_the_same(tmp_path: Path
     found = evaluate(
         bank, ["uniform", system], num_frames=2, num_candidates=T, bootstrap=0, classifier=classifier, device="cpu"
     )
-    assert not [note for note in found.notes if "judges the policies" in note]
+    assert not [note for note in found.notes if "classifies with" in note]
     row, uniform = found.row("frameexit"), found.row("uniform")
     assert uniform.gmacs == pytest.approx(2 * kept.gmacs)  # both count the same network
     assert row.classifier_gmacs == pytest.approx(row.frames_classified * kept.gmacs)

@@ -39,7 +39,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_steps_of_workers_decide_as_select_does(folder: Path, videos: list[str]) -> None:
     options = SelectOptions(policy=str(folder), size=128, threads=1, **ASKED)
     offered = replace(options, policy=stand_in(options.rule))
-    first = FramesStep(offered, choose=False, least_size=options.rule.least_size or 1)
+    first = FramesStep(offered, choose=False, least_size=options.rule.min_size or 1)
     second = NetworkStep(offered, sampler=str(folder), device="cpu")
     first, second = pickle.loads(pickle.dumps((first, second)))
     rows = second([first(video) for video in videos[:6]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from sosampler.evaluation.batches import TeacherBatch
 from sosampler.policies.optimal import (
     DEFAULT_MAX_SUBSETS,
     OptimalChoice,
-    count_subsets,
+    beam_search,
     optimal_by_enumeration,
     optimal_mean_logits,
     optimal_pooled,
@@ -69,7 +70,7 @@ class MeanClips:
         return _in_parts(batch, positions, lambda features: activate(features.mean(-2), self.activation))
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        return count_subsets(num_candidates, num_frames) <= _MAX_CLIPS
+        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
 
     def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
         return optimal_mean_logits(
@@ -101,10 +102,10 @@ class PooledClips:
         return _in_parts(batch, positions, lambda features: self.classifier.pool(features).to(features.device))
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        return count_subsets(num_candidates, num_frames) <= _MAX_CLIPS
+        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
 
     def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
-        if count_subsets(batch.num_candidates, num_frames) <= DEFAULT_MAX_SUBSETS:
+        if math.comb(batch.num_candidates, num_frames) <= DEFAULT_MAX_SUBSETS:
             return optimal_pooled(
                 _features(batch),
                 batch.labels,
@@ -148,7 +149,7 @@ class ClassifiedClips:
     def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
         # A beam asks about this many sets at most: at each size, so many sets times so many frames to add.
         beam_clips = beam_width * batch.num_candidates * num_frames
-        if count_subsets(batch.num_candidates, num_frames) <= max(_MAX_CLIPS, beam_clips):
+        if math.comb(batch.num_candidates, num_frames) <= max(_MAX_CLIPS, beam_clips):
             return optimal_by_enumeration(
                 partial(self._clip_log_confidence, batch),
                 len(batch),
@@ -252,8 +253,6 @@ def _in_parts(batch: TeacherBatch, positions: Tensor, join: Any) -> Tensor:
 def _beam(
     clip_log_confidence: Callable[[TeacherBatch, Tensor], Tensor], batch: TeacherBatch, num_frames: int, width: int
 ) -> OptimalChoice:
-    from sosampler.policies.beam import beam_search
-
     return beam_search(
         partial(clip_log_confidence, batch),
         len(batch),

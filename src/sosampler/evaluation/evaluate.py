@@ -343,21 +343,21 @@ class _Teacher:
     def label_log_confidence(self) -> NDArray[np.float64]:
         """Return each frame's log confidence in the labels [B, T]."""
         log_probs = self.clips.frame_log_probs(self.outputs)
-        return log_label_confidence(log_probs, self.outputs.labels).double().cpu().numpy()
+        return np.asarray(log_label_confidence(log_probs, self.outputs.labels).double().cpu())
 
     def max_log_confidence(self) -> NDArray[np.float64]:
         """Return each frame's log probability of its most probable class [B, T]."""
-        return self.clips.frame_log_probs(self.outputs).amax(-1).double().cpu().numpy()
+        return np.asarray(self.clips.frame_log_probs(self.outputs).amax(-1).double().cpu())
 
     def frame_features(self) -> NDArray[np.float32]:
         """Return what the teacher pools, or else its probabilities, [B, T, D]."""
         features = self.outputs.frame_probs if self.outputs.features is None else self.outputs.features
-        return features.cpu().numpy()
+        return np.asarray(features.cpu())
 
     def optimal(self, num_frames: int) -> Indices:
         """Return the positions [B, N] of the clip that is most confident in the labels."""
         self.search = self.clips.optimal(self.outputs, num_frames, self._beam_width)
-        return self.search.positions.cpu().numpy()
+        return np.asarray(self.search.positions.cpu())
 
 
 def _scorer(policy: Policy) -> Policy:

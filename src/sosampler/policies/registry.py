@@ -215,7 +215,8 @@ def _unknown(text: str, teacher: bool) -> InvalidArgument:
     close = get_close_matches(split_method(text)[0], list_policies(oracles=True), n=1)
     hint = f", did you mean {close[0]!r}?" if close else ";"
     return InvalidArgument(
-        f"policy={text!r} is unknown{hint} choose one of: {', '.join(names)}, or give the folder of a trained sampler; "
+        f"policy={text!r} is unknown{hint} choose one of: {', '.join(names)}, or give the folder of a trained sampler"
+        f"{' or baseline' if teacher else ''}; "
         f"{', '.join('+' + method for method in METHOD_NAMES)} go behind such a folder or a policy with scores"
     )
 
