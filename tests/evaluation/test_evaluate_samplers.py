@@ -334,7 +334,7 @@ def test_the_same_policies_in_select_and_evaluate(bank: Bank, name: str) -> None
     policy = Sharpest() if base == "sharpest" else get_policy(base)
     policy = with_method(policy, method) if method else policy
     given = {name: Sharpest()} if base == "sharpest" else [name]
-    found = evaluate(bank, given, num_frames=3, num_candidates=T, bootstrap=0)
+    found = evaluate(bank, given, num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
     for number, item in enumerate(bank):
         offered = distinct(len(item))
         places = choose_one(policy, len(offered), 3, item.frames(offered)).positions
@@ -343,7 +343,9 @@ def test_the_same_policies_in_select_and_evaluate(bank: Bank, name: str) -> None
 
 
 def test_oracles_of_ones_own(bank: Bank) -> None:
-    found = evaluate(bank, [Peeking(), "semi-optimal"], num_frames=3, num_candidates=T, bootstrap=0)
+    found = evaluate(
+        bank, [Peeking(), "semi-optimal"], num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT
+    )
     assert (found.chosen("peeking") == found.chosen("semi-optimal")).all()
     with pytest.raises(InvalidArgument, match="needs the outputs of a teacher"):
         get_policy(Peeking())
@@ -352,7 +354,7 @@ def test_oracles_of_ones_own(bank: Bank) -> None:
 def test_auto_as_an_object(bank: Bank) -> None:
     from tests.policies.test_adaptive_samplers import ranking
 
-    options: dict[str, Any] = {"num_candidates": T, "bootstrap": 0}
+    options: dict[str, Any] = {"num_candidates": T, "bootstrap": 0, "classifier": FINGERPRINT}
     autos = [Auto(max=6, tolerance=0.0), Auto(max=6, tolerance=0.02)]
     one = evaluate(bank, {"a": ranking()}, num_frames=autos, **options)
     other = evaluate(bank, {"a": ranking()}, num_frames="auto", auto_max=6, auto_tolerance=[0.0, 0.02], **options)
@@ -370,6 +372,8 @@ def test_a_sampler_without_torch(bank: Bank) -> None:
     from tests.policies.test_adaptive_samplers import believing, believing_folder
 
     light = OnnxSampler.from_pretrained(believing_folder())
-    found = evaluate(bank, {"onnx": light, "torch": believing()}, num_frames=3, num_candidates=T, bootstrap=0)
+    found = evaluate(
+        bank, {"onnx": light, "torch": believing()}, num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT
+    )
     assert (found.chosen("onnx") == found.chosen("torch")).mean() > 0.9
     assert found.row("onnx").sampler_gmacs is None

@@ -230,7 +230,7 @@ class Dark:
     """A classifier by its protocol alone that remembers how long its clips were."""
 
     name, class_names = "dark", ("dark", "bright")
-    preprocessing = so.classifiers.Preprocessing(size=(32, 32), resize=32)
+    preprocessing = so.Preprocessing(size=(32, 32), resize=32)
 
     def __init__(self) -> None:
         self.lengths: list[int] = []

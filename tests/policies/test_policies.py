@@ -283,7 +283,7 @@ class TestOwnPolicies:
             def choose(self, batch: Batch, num_frames: int) -> Any:
                 return np.array(positions)
 
-        with pytest.raises(InvalidArgument, match="the policy 'Wrong' chose .* must return 3 distinct positions"):
+        with pytest.raises(InvalidArgument, match=r"the policy 'Wrong' chose .* must return 3 distinct positions"):
             choose_one(Wrong(), 12, 3)
 
     def test_wrong_classes_are_reported(self) -> None:

@@ -134,12 +134,13 @@ def evaluate(
     autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance)
     plan = Plan(all_pairs, chosen_policies, auto_entries(chosen_policies, autos, all_pairs), clips, notes.add)
     _note_other_teachers(plan, teacher, notes)
-    note_differences(baselines, teacher, plan.candidates, notes.add)
+    if baselines:
+        note_differences(baselines, teacher, plan.candidates, notes.add)
     price = gmacs_of_clips(clips, network, teacher) if chosen_policies else None
     if chosen_policies and price is None:
         notes.add("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
 
-    of_baselines = run_baselines(baselines, plan.candidates, part, videos)
+    of_baselines = run_baselines(baselines, plan.candidates, part, videos) if baselines else {}
     plan.compare({cell: spent.frames_classified for cell, (_, spent) in of_baselines.items()})
     run = _Run(videos, clips, plan, seed, beam_width)
     run.all(part, on_progress)

@@ -93,7 +93,8 @@ def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tol
     if not tolerances:
         raise InvalidArgument("auto_tolerance is empty; give a number, or leave it out")
     autos = [number for number in numbers if isinstance(number, Auto)]
-    if autos or AUTO not in numbers:
+    given = any(value is not None for value in (auto_min, auto_max, *tolerances))
+    if given and (autos or AUTO not in numbers):
         auto_of(numbers[0], auto_min, auto_max, tolerances[0])  # the auto_* arguments are for "auto" alone
     for tolerance in tolerances if AUTO in numbers else ():
         value = None if tolerance is None else real_number("auto_tolerance", tolerance, at_least=0)

@@ -63,6 +63,56 @@ def subsets(num_candidates: int, num_frames: int) -> Tensor:
     return torch.cat(list(subset_blocks(num_candidates, num_frames)))
 
 
+@dataclass(frozen=True)
+class ClipLoss:
+    """Minus the log confidence of a clip as a function of the sum of its candidates' rows.
+
+    softmax: rows are logits less the mean logit of the true labels, over N; the loss is logsumexp of the sum.
+    sigmoid: rows are logits of the true labels alone, over N; the loss is the weighted sum of softplus(-sum).
+    """
+
+    rows: Tensor  # [B, T, K] float64
+    weights: Tensor | None  # [B, K] weight of each label for sigmoid; None for softmax
+
+    def at(self, videos: Tensor | slice) -> ClipLoss:
+        return ClipLoss(self.rows[videos], None if self.weights is None else self.weights[videos])
+
+    def _weights(self, total: Tensor) -> Tensor:
+        assert self.weights is not None
+        return self.weights.reshape(len(total), *(1,) * (total.dim() - 2), total.shape[-1])
+
+    def value(self, total: Tensor) -> Tensor:
+        """Loss of sums [B, ..., K] -> [B, ...]."""
+        if self.weights is None:
+            return total.logsumexp(-1)
+        return -(torch.nn.functional.logsigmoid(total) * self._weights(total)).sum(-1)  # softplus is cut off at 20
+
+    def gradient(self, total: Tensor) -> Tensor:
+        """[B, K] -> [B, K]."""
+        if self.weights is None:
+            return total.softmax(-1)
+        return -self.weights * torch.sigmoid(-total)
+
+    def hessian_factor(self, total: Tensor) -> Tensor:
+        """M [B, T, K] with M M' the second derivative with respect to the candidates' weights."""
+        if self.weights is None:
+            probs = total.softmax(-1)[:, None]
+            return (self.rows - (self.rows * probs).sum(-1, keepdim=True)) * probs.sqrt()
+        slope = torch.sigmoid(total)
+        return self.rows * (self.weights * slope * (1 - slope)).sqrt()[:, None]
+
+
+def clip_loss(logits: Tensor, labels: Tensor, num_frames: int, activation: str) -> ClipLoss:
+    """The problem in the form of `ClipLoss`; in float64, since bounds are compared to 1e-6 and less."""
+    rows, positive = logits.double(), labels.double()
+    share = positive / positive.sum(1, keepdim=True)
+    if activation == "softmax":
+        return ClipLoss((rows - (rows * share[:, None]).sum(-1, keepdim=True)) / num_frames, None)
+    most = int(labels.sum(1).max())  # classes that are no label do not matter; fill up with weight 0
+    kept = positive.topk(most, dim=1).indices
+    return ClipLoss(rows.gather(2, kept[:, None].expand(-1, rows.shape[1], -1)) / num_frames, share.gather(1, kept))
+
+
 def optimal_by_enumeration(
     clip_log_confidence: ClipLogConfidence,
     batch: int,
@@ -140,11 +190,11 @@ def optimal_mean_logits(
 
     By enumeration of at most `max_subsets`, else by `certified_mean_logits`, whose remaining gap is reported.
     """
-    from sosampler.policies.certified import certified_mean_logits, clip_loss
-
     batch, num_candidates, num_classes = logits.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
     if math.comb(num_candidates, num_frames) > max_subsets:
+        from sosampler.policies.certified import certified_mean_logits
+
         return certified_mean_logits(
             logits, labels, num_frames, activation=activation, mask=mask, tolerance=tolerance, max_nodes=max_nodes
         )
