@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +21,9 @@ from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
 from sosampler.inference.options import SelectOptions
-from sosampler.policies.base import Batch, Policy
+from sosampler.policies.base import Batch, Policy, top
 from sosampler.policies.learned import policy_of
-from sosampler.policies.positional import top
-from sosampler.policies.registry import get_policy
+from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
@@ -159,7 +157,7 @@ class TestChoice:
             def score(self, frames: torch.Tensor) -> torch.Tensor:
                 return torch.full(frames.shape[:2], float("nan"))
 
-        with pytest.raises(SosamplerError, match="no numbers; train it again"):
+        with pytest.raises(SosamplerError, match="not finite; train it again"):
             so.select(clip, 3, policy=Broken())
 
     def test_one_video_at_a_time_goes_through_a_sampler(self, clip: Path) -> None:
@@ -189,7 +187,7 @@ class TestFolders:
     def test_read_once_and_again_when_it_changes(
         self, tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import sosampler.samplers as samplers
+        import sosampler.samplers.registry as samplers
 
         loads = []
         load = samplers.load_sampler
@@ -272,14 +270,14 @@ class TestMethods:
             assert METHODS[method](scores, 5).tolist() != METHODS[method](confidences, 5).tolist()
 
     def test_a_sampler_as_it_is(self, sampler: SOSampler, folder: Path, clip: Path) -> None:
-        policy = policy_of(sampler, method="nms")
+        policy = with_method(policy_of(sampler), "nms")
         assert policy.name == "sosampler+nms"
         by_text = so.select(clip, 5, num_candidates=20, policy=f"{folder}+nms")
         assert so.select(clip, 5, num_candidates=20, policy=policy).frame_indices.tolist() == (
             by_text.frame_indices.tolist()
         )
-        with pytest.raises(InvalidArgument, match=r"method='mmr' .*aks, its, nms"):
-            policy_of(sampler, method="mmr")
+        with pytest.raises(InvalidArgument, match=r"method='best' is unknown; choose one of: aks, its, nms, mmr, dpp"):
+            with_method(policy_of(sampler), "best")
 
     @pytest.mark.parametrize("method", METHODS)
     def test_short_videos(self, method: str, folder: Path) -> None:
@@ -312,11 +310,13 @@ class TestMethods:
         assert sel.frame_indices.tolist() == sel.candidates.frame_indices[places].tolist()
 
     def test_wrong_ones_are_named(self, folder: Path, tmp_path: Path, clip: Path) -> None:
-        with pytest.raises(InvalidArgument, match=r"first\+best' is unknown; .*\+aks, \+its, \+nms go behind such"):
+        with pytest.raises(
+            InvalidArgument, match=r"first\+best' is unknown; .*\+aks, \+its, \+nms, \+mmr, \+dpp go behind such"
+        ):
             so.select(clip, policy=f"{folder}+best")
         with pytest.raises(InvalidArgument, match=r"nope\+nms' is unknown; "):
             so.select(clip, policy=f"{tmp_path / 'nope'}+nms")
-        with pytest.raises(InvalidArgument, match=r"\+nms' is a folder without config\.json"):
+        with pytest.raises(InvalidArgument, match=r"' is a folder without config\.json"):
             so.select(clip, policy=f"{tmp_path}+nms")
 
     def test_pipelines(self, folder: Path, clip: Path) -> None:
@@ -367,7 +367,7 @@ class Last(Policy):
     def default_candidates(self, num_frames: int) -> int:
         return 10 * num_frames
 
-    def choose(self, batch: Batch, num_frames: int) -> Any:
+    def choose(self, batch: Batch, num_frames: int) -> np.ndarray:
         return batch.counts[:, None] - num_frames + np.arange(num_frames)
 
 
@@ -408,9 +408,11 @@ class TestCommand:
         from sosampler.policies import learned as module
 
         asked: list[str] = []
-        load = module._loaded
+        load = module._load_torch
         monkeypatch.setattr(
-            module, "_loaded", lambda path, stamp, device: asked.append(str(device)) or load(path, stamp, device)
+            module,
+            "_load_torch",
+            lambda path, stamp, device, precision: asked.append(str(device)) or load(path, stamp, device, precision),
         )
         plain = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json")
         placed = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json", "--device", "cpu:0")

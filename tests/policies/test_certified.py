@@ -9,9 +9,9 @@ import torch
 from sosampler.errors import InvalidArgument
 from sosampler.policies import branch_and_bound as branching
 from sosampler.policies import certified
-from sosampler.policies.branch_and_bound import BranchAndBound, Nodes, clip_loss, improve_by_swaps, loss_of, relax
+from sosampler.policies.branch_and_bound import BranchAndBound, Nodes, improve_by_swaps, loss_of, relax
 from sosampler.policies.certified import certified_mean_logits
-from sosampler.policies.optimal import OptimalChoice, optimal_mean_logits
+from sosampler.policies.optimal import OptimalChoice, clip_loss, optimal_mean_logits
 from sosampler.policies.semi_optimal import log_confidence
 
 

@@ -19,8 +19,8 @@ from sosampler._util.validation import real_number, whole_number
 from sosampler._util.workers import ProcessEnded, ask, clear, code_of, parent_pipes, start_process
 from sosampler.bank.format import Failure, StoredVideo
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.candidates import fit_size, list_candidates
 from sosampler.inference.options import SelectOptions
+from sosampler.inference.select import fit_size, list_candidates
 from sosampler.video.limits import Limits, Size, check_size
 from sosampler.video.reader import Frames, VideoMetadata, VideoReader
 from sosampler.video.source import open_video

@@ -20,9 +20,8 @@ import numpy as np
 
 from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, ProcessPool, num_cores, unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError, first_line
-from sosampler.inference.candidates import open_candidates
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.select import select_with
+from sosampler.inference.select import open_candidates, select_with
 from sosampler.inference.selection import CandidateFrames, Selection
 from sosampler.video.reader import Frames
 from sosampler.video.source import source_name

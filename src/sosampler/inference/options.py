@@ -29,6 +29,7 @@ class SelectOptions:
 
     num_frames: int | str | Auto | None = None  # or "auto"
     num_candidates: int | None = None
+    min_candidates: int | None = None  # set by with_all_candidates: a short video may list as few; None: all T
     policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; None becomes the default here
     candidates: str | None = None
     grid: str = "uniform"
@@ -158,8 +159,13 @@ class SelectOptions:
 
     def with_all_candidates(self) -> SelectOptions:
         """Return options that list the same candidates and take all of them, without this policy."""
-        unset: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
-        return replace(self, policy="all", num_candidates=self.resolved_candidates, candidates=self.mode, **unset)
+        changes: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
+        changes |= {"policy": "all", "num_candidates": self.resolved_candidates, "candidates": self.mode}
+        if self.num_candidates is None:
+            changes["min_candidates"] = (
+                self.resolved_frames
+            )  # T is the policy's default: short videos list what they have
+        return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

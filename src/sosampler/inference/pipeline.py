@@ -39,7 +39,7 @@ DEFAULT_NUM_FRAMES, DEFAULT_NUM_CANDIDATES = 6, 10
 # Short side of the frames that sampler and classifier get, unless one of them takes larger ones: what banks hold.
 _MIN_SIZE = 256
 # Arguments of `select` that a pipeline sets itself. Without fps, N is the same for all videos, so they share calls.
-_SET_HERE = ("policy", "num_frames", "num_candidates", "candidates", "size", "decode", "fps")
+_SET_HERE = ("policy", "num_frames", "num_candidates", "min_candidates", "candidates", "size", "decode", "fps")
 # On a CPU the engine is made after this many candidates: making it costs as much as scoring a few videos.
 _ENGINE_AFTER = 48
 
@@ -142,13 +142,13 @@ class BatchClassifier:
     def __call__(self, batch: Sequence[Decoded]) -> list[Prediction | Selection | SosamplerError]:
         """Return results in the order of the videos; those with equally many and large frames share a call."""
         with self._lock:
+            outcomes = [decoded.outcome for decoded in batch]
+            self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
             results: dict[int, Prediction | Selection | SosamplerError] = {}
             chosen: dict[int, Selection] = {}
             by_shape: dict[tuple[int, ...], list[int]] = {}  # for the engine
             for index, decoded in enumerate(batch):
                 outcome = decoded.outcome
-                if isinstance(outcome, CandidateFrames):
-                    self._seen += len(outcome.frame_indices)
                 if isinstance(outcome, SosamplerError):
                     results[index] = outcome
                 elif isinstance(outcome, CandidateFrames) and self._suits_engine(outcome):

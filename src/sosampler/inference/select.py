@@ -1,18 +1,30 @@
-"""`select`: choose the frames of one video."""
+"""`select`: list the candidates of a video, decode them, and let a policy choose."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
 
 from sosampler.errors import InvalidArgument
-from sosampler.inference.candidates import open_candidates
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.selection import CandidateFrames, Selection, build_selection
+from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import Choice, choose_one
-from sosampler.video.limits import Limits, Size
-from sosampler.video.reader import Frames
+from sosampler.video.candidates import grid_indices, keyframe_positions, rate_times, segment_centres, snap
+from sosampler.video.limits import Limits, Size, target_size
+from sosampler.video.reader import FrameBatch, Frames, VideoMetadata, VideoReader
+from sosampler.video.source import open_video, source_name
+from sosampler.video.timeline import Indices
+
+# All T candidates are decoded in the final size and kept where they take at most this many bytes. Above, a policy
+# sees small copies, and the N chosen frames are decoded a second time.
+MAX_KEPT_BYTES = 1 << 30
+_SCORING_SIZE = 256  # short side of these copies, in pixels
 
 
 def select(
@@ -142,3 +154,198 @@ def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames
         pts_seconds=video.pts_seconds,
         auto=auto,
     )
+
+
+# ---- an open video
+
+
+@dataclass(frozen=True, eq=False)
+class OpenCandidates:
+    """An open video whose candidates are listed and not yet decoded."""
+
+    reader: VideoReader
+    video: CandidateFrames  # without pixels
+    size: Size  # of the frames of the result
+    began: float  # time.perf_counter()
+    notes: list[str]
+
+    def can_score(self, min_size: int | None) -> bool:
+        """Return whether a policy can score the frames in the size of the result.
+
+        They must fit into memory and, where `min_size` is given, keep their aspect ratio and a short side of at least
+        that, as far as the video has it.
+        """
+        width, height = self.video.metadata.width, self.video.metadata.height
+        shown = target_size(width, height, self.size)
+        if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > MAX_KEPT_BYTES:
+            return False
+        return min_size is None or (not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height))
+
+    def scoring_size(self, min_size: int | None) -> int:
+        """Return the short side of small copies for scoring; never larger than stored."""
+        return min(max(_SCORING_SIZE, min_size or 0), self.video.metadata.width, self.video.metadata.height)
+
+    def decode(self) -> CandidateFrames:
+        """Decode every distinct candidate once."""
+        batch = self.read(self.video.frame_indices)
+        return replace(
+            self.video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds, frames=batch.frames
+        )
+
+    def read(self, indices: Indices, size: Size = None) -> FrameBatch:
+        """Decode some frames, in the size of the result unless another is given."""
+        batch = self.reader.read(indices, size=size or self.size)
+        self.notes.extend(batch.notes)
+        return batch
+
+    def summary(self) -> dict[str, Any]:
+        """Return notes and seconds spent so far, as a selection names them."""
+        total = time.perf_counter() - self.began
+        spent = self.video.timing
+        timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
+        return {"timing": timing, "notes": tuple(dict.fromkeys((*self.reader.notes, *self.notes)))}
+
+
+@contextmanager
+def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
+    """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
+    began = time.perf_counter()
+    reader = open_video(
+        source,
+        decoder=cast(Any, options.decoder),
+        threads=options.threads,
+        limits=options.limits,
+        folder_fps=options.folder_fps,
+    )
+    try:
+        size = options.size if enlarge else fit_size(options.size, reader.metadata)
+        opened = time.perf_counter()
+        notes: list[str] = []
+        candidates = list_candidates(reader, options, notes)
+        distinct, first = np.unique(candidates.frame_indices, return_index=True)
+        video = CandidateFrames(
+            video=source_name(source),
+            candidates=candidates,
+            frame_indices=distinct,
+            pts_seconds=candidates.pts_seconds[first],
+            metadata=reader.metadata,
+            timing={"open": opened - began, "candidates": time.perf_counter() - opened},
+        )
+        yield OpenCandidates(reader, video, size, began, notes)
+    except MemoryError as error:
+        raise InvalidArgument(
+            f"{reader.name}: the frames do not fit into memory; "
+            "ask for fewer frames or candidates, a smaller size, or decode=False"
+        ) from error
+    finally:
+        reader.close()
+
+
+def fit_size(size: Size, metadata: VideoMetadata) -> Size:
+    """Limit a short side to that of the video; other sizes stay as they are."""
+    return min(size, metadata.width, metadata.height) if isinstance(size, int) else size
+
+
+# ---- which frames are candidates
+
+
+def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
+    """Place candidates on the grid, moved to keyframes where the mode asks for it. Add to the notes what is short."""
+    first, last = _frame_range(reader, options)
+    targets = _targets(reader, options, first, last, notes)
+    if options.mode == "keyframe":
+        return _keyframes(reader, options, targets, first, last, notes)
+    frame_indices, timeline = targets, reader.timeline()
+    if options.mode == "snap":
+        keys = timeline.keyframe_indices
+        keys = keys[(keys >= first) & (keys < last)]
+        frame_indices = snap(
+            targets, timeline.seconds(targets), keys, timeline.seconds(keys), tolerance=options.snap_tolerance
+        )
+    pts_seconds = timeline.seconds(frame_indices)
+    moved_seconds = pts_seconds - timeline.seconds(targets)
+    return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
+
+
+def _frame_range(reader: VideoReader, options: SelectOptions) -> tuple[int, int]:
+    if options.start is None and options.end is None:
+        return 0, reader.total_num_frames
+    timeline = reader.timeline()
+    first, last = timeline.range_of(options.start, options.end)
+    if first >= last:
+        begins, ends = float(timeline.seconds(0)), float(timeline.to_seconds(timeline.end_pts))
+        raise InvalidArgument(
+            f"{reader.name}: no frame lies between start={options.start} and end={options.end}; "
+            f"its frames run from {begins:.3f} to {ends:.3f} s"
+        )
+    return first, last
+
+
+def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int, notes: list[str]) -> Indices:
+    if options.fps is not None:
+        return _targets_at_rate(reader, options, options.fps, first, last, notes)
+    count, total = options.resolved_candidates, last - first
+    assert count is not None, "without fps there is a number"
+    minimum = options.resolved_frames or 1 if options.num_candidates is None else options.min_candidates
+    if minimum is not None:
+        count = min(count, max(minimum, total))
+    if total < count and options.on_short != "error":
+        notes.append(f"{total} frames for {count} candidates; {_handling(options.on_short, 'frame')}")
+    # The paper's test grid has its own seed, the same for every video.
+    seed = None if options.grid == "jitter" else options.seed
+    grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
+    return first + grid_indices(total, count, grid=grid, on_short=on_short, seed=seed)
+
+
+def _targets_at_rate(
+    reader: VideoReader, options: SelectOptions, fps: float, first: int, last: int, notes: list[str]
+) -> Indices:
+    timeline = reader.timeline()
+    begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
+    ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
+    times = rate_times(
+        begins, min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end), fps
+    )
+    targets = np.clip(timeline.index_at(times), first, last - 1)
+    distinct = np.unique(targets)
+    if len(distinct) == len(targets):
+        return targets
+    if options.on_short == "error":
+        raise InvalidArgument(
+            f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
+            'lower fps, or allow on_short="repeat" or "fewer"'
+        )
+    handling = _handling(options.on_short, "frame")
+    notes.append(f"{len(distinct)} frames for {len(targets)} moments at {fps:g} fps; {handling}")
+    return distinct if options.on_short == "fewer" else targets
+
+
+def _keyframes(
+    reader: VideoReader, options: SelectOptions, targets: Indices, first: int, last: int, notes: list[str]
+) -> Candidates:
+    keys = reader.keyframe_indices()
+    inside = np.flatnonzero((keys >= first) & (keys < last))
+    if not len(inside):
+        raise InvalidArgument(
+            f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
+        )
+    if len(inside) < len(targets) and options.on_short != "error":
+        handling = _handling(options.on_short, "keyframe")
+        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {handling}")
+    positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
+    frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
+    if not np.array_equal(frame_indices, keys[inside[positions]]):
+        # The container's index did not have the true numbers (open groups of pictures): match again with these.
+        reader.timeline()
+        keys = reader.keyframe_indices()
+        inside = np.flatnonzero((keys >= first) & (keys < last))
+        positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
+        frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
+    if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
+        targets = first + segment_centres(last - first, len(frame_indices))
+    moved_seconds = reader.seconds_apart(targets, frame_indices)
+    return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
+
+
+def _handling(on_short: str, what: str) -> str:
+    return f"each {what} is listed once" if on_short == "fewer" else f"{what}s are repeated evenly"

@@ -192,7 +192,7 @@ class Policy:
     def renamed(self, name: str) -> Policy:
         """Return the same policy under another name."""
         renamed = copy.copy(self)
-        renamed.name = name
+        renamed.name, renamed.spec = name, None
         return renamed
 
     def __repr__(self) -> str:

@@ -307,7 +307,7 @@ class General(LearnedPolicy):
         pass
 
     @property
-    def sampler(self) -> OnnxSampler:  # type: ignore[override]
+    def sampler(self) -> OnnxSampler:
         return general_sampler()
 
     def scores(self, batch: Batch) -> Scores:

@@ -31,7 +31,7 @@ def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
     width = np.asarray(bandwidth, dtype=features.dtype)
     if not ((width > 0) & np.isfinite(width)).all():
         raise InvalidArgument(
-            f"bandwidth={bandwidth} is not allowed; give finite numbers above 0, such as median_bandwidth(features)"
+            f"bandwidth={bandwidth!r} is not allowed; give finite numbers above 0, such as median_bandwidth(features)"
         )
     return np.asarray(np.exp(-np.square(distances(features)) / (2 * np.square(width)[..., None, None])))
 

@@ -49,6 +49,7 @@ for _policy in _POLICIES.values():
 
 _REDUNDANCY: dict[str, Callable[..., Indices]] = {"mmr": mmr, "dpp": dpp}
 METHOD_NAMES = (*METHODS, *_REDUNDANCY)
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:Class
 _CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler or baseline
 
 
@@ -152,7 +153,7 @@ def get_policy(policy: Any, *, device: Any = None, precision: str | None = None,
         teacher: whether the teacher's outputs are at hand; without them oracles are refused.
     """
     if isinstance(policy, (str, os.PathLike)):
-        resolved = _from_text(os.fspath(policy), device, precision)
+        resolved = _from_text(policy, device, precision, teacher)
     elif isinstance(policy, Policy) or (isinstance(policy, type) and issubclass(policy, Policy)):
         resolved = _instance(policy)
     else:
@@ -185,8 +186,9 @@ def _instance(policy: Any) -> Policy:
     return resolved
 
 
-def _from_text(text: str, device: Any, precision: str | None) -> Policy:
-    if text in _POLICIES:
+def _from_text(given: str | os.PathLike[str], device: Any, precision: str | None, teacher: bool) -> Policy:
+    text = os.fspath(given)
+    if isinstance(given, str) and text in _POLICIES:  # a path is a folder, whatever it is called
         if device is not None and _POLICIES[text].has_weights:
             check_light_device(device)
         return _POLICIES[text]
@@ -195,31 +197,27 @@ def _from_text(text: str, device: Any, precision: str | None) -> Policy:
         return load_policy(text, device=device, precision=precision)
     base, method = split_method(text)
     if method:
-        try:
-            return with_method(_from_text(base, device, precision), method)
-        except _UnknownPolicy:
-            raise _unknown(text) from None
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        if not is_policy_name(base) and not Path(base).is_dir() and not _IMPORT.fullmatch(base):
+            raise _unknown(text, teacher)
+        return with_method(_from_text(base, device, precision, teacher), method)
+    if _IMPORT.fullmatch(text):
         return _imported(text)
     if Path(text).is_dir():
         raise InvalidArgument(
             f"policy={text!r} is a folder without {_CONFIG}, so it holds no sampler; "
             f"give the folder of a trained one, or one of: {', '.join(list_policies())}"
         )
-    raise _unknown(text)
+    raise _unknown(text, teacher)
 
 
-class _UnknownPolicy(InvalidArgument):
-    """A name that is in no table."""
-
-
-def _unknown(text: str) -> InvalidArgument:
-    names = list_policies(oracles=True)
-    close = get_close_matches(split_method(text)[0], names, n=1)
+def _unknown(text: str, teacher: bool) -> InvalidArgument:
+    names = list_policies(oracles=teacher)
+    close = get_close_matches(split_method(text)[0], list_policies(oracles=True), n=1)
     hint = f", did you mean {close[0]!r}?" if close else ";"
-    return _UnknownPolicy(
-        f"policy={text!r} is unknown{hint} choose one of: {', '.join(names)}, or give the folder of a trained sampler; "
-        f"{', '.join('+' + method for method in METHOD_NAMES)} go behind a policy that has scores"
+    return InvalidArgument(
+        f"policy={text!r} is unknown{hint} choose one of: {', '.join(names)}, or give the folder of a trained sampler"
+        f"{' or baseline' if teacher else ''}; "
+        f"{', '.join('+' + method for method in METHOD_NAMES)} go behind such a folder or a policy with scores"
     )
 
 

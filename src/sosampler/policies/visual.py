@@ -189,7 +189,8 @@ def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None =
     quality = np.where(known, 0.0, -np.inf)
     kernel[~known], kernel[:, ~known] = 0.0, 0.0
     kernel[np.diag_indices(len(kernel))] = 1.0
-    return greedy_dpp(quality[None], kernel[None], num_frames, np.ones((1, len(kernel)), dtype=bool))[0]
+    order: Indices = greedy_dpp(quality[None], kernel[None], num_frames, np.ones((1, len(kernel)), dtype=bool))[0]
+    return order
 
 
 def pixel_features(frames: Frames) -> NDArray[np.float32]:
@@ -283,7 +284,7 @@ def _kernel(descriptors: Features, known: NDArray[np.bool_], bandwidth: float | 
         median = float(np.partition(pairs, middle)[middle]) if len(pairs) else 0.0
         width = median if median > 0 else width  # more than half of the pairs equal, or one frame: 1
     with np.errstate(over="ignore"):  # infinitely far is as good as very far
-        return np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2)
+        return np.asarray(np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2))
 
 
 Numbers = NDArray[np.float64]
