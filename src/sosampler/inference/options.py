@@ -29,7 +29,7 @@ class SelectOptions:
 
     num_frames: int | str | Auto | None = None  # or "auto"
     num_candidates: int | None = None
-    min_candidates: int | None = None  # set by with_all_candidates: a short video may list as few; None: all T
+    min_candidates: int | None = None  # so few where the video is short; None: T
     policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; None becomes the default here
     candidates: str | None = None
     grid: str = "uniform"
