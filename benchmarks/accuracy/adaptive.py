@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from sosampler._util.environment import circumstances
 from sosampler.evaluation.bootstrap import interval, resample_counts
 from sosampler.policies.auto import (
-    DEFAULT_LEAST,
-    DEFAULT_MOST,
+    DEFAULT_MAX,
+    DEFAULT_MIN,
     DEFAULT_TOLERANCE,
     SHARE,
     SPREAD,
-    AutoFrames,
+    Auto,
     count_frames,
     expected_by_belief,
     expected_by_confidence,
@@ -137,7 +137,7 @@ class Measured:
     def counts(self, tolerance: float, constant: float | None = None) -> NDArray[np.int64]:
         """Frames [S, V] that are taken."""
         used = self._rule.constant if constant is None else constant
-        auto = AutoFrames(tolerance=tolerance)
+        auto = Auto(tolerance=tolerance)
         return np.stack(
             [
                 count_frames(self._rule.expected(number, heads, used), auto)
@@ -260,7 +260,7 @@ def main() -> None:
             "num_classes": test[0].class_logits.shape[2],
             "scoring": settings,
         },
-        default={"min": DEFAULT_LEAST, "max": DEFAULT_MOST, "tolerance": DEFAULT_TOLERANCE},
+        default={"min": DEFAULT_MIN, "max": DEFAULT_MAX, "tolerance": DEFAULT_TOLERANCE},
         bootstrap={"draws": DRAWS, "seed": SEED},
         rules={
             name: figures(rule, Measured(rule, dev), Measured(rule, test), given.classifier_gmacs, given.sampler_gmacs)

@@ -20,9 +20,9 @@ from statistics import median
 
 from sosampler._util.environment import circumstances, compare
 from sosampler.bench.decode import looped_video
-from sosampler.inference.many import Job, Outputs, _work
+from sosampler.inference.decode import DecodeStep
+from sosampler.inference.many import SelectJob
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.steps import SelectStep
 from sosampler.integrations.ray.cluster import RaySettings, connected
 from sosampler.integrations.ray.rows import stream_rows
 
@@ -66,12 +66,12 @@ def main() -> None:
         looped_video(given.clip, video, keyframe_interval=None)
     videos, cores = links(video, given.videos, given.work / "links"), os.cpu_count() or 1
     seconds: dict[str, list[float]] = {"local": [], "ray": []}
-    job = Job(OPTIONS, Outputs())
+    job = SelectJob(OPTIONS, workers=cores)
     with connected("local"):
         for _ in range(given.rounds):
-            local = _work([(path, path.name) for path in videos], job, cores)
+            local = job.rows(list(map(str, videos)))
             seconds["local"].append(seconds_a_video(local, len(videos)))
-            rows = stream_rows(map(str, videos), SelectStep(OPTIONS), None, RaySettings(decoders=cores))
+            rows = stream_rows(map(str, videos), DecodeStep(OPTIONS), None, RaySettings(decoders=cores))
             seconds["ray"].append(seconds_a_video(rows, len(videos)))
             print({name: round(1 / times[-1], 2) for name, times in seconds.items()}, "videos a second")
     given.out.unlink(missing_ok=True)  # figures of one run only

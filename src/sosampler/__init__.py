@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline, Prediction
     from sosampler.inference.select import select
     from sosampler.inference.selection import Candidates, Selection
-    from sosampler.policies.registry import list_policies
+    from sosampler.policies.auto import Auto
+    from sosampler.policies.base import Batch, Policy
+    from sosampler.policies.registry import list_policies, register_policy
     from sosampler.reels.make import make_reels
     from sosampler.reels.recipe import ReelRecipe
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
@@ -82,6 +84,10 @@ _HOMES = {
     "VideoMetadata": "sosampler.video.reader",
     "Limits": "sosampler.video.limits",
     "list_policies": "sosampler.policies.registry",
+    "register_policy": "sosampler.policies.registry",
+    "Policy": "sosampler.policies.base",
+    "Batch": "sosampler.policies.base",
+    "Auto": "sosampler.policies.auto",
     "SosamplerError": "sosampler.errors",
     "InvalidArgument": "sosampler.errors",
     "VideoError": "sosampler.errors",
@@ -109,7 +115,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Auto",
     "Bank",
+    "Batch",
     "Candidates",
     "Classifier",
     "ClassifierError",
@@ -122,6 +130,7 @@ __all__ = [
     "Manifest",
     "MissingDependency",
     "Pipeline",
+    "Policy",
     "PooledClassifier",
     "Prediction",
     "Preprocessing",
@@ -157,6 +166,7 @@ __all__ = [
     "quantize_classifier",
     "read_manifest",
     "read_recipe",
+    "register_policy",
     "save_classifier",
     "select",
     "subset",

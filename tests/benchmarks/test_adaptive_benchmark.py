@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from sosampler.policies.auto import DEFAULT_TOLERANCE, SHARE, SPREAD, AutoFrames, count_frames, expected_by_belief
+from sosampler.policies.auto import DEFAULT_TOLERANCE, SHARE, SPREAD, Auto, count_frames, expected_by_belief
 from sosampler.samplers.onnx_sampler import log_belief, scores_of
 from sosampler.samplers.recipe import read_recipe
 
@@ -67,7 +67,7 @@ def test_figures(
         stored = np.load(path)
         belief = log_belief(SETTINGS, stored["importance"], stored["class_logits"], multi_label=False)
         expected = expected_by_belief(stored["score"], stored["class_logits"], belief)
-        counts = count_frames(expected, AutoFrames(tolerance=tolerance))
+        counts = count_frames(expected, Auto(tolerance=tolerance))
         for video, count in enumerate(counts.tolist()):
             order = np.argsort(-stored["score"][video], kind="stable")
             answers = [stored["teacher"][video][order[:k]].mean(0).argmax() for k in (count, 3)]

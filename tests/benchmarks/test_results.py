@@ -16,8 +16,9 @@ from PIL import Image
 
 from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument
-from sosampler.inference import steps
-from sosampler.inference.rows import Journal
+from sosampler.inference import many
+from sosampler.inference.rows import SELECTION_COLUMNS
+from sosampler.inference.rows import Journal as RowsJournal
 from sosampler.video.synthetic import numbered_video
 
 Cli = Callable[..., int]
@@ -57,13 +58,13 @@ def videos(tmp_path: Path, clips: list[bytes]) -> Path:
 def selected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the videos on which work was done, as it happens."""
     names: list[str] = []
-    real = steps.select_with
+    real = many.select_with
 
     def watched(source: Path, options: Any) -> Any:
         names.append(Path(source).name)
         return real(source, options)
 
-    monkeypatch.setattr(steps, "select_with", watched)
+    monkeypatch.setattr(many, "select_with", watched)
     return names
 
 
@@ -72,7 +73,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., None]:
     """Run the command line until it reaches a video, and leave what a kill at this moment leaves."""
 
     def run(name: str, *args: object) -> None:
-        real = steps.select_with
+        real = many.select_with
 
         def until(source: Path, options: Any) -> Any:
             if Path(source).name == name:
@@ -80,7 +81,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., None]:
             return real(source, options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(steps, "select_with", until)
+            patch.setattr(many, "select_with", until)
             assert cli(*args, "--workers", 1) != 0
 
     return run
@@ -100,6 +101,10 @@ def journal_of(out: Path) -> Path:
 
 def journal_lines(out: Path) -> list[str]:
     return journal_of(out).read_text(encoding="utf-8").splitlines()
+
+
+def Journal(out: Path, options: dict[str, Any]) -> RowsJournal:
+    return RowsJournal(out, options, SELECTION_COLUMNS)
 
 
 def beside(folder: Path) -> set[str]:
@@ -282,12 +287,13 @@ def test_a_row_is_in_the_journal_as_soon_as_it_is_added(tmp_path: Path) -> None:
 
 def test_a_journal_knows_what_is_done(tmp_path: Path) -> None:
     first = Journal(tmp_path / "x.jsonl", {"seed": 0})
-    assert (first.done, first.num_rows) == (set(), 0)
+    assert (list(first.rows()), first.num_rows) == ([], 0)
     first.add({"video": "a.mp4"})
     first.add({"video": "b ü.mp4"})
     first.close()
     again = Journal(tmp_path / "x.jsonl", {"seed": 0})
-    assert (again.done, again.num_rows) == ({"a.mp4", "b ü.mp4"}, 2)
+    assert [again.done(name) for name in ("a.mp4", "b ü.mp4", "c.mp4")] == [True, True, False]
+    assert again.num_rows == 2
     again.add({"video": "c.mp4"})
     again.finish([])
     written = (tmp_path / "x.jsonl").read_text(encoding="utf-8").splitlines()
@@ -303,7 +309,7 @@ def test_a_journal_survives_more_than_one_kill(tmp_path: Path) -> None:
         with open(journal_of(out), "a", encoding="utf-8") as file:
             file.write('{"video": "torn')
     last = Journal(out, {"seed": 0})
-    assert last.done == {"a.mp4", "b.mp4", "c.mp4"}
+    assert all(last.done(name) for name in ("a.mp4", "b.mp4", "c.mp4"))
     assert [row["video"] for row in last.rows()] == ["a.mp4", "b.mp4", "c.mp4"]
     last.close()
 
@@ -321,7 +327,7 @@ def test_a_journal_that_cannot_be_continued_is_begun_again(tmp_path: Path, left_
     out = tmp_path / "x.jsonl"
     journal_of(out).write_text(left_behind, encoding="utf-8")
     journal = Journal(out, {"seed": 0})
-    assert (journal.done, journal.num_rows) == (set(), 0)
+    assert (journal.done("a.mp4"), journal.num_rows) == (False, 0)
     journal.add({"video": "b.mp4"})
     assert list(journal.rows()) == [{"video": "b.mp4"}]
     journal.finish([])
@@ -338,7 +344,8 @@ def test_rows_behind_a_damaged_line_are_done_again(tmp_path: Path, damage: str) 
     with open(journal_of(out), "a", encoding="utf-8") as file:
         file.write(f"{damage}\n")
     again = Journal(out, {"seed": 0})
-    assert again.done == {"a.mp4"}
+    assert again.done("a.mp4")
+    assert not again.done("b.mp4")
     again.add({"video": "b.mp4"})
     assert list(again.rows()) == [{"video": "a.mp4"}, {"video": "b.mp4"}]
     again.close()
@@ -356,7 +363,7 @@ def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 DIES_AFTER_FOUR = """
 import os, signal
 from sosampler.cli.main import main
-from sosampler.cli.results import Journal
+from sosampler.inference.rows import Journal
 
 add, added = Journal.add, []
 

@@ -16,7 +16,8 @@ import torch
 
 import sosampler as so
 from sosampler.cli.main import main
-from sosampler.inference.pipeline import Pipeline, Prediction
+from sosampler.inference.pipeline import BatchClassifier, Pipeline, Prediction
+from sosampler.inference.rows import PREDICTION_COLUMNS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
 
@@ -147,12 +148,19 @@ def test_a_rule_instead_of_a_sampler(cli: Cli, videos: Path) -> None:
     assert row.json["selection"]["candidates"]["mode"] == "keyframe"
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet", ""])
 def test_rows_in_a_file(cli: Cli, videos: Path, sampler: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"rows{suffix}"
     ran = cli(videos, "--sampler", sampler, "-n", 2, "--out", out, "--json")
     assert ran.code == 0
-    assert ran.json == {"num_videos": 3, "num_failed": 0, "out": str(out), "num_written": 3, "failures": []}
+    assert ran.json == {
+        "num_videos": 3,
+        "num_failed": 0,
+        "out": str(out),
+        "num_written": 3,
+        "num_done_before": 0,
+        "failures": [],
+    }
     assert f"3 predictions written to {out}" in ran.err
     printed = cli(videos, "--sampler", sampler, "-n", 2, "--json").json["predictions"]
     if suffix == ".jsonl":
@@ -160,8 +168,14 @@ def test_rows_in_a_file(cli: Cli, videos: Path, sampler: Path, tmp_path: Path, s
         assert [row["selection"]["frame_indices"] for row in rows] == [
             row["selection"]["frame_indices"] for row in printed
         ]
+    elif suffix in (".parquet", ""):  # a file, or a folder of files
+        rows = pytest.importorskip("pyarrow.parquet").read_table(out).to_pylist()
+        assert list(rows[0]) == list(PREDICTION_COLUMNS)
+        assert [row["frame_indices"] for row in rows] == [row["selection"]["frame_indices"] for row in printed]
+        assert [row["top_labels"][0] for row in rows] == [row["label"] for row in printed]
     else:
         rows = list(csv.DictReader(out.open(newline="")))
+        assert list(rows[0]) == list(PREDICTION_COLUMNS), "the same columns in every format"
         assert [json.loads(row["frame_indices"]) for row in rows] == [
             row["selection"]["frame_indices"] for row in printed
         ]
@@ -207,16 +221,16 @@ def test_a_single_bad_file(cli: Cli, with_a_bad_one: Path, tmp_path: Path) -> No
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ends the work at the third video; how many were begun since it was last emptied."""
-    original = Pipeline._prediction
+    original = BatchClassifier._prediction
     begun: list[int] = []
 
-    def stop(self: Pipeline, *args: Any) -> Prediction:
+    def stop(self: BatchClassifier, *args: Any) -> Prediction:
         begun.append(len(begun))
         if len(begun) == 3:
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(Pipeline, "_prediction", stop)
+    monkeypatch.setattr(BatchClassifier, "_prediction", stop)
     return begun
 
 
@@ -272,13 +286,13 @@ def test_another_run_does_not_go_on(
         ("--policy best", "policy='best' is unknown; choose one of: uniform"),
         ("--sampler nowhere", "--sampler nowhere: no such folder; give the folder of a trained sampler"),
         ("--sampler . --policy uniform", "--sampler . and --policy uniform were both given; give one of them"),
-        ("--out rows.txt", "--out rows.txt: the ending '.txt' is unknown; choose one of: .jsonl, .csv"),
+        ("--out rows.txt", "--out rows.txt: the ending '.txt' is unknown; choose one of: .parquet, .jsonl, .csv"),
         ("--out nowhere/rows.csv", "the folder nowhere does not exist; make it first"),
         ("--top 0", "top=0 is not allowed"),
         ("--precision int4", "precision='int4' is unknown"),
         ("--max-frames 5", "over the limit max_frames=5"),
         ("--input-size 0", "input_size[0]=0 is not allowed"),
-        ("--option what", "--option 'what' is not allowed"),
+        ("--option what", "--option 'what' must be KEY=VALUE"),
     ],
 )
 def test_wrong_options_end_with_a_sentence(

@@ -16,7 +16,7 @@ from sosampler.bank.bank import Bank
 from sosampler.cli.evaluate import evaluate_command
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.policies import NAMES
+from sosampler.policies.registry import list_policies
 from tests.system_banks import frame_exit, given_bank
 from tests.taught_banks import random_logits, teach, write_bank
 
@@ -173,7 +173,7 @@ def test_places_are_made(bank: Bank, tmp_path: Path) -> None:
 def test_help_names_all_policies() -> None:
     told = " ".join(run("--help").stdout.replace("│", " ").split())
     for name in (
-        *NAMES,
+        *list_policies(oracles=True),
         "NAME=FOLDER",
         "+mmr",
         "+dpp",

@@ -15,10 +15,10 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from sosampler._util.progress import Progress
 from sosampler.bank.bank import Bank
-from sosampler.bank.prepare import Progress
 from sosampler.cli import bank as bank_cli
-from sosampler.cli.options import line_of, telling
+from sosampler.cli.options import line_of, show_progress
 from sosampler.cli.prepare import prepare_command
 from sosampler.errors import InvalidArgument
 from tests.banks import make_videos
@@ -89,7 +89,7 @@ def test_people_see_a_bar_and_log_files_a_line(monkeypatch: pytest.MonkeyPatch) 
         == "preparing: 30 of 100 videos, 2 failed, 2.00 a second, 0:35 left"
     )
     monkeypatch.setattr(sys, "stderr", Screen())
-    with telling("preparing") as tell:
+    with show_progress("preparing") as tell:
         for done in range(1, 4):
             tell(Progress(total=3, done=done, failed=done // 2))
     assert "preparing" in sys.stderr.getvalue()
@@ -102,7 +102,7 @@ def test_the_first_video_counts_in_the_rate(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with telling("preparing") as tell:
+    with show_progress("preparing") as tell:
         for done in (1, 2):
             now[0] += 4
             tell(Progress(total=2, done=done))

@@ -426,7 +426,14 @@ def test_the_file_holds_the_selections(cli: Callable[..., Ran], tree: Path, suff
     out = tree.parent / f"x{suffix}"
     ran = cli(*options, "--out", out)
     assert ran.code == 0
-    assert ran.json == {"num_videos": 3, "num_failed": 0, "out": str(out), "num_written": 3, "failures": []}
+    assert ran.json == {
+        "num_videos": 3,
+        "num_failed": 0,
+        "out": str(out),
+        "num_written": 3,
+        "num_done_before": 0,
+        "failures": [],
+    }
     assert READERS[suffix](out) == expected
     assert {path.name for path in tree.parent.iterdir()} == {"videos", out.name}
 
@@ -467,10 +474,24 @@ def test_the_rest_is_written_when_one_fails(cli: Callable[..., Ran], tree: Path)
     assert names(read_jsonl(out)) == ["a.mp4", "b.MP4", "c.mp4"]
 
 
-@pytest.mark.parametrize("name", ["x.txt", "x.json", "x", "x.jsonl.gz"])
+@pytest.mark.parametrize("name", ["x.txt", "x.json", "x.jsonl.gz"])
 def test_an_unknown_ending_is_refused_before_any_work(cli: Callable[..., Ran], tree: Path, name: str) -> None:
     assert_sentence(cli(tree, "--out", tree.parent / name), name, ".parquet, .jsonl, .csv")
     assert list(tree.parent.iterdir()) == [tree]
+
+
+def test_a_name_without_ending_is_a_folder_of_parquet_files(cli: Callable[..., Ran], tree: Path) -> None:
+    """It resumes: videos that have a row are not done again, and other options are refused."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    out = tree.parent / "rows"
+    assert cli(tree / "a.mp4", "-n", 2, "--out", out).code == 0
+    again = cli(tree, "-n", 2, "-o", out, "--json")
+    assert (again.json["num_done_before"], again.json["num_written"]) == (1, 3)
+    assert "continuing: 1 of 3 videos are done" in again.err
+    expected = [as_flat(row) for row in cli(tree, "-n", 2, "--json").json["selections"]]
+    assert pq.read_table(out).to_pylist() == expected
+    assert_sentence(cli(tree, "-n", 3, "--out", out), "num_frames=2, now 3")
+    assert len(list(out.glob("*.parquet"))) == 2
 
 
 def test_a_missing_folder_for_the_file_is_refused(cli: Callable[..., Ran], tree: Path) -> None:

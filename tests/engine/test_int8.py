@@ -19,7 +19,6 @@ import sosampler as so
 from sosampler.bank.calibration import bank_frames, video_frames
 from sosampler.bench.frames import lively_sampler, smooth_frames
 from sosampler.classifiers.factory import INT8_MODEL, WEIGHTS, classifier_identity
-from sosampler.cli.classify import _identity
 from sosampler.cli.main import main
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.engine.int8 import int8_classifier, int8_net

@@ -18,8 +18,9 @@ from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import candidate_slots
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.evaluation.policies import ALLOWED, RULES
 from sosampler.evaluation.result import Cell, Evaluation
+from sosampler.policies.positional import centre, frameexit, uniform
+from sosampler.policies.registry import list_policies
 from sosampler.video.candidates import uniform_positions
 from tests.taught_banks import (
     FINGERPRINT,
@@ -36,6 +37,7 @@ from tests.taught_banks import (
 )
 from tests.taught_banks import NUM_CANDIDATES as T
 
+RULES: dict[str, Callable[[int, int], np.ndarray]] = {"uniform": uniform, "centre": centre, "frameexit": frameexit}
 MANY: list[tuple[int, ...]] = [(0, 1), (1,), (0, 2), (0,), (1, 2), (2,), (0, 1, 2), (1,)]
 N = 4
 
@@ -245,7 +247,7 @@ def test_videos_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
 
 
 def test_chunks_of_videos_change_nothing(bank: Bank, found: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sosampler.evaluation.evaluate._NUMBERS_AT_ONCE", 100)
+    monkeypatch.setattr("sosampler.evaluation.evaluate._MAX_NUMBERS", 100)
     policies = ["uniform", "random", "centre", "frameexit", "all", "semi-optimal-max", "semi-optimal", "optimal"]
     again = evaluate(bank, policies, num_frames=[1, N], num_candidates=T, bootstrap=50, seed=3)
     for one, other in zip(found.rows, again.rows, strict=True):
@@ -339,13 +341,32 @@ def test_wrong_arguments(bank: Bank, options: dict[str, Any], message: str) -> N
         evaluate(bank, "uniform", **{"num_candidates": T, "num_frames": N, **options})
 
 
-@pytest.mark.parametrize(
-    "policy", ["keyframe", "unifrom", "uniform+mmr", "dpp+nms", "runs/nothing", "mine=runs/nothing", 7]
-)
+@pytest.mark.parametrize("policy", ["unifrom", "runs/nothing", "runs/nothing+nms", "mine=runs/nothing", 7])
 def test_unknown_policies_list_the_allowed(bank: Bank, policy: Any) -> None:
     with pytest.raises(InvalidArgument) as raised:
         evaluate(bank, [policy], num_frames=N, num_candidates=T)
-    assert all(name in str(raised.value) for name in ALLOWED)
+    assert all(name in str(raised.value) for name in list_policies(oracles=True))
+    assert ("did you mean 'uniform'?" in str(raised.value)) == (policy == "unifrom")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("uniform+mmr", r"policy='uniform\+mmr': 'uniform' has no scores, .*with scores: frame-difference, .*general"),
+        ("dpp+nms", r"policy='dpp\+nms': 'dpp' has no scores"),
+        ("general+nms+aks", r"'general\+nms' has a method already"),
+        ("keyframe", "chooses among keyframes, but .* prepare a bank with --candidates keyframe"),
+    ],
+)
+def test_policies_that_do_not_fit(bank: Bank, policy: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        evaluate(bank, [policy], num_frames=N, num_candidates=T)
+
+
+def test_keyframes_of_a_bank_of_keyframes(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bank, "settings", property(lambda self: {**self.head.settings, "candidates": "keyframe"}))
+    found = evaluate(bank, ["keyframe", "uniform"], num_frames=N, num_candidates=T, bootstrap=0)
+    assert (found.chosen("keyframe") == found.chosen("uniform")).all()
 
 
 def test_policies_have_names_of_their_own(bank: Bank) -> None:

@@ -76,25 +76,25 @@ def test_ways_to_write_a_dial(bank: Bank, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        (["fe@much"], r"fe@much is not allowed; write a number for gate_exit of frameexit .* or all"),
+        (["fe@much"], r"fe@much cannot be read; @VALUE must be a number for gate_exit of frameexit, .* or all"),
         (["fe@-1"], "gate_exit=-1"),
-        (["sampler@0.3"], "only these have a dial"),
+        (["sampler@0.3"], "only these have a threshold"),
         (["fe+mmr"], r"\+mmr is for samplers"),
-        ({"a+nms": "fe"}, r"leave out \+nms"),
+        ({"a+nms": "fe"}, r"\+nms is for samplers, so leave it out"),
         ({"a@0.1": "fe@0.2"}, "says 0.1, but the policy 0.2"),
-        ({"optimal": "fe"}, "a system cannot be called 'optimal'"),
-        (["fe@1_0"], "fe@1_0 is not allowed; write a number"),
-        (["fe@ 1"], "fe@ 1 is not allowed; write a number"),
-        (["fe@nan"], "fe@nan is not allowed; write a number"),
+        ({"optimal": "fe"}, "a baseline cannot be called 'optimal'"),
+        (["fe@1_0"], "fe@1_0 cannot be read; @VALUE must be a number"),
+        (["fe@ 1"], "fe@ 1 cannot be read; @VALUE must be a number"),
+        (["fe@nan"], "fe@nan cannot be read; @VALUE must be a number"),
         (["fe", "fe"], "two policies are called 'fe'"),
-        (["frameexit", "frameexit=fe@all"], "'frameexit' and the system 'frameexit@0.9' would be one curve"),
-        (["frameexit=fe@0.5", "frameexit"], "'frameexit' and the system 'frameexit@0.5' would be one curve"),
-        (["x=sampler", "x=fe@all"], "'x' and the system 'x@0.9' would be one curve called 'x'"),
-        (["me=fe@0.1", "me=other@0.3"], "'me@0.1' and 'me@0.3' are two systems, but would be one curve called 'me'"),
-        (["me=fe", "me=other@0.3"], "'me' and 'me@0.3' are two systems"),
-        (["fe", "fe@0.3"], "'fe' and 'fe@0.3' are two systems"),  # the second is a folder of this very name
+        (["frameexit", "frameexit=fe@all"], "'frameexit' and the baseline 'frameexit@0.9' would be one curve"),
+        (["frameexit=fe@0.5", "frameexit"], "'frameexit' and the baseline 'frameexit@0.5' would be one curve"),
+        (["x=sampler", "x=fe@all"], "'x' and the baseline 'x@0.9' would be one curve called 'x'"),
+        (["me=fe@0.1", "me=other@0.3"], "'me@0.1' and 'me@0.3' are two baselines, but would be one curve called 'me'"),
+        (["me=fe", "me=other@0.3"], "'me' and 'me@0.3' are two baselines"),
+        (["fe", "fe@0.3"], "'fe' and 'fe@0.3' are two baselines"),  # the second is a folder of this very name
         (["fe@0.9", "fe@all"], "two policies are called 'fe@0.9'"),
-        (["nothing@0.3"], "no folder of a trained sampler or system"),
+        (["nothing@0.3"], "is unknown; .* give the folder of a trained sampler or baseline"),
     ],
 )
 def test_what_is_refused(
@@ -125,7 +125,7 @@ def test_one_system_may_be_given_several_times(bank: Bank, tmp_path: Path, monke
     # With the same weights, but other features to look at, it is another one.
     other = load_system("fe")
     other.about["heavy"] = {**other.about["heavy"], "name": "moved"}
-    with pytest.raises(InvalidArgument, match="are two systems"):
+    with pytest.raises(InvalidArgument, match="are two baselines"):
         evaluate(bank, {"me@0.1": "fe", "me": other}, num_frames=2, num_candidates=T)
 
 
@@ -138,5 +138,5 @@ def test_the_name_of_a_system_that_has_none(bank: Bank, tmp_path: Path) -> None:
         evaluate(bank, ["frameexit", system], num_frames=2, num_candidates=T)
     fixed = peek()
     fixed.dial = ""
-    with pytest.raises(InvalidArgument, match="has no dial"):
+    with pytest.raises(InvalidArgument, match="has no threshold"):
         evaluate(bank, {"a@2": fixed}, num_frames=2, num_candidates=T)

@@ -18,11 +18,13 @@ from sosampler.bank.prepare import add_teacher
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation import batches as frames
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.policies import positional as rules
+from sosampler.policies.auto import Auto
+from sosampler.policies.base import Batch, Policy, choose_one, top
 from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
-from sosampler.policies.registry import get_policy
+from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS, difference_peaks
 from sosampler.policies.visual import change_scores, dpp_diverse, farthest_first, pixel_features
+from sosampler.samplers.onnx_sampler import OnnxSampler
 from tests.banks import small_net
 from tests.taught_banks import (
     FINGERPRINT,
@@ -120,7 +122,7 @@ def test_chunks_of_pictures_change_nothing(bank: Bank) -> None:
     whole = list(frames.read_chunks(bank, places, wanted))
     small = list(frames.read_chunks(bank, places, wanted, chunk_bytes=1))
     assert [len(chunk.videos) for chunk in whole] == [8]
-    assert [chunk.numbers.tolist() for chunk in small] == [[place] for place in places]
+    assert [chunk.indices.tolist() for chunk in small] == [[place] for place in places]
     for place, chunk in enumerate(small):
         pictures = chunk.videos[place]
         assert (pictures.frames == whole[0].videos[place].frames).all()
@@ -132,7 +134,7 @@ def test_frame_difference_is_the_policy_of_that_name(bank: Bank) -> None:
     found = evaluate(bank, "frame-difference", num_frames=2, num_candidates=T, bootstrap=0)
     for number, item in enumerate(bank):
         offered = distinct(len(item))
-        places = rules.top(change_scores(item.frames(offered)), 2)
+        places = top(change_scores(item.frames(offered)), 2)
         assert found.chosen("frame-difference")[number].tolist() == [offered[place] for place in places]
     assert found.row("frame-difference").sampler_gmacs == 0.0
 
@@ -156,7 +158,7 @@ def test_rules_that_look_are_those_of_select(bank: Bank, wanted: int) -> None:
             offered = distinct(len(item))
             pictures = item.frames(offered)
             places = rule(pictures, min(wanted, len(offered))).tolist()
-            assert places == get_policy(policy).choose(len(offered), len(places), pictures, 0).positions.tolist()
+            assert places == choose_one(get_policy(policy), len(offered), len(places), pictures).positions.tolist()
             assert found.chosen(policy)[number].tolist() == clip([offered[place] for place in places], wanted)
         row = found.row(policy)
         assert (row.sampler_gmacs, row.frames_decoded) == (0.0, T)
@@ -295,12 +297,83 @@ def test_a_method_is_heeded_wherever_it_is_written(bank: Bank, method: str, tmp_
     assert chosen([f"mine={folder}+{method}"], "mine") == expected
     assert chosen([f"{name}={folder}+{method}"]) == expected
     assert chosen([f"{folder}+{method}"], f"{folder}+{method}") == expected
-    if method in METHODS:  # and select chooses the same
-        policy = get_policy(f"{folder}+{method}", device="cpu")
-        for number, item in enumerate(bank):
-            offered = distinct(len(item))
-            places = policy.choose(len(offered), 3, item.frames(offered), 0).positions
-            assert [offered[place] for place in places] == expected[number]
+    policy = get_policy(f"{folder}+{method}", device="cpu")  # and select chooses the same
+    for number, item in enumerate(bank):
+        offered = distinct(len(item))
+        places = choose_one(policy, len(offered), 3, item.frames(offered)).positions
+        assert [offered[place] for place in places] == expected[number]
     other = "nms" if method == "mmr" else "mmr"
     with pytest.raises(InvalidArgument, match=f"says {method}, but .* says {other}; write one of them"):
         chosen([f"{name}={folder}+{other}"])
+
+
+class Sharpest(Policy):
+    """A policy of one's own: the frames with the most edges."""
+
+    name, needs = "sharpest", frozenset({"frames"})
+
+    def scores(self, batch: Batch) -> np.ndarray:
+        assert batch.frames is not None
+        return np.abs(np.diff(batch.frames.astype(np.float64), axis=2)).mean((2, 3, 4))
+
+
+class Peeking(Policy):
+    """Knows the labels: an oracle of one's own, which needs frames too."""
+
+    name, needs = "peeking", frozenset({"frames", "teacher", "labels"})
+
+    def scores(self, batch: Batch) -> np.ndarray:
+        assert batch.frames is not None
+        scores: np.ndarray = batch.teacher.label_log_confidence()
+        return scores
+
+
+@pytest.mark.parametrize("name", ["sharpest", "sharpest+nms", "sharpest+mmr", "general+dpp", "general+aks"])
+def test_the_same_policies_in_select_and_evaluate(bank: Bank, name: str) -> None:
+    base, _, method = name.partition("+")
+    policy = Sharpest() if base == "sharpest" else get_policy(base)
+    policy = with_method(policy, method) if method else policy
+    given = {name: Sharpest()} if base == "sharpest" else [name]
+    found = evaluate(bank, given, num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
+    for number, item in enumerate(bank):
+        offered = distinct(len(item))
+        places = choose_one(policy, len(offered), 3, item.frames(offered)).positions
+        assert found.chosen(name)[number].tolist() == [offered[place] for place in places]
+    assert found.row(name).frames_decoded == T
+
+
+def test_oracles_of_ones_own(bank: Bank) -> None:
+    found = evaluate(
+        bank, [Peeking(), "semi-optimal"], num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT
+    )
+    assert (found.chosen("peeking") == found.chosen("semi-optimal")).all()
+    with pytest.raises(InvalidArgument, match="needs the outputs of a teacher"):
+        get_policy(Peeking())
+
+
+def test_auto_as_an_object(bank: Bank) -> None:
+    from tests.policies.test_adaptive_samplers import ranking
+
+    options: dict[str, Any] = {"num_candidates": T, "bootstrap": 0, "classifier": FINGERPRINT}
+    autos = [Auto(max=6, tolerance=0.0), Auto(max=6, tolerance=0.02)]
+    one = evaluate(bank, {"a": ranking()}, num_frames=autos, **options)
+    other = evaluate(bank, {"a": ranking()}, num_frames="auto", auto_max=6, auto_tolerance=[0.0, 0.02], **options)
+    assert [row.policy for row in one.rows] == ["a+auto@0", "a+auto@0.02"]
+    for row in one.rows:
+        assert (one.chosen(row.policy) == other.chosen(row.policy)).all()
+    with pytest.raises(InvalidArgument, match="auto_max=4 is for num_frames='auto'"):
+        evaluate(bank, {"a": ranking()}, num_frames=autos, auto_max=4, **options)
+    with pytest.raises(InvalidArgument, match="several Auto have one tolerance"):
+        evaluate(bank, {"a": ranking()}, num_frames=[Auto(max=4), Auto(max=5)], **options)
+
+
+def test_a_sampler_without_torch(bank: Bank) -> None:
+    """Scores of a network that takes no mask, also for videos that are shorter than T."""
+    from tests.policies.test_adaptive_samplers import believing, believing_folder
+
+    light = OnnxSampler.from_pretrained(believing_folder())
+    found = evaluate(
+        bank, {"onnx": light, "torch": believing()}, num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT
+    )
+    assert (found.chosen("onnx") == found.chosen("torch")).mean() > 0.9
+    assert found.row("onnx").sampler_gmacs is None

@@ -54,7 +54,7 @@ def test_another_number_of_candidates_is_told_once_a_system(bank: Bank) -> None:
     found = evaluate(bank, {"a@all": peek(), "b": peek()}, **asked)
     told = [note for note in found.notes if "was trained with 8 candidates" in note]
     assert [note.split()[0] for note in told] == ["a", "b"]
-    assert "is offered 3 and 5 here" in told[0]
+    assert "but has 3 and 5 here" in told[0]
     assert not [note for note in evaluate(bank, peek(), **ASKED).notes if "was trained with" in note]
 
 
@@ -62,7 +62,7 @@ def test_another_judge_is_told_once_a_system(tmp_path: Path) -> None:
     bank, _ = given_bank(tmp_path / "bank")
     teach(bank, random_logits(LENGTHS, LABELS, seed=9), name="99" * 8)
     found = evaluate(Bank(bank.path), {"a@all": peek(), "b@1": peek()}, classifier="99" * 8, **ASKED)
-    told = [note.split()[0] for note in found.notes if "judges the policies" in note]
+    told = [note.split()[0] for note in found.notes if "classifies with" in note]
     assert told == ["a", "b"]
 
 
@@ -76,11 +76,11 @@ def test_comparisons_that_are_left_out_are_told_once(bank: Bank, monkeypatch: py
 
 def test_what_a_split_is_used_for(tmp_path: Path) -> None:
     """Systems are not chosen by dev."""
-    uses = {"dev": "by which samplers keep their best epoch", "train": "which samplers and systems learn from"}
+    uses = {"dev": "by which samplers keep their best epoch", "train": "which samplers and baselines learn from"}
     for split, use in uses.items():
         bank, _ = given_bank(tmp_path / split, splits=[split] * len(LENGTHS))
         (told,) = [note for note in evaluate(bank, peek(), **ASKED).notes if "no test split" in note]
-        assert f"measured on {split}, {use}" in told
+        assert f"evaluated on {split}, {use}" in told
 
 
 # ---- as many frames of uniform
@@ -122,7 +122,7 @@ def test_one_label_or_several_as_in_training(tmp_path: Path, several: bool) -> N
 def test_classes_are_compared_by_their_names(bank: Bank) -> None:
     system = peek()
     system.about["classes"] = 3
-    with pytest.raises(InvalidArgument, match="does not say the names of its classes"):
+    with pytest.raises(InvalidArgument, match="has no record of its class names"):
         evaluate(bank, {"mine": system}, **ASKED)
 
 

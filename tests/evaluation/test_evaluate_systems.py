@@ -188,7 +188,7 @@ def test_videos_are_those_of_the_others_in_their_order(tmp_path: Path) -> None:
 def test_some_videos_at_a_time_change_nothing(
     bank: Bank, found: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sosampler.evaluation.baselines._NUMBERS_AT_ONCE", 150)  # three videos
+    monkeypatch.setattr("sosampler.evaluation.baselines._MAX_NUMBERS", 150)  # three videos
     again = evaluate(bank, ["uniform", peek()], num_frames=[1, 4], num_candidates=T, bootstrap=60, seed=3)
     for one, other in zip(found.rows, again.rows, strict=True):
         assert {**one.to_dict(), "seconds": 0} == {**other.to_dict(), "seconds": 0}
@@ -230,7 +230,7 @@ def test_features_are_found_by_their_network(tmp_path: Path) -> None:
     # Another network under the known name is not taken for it.
     system.about["heavy"] = {"name": "heavy", "fingerprint": "01" * 8}
     with pytest.raises(
-        InvalidArgument, match=r"features of the heavy network heavy \(0101.*which a looks at.*add_features"
+        InvalidArgument, match=r"features of the heavy network heavy \(0101.*which a needs.*add_features"
     ):
         evaluate(bank, {"a": system}, num_frames=2, num_candidates=T)
 
@@ -252,16 +252,16 @@ def test_missing_features_and_wrong_classes(tmp_path: Path) -> None:
     assert f"features of the light network light ({OTHER})" in text
     assert "it has: heavy (net of heavy)" in text
     keep(bank, "light", [np.zeros((length, LIGHT + 1)) for length in LENGTHS], LIGHT_GMACS, OTHER)
-    assert "the features light have 3 numbers a frame, but mine looks at 2" in refused(peek())
+    assert "the features light have 3 numbers a frame, but mine needs 2" in refused(peek())
     other = peek()
     other.about["classes"] = ["run", "swim", "jump"]
     assert "mine was trained for 3 classes (run, swim, jump), but" in refused(other)
-    assert "does not say on which features it was trained" in refused(Peek(HEAVY, LIGHT, 3))
+    assert "has no record of the features it was trained on" in refused(Peek(HEAVY, LIGHT, 3))
 
 
 def test_another_judge_is_told(bank: Bank) -> None:
     found = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0)
-    assert not [note for note in found.notes if "judges the policies" in note]
+    assert not [note for note in found.notes if "classifies with" in note]
     teach(bank, random_logits(LENGTHS, LABELS, seed=9), name="99" * 8)
     try:
         other = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0, classifier="99" * 8)
@@ -269,7 +269,11 @@ def test_another_judge_is_told(bank: Bank) -> None:
         for file in sorted(bank.folder.teacher("99" * 8).iterdir()):
             file.unlink()
         bank.folder.teacher("99" * 8).rmdir()
-    assert [note for note in other.notes if f"peek looks with given ({FINGERPRINT}), but given ({'99' * 8})" in note]
+    assert [
+        note
+        for note in other.notes
+        if f"peek classifies with given ({FINGERPRINT}), but the policies with given ({'99' * 8})" in note
+    ]
 
 
 def test_a_classifier_and_its_kept_features_are_known_as_the_same(tmp_path: Path) -> None:
@@ -284,7 +288,7 @@ def test_a_classifier_and_its_kept_features_are_known_as_the_same(tmp_path: Path
     found = evaluate(
         bank, ["uniform", system], num_frames=2, num_candidates=T, bootstrap=0, classifier=classifier, device="cpu"
     )
-    assert not [note for note in found.notes if "judges the policies" in note]
+    assert not [note for note in found.notes if "classifies with" in note]
     row, uniform = found.row("frameexit"), found.row("uniform")
     assert uniform.gmacs == pytest.approx(2 * kept.gmacs)  # both count the same network
     assert row.classifier_gmacs == pytest.approx(row.frames_classified * kept.gmacs)

@@ -100,14 +100,14 @@ def test_few_pictures_at_a_time_where_they_are_large(pictured: Bank, monkeypatch
 
 def test_likeness_counts_among_what_is_laid_out_at_once(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    judge = module._Run._judge
+    classify = module._Run._classify
 
-    def counting(self: Any, views: dict[int, Any], cells: Any) -> None:
-        seen.append(len(views[8]))
-        judge(self, views, cells)
+    def counting(self: Any, batches: dict[int, Any], cells: Any) -> None:
+        seen.append(len(batches[8]))
+        classify(self, batches, cells)
 
-    monkeypatch.setattr(module._Run, "_judge", counting)
-    monkeypatch.setattr(module, "_NUMBERS_AT_ONCE", 3 * 8 * 6)  # of three videos: probabilities and logits of 3 classes
+    monkeypatch.setattr(module._Run, "_classify", counting)
+    monkeypatch.setattr(module, "_MAX_NUMBERS", 3 * 8 * 6)  # of three videos: probabilities and logits of 3 classes
     whole = evaluate(bank, "semi-optimal", num_frames=2, num_candidates=8, bootstrap=0)
     assert seen == [3, 3]
     seen.clear()

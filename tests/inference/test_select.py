@@ -300,7 +300,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "seed=-1"),
     ({"threads": 0}, "threads=0"),
     ({"snap_tolerance": -0.1, "candidates": "snap"}, r"snap_tolerance=-0\.1"),
-    ({"candidates": "keyframe", "start": 0.1, "end": 0.5}, "no keyframe lies in the range"),
+    ({"candidates": "keyframe", "start": 0.1, "end": 0.5}, "no keyframe lies between start and end"),
 ]
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +20,10 @@ import sosampler as so
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
-from sosampler.inference.many import Job, Outputs
 from sosampler.inference.options import SelectOptions
+from sosampler.policies.base import Batch, Policy, top
 from sosampler.policies.learned import policy_of
-from sosampler.policies.positional import top
-from sosampler.policies.registry import Policy, get_policy
+from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
@@ -159,7 +157,7 @@ class TestChoice:
             def score(self, frames: torch.Tensor) -> torch.Tensor:
                 return torch.full(frames.shape[:2], float("nan"))
 
-        with pytest.raises(SosamplerError, match="no numbers; train it again"):
+        with pytest.raises(SosamplerError, match="not finite; train it again"):
             so.select(clip, 3, policy=Broken())
 
     def test_one_video_at_a_time_goes_through_a_sampler(self, clip: Path) -> None:
@@ -189,7 +187,7 @@ class TestFolders:
     def test_read_once_and_again_when_it_changes(
         self, tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import sosampler.samplers as samplers
+        import sosampler.samplers.registry as samplers
 
         loads = []
         load = samplers.load_sampler
@@ -272,14 +270,14 @@ class TestMethods:
             assert METHODS[method](scores, 5).tolist() != METHODS[method](confidences, 5).tolist()
 
     def test_a_sampler_as_it_is(self, sampler: SOSampler, folder: Path, clip: Path) -> None:
-        policy = policy_of(sampler, method="nms")
+        policy = with_method(policy_of(sampler), "nms")
         assert policy.name == "sosampler+nms"
         by_text = so.select(clip, 5, num_candidates=20, policy=f"{folder}+nms")
         assert so.select(clip, 5, num_candidates=20, policy=policy).frame_indices.tolist() == (
             by_text.frame_indices.tolist()
         )
-        with pytest.raises(InvalidArgument, match=r"method='mmr' .*aks, its, nms"):
-            policy_of(sampler, method="mmr")
+        with pytest.raises(InvalidArgument, match=r"method='best' is unknown; choose one of: aks, its, nms, mmr, dpp"):
+            with_method(policy_of(sampler), "best")
 
     @pytest.mark.parametrize("method", METHODS)
     def test_short_videos(self, method: str, folder: Path) -> None:
@@ -291,7 +289,7 @@ class TestMethods:
 
     def test_caches_and_journals_tell_them_apart(self, folder: Path, sampler: SOSampler) -> None:
         told = {
-            method: Job(SelectOptions(policy=f"{folder}+{method}" if method else str(folder)), Outputs()).fingerprint()
+            method: SelectOptions(policy=f"{folder}+{method}" if method else str(folder)).identity()
             for method in ("", *METHODS)
         }
         assert {method: facts["policy_identity"] for method, facts in told.items()} == {
@@ -312,11 +310,13 @@ class TestMethods:
         assert sel.frame_indices.tolist() == sel.candidates.frame_indices[places].tolist()
 
     def test_wrong_ones_are_named(self, folder: Path, tmp_path: Path, clip: Path) -> None:
-        with pytest.raises(InvalidArgument, match=r"first\+best' is unknown; .*\+aks, \+its, \+nms go behind such"):
+        with pytest.raises(
+            InvalidArgument, match=r"first\+best' is unknown; .*\+aks, \+its, \+nms, \+mmr, \+dpp go behind such"
+        ):
             so.select(clip, policy=f"{folder}+best")
         with pytest.raises(InvalidArgument, match=r"nope\+nms' is unknown; "):
             so.select(clip, policy=f"{tmp_path / 'nope'}+nms")
-        with pytest.raises(InvalidArgument, match=r"\+nms' is a folder without config\.json"):
+        with pytest.raises(InvalidArgument, match=r"' is a folder without config\.json"):
             so.select(clip, policy=f"{tmp_path}+nms")
 
     def test_pipelines(self, folder: Path, clip: Path) -> None:
@@ -333,8 +333,7 @@ class TestPolicies:
     def test_given_as_it_is(self, clip: Path) -> None:
         rule = get_policy("centre")
         assert get_policy(rule) is rule
-        last = Policy("last", "the last N", lambda t, n, frames, seed: _last(t, n), lambda n: 10 * n)
-        sel = so.select(clip, 2, policy=last)
+        sel = so.select(clip, 2, policy=Last())
         assert sel.policy == "last"
         assert sel.frame_indices.tolist() == sel.candidates.frame_indices[-2:].tolist()
         assert sel.num_candidates == 20
@@ -355,17 +354,21 @@ class TestPolicies:
             options = SelectOptions(policy=policy, num_frames=3)
             copy = pickle.loads(pickle.dumps(options))
             assert copy == options
-            assert copy.rule.name == options.rule.name
+            assert copy.resolved_policy.name == options.resolved_policy.name
 
     def test_import_needs_no_torch(self) -> None:
         code = "import sys, sosampler.policies, sosampler.inference.select; assert 'torch' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def _last(num_candidates: int, num_frames: int) -> Any:
-    from sosampler.policies.registry import Choice
+class Last(Policy):
+    name = "last"
 
-    return Choice(np.arange(num_candidates - num_frames, num_candidates))
+    def default_candidates(self, num_frames: int) -> int:
+        return 10 * num_frames
+
+    def choose(self, batch: Batch, num_frames: int) -> np.ndarray:
+        return batch.counts[:, None] - num_frames + np.arange(num_frames)
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -405,9 +408,11 @@ class TestCommand:
         from sosampler.policies import learned as module
 
         asked: list[str] = []
-        load = module._loaded
+        load = module._load_torch
         monkeypatch.setattr(
-            module, "_loaded", lambda path, stamp, device: asked.append(str(device)) or load(path, stamp, device)
+            module,
+            "_load_torch",
+            lambda path, stamp, device, precision: asked.append(str(device)) or load(path, stamp, device, precision),
         )
         plain = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json")
         placed = cli(clip, "-n", 3, "-t", 8, "--policy", folder, "--json", "--device", "cpu:0")
@@ -446,9 +451,9 @@ class TestCommand:
     def test_other_weights_do_not_continue_a_journal(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         make_sampler(1).save_pretrained(path)
-        before = Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
-        assert before == Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
+        before = SelectOptions(policy=str(path)).identity()
+        assert before == SelectOptions(policy=str(path)).identity()
         make_sampler(2).save_pretrained(path)
-        after = Job(SelectOptions(policy=str(path)), Outputs()).fingerprint()
+        after = SelectOptions(policy=str(path)).identity()
         assert json.dumps(before) != json.dumps(after)
-        assert "policy_identity" not in Job(SelectOptions(policy="uniform"), Outputs()).fingerprint()
+        assert "policy_identity" not in SelectOptions(policy="uniform").identity()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ from torch import Tensor
 import sosampler as so
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference import batch as stream
 from sosampler.inference import decode as decode_stream
+from sosampler.inference.decode import FrameTask
 from sosampler.inference.pipeline import Pipeline, Prediction
-from sosampler.policies.registry import Choice, Policy
+from sosampler.policies.base import Batch, Policy
+from sosampler.policies.registry import get_policy
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video, read_number
 
@@ -52,7 +56,7 @@ def classifier() -> so.Classifier:
 
 @pytest.fixture
 def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "PROCESSES_FROM", 1)
+    monkeypatch.setattr(decode_stream, "PROCESSES_FROM", 1)
 
 
 class Brightness:
@@ -95,9 +99,13 @@ def as_select_says(found: Prediction, video: Path, policy: Any, classifier: so.C
     np.testing.assert_allclose(found.probabilities, expected, atol=1e-3)
 
 
-def own_policy() -> Policy:
+class Last(Policy):
     """Chooses the last ones; no other process knows it."""
-    return Policy("last", "the last", lambda t, n, frames, seed: Choice(np.arange(t - n, t)), lambda n: n)
+
+    name = "last"
+
+    def choose(self, batch: Batch, num_frames: int) -> Any:
+        return batch.counts[:, None] - num_frames + np.arange(num_frames)
 
 
 @pytest.mark.usefixtures("in_processes")
@@ -106,7 +114,7 @@ def test_as_select_and_the_classifier_say(
     who: str, videos: list[Path], sampler: SOSampler, classifier: so.Classifier, tmp_path: Path
 ) -> None:
     sampler.save_pretrained(tmp_path / "s")
-    policy: Any = {"sampler": sampler, "sampler+nms": f"{tmp_path / 's'}+nms", "own": own_policy()}.get(who, who)
+    policy: Any = {"sampler": sampler, "sampler+nms": f"{tmp_path / 's'}+nms", "own": Last()}.get(who, who)
     pipe = Pipeline(policy, classifier, num_candidates=7, num_frames=3, batch_size=3, workers=2, keep_frames=True)
     asked = [*videos, *reversed(videos)]
     results = list(pipe.stream(asked))
@@ -179,7 +187,7 @@ def test_where_videos_are_decoded(videos: list[Path], monkeypatch: pytest.Monkey
         return found
 
     before = own_children()
-    many = stream.PROCESSES_FROM
+    many = decode_stream.PROCESSES_FROM
     assert children_of(many - 1, 2) == 0
     assert children_of(many, 2) == 2
     assert children_of(many, 0) == 0
@@ -190,19 +198,23 @@ def own_children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-_DEADLY = (
-    "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); import sosampler.inference.decode as w; "
-    "good = w.attempt\n"
-    "w.attempt = lambda task: os.kill(os.getpid(), 11) if '2.mp4' in str(task.source) else good(task)\n"
-    "w.serve(json.loads(sys.argv[2]))"
-)
+def deadly_serve(slots: list[int]) -> Callable[[Any], Any]:
+    """In a decoding process: one video kills it."""
+    work = decode_stream.serve(slots)
+
+    def deadly(task_and_slot: Any) -> Any:
+        if "2.mp4" in str(task_and_slot[0].source):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return work(task_and_slot)
+
+    return deadly
 
 
 @pytest.mark.usefixtures("in_processes")
 def test_a_video_that_kills_its_decoder(
     videos: list[Path], sampler: SOSampler, classifier: so.Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_stream, "_START", _DEADLY)
+    monkeypatch.setattr(decode_stream, "_SERVER", f"{__name__}:deadly_serve")
     before = own_children()
     pipe = Pipeline(sampler, classifier, num_frames=2, workers=1, batch_size=2)
     results = pipe([videos[0], videos[2], videos[1], videos[2], videos[0]])
@@ -231,11 +243,11 @@ def test_rules_travel_by_name(
     sampler.save_pretrained(tmp_path / "uniform")  # a folder of that name changes nothing
     policy: Any = {
         "name": "uniform",
-        "policy": so.policies.get_policy("uniform"),
-        "named like a rule": Policy("uniform", "", own_policy().choose, lambda n: n),
+        "policy": get_policy("uniform"),
+        "named like a rule": Last().renamed("uniform"),
     }[given]
     pipe = Pipeline(policy, Brightness(), num_frames=2, num_candidates=4)
-    assert pipe._task(videos[0], 1).can_travel() == (given != "named like a rule")
+    assert FrameTask(videos[0], *pipe.decode_steps(1)).can_travel() == (given != "named like a rule")
     chosen = pipe(videos[0]).selection.frame_indices.tolist()
     assert chosen == ([25, 35] if given == "named like a rule" else [15, 35])
 
@@ -245,7 +257,7 @@ def test_networks_in_different_places_stay_there(videos: list[Path], sampler: SO
     elsewhere.device = torch.device("meta")  # type: ignore[attr-defined]
     pipe = Pipeline(sampler, elsewhere, num_frames=2)
     pipe(videos[:1] * 6)
-    assert pipe._looking.engine is None
+    assert pipe.batch_classifier.engine is None
     expected = so.select(videos[0], 2, num_candidates=10, policy=sampler)
     assert pipe(videos[0]).selection.frame_indices.tolist() == expected.frame_indices.tolist()
 
@@ -253,16 +265,16 @@ def test_networks_in_different_places_stay_there(videos: list[Path], sampler: SO
 def test_speed_is_prepared_once_it_pays(videos: list[Path], sampler: SOSampler, classifier: so.Classifier) -> None:
     one_by_one = Pipeline(sampler, classifier, num_frames=3)
     first = one_by_one(videos[0])
-    assert one_by_one._looking.engine is None
+    assert one_by_one.batch_classifier.engine is None
     for _ in range(4):
         again = one_by_one(videos[0])
-    assert one_by_one._looking.engine.precision == "float32", "as at the beginning, whatever the machine is good at"
+    assert one_by_one.batch_classifier.engine.precision == "float32", "as at the beginning"
     together = Pipeline(sampler, classifier, num_frames=3, precision="float32")
     found = together(videos[:1] * 6)
-    assert together._looking.engine is not None
+    assert together.batch_classifier.engine is not None
     warm = Pipeline(sampler, classifier, num_frames=3, precision="float32").warm_up()
-    assert warm._looking.engine is not None
-    assert Pipeline("uniform", classifier).warm_up()._looking.engine is None
+    assert warm.batch_classifier.engine is not None
+    assert Pipeline("uniform", classifier).warm_up().batch_classifier.engine is None
     for other in (again, *found, warm(videos[0])):
         assert other.selection.frame_indices.tolist() == first.selection.frame_indices.tolist()
         np.testing.assert_allclose(other.probabilities, first.probabilities, atol=1e-4)

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ import pytest
 import sosampler as so
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, VideoError
 from sosampler.inference import decode as decode_stream
-from sosampler.inference.decode import Decoded, FramePool, FrameTask, OfferedVideo
+from sosampler.inference.decode import Decoded, DecodeStep, FramePool, FrameTask
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.selection import Selection
+from sosampler.inference.selection import CandidateFrames, Selection
 from sosampler.video.synthetic import numbered_video, read_number
 
-CANDIDATES = SelectOptions(policy="all", num_candidates=5, size=256, threads=1)
+CANDIDATES = DecodeStep(SelectOptions(policy="all", num_candidates=5, size=256, threads=1), choose=False)
 SIZES = {"a": (40, 96, 64), "b": (30, 64, 96), "short": (3, 96, 64)}
 
 
@@ -37,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def offering(source: Any, **changes: Any) -> FrameTask:
-    return FrameTask(source, CANDIDATES, choose=False, **changes)
+def decoding(source: Any) -> FrameTask:
+    return FrameTask(source, CANDIDATES)
 
 
 def pixels(one: Decoded) -> np.ndarray:
@@ -71,7 +72,7 @@ def test_frames_in_order(folder: Path, processes: bool) -> None:
     """Larger after smaller and smaller after larger in the same slots, errors in between."""
     names = ["a", "b", "broken", "short", "b", "a", "none"] * 4
     with pool_of(processes=processes) as pool:
-        for name, one in zip(names, pool.decoded(offering(folder / f"{name}.mp4") for name in names), strict=True):
+        for name, one in zip(names, pool.decoded(decoding(folder / f"{name}.mp4") for name in names), strict=True):
             if name in ("broken", "none"):
                 assert isinstance(one.outcome, VideoError)
                 assert f"{name}.mp4" in str(one.outcome)
@@ -80,7 +81,7 @@ def test_frames_in_order(folder: Path, processes: bool) -> None:
             total, width, height = SIZES[name]
             frames, told = pixels(one), one.outcome
             expected = so.select(folder / f"{name}.mp4", policy="all", num_candidates=5)
-            assert isinstance(told, OfferedVideo)
+            assert isinstance(told, CandidateFrames)
             assert frames.shape == (min(total, 5), height, width, 3)
             assert [read_number(frame) for frame in frames] == told.frame_indices.tolist()
             assert told.frame_indices.tolist() == sorted(set(expected.frame_indices.tolist()))
@@ -95,7 +96,7 @@ def test_a_rule_chooses_where_it_is_decoded(folder: Path) -> None:
     options = SelectOptions(policy="frame-difference", num_frames=2, num_candidates=8, threads=1)
     expected = so.select(folder / "a.mp4", 2, policy="frame-difference", num_candidates=8)
     with pool_of() as pool:
-        (one,) = pool.decoded([FrameTask(folder / "a.mp4", options, choose=True)])
+        (one,) = pool.decoded([FrameTask(folder / "a.mp4", DecodeStep(options))])
         assert one.shape == (2, 64, 96, 3), "no more than what was chosen travels"
         np.testing.assert_array_equal(pixels(one), expected.frames)
     assert isinstance(one.outcome, Selection)
@@ -107,30 +108,30 @@ def test_a_rule_chooses_where_it_is_decoded(folder: Path) -> None:
 def test_what_cannot_travel_is_decoded_here(folder: Path, kind: str) -> None:
     data = (folder / "a.mp4").read_bytes()
     source: Any = {"bytes": data, "file": io.BytesIO(data), "text": str(folder / "a.mp4")}[kind]
-    assert offering(source).can_travel() == (kind != "file")
+    assert decoding(source).can_travel() == (kind != "file")
     with pool_of() as pool:
-        (one,) = pool.decoded([offering(source)])
+        (one,) = pool.decoded([decoding(source)])
         assert [read_number(frame) for frame in pixels(one)] == [4, 12, 20, 28, 36]
 
 
 def test_candidates_that_must_be_seen_in_another_size(folder: Path) -> None:
     """Too small for whoever chooses: then that is done in one go, at once, here."""
-    small = SelectOptions(policy="all", num_candidates=8, size=32, threads=1)
     usual = SelectOptions(policy="frame-difference", num_frames=2, num_candidates=8, size=32, threads=1)
+    small = DecodeStep(usual.with_all_candidates(), choose=False, min_size=48)
     with pool_of() as pool:
-        (one,) = pool.decoded([FrameTask(folder / "a.mp4", small, choose=False, least_size=48, otherwise=usual)])
+        (one,) = pool.decoded([FrameTask(folder / "a.mp4", small, DecodeStep(usual))])
         assert pixels(one).shape == (2, 32, 48, 3)
     assert isinstance(one.outcome, Selection)
     with pool_of() as pool:  # the video has no more than 64
-        (one,) = pool.decoded([FrameTask(folder / "a.mp4", CANDIDATES, choose=False, least_size=500)])
-        assert isinstance(one.outcome, OfferedVideo)
+        (one,) = pool.decoded([FrameTask(folder / "a.mp4", replace(CANDIDATES, min_size=500))])
+        assert isinstance(one.outcome, CandidateFrames)
         pixels(one)
 
 
 def test_arguments_at_fault_for_one_video(folder: Path) -> None:
-    late = SelectOptions(policy="all", num_candidates=2, start=1.1, threads=1)
+    late = DecodeStep(SelectOptions(policy="all", num_candidates=2, start=1.1, threads=1), choose=False)
     with pool_of() as pool:
-        good, bad = pool.decoded(FrameTask(folder / f"{name}.mp4", late, choose=False) for name in ("a", "b"))
+        good, bad = pool.decoded(FrameTask(folder / f"{name}.mp4", late) for name in ("a", "b"))
         assert isinstance(bad.outcome, InvalidArgument)
         assert "b.mp4: no frame lies between start=1.1" in str(bad.outcome)
         assert len(pixels(good)) == 2
@@ -143,7 +144,7 @@ def test_looks_only_a_little_ahead(folder: Path) -> None:
         nonlocal taken
         while True:
             taken += 1
-            yield offering(folder / "a.mp4")
+            yield decoding(folder / "a.mp4")
 
     with pool_of(ahead=3, held=2) as pool:
         stream = pool.decoded(endless())
@@ -163,7 +164,7 @@ def test_large_videos_are_not_decoded_ahead(folder: Path, monkeypatch: pytest.Mo
         nonlocal taken
         for _ in range(40):
             taken += 1
-            yield offering(folder / "a.mp4")
+            yield decoding(folder / "a.mp4")
 
     monkeypatch.setattr(decode_stream, "MAX_WAITING_BYTES", 5 * 64 * 96 * 3)
     with pool_of(2, ahead=8, held=4) as pool:
@@ -175,24 +176,30 @@ def test_large_videos_are_not_decoded_ahead(folder: Path, monkeypatch: pytest.Mo
             assert taken == max(8, number + 1), "one for each of two workers: the next is begun when one is taken"
 
 
-# The worker's attempt is replaced by one that acts on the name of the file.
-_ODD = (
-    "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); import sosampler.inference.decode as w; "
-    "from sosampler.errors import MissingDependency; good = w.attempt\n"
-    "def odd(task):\n"
-    "    name = os.path.basename(str(task.source))\n"
-    "    if 'deadly' in name: os.kill(os.getpid(), int(name.split('-')[1].split('.')[0]))\n"
-    "    if 'odd' in name: raise ZeroDivisionError('by zero')\n"
-    "    if 'lacking' in name: raise MissingDependency('torchcodec is not installed')\n"
-    "    if 'talkative' in name: print('hello', flush=True); os.write(1, b'hello')\n"
-    "    return good(task)\n"
-    "w.attempt = odd; w.serve(json.loads(sys.argv[2]))"
-)
+def odd_serve(slots: list[int]) -> Callable[[Any], Any]:
+    """In a decoding process: a step that acts on the name of the file."""
+    good, work = DecodeStep._decode, decode_stream.serve(slots)
+
+    def odd(self: DecodeStep, source: Any) -> Any:
+        name = os.path.basename(str(source))
+        if "deadly" in name:
+            os.kill(os.getpid(), int(name.split("-")[1].split(".")[0]))
+        if "odd" in name:
+            raise ZeroDivisionError("by zero")
+        if "lacking" in name:
+            raise MissingDependency("torchcodec is not installed")
+        if "talkative" in name:
+            print("hello", flush=True)  # noqa: T201
+            os.write(1, b"hello")
+        return good(self, source)
+
+    DecodeStep._decode = odd  # type: ignore[method-assign]
+    return work
 
 
 @pytest.fixture
 def odd_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_stream, "_START", _ODD)
+    monkeypatch.setattr(decode_stream, "_SERVER", f"{__name__}:odd_serve")
 
 
 @pytest.mark.usefixtures("odd_worker")
@@ -202,7 +209,7 @@ def test_a_worker_that_dies_costs_its_video_alone(folder: Path, capfd: pytest.Ca
         (folder / f"{name}.mp4").write_bytes((folder / "a.mp4").read_bytes())
     with pool_of() as pool:
         outcomes = []
-        for one in pool.decoded(offering(folder / f"{name}.mp4") for name in names):
+        for one in pool.decoded(decoding(folder / f"{name}.mp4") for name in names):
             outcomes.append(one.outcome)
             if one.shape is not None:
                 frames = pixels(one)
@@ -211,17 +218,17 @@ def test_a_worker_that_dies_costs_its_video_alone(folder: Path, capfd: pytest.Ca
     assert "ended with signal SIGSEGV; the file may be damaged, or memory ran out" in str(told["deadly-11"])
     assert "deadly-9.mp4: the process that decoded it ended with signal SIGKILL" in str(told["deadly-9"])
     assert "odd.mp4: cannot be decoded (ZeroDivisionError: by zero)" in str(told["odd"])
-    assert [isinstance(outcome, OfferedVideo) for outcome in outcomes] == [
+    assert [isinstance(outcome, CandidateFrames) for outcome in outcomes] == [
         not isinstance(outcome, SosamplerError) for outcome in outcomes
     ]
-    assert sum(isinstance(outcome, OfferedVideo) for outcome in outcomes) == 5
+    assert sum(isinstance(outcome, CandidateFrames) for outcome in outcomes) == 5
     assert capfd.readouterr().err.count("hello") == 2, "what libraries print does not run into the answers"
 
 
 @pytest.mark.usefixtures("odd_worker")
 def test_what_no_video_is_spared_ends_the_stream(folder: Path) -> None:
     with pool_of() as pool, pytest.raises(MissingDependency, match="torchcodec is not installed"):
-        list(pool.decoded([offering(folder / "lacking.mp4")]))
+        list(pool.decoded([decoding(folder / "lacking.mp4")]))
 
 
 def test_nothing_is_left_open(folder: Path) -> None:
@@ -229,7 +236,7 @@ def test_nothing_is_left_open(folder: Path) -> None:
     files, before = process.num_fds(), process.children()
     for _ in range(2):
         with pool_of() as pool:
-            stream = pool.decoded(offering(folder / "a.mp4") for _ in range(20))
+            stream = pool.decoded(decoding(folder / "a.mp4") for _ in range(20))
             pixels(next(stream))
             children = [child for child in process.children() if child not in before]
             assert children
@@ -250,11 +257,11 @@ _VICTIM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np
-from sosampler.engine.decode_stream import FramePool, FrameTask
+from sosampler.inference.decode import DecodeStep, FramePool, FrameTask
 from sosampler.inference.options import SelectOptions
-options = SelectOptions(policy="all", num_candidates=5, size=256, threads=1)
+step = DecodeStep(SelectOptions(policy="all", num_candidates=5, size=256, threads=1), choose=False)
 with FramePool(2, processes=True, ahead=4, held=1) as pool:
-    for one in pool.decoded(FrameTask(sys.argv[1], options, choose=False) for _ in range(10**6)):
+    for one in pool.decoded(FrameTask(sys.argv[1], step) for _ in range(10**6)):
         one.take(np.empty(one.shape, dtype=np.uint8))
         print("working", flush=True)
 """

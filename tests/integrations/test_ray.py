@@ -23,13 +23,15 @@ from typer.testing import CliRunner
 import sosampler as so
 from sosampler.bank.inspect import verify_bank
 from sosampler.cli.select import select_command
-from sosampler.inference.network_step import NetworkStep
+from sosampler.inference.decode import DecodeStep
+from sosampler.inference.many import SelectJob
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.pipeline import Pipeline
-from sosampler.inference.steps import FramesStep, SelectStep, select_video, stand_in
+from sosampler.inference.select import select_with
 from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
 from sosampler.integrations.ray.cluster import RaySettings
-from sosampler.integrations.ray.rows import classify_on_ray, select_on_ray, stream_rows
+from sosampler.integrations.ray.rows import NetworkStep, classify_on_ray, select_on_ray, stream_rows
+from sosampler.policies.base import Batch, Policy
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
 from tests import ray_steps
@@ -114,7 +116,7 @@ def test_select_from_the_command_line(machine: None, tmp_path: Path) -> None:
     assert (told["num_videos"], told["num_done_before"], told["num_written"], told["num_failed"]) == (6, 0, 5, 1)
     assert [failure["video"] for failure in told["failures"]] == [videos[-1]]
     for video, row in table(out).items():
-        expected = select_video(video, SelectOptions(num_frames=3)).to_dict()  # by the sampler that ships
+        expected = select_with(video, SelectOptions(num_frames=3)).to_dict()  # by the sampler that ships
         assert row["policy"] == expected["policy"] == "general"
         assert row["frame_indices"] == expected["frame_indices"]
         assert row["pts_seconds"] == expected["pts_seconds"]
@@ -135,14 +137,7 @@ def test_classify_with_a_sampler(machine: None, tmp_path: Path, runs: Path) -> N
     pipeline = Pipeline(runs / "sampler", runs / "classifier", num_candidates=8, num_frames=3, device="cpu")
 
     def classify() -> Any:
-        return classify_on_ray(
-            videos,
-            tmp_path / "rows",
-            pipeline,
-            sampler=runs / "sampler",
-            classifier=runs / "classifier",
-            settings=ONE_OF_EACH,
-        )
+        return classify_on_ray(videos, tmp_path / "rows", pipeline, settings=ONE_OF_EACH)
 
     done = classify()
     assert (done.num_rows, len(done.failures)) == (6, 1)
@@ -160,11 +155,40 @@ def test_classify_with_a_sampler(machine: None, tmp_path: Path, runs: Path) -> N
 def test_a_deadly_video_costs_itself_alone(machine: None) -> None:
     videos = [f"/v/{name}.mp4" for name in ("a", "b", "deadly", "c", "d", "e")]
     settings, step = RaySettings(decoders=1), ray_steps.DiesAt("deadly")
-    rows = {row["video"]: row for row in stream_rows(videos, step, None, settings)}  # type: ignore[arg-type]
+    rows = {row["video"]: row for row in stream_rows(videos, step, None, settings)}
     assert sorted(rows) == sorted(videos)
     error = rows.pop("/v/deadly.mp4")["error"]
-    assert error.startswith("/v/deadly.mp4: a process for decoding ended with exit code 9; the file may be damaged")
+    assert error.startswith("/v/deadly.mp4: the process that decoded it ended with exit code 9; see what it printed")
     assert all(row["number"] == len(video) for video, row in rows.items())
+
+
+class Last(Policy):
+    """A policy of the user's; the actors get it by value."""
+
+    name = "last"
+
+    def choose(self, batch: Batch, num_frames: int) -> Any:
+        return batch.counts[:, None] - num_frames + torch.arange(num_frames).numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_files_and_a_policy_of_the_user(machine: None, tmp_path: Path, name: str) -> None:
+    """Every format is written by every engine, with the rows in the order of the videos."""
+    videos = make_videos(tmp_path, 4)
+    options = SelectOptions(num_frames=2, num_candidates=5, policy=Last())
+    done = select_on_ray(videos, tmp_path / name, options, settings=RaySettings(decoders=1))
+    assert (done.num_rows, len(done.failures)) == (3, 1)
+    SelectJob(options, tmp_path / f"local_{name}").run([Path(video) for video in videos])
+    if name.endswith(".jsonl"):
+        rows, local = (
+            [json.loads(line) | {"timing": None} for line in (tmp_path / file).read_text().splitlines()]
+            for file in (name, f"local_{name}")
+        )
+        assert rows == local
+        assert [row["video"] for row in rows] == videos[:-1]
+    else:
+        assert (tmp_path / name).read_bytes() == (tmp_path / f"local_{name}").read_bytes()
 
 
 @pytest.mark.slow
@@ -244,13 +268,12 @@ def test_a_dead_node_loses_nothing(two_nodes: tuple[Any, Any], tmp_path: Path, r
     videos, notes = make_videos(tmp_path, 48), tmp_path / "notes"
     notes.mkdir()
     options = SelectOptions(num_frames=2, threads=1, policy="uniform")
-    step: Any = SelectStep(options)
+    step: Any = DecodeStep(options)
     network, settings = None, RaySettings(decoders=4)
     if with_network:
         options = replace(options, policy=str(runs / "sampler"))
-        offered = replace(options, policy=stand_in(options.rule), size=256)  # more than these videos have
-        step = FramesStep(offered, choose=False)
-        network = NetworkStep(offered, sampler=str(runs / "sampler"), device="cpu")
+        step = DecodeStep(replace(options.with_all_candidates(), size=256), choose=False)  # more than these videos have
+        network = NetworkStep(str(runs / "sampler"), str(runs / "sampler"), {"num_frames": 2}, device="cpu")
         settings = RaySettings(decoders=2, networks=2, batch_size=4)
     slow: Any = ray_steps.Slowly(step, 1.0, str(notes))
     rows: dict[str, dict[str, Any]] = {}
@@ -268,7 +291,7 @@ def test_a_dead_node_loses_nothing(two_nodes: tuple[Any, Any], tmp_path: Path, r
     failed = {video: row["error"] for video, row in rows.items() if "error" in row}
     assert list(failed) == videos[-1:], "\n".join(failed.values())
     for video in videos[:-1]:
-        expected = select_video(video, options).to_dict()
+        expected = select_with(video, options).to_dict()
         assert rows[video]["frame_indices"] == expected["frame_indices"]
         assert rows[video]["scores"] == expected["scores"]
 

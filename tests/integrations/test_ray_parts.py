@@ -16,12 +16,12 @@ import sosampler as so
 from sosampler.cli.main import main
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference import rows as parts_module
-from sosampler.inference.rows import SELECTION_COLUMNS, Column, write_parquet, write_results, writing_parts
+from sosampler.inference.rows import SELECTION_COLUMNS, Column, Journal, write_parquet, writing_parts
 from sosampler.integrations.ray.cluster import RaySettings, pool_sizes
 from sosampler.video.discover import listed_videos
 from sosampler.video.synthetic import numbered_video
 
-COLUMNS = {"video": SELECTION_COLUMNS["video"], "number": Column("whole", lambda row: row["number"])}
+COLUMNS = {"video": SELECTION_COLUMNS["video"], "number": Column("int", lambda row: row["number"])}
 ABOUT = {"what": "numbers", "options": {"seed": 0}}
 
 
@@ -89,7 +89,7 @@ def test_no_number_is_used_twice(tmp_path: Path) -> None:
 
 def test_other_options_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "rows", 0)
-    with pytest.raises(InvalidArgument, match="made with seed=0, now 1; give the same again"):
+    with pytest.raises(InvalidArgument, match="made with seed=0, now 1; give the same again to resume"):
         write(tmp_path / "rows", 1, about={"what": "numbers", "options": {"seed": 1}})
     with pytest.raises(InvalidArgument, match="what='numbers', now 'letters'"):
         write(tmp_path / "rows", 1, about={"what": "letters", "options": {"seed": 0}})
@@ -116,17 +116,19 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
 def test_failures_are_those_of_the_last_run(tmp_path: Path) -> None:
     out = tmp_path / "rows"
     with writing_parts(out, ABOUT, COLUMNS) as parts:
-        parts.write_failures([{"video": "/v/0.mp4", "error": "broken"}])
+        parts.finish([{"video": "/v/0.mp4", "error": "broken"}])
     assert json.loads((out / "_failed.jsonl").read_text()) == {"video": "/v/0.mp4", "error": "broken"}
     with writing_parts(out, ABOUT, COLUMNS) as parts:
-        parts.write_failures([])
+        parts.finish([])
     assert not (out / "_failed.jsonl").exists()
 
 
 def test_columns_are_those_of_the_local_file(tmp_path: Path) -> None:
     """The same names, types and values as `sosampler select --out rows.parquet` on one machine."""
     row = so.select(numbered_video(num_frames=9), 3, policy="frame-difference").to_dict() | {"video": "/v/\udcff.mp4"}
-    write_results(tmp_path / "local.parquet", [row], [])
+    journal = Journal(tmp_path / "local.parquet", {}, SELECTION_COLUMNS)
+    journal.add(row)
+    journal.finish([])
     write_parquet(tmp_path / "cluster.parquet", [row], SELECTION_COLUMNS)
     assert pq.read_table(tmp_path / "cluster.parquet").equals(pq.read_table(tmp_path / "local.parquet"))
 
@@ -185,8 +187,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--engine", "ray"], "give it with --out FOLDER"),
-        (["--engine", "ray", "--out", "rows.csv"], "give the name of a folder"),
+        (["--engine", "ray"], "write them with --out FOLDER"),
+        (["--engine", "ray", "--out", "rows.txt"], "the ending '.txt' is unknown"),
         (["--engine", "ray", "--out", "rows", "--contact-sheet", "s.png"], "--contact-sheet does not go with"),
         (["--engine", "dask", "--out", "rows"], "choose one of: local, ray"),
         (["--address", "auto"], "is of --engine ray"),

@@ -13,10 +13,13 @@ pytest.importorskip("torch")
 import torch
 
 import sosampler as so
-from sosampler.inference.network_step import NetworkStep
+from sosampler.errors import MissingDependency, VideoError
+from sosampler.inference.decode import DecodeStep, attempt
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.pipeline import Pipeline
-from sosampler.inference.steps import Failed, FramesStep, SelectStep, select_video, stand_in, tried, wherever
+from sosampler.inference.select import select_with
+from sosampler.integrations.ray.cluster import absolute
+from sosampler.integrations.ray.rows import NetworkStep, _row
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
 
@@ -47,15 +50,19 @@ def travelled(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
+def selected_row(video: str, options: SelectOptions) -> dict[str, Any]:
+    return without_timing(_row(video, attempt(video, lambda: select_with(video, options))))
+
+
 def without_timing(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "timing"}
 
 
 def test_a_rule_needs_one_step(videos: list[str]) -> None:
     options = SelectOptions(num_frames=4, threads=1, policy="uniform")
-    step = travelled(SelectStep(options))
+    step = travelled(DecodeStep(options))
     for video in videos:
-        assert without_timing(step(video)) == without_timing(select_video(video, options).to_dict())
+        assert without_timing(_row(video, step(video))) == selected_row(video, options)
 
 
 @pytest.mark.parametrize("on_short", ["repeat", "fewer", "error"])
@@ -64,12 +71,13 @@ def test_a_sampler_chooses_as_in_select(runs: Path, videos: list[str], on_short:
     options = SelectOptions(
         num_frames=5, num_candidates=candidates, policy=str(runs / "sampler"), on_short=on_short, threads=1
     )
-    offered = replace(options, policy=stand_in(options.rule), size=256)  # more than these videos have
-    frames = travelled(FramesStep(offered, choose=False, least_size=options.rule.least_size or 1))
-    network = travelled(NetworkStep(offered, sampler=str(runs / "sampler"), device="cpu"))
-    rows = network([travelled(frames(video)) for video in videos])
-    expected = [select_video(video, options).to_dict() for video in videos]
-    assert [without_timing(row) for row in rows] == [without_timing(row) for row in expected]
+    policy = options.resolved_policy
+    listed = replace(options.with_all_candidates(), size=256)  # more than these videos have
+    frames = travelled(DecodeStep(listed, choose=False, min_size=policy.min_size or 1))
+    arguments = {"num_frames": 5, "num_candidates": candidates, "on_short": on_short}
+    network = travelled(NetworkStep(policy.name, str(runs / "sampler"), arguments, device="cpu"))
+    rows = network([(video, travelled(frames(video))) for video in videos])
+    assert [without_timing(row) for row in rows] == [selected_row(video, options) for video in videos]
     too_short = 0 if on_short != "error" else 2 if candidates == 8 else 1
     assert sum("error" in row for row in rows) == 1 + too_short
 
@@ -78,13 +86,10 @@ def test_a_sampler_chooses_as_in_select(runs: Path, videos: list[str], on_short:
 def test_a_classifier_answers_as_in_a_pipeline(runs: Path, videos: list[str], chooser: str) -> None:
     given = str(runs / chooser) if "sampler" in chooser else chooser
     pipeline = Pipeline(given, runs / "classifier", num_candidates=8, num_frames=4, device="cpu", top=2)
-    learned = pipeline.policy.identity is not None
-    offered = replace(pipeline.options, policy=stand_in(pipeline.policy) if learned else given, threads=1)
-    frames = FramesStep(offered, choose=not learned, least_size=pipeline.policy.least_size or 1)
-    network = NetworkStep(
-        offered, sampler=given if learned else None, classifier=str(runs / "classifier"), device="cpu", top=2
-    )
-    rows = travelled(network)([travelled(frames(video)) for video in videos])
+    frames, _ = pipeline.decode_steps(1)
+    arguments = {**pipeline.arguments, "classifier": str(runs / "classifier")}
+    network = NetworkStep("named", arguments.pop("sampler"), arguments, with_classifier=True, device="cpu")
+    rows = travelled(network)([(video, travelled(frames(video))) for video in videos])
     for row, expected in zip(rows, pipeline(videos), strict=True):
         if isinstance(expected, Exception):
             assert row == {"video": videos[-1], "error": str(expected)}
@@ -93,7 +98,8 @@ def test_a_classifier_answers_as_in_a_pipeline(runs: Path, videos: list[str], ch
         assert row["label"] == told["label"]
         assert [each["label"] for each in row["top"]] == [each["label"] for each in told["top"]]
         assert row["probability"] == pytest.approx(told["probability"], abs=1e-5)
-        for key in ("video", "policy", "frame_indices", "pts_seconds", "notes", "metadata"):
+        assert row["selection"]["policy"] == "named"
+        for key in ("video", "frame_indices", "pts_seconds", "notes", "metadata"):
             assert row["selection"][key] == told["selection"][key]
 
 
@@ -104,17 +110,24 @@ def test_what_is_wrong_is_told_with_the_name() -> None:
 
         return work
 
-    assert tried("a.mp4", fails(so.InvalidArgument("a.mp4: too short"))) == Failed("a.mp4", "a.mp4: too short")
-    assert tried("a.mp4", fails(so.InvalidArgument("too short"))) == Failed("a.mp4", "a.mp4: too short")
-    full = tried("a.mp4", fails(MemoryError()))
-    assert isinstance(full, Failed)
-    assert "memory" in full.error
-    with pytest.raises(ZeroDivisionError):
-        tried("a.mp4", fails(ZeroDivisionError()))
+    named = so.InvalidArgument("a.mp4: too short")
+    assert attempt("a.mp4", fails(named)) is named
+    for error, text in (
+        (so.InvalidArgument("too short"), "a.mp4: too short"),
+        (MemoryError(), "a.mp4: does not fit into memory; ask for fewer or smaller frames"),
+        (PermissionError(13, "denied"), "a.mp4: cannot be read (denied); check its permissions"),
+        (ZeroDivisionError("odd"), "a.mp4: cannot be decoded (ZeroDivisionError: odd); the file may be damaged"),
+    ):
+        failure = attempt("a.mp4", fails(error))
+        assert isinstance(failure, (VideoError, so.InvalidArgument))
+        assert str(failure) == text
+        assert failure.__cause__ is error
+    with pytest.raises(MissingDependency):  # no other video would be spared
+        attempt("a.mp4", fails(MissingDependency("no torchcodec")))
 
 
 def test_a_name_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "saved").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert wherever("saved") == str(tmp_path / "saved")
-    assert wherever("resnet50") == "resnet50"
+    assert absolute("saved") == str(tmp_path / "saved")
+    assert absolute("resnet50") == "resnet50"

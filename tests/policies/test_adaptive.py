@@ -14,7 +14,7 @@ from sosampler.inference.options import SelectOptions
 from sosampler.policies.auto import (
     SHARE,
     SPREAD,
-    AutoFrames,
+    Auto,
     auto_of,
     chosen_mask,
     count_frames,
@@ -30,11 +30,11 @@ LOGITS = RNG.normal(0, 2, (VIDEOS, T, CLASSES))
 BELIEF = np.log(RNG.dirichlet(np.full(CLASSES, 0.5), VIDEOS))
 CONFIDENCES = RNG.uniform(0.01, 0.99, (VIDEOS, T))
 AUTOS = [
-    AutoFrames(),
-    AutoFrames(tolerance=0),
-    AutoFrames(least=3, most=5, tolerance=0.05),
-    AutoFrames(least=2, most=2),
-    AutoFrames(most=100, tolerance=0.3),
+    Auto(),
+    Auto(tolerance=0),
+    Auto(min=3, max=5, tolerance=0.05),
+    Auto(min=2, max=2),
+    Auto(max=100, tolerance=0.3),
 ]
 
 
@@ -69,8 +69,8 @@ def confidence_by_hand(scores: np.ndarray, confidences: np.ndarray) -> list[floa
     return found
 
 
-def count_by_hand(expected: list[float], auto: AutoFrames) -> int:
-    numbers = range(min(auto.least, len(expected)), min(auto.most, len(expected)) + 1)
+def count_by_hand(expected: list[float], auto: Auto) -> int:
+    numbers = range(min(auto.min, len(expected)), min(auto.max, len(expected)) + 1)
     best = max(expected[k - 1] for k in numbers)
     return next(k for k in numbers if expected[k - 1] >= best - auto.tolerance)
 
@@ -94,11 +94,11 @@ def test_confidence_is_what_loops_give() -> None:
 
 @pytest.mark.parametrize("auto", AUTOS)
 @pytest.mark.parametrize("kind", ["belief", "confidence"])
-def test_the_number_is_what_loops_give(kind: str, auto: AutoFrames) -> None:
+def test_the_number_is_what_loops_give(kind: str, auto: Auto) -> None:
     expected = of_kind(kind)
     counts = count_frames(expected, auto)
     assert counts.tolist() == [count_by_hand(list(row), auto) for row in expected]
-    assert len(set(counts.tolist())) > 1 or auto.least == auto.most, "a rule that never decides proves nothing"
+    assert len(set(counts.tolist())) > 1 or auto.min == auto.max, "a rule that never decides proves nothing"
 
 
 def of_kind(kind: str, rows: Any = slice(None), columns: Any = slice(None), mask: Any = None) -> np.ndarray:
@@ -114,7 +114,7 @@ def of_kind(kind: str, rows: Any = slice(None), columns: Any = slice(None), mask
 @pytest.mark.parametrize("kind", ["belief", "confidence"])
 def test_more_tolerance_never_takes_more(kind: str) -> None:
     expected = of_kind(kind)
-    counts = [count_frames(expected, AutoFrames(tolerance=one)) for one in (0, 0.01, 0.05, 0.2, 1)]
+    counts = [count_frames(expected, Auto(tolerance=one)) for one in (0, 0.01, 0.05, 0.2, 1)]
     assert all((more <= less).all() for less, more in pairwise(counts))
     assert (counts[0] > counts[-1]).any()
     assert (counts[-1] == 1).all()
@@ -122,10 +122,10 @@ def test_more_tolerance_never_takes_more(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["belief", "confidence"])
 @pytest.mark.parametrize("auto", AUTOS)
-def test_least_and_most_are_kept(kind: str, auto: AutoFrames) -> None:
+def test_least_and_most_are_kept(kind: str, auto: Auto) -> None:
     counts = count_frames(of_kind(kind), auto)
-    assert (counts >= auto.least).all()
-    assert (counts <= min(auto.most, T)).all()
+    assert (counts >= auto.min).all()
+    assert (counts <= min(auto.max, T)).all()
 
 
 @pytest.mark.parametrize("kind", ["belief", "confidence"])
@@ -166,7 +166,7 @@ def test_padding_changes_nothing(kind: str) -> None:
         expected = expected_by_belief(scores, logits, BELIEF, mask)
     else:
         expected = expected_by_confidence(scores, confidences, mask)
-    counts = count_frames(expected, AutoFrames(least=2, most=5))
+    counts = count_frames(expected, Auto(min=2, max=5))
     picked = chosen_mask(scores, counts, mask)
     assert not (picked & ~mask).any()
     assert (picked.sum(1) == counts).all()
@@ -174,7 +174,7 @@ def test_padding_changes_nothing(kind: str) -> None:
         short = of_kind(kind, rows=[row], columns=slice(count))
         np.testing.assert_allclose(expected[row, :count], short[0], rtol=1e-12)
         assert (expected[row, count:] == -np.inf).all()
-        assert counts[row] == count_frames(short, AutoFrames(least=2, most=5))[0]
+        assert counts[row] == count_frames(short, Auto(min=2, max=5))[0]
         assert min(2, count) <= counts[row] <= count
 
 
@@ -188,13 +188,13 @@ def test_a_sure_video_needs_one_frame_and_a_doubtful_one_more() -> None:
     logits = np.stack([np.tile(sure, (8, 1)), np.tile(doubtful, (8, 1))])
     belief = np.log([[0.98, 0.01, 0.01]] * 2)
     expected = expected_by_belief(np.zeros((2, 8)), logits, belief)
-    assert count_frames(expected, AutoFrames()).tolist() == [1, 8]
+    assert count_frames(expected, Auto()).tolist() == [1, 8]
 
 
 def test_a_frame_that_leads_astray_ends_it() -> None:
     logits = np.array([[[2.0, 0.0], [2.0, 0.0], [-6.0, 6.0], [-6.0, 6.0]]])
     expected = expected_by_belief([[4.0, 3.0, 2.0, 1.0]], logits, np.log([[0.9, 0.1]]))
-    assert count_frames(expected, AutoFrames(tolerance=0)).tolist() == [2]
+    assert count_frames(expected, Auto(tolerance=0)).tolist() == [2]
 
 
 # ---- what may be asked for
@@ -203,16 +203,16 @@ def test_a_frame_that_leads_astray_ends_it() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"least": 0}, "auto_min=0"),
-        ({"most": 0}, "auto_max=0"),
-        ({"least": 5, "most": 4}, "auto_min=5 is more than auto_max=4"),
+        ({"min": 0}, "auto_min=0"),
+        ({"max": 0}, "auto_max=0"),
+        ({"min": 5, "max": 4}, "auto_min=5 is more than auto_max=4"),
         ({"tolerance": -0.1}, "auto_tolerance=-0.1"),
         ({"tolerance": float("nan")}, "auto_tolerance=nan"),
     ],
 )
 def test_bad_bounds(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        AutoFrames(**options)
+        Auto(**options)
 
 
 def test_bounds_without_auto_are_refused() -> None:

@@ -27,7 +27,7 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.figures.curves import LEARNED, SYSTEM, looks_of_rows
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import select_with
-from sosampler.policies.auto import AutoFrames, count_frames, expected_by_belief, expected_by_confidence
+from sosampler.policies.auto import Auto, count_frames, expected_by_belief, expected_by_confidence
 from sosampler.policies.learned import expected_of
 from sosampler.policies.registry import get_policy
 from sosampler.report.run_report import write_run_report
@@ -69,7 +69,7 @@ def ranking() -> SOSampler:
     return scattered(seed=3, backbone=TINY, calibration=(0.8, -3.0)).freeze()
 
 
-def by_hand(sampler: SOSampler, frames: torch.Tensor, auto: AutoFrames) -> tuple[np.ndarray, list[int]]:
+def by_hand(sampler: SOSampler, frames: torch.Tensor, auto: Auto) -> tuple[np.ndarray, list[int]]:
     """What is expected of the k best of one video, and which are taken; torch's own scoring as the oracle."""
     said = sampler.look(frames[None])
     if said.class_logits is not None:
@@ -90,7 +90,7 @@ def test_select_takes_what_the_sampler_decides(make: Any, clip: Path) -> None:
     offered = so.select(clip, policy="all", num_candidates=12)
     numbers = set()
     for tolerance in (0.0, 0.02, 1.0):
-        auto = AutoFrames(least=1, most=6, tolerance=tolerance)
+        auto = Auto(min=1, max=6, tolerance=tolerance)
         expected, chosen = by_hand(sampler, offered.to_torch(), auto)
         found = so.select(
             clip, "auto", num_candidates=12, policy=sampler, auto_min=1, auto_max=6, auto_tolerance=tolerance
@@ -157,7 +157,7 @@ def test_many_videos_without_torch_the_same() -> None:
     theirs = expected_of(sampler, sampler.look(frames))
     ours = expected_of(light, light.look(frames.numpy()))
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
-    counts = [count_frames(expected, AutoFrames(tolerance=0.01)) for expected in (ours, theirs)]
+    counts = [count_frames(expected, Auto(tolerance=0.01)) for expected in (ours, theirs)]
     assert (counts[0] == counts[1]).mean() >= 0.95
     assert len(np.unique(counts[1])) > 2
 
@@ -176,7 +176,7 @@ def test_no_torch_is_imported(clip: Path) -> None:
 def test_all_candidates_are_offered_to_whoever_decides_later(clip: Path) -> None:
     for asked in ({"auto_max": 40}, {"num_candidates": 7, "auto_min": 2}, {"fps": 4.0}):
         options = SelectOptions(num_frames="auto", policy=believing(), **asked)
-        whole, chosen = select_with(clip, options.offering_all()), select_with(clip, options)
+        whole, chosen = select_with(clip, options.with_all_candidates()), select_with(clip, options)
         assert whole.frame_indices.tolist() == chosen.candidates.frame_indices.tolist()
 
 
@@ -230,7 +230,7 @@ class Dark:
     """A classifier by its protocol alone that remembers how long its clips were."""
 
     name, class_names = "dark", ("dark", "bright")
-    preprocessing = so.classifiers.Preprocessing(size=(32, 32), resize=32)
+    preprocessing = so.Preprocessing(size=(32, 32), resize=32)
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -298,7 +298,7 @@ def test_rows_of_an_evaluation(bank: Bank, logits: list[np.ndarray], make: Any) 
             for number, length in enumerate(LENGTHS):
                 offered = distinct(length, candidates)
                 frames = torch.from_numpy(bank[number].frames(offered)).permute(0, 3, 1, 2)
-                _, picked = by_hand(sampler, frames, AutoFrames(most=6, tolerance=tolerance))
+                _, picked = by_hand(sampler, frames, Auto(max=6, tolerance=tolerance))
                 slots = [offered[place] for place in picked]
                 assert [slot for slot in chosen[number].tolist() if slot >= 0] == slots
                 answer = softmax(logits[number][slots].mean(0))

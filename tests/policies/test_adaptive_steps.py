@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 
 import sosampler as so
-from sosampler.inference.network_step import NetworkStep
+from sosampler.inference.decode import DecodeStep
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.steps import FramesStep, stand_in
+from sosampler.integrations.ray.rows import NetworkStep
 from sosampler.video.synthetic import numbered_video
 from tests.policies.test_adaptive_samplers import Dark, believing
 
@@ -38,11 +37,11 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_steps_of_workers_decide_as_select_does(folder: Path, videos: list[str]) -> None:
     options = SelectOptions(policy=str(folder), size=128, threads=1, **ASKED)
-    offered = replace(options, policy=stand_in(options.rule))
-    first = FramesStep(offered, choose=False, least_size=options.rule.least_size or 1)
-    second = NetworkStep(offered, sampler=str(folder), device="cpu")
+    policy = options.resolved_policy
+    first = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+    second = NetworkStep(policy.name, str(folder), {"size": 128, **ASKED}, device="cpu")
     first, second = pickle.loads(pickle.dumps((first, second)))
-    rows = second([first(video) for video in videos[:6]])
+    rows = second([(video, first(video)) for video in videos[:6]])
     for video, row in zip(videos, rows, strict=False):
         alone = so.select(video, policy=str(folder), size=128, **ASKED).to_dict()
         assert row["frame_indices"] == alone["frame_indices"]
@@ -65,5 +64,5 @@ def test_many_videos_of_a_pipeline(folder: Path, videos: list[str]) -> None:
 
 
 def test_a_policy_that_cannot_decide_is_refused_before_it_travels() -> None:
-    with pytest.raises(so.InvalidArgument, match="not for the policy 'uniform'"):
-        SelectOptions(policy=stand_in(SelectOptions(policy="uniform").rule), **ASKED)
+    with pytest.raises(so.InvalidArgument, match="for the policy 'uniform'"):
+        SelectOptions(policy="uniform", **ASKED)

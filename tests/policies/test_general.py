@@ -19,8 +19,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 import sosampler as so
 from sosampler.errors import InvalidArgument
-from sosampler.policies.learned import CHOICE, FOLDER, general_order, general_sampler
-from sosampler.policies.registry import GENERAL_SIZE, get_policy, pool_size
+from sosampler.policies.base import choose_one, pool_size
+from sosampler.policies.learned import CHOICE, FOLDER, GENERAL_SIZE, general_order, general_sampler
+from sosampler.policies.registry import get_policy
 from sosampler.policies.visual import typical_order, typicality, unrest
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from sosampler.video.synthetic import numbered_video
@@ -197,7 +198,7 @@ class TestTheChoice:
             np.full_like(good[0], 255),
             good[3],
         ]
-        choice = get_policy("general").choose(len(frames), 4, np.stack(frames), 0)
+        choice = choose_one(get_policy("general"), len(frames), 4, np.stack(frames), seed=0)
         assert choice.positions.tolist() == [0, 2, 5, 7]
         assert choice.scores is not None
         assert choice.scores.shape == (8,)
@@ -222,9 +223,8 @@ class TestSelect:
 
     def test_pool_size_and_identity(self) -> None:
         policy = get_policy("general", device="cpu")
-        assert policy.default_candidates is pool_size
-        assert policy.identity is not None
-        assert policy.identity() == general_sampler().fingerprint()
+        assert policy.default_candidates(20) == pool_size(20)
+        assert policy.fingerprint() == general_sampler().fingerprint()
         with pytest.raises(InvalidArgument, match="onnxruntime"):
             get_policy("general", device="cuda")
 

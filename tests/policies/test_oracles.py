@@ -12,17 +12,17 @@ import torch
 
 from sosampler.errors import InvalidArgument
 from sosampler.policies import positional as rules
-from sosampler.policies.beam import beam_search
 from sosampler.policies.optimal import (
     OptimalChoice,
-    count_subsets,
+    beam_search,
     optimal_by_enumeration,
     optimal_mean_logits,
     optimal_pooled,
     subset_blocks,
     subsets,
 )
-from sosampler.policies.semi_optimal import label_confidence, log_confidence, max_confidence, semi_optimal, top_n
+from sosampler.policies.semi_optimal import label_confidence, log_confidence, max_confidence, semi_optimal
+from sosampler.samplers.ranking import top_n
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
 
@@ -132,7 +132,6 @@ class TestSubsets:
     def test_are_all_combinations_in_order_however_they_are_blocked(self, candidates: int, number: int) -> None:
         expected = [list(c) for c in itertools.combinations(range(candidates), number)]
         assert subsets(candidates, number).tolist() == expected
-        assert count_subsets(candidates, number) == len(expected)
         blocks = list(subset_blocks(candidates, number, block=7))
         assert max(map(len, blocks)) <= 7
         assert torch.cat(blocks).tolist() == expected
@@ -258,7 +257,7 @@ class TestBeam:
             mask = torch.ones(6, 8, dtype=torch.bool)
             mask[torch.arange(6), torch.arange(6)] = False
         exact = optimal_by_enumeration(classifier, 6, 8, number, mask=mask, block=11)
-        beam = beam_search(classifier, 6, 8, number, width=count_subsets(8, 4), mask=mask, swaps=False, block=13)
+        beam = beam_search(classifier, 6, 8, number, width=math.comb(8, 4), mask=mask, swaps=False, block=13)
         assert torch.equal(beam.positions, exact.positions)
         assert torch.allclose(beam.log_confidence, exact.log_confidence)
         assert beam.method == "beam"

@@ -22,10 +22,10 @@ import sosampler as so
 from sosampler.cli import main as command_line
 from sosampler.cli.export import export_command
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, WeightsError
-from sosampler.policies.semi_optimal import top_n
 from sosampler.samplers import export as module
 from sosampler.samplers.export import Exported, export_sampler, on_cpu
 from sosampler.samplers.openvino_file import OpenVinoModel
+from sosampler.samplers.ranking import top_n
 from sosampler.samplers.sosampler import SOSampler
 from tests.exported_samplers import NAMES, believing, believing_folder, scenes, shifted, shifted_onnx, shifted_program
 

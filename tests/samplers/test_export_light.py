@@ -204,10 +204,10 @@ def test_as_an_object_it_is_a_policy(clip: Path, light: OnnxSampler) -> None:
 
 def test_read_again_when_it_changes(folder: Path, clip: Path) -> None:
     policy = get_policy(folder, device="onnx")
-    assert policies._loaded_without_torch.cache_info().currsize
-    misses = policies._loaded_without_torch.cache_info().misses
+    assert policies._load_onnx.cache_info().currsize
+    misses = policies._load_onnx.cache_info().misses
     get_policy(folder, device="onnx")
-    assert policies._loaded_without_torch.cache_info().misses == misses
+    assert policies._load_onnx.cache_info().misses == misses
     (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:-100])
     with pytest.raises(WeightsError, match=r"model\.onnx: is not a network that onnxruntime can run"):
         get_policy(folder, device="onnx")

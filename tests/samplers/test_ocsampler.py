@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sosampler.errors import InvalidArgument
 from sosampler.policies.optimal import subsets
 from sosampler.policies.positional import uniform
-from sosampler.policies.semi_optimal import top_n
 from sosampler.samplers.ocsampler import ClipProbs, OCSamplerLoss, clip_reward, uniform_subset
+from sosampler.samplers.ranking import top_n
 from sosampler.samplers.recipe import BASELINES, LIKELIHOODS, REWARDS, OCSamplerSettings
 from sosampler.samplers.set_likelihood import entropy, plackett_luce_log_prob, set_log_prob
 

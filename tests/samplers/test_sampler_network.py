@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument, WeightsError
-from sosampler.policies.semi_optimal import top_n
 from sosampler.samplers import sosampler as module
 from sosampler.samplers.backbones import ShiftedBlock, create_backbone, temporal_shift
+from sosampler.samplers.ranking import top_n
 from sosampler.samplers.sosampler import SOSampler
 
 both = pytest.mark.parametrize("shift", [0, 10], ids=["plain", "shifted"])

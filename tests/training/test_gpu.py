@@ -15,10 +15,9 @@ from torch import Tensor, nn
 import sosampler as so
 from sosampler.bank.prepare import add_teacher
 from sosampler.evaluation.result import _flat
-from sosampler.policies.beam import beam_search
-from sosampler.policies.optimal import OptimalChoice, optimal_mean_logits, optimal_pooled
-from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
-from sosampler.policies.semi_optimal import log_confidence, semi_optimal, top_n
+from sosampler.policies.optimal import OptimalChoice, beam_search, optimal_mean_logits, optimal_pooled
+from sosampler.policies.semi_optimal import log_confidence, semi_optimal
+from sosampler.samplers.ranking import top_n
 from tests.banks import small_net
 from tests.taught_banks import random_logits, teach, write_bank
 
@@ -116,8 +115,6 @@ CHOICES: dict[str, Callable[..., Tensor | OptimalChoice]] = {
     "top_n": lambda at: top_n(at["scores"], 4, at["mask"]),
     "top_n without a mask": lambda at: top_n(at["scores"], 4),
     "semi-optimal": lambda at: semi_optimal(at["logits"].softmax(-1).amax(-1), 4, at["mask"]),
-    "mmr": lambda at: mmr(at["scores"], at["alike"], 4, mask=at["mask"]),
-    "dpp": lambda at: dpp(at["scores"], at["alike"], 4, mask=at["mask"]),
     "enumeration": lambda at: optimal_mean_logits(at["logits"], at["labels"], 4, mask=at["mask"]),
     "enumeration, sigmoid": lambda at: optimal_mean_logits(
         at["logits"], at["labels"], 4, mask=at["mask"], activation="sigmoid"
@@ -137,7 +134,7 @@ CHOICES: dict[str, Callable[..., Tensor | OptimalChoice]] = {
 
 
 def offered(device: str) -> dict[str, Tensor]:
-    """Scores with many ties, logits, labels, likeness; the same numbers on each device."""
+    """Scores with many ties, logits, labels; the same numbers on each device."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(0, 5, (6, 12), generator=generator).double() / 4
     logits = 3 * torch.randn(6, 12, 4, generator=generator, dtype=torch.float64)
@@ -145,8 +142,7 @@ def offered(device: str) -> dict[str, Tensor]:
     labels = torch.eye(4, dtype=torch.bool)[torch.tensor([0, 1, 2, 3, 0, 1])]
     labels[2, 0] = True
     mask = torch.arange(12) < COUNTS[:, None]
-    alike = gaussian_kernel(logits, median_bandwidth(logits, mask))
-    table = {"scores": scores, "logits": logits, "labels": labels, "mask": mask, "alike": alike}
+    table = {"scores": scores, "logits": logits, "labels": labels, "mask": mask}
     return {name: value.to(device) for name, value in (table | {"videos": torch.arange(6)[:, None, None]}).items()}
 
 
@@ -164,13 +160,6 @@ def test_policies_choose_the_same(name: str) -> None:
     assert found.device.type == "cuda"
     assert torch.equal(found.cpu(), expected)
     assert (found.cpu() < COUNTS[:, None]).all() or "without" in name
-
-
-def test_likeness_is_the_same() -> None:
-    here, there = offered("cpu"), offered("cuda")
-    width = median_bandwidth(there["logits"], there["mask"])
-    assert torch.allclose(width.cpu(), median_bandwidth(here["logits"], here["mask"]))
-    assert torch.allclose(gaussian_kernel(there["logits"], width).cpu(), here["alike"])
 
 
 # ---- evaluation

@@ -22,10 +22,10 @@ from sosampler.errors import InvalidArgument, LimitExceeded, SosamplerError, Vid
 from sosampler.policies.registry import describe_policies
 from sosampler.policies.score_rules import METHODS
 from sosampler.policies.visual import change_scores
-from sosampler.ui.choices import BEST, MOST_CANDIDATES, MOST_FRAMES, Offer, offer_of
-from sosampler.ui.look import Picture, look_at, uniform_strip
 from sosampler.ui.service import Service
-from sosampler.ui.videos import NotThere, TooLarge, Videos, clean_name, size_of
+from sosampler.ui.settings import BEST, MAX_CANDIDATES, MAX_FRAMES, Controls, make_controls
+from sosampler.ui.videos import NotFound, TooLarge, Videos, clean_name, size_of
+from sosampler.ui.view import Picture, uniform_strip, view_video
 from sosampler.video.limits import Limits
 from sosampler.video.synthetic import numbered_video, read_number
 
@@ -50,7 +50,7 @@ def pixels(url: str) -> np.ndarray:
 def service(tmp_path: Path) -> Service:
     folder = tmp_path / "uploads"
     folder.mkdir()
-    return Service(Offer(), folder, max_upload=10_000_000, max_videos=5)
+    return Service(Controls(), folder, max_upload=10_000_000, max_videos=5)
 
 
 ASKED: list[dict[str, Any]] = [
@@ -145,7 +145,7 @@ def test_downloads(service: Service, clip_bytes: bytes) -> None:
             assert found == expected
             assert all(f"frame{number:06d}" in name for number, name in zip(expected, names, strict=True))
     for wrong in ([], ["no-such"], [*results, "no-such"]):
-        with pytest.raises(NotThere, match="choose them again"):
+        with pytest.raises(NotFound, match="choose them again"):
             service.selections(wrong)
 
 
@@ -156,9 +156,9 @@ def test_what_is_removed_is_gone(service: Service, clip_bytes: bytes, clip: Path
     service.remove(key)
     assert list(service.videos.folder.iterdir()) == []
     for ask in (lambda: service.select(key, {}), lambda: service.remove(key), lambda: service.selections([result])):
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             ask()
-    (own,) = service.add_own([clip])
+    (own,) = service.add_file([clip])
     assert service.about()["videos"] == [own.to_dict()]
     service.remove(own.id)
     assert clip.exists()  # the user's own file
@@ -236,8 +236,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"num_frames": 0}, "num_frames=0"),
     ({"num_frames": None}, "num_frames=None"),
     ({"num_frames": 2.5}, "num_frames=2.5"),
-    ({"num_frames": MOST_FRAMES + 1}, f"at most {MOST_FRAMES}"),
-    ({"num_candidates": MOST_CANDIDATES + 1}, f"at most {MOST_CANDIDATES}"),
+    ({"num_frames": MAX_FRAMES + 1}, f"at most {MAX_FRAMES}"),
+    ({"num_candidates": MAX_CANDIDATES + 1}, f"at most {MAX_CANDIDATES}"),
     ({"num_frames": 9, "num_candidates": 4}, "num_frames=9 is more than num_candidates=4"),
     ({"policy": "best"}, "policy='best' is unknown"),
     ({"policy": "/etc"}, "policy='/etc' is unknown"),
@@ -258,15 +258,15 @@ def test_wrong_settings_are_told(service: Service, clip_bytes: bytes, given: Any
 
 
 def test_the_controls_offer_all_there_is(service: Service) -> None:
-    offered = service.offer.to_dict()
+    offered = service.controls.to_dict()
     assert [one["name"] for one in offered["policies"]] == so.list_policies()
     assert [one["says"] for one in offered["policies"]] == list(describe_policies().values())
     assert [one["name"] for one in offered["diversities"]] == [BEST, *METHODS]
     assert all(one["says"] for one in offered["diversities"] + offered["modes"])
-    service.offer.options(service.offer.settings({}))  # a fresh page is in order
+    service.controls.options(service.controls.settings({}))  # a fresh page is in order
     for one in offered["policies"]:
         for method in METHODS if one["diversity"] else (BEST,):
-            service.offer.options(service.offer.settings({"policy": one["name"], "diversity": method}))
+            service.controls.options(service.controls.settings({"policy": one["name"], "diversity": method}))
 
 
 def test_a_trained_sampler_is_offered_first(tmp_path: Path, clip_bytes: bytes) -> None:
@@ -274,37 +274,37 @@ def test_a_trained_sampler_is_offered_first(tmp_path: Path, clip_bytes: bytes) -
     for place in ("a", "b"):
         sampler = so.SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32)
         sampler.save_pretrained(tmp_path / place / "first")
-    offer = offer_of([tmp_path / "a/first", tmp_path / "b/first"], device="cpu")
-    assert offer.policies[:2] == ["first", "first (2)"]
-    assert offer.first.policy == "first"
-    assert str(tmp_path) not in json.dumps(offer.to_dict())
+    controls = make_controls([tmp_path / "a/first", tmp_path / "b/first"], device="cpu")
+    assert controls.policies[:2] == ["first", "first (2)"]
+    assert controls.first.policy == "first"
+    assert str(tmp_path) not in json.dumps(controls.to_dict())
     (tmp_path / "uploads").mkdir()
-    service = Service(offer, tmp_path / "uploads", max_upload=10_000_000, max_videos=5)
+    service = Service(controls, tmp_path / "uploads", max_upload=10_000_000, max_videos=5)
     shown = service.select(upload(service, clip_bytes), {"num_frames": 3, "diversity": "nms"})
     expected = so.select(clip_bytes, 3, policy=f"{tmp_path / 'a/first'}+nms")
     assert [one["frame"] for one in shown["chosen"]["pictures"]] == expected.frame_indices.tolist()
     assert shown["chosen"]["policy"] == "first+nms"
     assert str(tmp_path) not in json.dumps(service.selections([shown["result"]]))
     with pytest.raises(SosamplerError, match="holds no sampler"):
-        offer_of([tmp_path])
+        make_controls([tmp_path])
 
 
 def test_uniform_is_decoded_once_while_policies_are_tried(
     clip: Path, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sosampler.ui import look
+    from sosampler.ui import view as view_module
 
     first = uniform_strip(clip, 4)
     asked: list[str] = []
-    select_with = look.select_with
+    select_with = view_module.select_with
 
     def spy(video: Any, options: Any) -> Any:
-        asked.append(options.rule.name)
+        asked.append(options.resolved_policy.name)
         return select_with(video, options)
 
-    monkeypatch.setattr(look, "select_with", spy)
-    offer = Offer()
-    view, _ = look_at(clip, offer.options(offer.settings({"num_frames": 4})))
+    monkeypatch.setattr(view_module, "select_with", spy)
+    controls = Controls()
+    view, _ = view_video(clip, controls.options(controls.settings({"num_frames": 4})))
     assert asked == ["general"]
     assert view.uniform == first
     clip.write_bytes(numbered_video(num_frames=40))  # another film under the same name
@@ -312,7 +312,7 @@ def test_uniform_is_decoded_once_while_policies_are_tried(
 
 
 def test_scores_that_are_no_numbers_do_not_break_the_page() -> None:
-    from sosampler.ui.look import _plain
+    from sosampler.ui.view import _plain
 
     assert _plain(np.array([0.5, np.nan, np.inf], dtype=np.float32)) == (0.5, None, None)
     assert Picture(1, 0.5, "0:00.5", None, "").score is None

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import sosampler as so
-from sosampler.ui.choices import Offer
 from sosampler.ui.server import Server
 from sosampler.ui.service import Service
+from sosampler.ui.settings import Controls
 from sosampler.video.synthetic import numbered_video
 from tests.report.test_browser_report import browser  # noqa: F401
 
@@ -26,7 +26,7 @@ HOSTILE = "<img src=x onerror=\"document.title='broken'\">${1+1}{{2}}.mp4"
 def server(tmp_path: Path) -> Iterator[Server]:
     folder = tmp_path / "uploads"
     folder.mkdir()
-    with Server(Service(Offer(), folder, max_upload=300_000, max_videos=5)) as made:
+    with Server(Service(Controls(), folder, max_upload=300_000, max_videos=5)) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield made
@@ -224,7 +224,7 @@ def test_it_follows_the_reader_into_the_dark(browser: Any, opened: Opened, serve
 
 @pytest.mark.parametrize("width", [380, 800, 1280])
 def test_nothing_sticks_out(browser: Any, server: Server, clip: Path, width: int) -> None:
-    server.service.add_own([clip])
+    server.service.add_file([clip])
     found = Opened(browser, server, viewport={"width": width, "height": 800})
     found.shown(8)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -20,9 +20,9 @@ from urllib.request import urlopen
 import pytest
 
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.ui.choices import Offer
 from sosampler.ui.server import Server, serve
 from sosampler.ui.service import Service
+from sosampler.ui.settings import Controls
 
 ROOT = Path(__file__).parents[2]
 # As `sosampler ui` runs it.
@@ -33,7 +33,7 @@ COMMAND = "import sys, typer\nfrom sosampler.cli.ui import ui_command\ntyper.run
 def server(tmp_path: Path) -> Iterator[Server]:
     folder = tmp_path / "uploads"
     folder.mkdir()
-    service = Service(Offer(), folder, max_upload=1_000_000, max_videos=3)
+    service = Service(Controls(), folder, max_upload=1_000_000, max_videos=3)
     with Server(service) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -122,7 +122,7 @@ def test_an_upload_that_is_too_large_is_refused_unread(server: Server) -> None:
 
 
 def test_one_video_too_many_is_told_to_a_browser_that_is_sending(server: Server, clip: Path) -> None:
-    server.service.add_own([clip] * 3)
+    server.service.add_file([clip] * 3)
     told = error_of(ask(server, "POST", "/videos", bytes(900_000), X_Name="a.mp4"), 413)
     assert "3 videos are on the page" in told
 

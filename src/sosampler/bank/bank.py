@@ -25,7 +25,6 @@ from sosampler.bank.format import (
     OpenShards,
     StoredVideo,
     checked_index,
-    positions_of,
     read_failures,
     read_head,
     rows_of,
@@ -43,7 +42,7 @@ from sosampler.bank.outputs import (
 from sosampler.datasets.manifest import Item
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.video.candidates import stratified_positions, uniform_positions
+from sosampler.video.candidates import positions_of, stratified_positions, uniform_positions
 from sosampler.video.limits import Size, check_size, target_size
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices, Seconds

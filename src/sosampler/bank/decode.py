@@ -19,9 +19,8 @@ from sosampler._util.validation import real_number, whole_number
 from sosampler._util.workers import ProcessEnded, ask, clear, code_of, parent_pipes, start_process
 from sosampler.bank.format import Failure, StoredVideo
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.candidates import offer
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.select import capped_size
+from sosampler.inference.select import fit_size, list_candidates
 from sosampler.video.limits import Limits, Size, check_size
 from sosampler.video.reader import Frames, VideoMetadata, VideoReader
 from sosampler.video.source import open_video
@@ -117,7 +116,7 @@ def decode_video(task: DecodeTask) -> StoredVideo:
                 "allowed for one video; lower fps, or cut the video with start and end"
             )
         options = settings.options(start=task.start, end=task.end, video_id=task.video_id)
-        wanted = np.unique(offer(reader, options, notes).frame_indices)
+        wanted = np.unique(list_candidates(reader, options, notes).frame_indices)
         if len(wanted) > MAX_FRAMES_A_VIDEO:
             raise VideoError(
                 f"{task.path}: fps={settings.fps:g} gives {len(wanted)} frames, over the {MAX_FRAMES_A_VIDEO} that a "
@@ -150,7 +149,7 @@ def _encoded(
     reader: VideoReader, wanted: np.ndarray, settings: FrameSettings, notes: list[str]
 ) -> tuple[list[bytes], np.ndarray, np.ndarray]:
     """JPEGs, true frame numbers and times, a few pictures at a time."""
-    size = capped_size(settings.size, reader.metadata)  # the rest would only cost room
+    size = fit_size(settings.size, reader.metadata)  # the rest would only cost room
     jpegs: list[bytes] = []
     frame_indices: list[np.ndarray] = []
     pts_seconds: list[np.ndarray] = []

@@ -32,6 +32,7 @@ from sosampler._util.files import replacing
 from sosampler._util.validation import whole_number
 from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+from sosampler.video.candidates import positions_of
 from sosampler.video.timeline import Indices, Seconds
 
 KIND, VERSION = "sosampler bank", 1
@@ -69,12 +70,6 @@ class StoredVideo:
     def positions(self) -> NDArray[np.float32]:
         """[T] in 0..1: the share of the video that is over when each frame is shown."""
         return positions_of(self.pts_seconds, self.start_seconds, self.duration)
-
-
-def positions_of(pts_seconds: Seconds, start_seconds: float, duration: float) -> NDArray[np.float32]:
-    if duration <= 0:
-        return np.zeros(len(pts_seconds), dtype=np.float32)
-    return np.clip((pts_seconds - start_seconds) / duration, 0, 1).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import DecodePool, DecodeTask, FrameSettings
@@ -45,19 +46,6 @@ if TYPE_CHECKING:
 
 
 Row = tuple[str, StoredVideo]
-
-
-@dataclass
-class Progress:
-    """How far a run is; given to `on_progress` after each video."""
-
-    total: int
-    done: int = 0  # videos, failed ones and those of earlier runs included
-    failed: int = 0  # seen in this run
-    before: int = 0  # videos that an earlier run had done already
-
-
-OnProgress = Callable[[Progress], None]
 
 
 @dataclass

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from sosampler._util.validation import real_number, true_or_false, whole_number
 from sosampler.baselines.base import System, SystemOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import log_label_confidence
+from sosampler.samplers.ranking import log_label_confidence
 
 _WAVES = 4  # sine and cosine of 1/2, 1, 2 and 4 periods a video
 _SMALLEST = 1e-12  # probabilities are clamped here before a logarithm

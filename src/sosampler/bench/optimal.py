@@ -124,7 +124,7 @@ def by_beam(logits: Tensor, labels: Tensor, num_frames: int) -> Tensor:
     """Log confidence [V] of what a narrow beam search without exchanges finds, video by video."""
     import torch
 
-    from sosampler.policies.beam import beam_search
+    from sosampler.policies.optimal import beam_search
     from sosampler.policies.semi_optimal import log_confidence
 
     best = []

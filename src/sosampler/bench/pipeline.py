@@ -251,7 +251,7 @@ def _labels(sampler: Any, classifier: Any) -> dict[str, Label]:
     options = SelectOptions(policy=sampler, num_frames=NUM_FRAMES, threads=1, **_choosing(size))
 
     def plain(path: Path) -> int:
-        chosen = select_with(path, options, no_larger=True)
+        chosen = select_with(path, options, enlarge=False)
         return int(classifier.clip_probs(chosen.to_torch()[None])[0].argmax())
 
     def uniform(ask: Callable[[Any], Any], threads: int) -> Label:
@@ -411,13 +411,13 @@ def _workers(videos: list[Path], sampler: Any, classifier: Any, count: int, roun
 
 def _decode(paths: Sequence[Path], workers: int) -> float:
     """Seconds for all candidates of all videos, by processes that have been at work before."""
-    from sosampler.inference.decode import FramePool, FrameTask
+    from sosampler.inference.decode import DecodeStep, FramePool, FrameTask
     from sosampler.inference.options import SelectOptions
 
-    options = SelectOptions(policy="all", threads=1, **_choosing(256))
+    step = DecodeStep(SelectOptions(policy="all", threads=1, **_choosing(256)), choose=False)
 
     def tasks(some: Sequence[Path]) -> Iterator[FrameTask]:
-        return (FrameTask(path, options, choose=False) for path in some)
+        return (FrameTask(path, step) for path in some)
 
     with FramePool(workers, processes=True, ahead=2 * workers + 2, held=1) as pool:
         for one in pool.decoded(tasks(paths[: 4 * workers])):

@@ -55,9 +55,9 @@ def subset_command(
     """Copy some of the videos into a smaller bank, for carrying elsewhere."""
     from sosampler.bank.inspect import bank_info
     from sosampler.bank.subset import subset
-    from sosampler.cli.options import telling
+    from sosampler.cli.options import show_progress
 
-    with telling("copying") as on_progress:
+    with show_progress("copying") as on_progress:
         subset(
             bank,
             out,

@@ -11,7 +11,7 @@ import typer
 
 from sosampler.cli.options import AutoMax, AutoMin
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
+from sosampler.policies import AUTO, DEFAULT_TOLERANCE
 
 
 def evaluate_command(
@@ -20,11 +20,11 @@ def evaluate_command(
         str | None,
         typer.Option(
             "--policies",
-            help="By commas: uniform, random, centre, frameexit, all, frame-difference, difference-peaks, "
+            help="By commas: uniform, random, centre, frameexit, all, keyframe, frame-difference, difference-peaks, "
             "farthest-first, dpp, general; the oracles semi-optimal, semi-optimal-max, optimal; folders of samplers, "
-            "also as NAME=FOLDER. +mmr or +dpp behind semi-optimal, semi-optimal-max or a folder minds redundancy; "
-            "+aks, +its or +nms, also behind frame-difference, spreads the choice in time. Folders of trained systems "
-            "too: FOLDER@VALUE turns their dial, FOLDER@all tries all its values.  "
+            "also as NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a folder or a policy with scores avoids redundant "
+            "frames; +aks, +its or +nms spreads the choice in time. Folders of trained baselines too: "
+            "FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
             "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]",
         ),
     ] = None,
@@ -90,10 +90,10 @@ def evaluate_command(
         _check_folder("--run", run)
 
     from sosampler import evaluate  # says how to install what it needs
-    from sosampler.cli.options import telling
+    from sosampler.cli.options import show_progress
 
     given: dict[str, Any] = {"policies": asked} if asked else {}
-    with telling("looking") as on_progress:
+    with show_progress("looking") as on_progress:
         found = evaluate(
             bank,
             **given,

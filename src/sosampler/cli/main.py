@@ -1,11 +1,12 @@
-"""Entry point. Nothing heavy is imported here: `sosampler --help` must answer at once."""
+"""Entry point. Nothing heavy is imported here: `sosampler --help` must be fast."""
 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from sosampler import __version__
 from sosampler.cli import (
@@ -29,9 +30,24 @@ from sosampler.cli import (
 from sosampler.cli import export as quantize
 from sosampler.errors import SosamplerError, first_line
 
+
+class _Group(TyperGroup):
+    """Prints each command's whole summary, over several lines where it is long, instead of cutting it off."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [
+            (name, command.get_short_help_str(limit=1000))
+            for name, command in self.commands.items()
+            if not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 # Plain help text: importing rich for its boxes takes longer than everything else together.
 app = typer.Typer(
     name="sosampler",
+    cls=_Group,
     help="Pick the few frames of a video that matter.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -93,8 +109,8 @@ def main() -> None:
         _end(str(error))
     except OSError as error:
         if error.filename is None:
-            raise  # no file is at fault, so it is ours
-        _end(f"{error.filename}: {error.strerror}; give a place that can be read and written")
+            raise  # no file of the user is involved: a bug
+        _end(f"{error.filename}: {error.strerror}; give a path that can be read and written")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -110,7 +126,7 @@ def main() -> None:
 
 
 def _gpu_is_full(error: RuntimeError) -> bool:
-    torch = sys.modules.get("torch")  # whoever raised it has imported it
+    torch = sys.modules.get("torch")  # imported where the error comes from
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 

@@ -74,7 +74,7 @@ def prepare_command(
     """Decode the videos of a data set once and ask a classifier about each frame once. Exit code 1 if some failed."""
     from sosampler.bank.inspect import bank_info
     from sosampler.bank.prepare import prepare
-    from sosampler.cli.options import telling
+    from sosampler.cli.options import show_progress
     from sosampler.video.limits import Limits
 
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
@@ -103,11 +103,11 @@ def prepare_command(
         found = _settings(classifier, option or [], **of_classifier, device=device)
         teacher = None if found is None else Teacher(found[0], found[1], **asked_how)
         wide = RaySettings(address, decoders=workers)
-        with telling("preparing") as tell:
+        with show_progress("preparing") as tell:
             bank = prepare_on_ray(manifest, teacher, out, settings=wide, device=device, on_progress=tell, **of_frames)
     else:
         asked = _classifier(classifier, option or [], **of_classifier, device=device)
-        with telling("preparing") as tell:
+        with show_progress("preparing") as tell:
             bank = prepare(manifest, asked, out, workers=workers, on_progress=tell, **asked_how, **of_frames)
     failures = bank.failures
     if json_output:

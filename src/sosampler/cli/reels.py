@@ -63,7 +63,7 @@ def reels_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make untrimmed videos with labels out of pictures: shots of a class among shots of something else."""
-    from sosampler.cli.options import telling
+    from sosampler.cli.options import show_progress
     from sosampler.datasets.manifest import Manifest
     from sosampler.reels.make import default_counts, make_reels
 
@@ -79,7 +79,7 @@ def reels_command(
     }
     counts = {"train": count_train, "dev": count_dev, "test": count_test}
     given = {split: count for split, count in counts.items() if count is not None}
-    with telling("making reels") as on_progress:
+    with show_progress("making reels") as on_progress:
         made = make_reels(
             pictures,
             out,

@@ -16,19 +16,19 @@ import typer
 def ui_command(
     videos: Annotated[
         list[str] | None,
-        typer.Argument(help="Videos to begin with: files, folders or patterns. They are read where they are."),
+        typer.Argument(help="Videos to begin with: files, folders or patterns. They are not copied."),
     ] = None,
     sampler: Annotated[
         list[Path] | None,
-        typer.Option("--sampler", help="A trained sampler's folder to offer; may come several times."),
+        typer.Option("--sampler", "-s", help="Folder of a trained sampler to show; may be given several times."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Of trained samplers: cpu, cuda, ...; default: the GPU if there is one."),
+        typer.Option("--device", help="Of trained samplers: cpu, cuda, ...  [default: the GPU if there is one]"),
     ] = None,
     host: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on. Another one opens the page to everybody who reaches it."),
+        typer.Option("--host", help="Address to listen on. Another one opens the page to everyone who reaches it."),
     ] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option("--port", help="0: any free one.  [default: 7860, or the next free one]")
@@ -43,14 +43,14 @@ def ui_command(
     browser: Annotated[bool, typer.Option("--browser", help="Open the page in the browser.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the address.")] = False,
 ) -> None:
-    """Choose frames on a web page: drop videos, compare with uniform sampling, take frames and JSON along.
+    """Choose frames on a web page: drop videos, compare with uniform sampling, download frames and JSON.
 
-    The page is this machine's own: it works without a network, and nothing is sent anywhere.
+    The page is served by this machine: it works offline, and nothing is sent anywhere.
     """
     from sosampler._util.validation import whole_number
-    from sosampler.ui.choices import offer_of
     from sosampler.ui.server import is_local, serve
     from sosampler.ui.service import Service
+    from sosampler.ui.settings import make_controls
     from sosampler.ui.videos import size_of
     from sosampler.video.discover import expand
     from sosampler.video.limits import Limits
@@ -58,17 +58,17 @@ def ui_command(
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     whole_number("--max-videos", max_videos)
-    most = size_of(max_upload)
-    offer = offer_of(sampler or [], device=device, limits=limits)
+    largest = size_of(max_upload)
+    controls = make_controls(sampler or [], device=device, limits=limits)
     with tempfile.TemporaryDirectory(prefix="sosampler-ui-", ignore_cleanup_errors=True) as folder, _ended_by_signals():
-        service = Service(offer, Path(folder), max_upload=most, max_videos=max_videos)
-        service.add_own(expand(videos or []))
+        service = Service(controls, Path(folder), max_upload=largest, max_videos=max_videos)
+        service.add_file(expand(videos or []))
         with serve(service, host, port) as server:
             if json_output:
                 typer.echo(json.dumps({"url": server.url}))
             typer.echo(f"sosampler: the page is at {server.url} until Ctrl-C", err=True)
             if not is_local(host):
-                typer.echo("sosampler: everybody who can reach this machine can see the page and its videos", err=True)
+                typer.echo("sosampler: everyone who can reach this machine can see the page and its videos", err=True)
             if browser:
                 import webbrowser
 
@@ -81,7 +81,7 @@ def ui_command(
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """A polite kill is the same as Ctrl-C, so that uploads are removed then too."""
+    """Handle SIGTERM as Ctrl-C, so that uploads are removed then too."""
 
     def interrupt(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt

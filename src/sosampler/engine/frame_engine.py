@@ -19,8 +19,8 @@ from sosampler.engine.inputs import channels_first
 from sosampler.engine.int8 import check_frame_by_frame, int8_classifier
 from sosampler.engine.networks import TorchClassifier, TorchFeatures, can_be_fused, heads_of, judged
 from sosampler.errors import InvalidArgument, WeightsError
-from sosampler.policies.semi_optimal import top_n
 from sosampler.samplers.backbones import MOBILENET
+from sosampler.samplers.ranking import top_n
 from sosampler.samplers.sosampler import SOSampler
 
 BACKENDS = ("torch", "openvino", "onnxruntime")

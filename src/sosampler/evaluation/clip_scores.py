@@ -1,7 +1,8 @@
-"""What the classifier says about chosen clips: from kept features where it pools them, else by asking it."""
+"""Probabilities of chosen clips: pooled from stored features where the classifier allows it, else by running it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -15,22 +16,23 @@ from sosampler.bank.annotate import views_of
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.outputs import activate
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.batches import CandidateView
+from sosampler.evaluation.batches import TeacherBatch
 from sosampler.policies.optimal import (
     DEFAULT_MAX_SUBSETS,
     OptimalChoice,
-    count_subsets,
+    beam_search,
     optimal_by_enumeration,
     optimal_mean_logits,
     optimal_pooled,
 )
-from sosampler.policies.semi_optimal import SMALLEST_PROBABILITY, log_label_confidence
+from sosampler.policies.semi_optimal import SMALLEST_PROBABILITY
+from sosampler.samplers.ranking import log_label_confidence
 
 # Numbers of features that are gathered at once (256 MiB of float32), and frames that a classifier is handed at once.
-_NUMBERS_AT_ONCE = 1 << 26
-_FRAMES_AT_ONCE = 512
+_MAX_NUMBERS = 1 << 26
+_MAX_FRAMES = 512
 # Subsets of one video that are judged unasked, and those that a classifier which must be run is always asked about.
-_MAX_ASKED = 1000
+_MAX_CLIPS = 1000
 
 
 class Clips(Protocol):
@@ -38,11 +40,11 @@ class Clips(Protocol):
 
     needs_frames: bool
 
-    def frame_log_probs(self, view: CandidateView) -> Tensor:
+    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
         """Log probabilities of each frame as a clip of one, float64 [B, T, C]."""
         ...
 
-    def probs(self, view: CandidateView, positions: Tensor) -> Tensor:
+    def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Probabilities float32 [B, C] of the clips of the candidates at `positions` [B, N]."""
         ...
 
@@ -50,7 +52,7 @@ class Clips(Protocol):
         """Whether the optimal policy is cheap enough to be computed unasked, to measure others against it."""
         ...
 
-    def optimal(self, view: CandidateView, num_frames: int, beam_width: int) -> OptimalChoice: ...
+    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice: ...
 
 
 class MeanClips:
@@ -61,17 +63,19 @@ class MeanClips:
     def __init__(self, activation: str) -> None:
         self.activation = activation
 
-    def frame_log_probs(self, view: CandidateView) -> Tensor:
-        return log_probabilities(_features(view), self.activation)
+    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
+        return log_probabilities(_features(batch), self.activation)
 
-    def probs(self, view: CandidateView, positions: Tensor) -> Tensor:
-        return _in_parts(view, positions, lambda features: activate(features.mean(-2), self.activation))
+    def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        return _in_parts(batch, positions, lambda features: activate(features.mean(-2), self.activation))
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        return count_subsets(num_candidates, num_frames) <= _MAX_ASKED
+        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
 
-    def optimal(self, view: CandidateView, num_frames: int, beam_width: int) -> OptimalChoice:
-        return optimal_mean_logits(_features(view), view.labels, num_frames, activation=self.activation, mask=view.real)
+    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
+        return optimal_mean_logits(
+            _features(batch), batch.labels, num_frames, activation=self.activation, mask=batch.real
+        )
 
 
 class PooledClips:
@@ -89,43 +93,41 @@ class PooledClips:
         logits: Tensor = self.classifier.pool_logits(features.to(self.classifier.device))
         return logits.double().to(features.device)
 
-    def frame_log_probs(self, view: CandidateView) -> Tensor:
-        features = _features(view).unsqueeze(-2)  # [B, T, 1, D], each frame a clip of one
-        at_once = max(1, _NUMBERS_AT_ONCE // (features.shape[1] * features.shape[3]))
-        return torch.cat(
-            [log_probabilities(self._pool_logits(part), self.activation) for part in features.split(at_once)]
-        )
+    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
+        features = _features(batch).unsqueeze(-2)  # [B, T, 1, D], each frame a clip of one
+        size = max(1, _MAX_NUMBERS // (features.shape[1] * features.shape[3]))
+        return torch.cat([log_probabilities(self._pool_logits(part), self.activation) for part in features.split(size)])
 
-    def probs(self, view: CandidateView, positions: Tensor) -> Tensor:
-        return _in_parts(view, positions, lambda features: self.classifier.pool(features).to(features.device))
+    def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        return _in_parts(batch, positions, lambda features: self.classifier.pool(features).to(features.device))
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        return count_subsets(num_candidates, num_frames) <= _MAX_ASKED
+        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
 
-    def optimal(self, view: CandidateView, num_frames: int, beam_width: int) -> OptimalChoice:
-        if count_subsets(view.num_candidates, num_frames) <= DEFAULT_MAX_SUBSETS:
+    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
+        if math.comb(batch.num_candidates, num_frames) <= DEFAULT_MAX_SUBSETS:
             return optimal_pooled(
-                _features(view),
-                view.labels,
+                _features(batch),
+                batch.labels,
                 num_frames,
                 pool_logits=self._pool_logits,
                 activation=self.activation,
-                mask=view.real,
+                mask=batch.real,
             )
-        return _beam(self._clip_log_confidence, view, num_frames, beam_width)
+        return _beam(self._clip_log_confidence, batch, num_frames, beam_width)
 
-    def _clip_log_confidence(self, view: CandidateView, positions: Tensor) -> Tensor:
+    def _clip_log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Of the clips at positions [B, K, n]: [B, K]."""
-        features, videos = _features(view), torch.arange(len(view), device=view.mask.device)[:, None]
-        at_once = max(1, _NUMBERS_AT_ONCE // (len(view) * positions.shape[2] * features.shape[2]))
+        features, videos = _features(batch), torch.arange(len(batch), device=batch.mask.device)[:, None]
+        size = max(1, _MAX_NUMBERS // (len(batch) * positions.shape[2] * features.shape[2]))
         parts = []
-        for part in positions.split(at_once, dim=1):  # [B, k, n]
+        for part in positions.split(size, dim=1):  # [B, k, n]
             logits = self._pool_logits(features[videos[..., None], part])
-            parts.append(log_label_confidence(log_probabilities(logits, self.activation), view.labels))
+            parts.append(log_label_confidence(log_probabilities(logits, self.activation), batch.labels))
         return torch.cat(parts, dim=1)
 
 
-class AskedClips:
+class ClassifiedClips:
     """A classifier that has to see the frames of each clip. What it said about a clip is remembered."""
 
     needs_frames = True
@@ -133,66 +135,63 @@ class AskedClips:
     def __init__(self, classifier: Any, views: int) -> None:
         self.classifier, self.views = classifier, views
 
-    def frame_log_probs(self, view: CandidateView) -> Tensor:
+    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
         # Banks keep probabilities in float16, in which the frames of a sure classifier are all alike; so it is asked.
-        alone = torch.arange(view.num_candidates)[None, :, None].expand(len(view), -1, 1)
-        return self._log_probs(view, alone)
+        alone = torch.arange(batch.num_candidates)[None, :, None].expand(len(batch), -1, 1)
+        return self._log_probs(batch, alone)
 
-    def probs(self, view: CandidateView, positions: Tensor) -> Tensor:
-        return torch.from_numpy(self._answers(view, positions[:, None])[:, 0]).to(positions.device)
+    def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        return torch.from_numpy(self._clip_probs(batch, positions[:, None])[:, 0]).to(positions.device)
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
         return False
 
-    def optimal(self, view: CandidateView, num_frames: int, beam_width: int) -> OptimalChoice:
+    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
         # A beam asks about this many sets at most: at each size, so many sets times so many frames to add.
-        asked_by_beam = beam_width * view.num_candidates * num_frames
-        if count_subsets(view.num_candidates, num_frames) <= max(_MAX_ASKED, asked_by_beam):
+        beam_clips = beam_width * batch.num_candidates * num_frames
+        if math.comb(batch.num_candidates, num_frames) <= max(_MAX_CLIPS, beam_clips):
             return optimal_by_enumeration(
-                partial(self._clip_log_confidence, view),
-                len(view),
-                view.num_candidates,
+                partial(self._clip_log_confidence, batch),
+                len(batch),
+                batch.num_candidates,
                 num_frames,
-                mask=view.real,
-                device=view.mask.device,
-                max_subsets=max(_MAX_ASKED, asked_by_beam),
+                mask=batch.real,
+                device=batch.mask.device,
+                max_subsets=max(_MAX_CLIPS, beam_clips),
             )
-        return _beam(self._clip_log_confidence, view, num_frames, beam_width)
+        return _beam(self._clip_log_confidence, batch, num_frames, beam_width)
 
-    def _clip_log_confidence(self, view: CandidateView, positions: Tensor) -> Tensor:
+    def _clip_log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Of the clips at positions [B, K, n]: [B, K]."""
-        return log_label_confidence(self._log_probs(view, positions), view.labels)
+        return log_label_confidence(self._log_probs(batch, positions), batch.labels)
 
-    def _log_probs(self, view: CandidateView, positions: Tensor) -> Tensor:
+    def _log_probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Of the clips at positions [B, K, n], float64 [B, K, C]."""
-        probs = torch.from_numpy(self._answers(view, positions)).to(view.labels.device)
+        probs = torch.from_numpy(self._clip_probs(batch, positions)).to(batch.labels.device)
         return probs.double().clamp_min(SMALLEST_PROBABILITY).log()
 
-    def _answers(self, view: CandidateView, positions: Tensor) -> NDArray[np.float32]:
-        """Probabilities [B, K, C] of the clips at positions [B, K, n]; only new ones are asked about."""
-        chunk = view.pixels
-        assert chunk is not None, "pictures are read where clips need them"
-        asked = positions.cpu().numpy()
-        slots = np.take_along_axis(view.slots[:, None], asked, axis=2)  # [B, K, n] stored frames
+    def _clip_probs(self, batch: TeacherBatch, positions: Tensor) -> NDArray[np.float32]:
+        """Return the probabilities [B, K, C] of the clips at positions [B, K, n]; each clip is classified once."""
+        chunk = batch.chunk
+        assert chunk is not None, "frames are read where clips need them"
+        slots = np.take_along_axis(batch.slots[:, None], positions.cpu().numpy(), axis=2)  # [B, K, n] stored frames
         keys = [
-            [(number, tuple(clip)) for clip in clips]
-            for number, clips in zip(view.numbers.tolist(), slots.tolist(), strict=True)
+            [(index, tuple(clip)) for clip in clips]
+            for index, clips in zip(batch.indices.tolist(), slots.tolist(), strict=True)
         ]
-        new = list(dict.fromkeys(key for row in keys for key in row if key not in chunk.answers))
-        for places in chunk.by_shape(number for number, _ in new):
-            group = [new[place] for place in places.tolist()]
-            at_once = chunk.clips_at_once(group[0][0], asked.shape[2], _FRAMES_AT_ONCE)
-            for begin in range(0, len(group), at_once):
-                part = group[begin : begin + at_once]
-                frames, where = chunk.stacked([number for number, _ in part], [np.array(clip) for _, clip in part])
-                chunk.answers.update(zip(part, self._ask(frames, where), strict=True))
-        return np.stack([np.stack([chunk.answers[key] for key in row]) for row in keys])
+        new = list(dict.fromkeys(key for row in keys for key in row if key not in chunk.clip_probs))
+        for group in chunk.groups((index for index, _ in new), slots.shape[2], _MAX_FRAMES):
+            clips = [new[position] for position in group.tolist()]
+            frames, where = chunk.stacked([index for index, _ in clips], [np.array(clip) for _, clip in clips])
+            tensor = torch.from_numpy(frames).permute(0, 1, 4, 2, 3)  # [B, n, 3, H, W]
+            chunk.clip_probs.update(zip(clips, self._run(tensor, torch.from_numpy(where)), strict=True))
+        return np.stack([np.stack([chunk.clip_probs[key] for key in row]) for row in keys])
 
     @torch.no_grad()
-    def _ask(self, frames: Tensor, positions: Tensor) -> NDArray[np.float32]:
-        said = [self.classifier.clip_probs(view, positions) for view in views_of(frames, self.views)]
-        found: NDArray[np.float32] = torch.stack(said).mean(0).float().cpu().numpy()
-        return found
+    def _run(self, frames: Tensor, positions: Tensor) -> NDArray[np.float32]:
+        probs = [self.classifier.clip_probs(view, positions) for view in views_of(frames, self.views)]
+        mean: NDArray[np.float32] = torch.stack(probs).mean(0).float().cpu().numpy()
+        return mean
 
 
 def clips_for(teacher: Teacher, classifier: Any) -> Clips:
@@ -209,7 +208,7 @@ def clips_for(teacher: Teacher, classifier: Any) -> Clips:
         )
     if kept and hasattr(classifier, "pool_logits"):
         return PooledClips(classifier)
-    return AskedClips(classifier, int(about["views"]))
+    return ClassifiedClips(classifier, int(about["views"]))
 
 
 def gmacs_of_clips(clips: Clips, classifier: Any, teacher: Teacher) -> Callable[[int], float] | None:
@@ -234,35 +233,33 @@ def log_probabilities(logits: Tensor, activation: str) -> Tensor:
     return logits.log_softmax(-1) if activation == "softmax" else torch.nn.functional.logsigmoid(logits)
 
 
-def _features(view: CandidateView) -> Tensor:
-    assert view.features is not None, "views hold features where clips are pooled from them"
-    return view.features
+def _features(batch: TeacherBatch) -> Tensor:
+    assert batch.features is not None, "views hold features where clips are pooled from them"
+    return batch.features
 
 
-def _in_parts(view: CandidateView, positions: Tensor, join: Any) -> Tensor:
+def _in_parts(batch: TeacherBatch, positions: Tensor, join: Any) -> Tensor:
     """`join` of the gathered features [b, N, D], some videos at a time: [B, C]."""
-    features = _features(view)
-    at_once = max(1, _NUMBERS_AT_ONCE // (positions.shape[1] * features.shape[2]))
+    features = _features(batch)
+    size = max(1, _MAX_NUMBERS // (positions.shape[1] * features.shape[2]))
     parts = []
-    for begin in range(0, len(view), at_once):
-        some = slice(begin, begin + at_once)
+    for begin in range(0, len(batch), size):
+        some = slice(begin, begin + size)
         where = positions[some, :, None].to(features.device).expand(-1, -1, features.shape[2])
         parts.append(join(features[some].gather(1, where)))
     return torch.cat(parts)
 
 
 def _beam(
-    clip_log_confidence: Callable[[CandidateView, Tensor], Tensor], view: CandidateView, num_frames: int, width: int
+    clip_log_confidence: Callable[[TeacherBatch, Tensor], Tensor], batch: TeacherBatch, num_frames: int, width: int
 ) -> OptimalChoice:
-    from sosampler.policies.beam import beam_search
-
     return beam_search(
-        partial(clip_log_confidence, view),
-        len(view),
-        view.num_candidates,
+        partial(clip_log_confidence, batch),
+        len(batch),
+        batch.num_candidates,
         num_frames,
         width=width,
-        mask=view.real,
-        device=view.mask.device,
-        narrowed=lambda videos: partial(clip_log_confidence, view.some(videos)),
+        mask=batch.real,
+        device=batch.mask.device,
+        narrowed=lambda videos: partial(clip_log_confidence, batch.rows(videos)),
     )

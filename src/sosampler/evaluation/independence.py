@@ -28,7 +28,6 @@ from sosampler._util.validation import real_number, whole_number
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.evaluation.bootstrap import interval, resample_counts
 from sosampler.evaluation.frame_features import FrameFeatures, OpenFrames, feature_networks, features_at, find_sources
-from sosampler.policies.redundancy import gaussian_kernel
 from sosampler.video.candidates import segment_centres
 from sosampler.video.timeline import Indices, Seconds
 
@@ -235,9 +234,7 @@ def far_pairs(count: int) -> Indices:
 
 def kernels(distances: Values, bandwidth: float) -> Values:
     """The kernel of pairs whose distance is known."""
-    points = torch.from_numpy(np.stack([np.zeros_like(distances), distances], axis=1))[..., None]  # [P, 2, 1]
-    found: Values = gaussian_kernel(points, bandwidth)[:, 0, 1].numpy()
-    return found
+    return np.asarray(np.exp(-np.square(distances) / (2 * bandwidth**2)))
 
 
 def redundant_pairs(adjacent: Values, far: Values) -> NDArray[np.bool_]:

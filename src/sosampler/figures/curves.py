@@ -14,6 +14,7 @@ from typing import Any
 
 from sosampler.errors import MissingDependency
 from sosampler.policies.names import AUTO_SUFFIX, is_system, line_of, split_dial
+from sosampler.policies.registry import get_policy, list_policies
 
 RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 
@@ -24,12 +25,6 @@ MEANINGS = {
     ORACLE: "knows what the classifier says about every candidate; a bound, not a method",
 }
 """Kinds and what they know."""
-
-_RULES = (
-    *("uniform", "random", "centre", "frameexit", "all", "keyframe"),
-    *("frame-difference", "difference-peaks", "farthest-first", "dpp"),
-)
-_ORACLES = ("semi-optimal", "semi-optimal-max", "optimal")
 
 # lengths of line and gap, in line widths
 _DASHES = {RULE: (4.0, 2.2), LEARNED: (), SYSTEM: (6.0, 1.6, 1.2, 1.6), ORACLE: (1.2, 1.8)}
@@ -65,7 +60,10 @@ def kind_of(policy: str) -> str:
     ('rule', 'rule', 'oracle', 'learned', 'learned')
     """
     base = policy.split("+")[0]
-    return RULE if base in _RULES else ORACLE if base in _ORACLES else LEARNED
+    if base not in list_policies(oracles=True):
+        return LEARNED
+    known = get_policy(base, teacher=True)
+    return ORACLE if known.needs_teacher else LEARNED if known.has_weights else RULE
 
 
 def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str, Look]:

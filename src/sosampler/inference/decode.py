@@ -1,176 +1,142 @@
-"""Videos decoded once, side by side, in processes of their own; their frames wait in shared memory, in order.
+"""Decode many videos in parallel, in order and in bounded memory.
 
-The processes live and die as those of `prepare` do. What comes back through their pipes is small; pixels go into slots,
-pieces of memory without a name that all of them write to. A slot is lent to one video at a time, so what is decoded
-but not yet taken is bounded, and nothing is left behind however anybody ends.
+Processes return small objects through their pipes; pixels go into slots, pieces of unnamed shared memory. A slot holds
+one video at a time, so what is decoded and not yet taken is bounded, and nothing is left behind however a process ends.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import time
 from collections import deque
-from collections.abc import Generator, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, code_of, parent_pipes, start_process, unnamed_memory
-from sosampler.bank.decode import DecodePool, death_of
-from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference import select as choosing
-from sosampler.inference.candidates import offer
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, ProcessPool, num_cores, unnamed_memory
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError, first_line
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.select import select_with
-from sosampler.inference.selection import Candidates, Selection
-from sosampler.video.limits import target_size
-from sosampler.video.reader import Frames, VideoMetadata
+from sosampler.inference.select import open_candidates, select_with
+from sosampler.inference.selection import CandidateFrames, Selection
+from sosampler.video.reader import Frames
 from sosampler.video.source import source_name
-from sosampler.video.timeline import Indices, Seconds
 
-_START = code_of("sosampler.inference.decode:serve")
-# Frames that are decoded and not yet taken, or being decoded: beyond this no worker is given more than one video.
+# From this many videos on, starting processes pays off.
+PROCESSES_FROM = 12
+# Bytes of frames that are decoded and not yet taken, or being decoded. Above it no worker gets a second video.
 MAX_WAITING_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, eq=False)
-class OfferedVideo:
-    """The candidates of one video, decoded, before anybody has chosen. Each frame is there once."""
-
-    video: str
-    candidates: Candidates  # [T]
-    frame_indices: Indices  # [D] of the frames; another than offered only where a damaged frame had to be replaced
-    pts_seconds: Seconds  # [D]
-    metadata: VideoMetadata
-    timing: dict[str, float]  # seconds, by the names that a selection has
-    notes: tuple[str, ...]
-    frames: Frames | None = None  # [D, H, W, 3]; None while they are in a slot
-
-
-@dataclass(frozen=True)
-class Unfit:
-    """Candidates that were not decoded: whoever chooses must see them in another size than they would be kept in."""
-
-
-Outcome = Selection | OfferedVideo | Unfit | SosamplerError
-
-
-@dataclass(frozen=True, eq=False)
-class FrameTask:
-    """One video. With `choose` the options' own policy chooses at once, and no more is decoded than that needs."""
-
-    source: Any
-    options: SelectOptions
-    choose: bool
-    # Short side that candidates must have for whoever chooses later, as far as the video has it.
-    least_size: int = 1
-    # How to choose in one go, in this process, from candidates that are unfit.
-    otherwise: SelectOptions | None = None
-
-    def can_travel(self) -> bool:
-        return isinstance(self.options.policy, str) and isinstance(self.source, (str, Path, bytes))
+_MAX_WORKERS = 32
+_MAX_BATCH = 256  # videos: each keeps a file open until the batch is full
+_MAX_AHEAD = 64  # videos
+_SERVER = f"{__name__}:serve"
+_T = TypeVar("_T")
 
 
 # ---- one video
 
 
-def attempt(task: FrameTask) -> Outcome:
-    """The chosen frames, all candidates, or what is wrong with this video."""
+def attempt(name: str, work: Callable[[], _T]) -> _T | SosamplerError:
+    """Return what `work` returns, or the error of this video as a sentence with its name.
+
+    Errors that every other video would meet too, such as a missing package, are raised.
+    """
+    cause: Exception
+    failure: SosamplerError
     try:
-        return select_with(task.source, task.options, no_larger=True) if task.choose else _offer_frames(task)
+        return work()
     except (VideoError, InvalidArgument) as error:
-        name = source_name(task.source)
-        # An argument can be at fault for one video only: its length, its range. Then the text lacks the name.
-        return error if name in str(error) else _because(error, type(error)(f"{name}: {error}"))
-    except OSError as error:
-        told = f"{source_name(task.source)}: cannot be read ({error.strerror or error}); check its permissions"
-        return _because(error, VideoError(told))
-
-
-def _offer_frames(task: FrameTask) -> OfferedVideo | Unfit:
-    options = task.options
-    begin = time.perf_counter()
-    reader = choosing.open_with(task.source, options)
-    try:
-        width, height = reader.metadata.width, reader.metadata.height
-        size = choosing.capped_size(options.size, reader.metadata)
-        opened = time.perf_counter()
-        notes: list[str] = []
-        candidates = offer(reader, options, notes)
-        listed = time.perf_counter()
-        distinct = np.unique(candidates.frame_indices)
-        shown = target_size(width, height, size)
-        large = 3 * shown[0] * shown[1] * len(distinct) > choosing.MAX_KEPT_BYTES
-        if large or isinstance(size, tuple) or min(shown) < min(task.least_size, width, height):
-            return Unfit()
-        batch = reader.read(distinct, size=size)
-        done = time.perf_counter()
-        return OfferedVideo(
-            video=source_name(task.source),
-            candidates=candidates,
-            frame_indices=batch.frame_indices,
-            pts_seconds=batch.pts_seconds,
-            metadata=reader.metadata,
-            timing=choosing.timing(begin, opened, listed, done),
-            notes=tuple(dict.fromkeys((*reader.notes, *notes, *batch.notes))),
-            frames=batch.frames,
-        )
+        # Arguments can be invalid for one video only, by its length or range. Then the text lacks the name.
+        if name in str(error):
+            return error
+        cause, failure = error, type(error)(f"{name}: {error}")
+    except SosamplerError:
+        raise
     except MemoryError as error:
-        raise InvalidArgument(
-            f"{reader.name}: what was asked for does not fit into memory; ask for fewer candidates or a smaller size"
-        ) from error
-    finally:
-        reader.close()
-
-
-def _because(cause: Exception, error: SosamplerError) -> SosamplerError:
-    error.__cause__ = cause
-    return error
-
-
-# ---- the process that does nothing else
+        cause, failure = error, InvalidArgument(f"{name}: does not fit into memory; ask for fewer or smaller frames")
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror or error}); check its permissions"
+        cause, failure = error, VideoError(f"{name}: {reason}")
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos continue
+        reason = f"cannot be decoded ({type(error).__name__}: {first_line(error)}); the file may be damaged"
+        cause, failure = error, VideoError(f"{name}: {reason}")
+    failure.__cause__ = cause
+    return failure
 
 
 @dataclass(frozen=True)
-class _Stop:
-    """An error that no other video would be spared."""
-
-    error: SosamplerError
+class Unfit:
+    """Candidates that were not decoded: the policy must see them in another size than they would be kept in."""
 
 
-_Answer = tuple[Outcome | _Stop, tuple[int, ...] | None]  # and the shape of the frames that are in the slot
+Outcome = Selection | CandidateFrames | Unfit | SosamplerError
 
 
-def serve(slots: list[int]) -> None:
-    """Answer tasks until the parent wants no more, each with the slot that is lent to it."""
-    tasks, send = parent_pipes()
-    for task, slot in tasks:
-        send(_answer(task, slots[slot] if slots else None))
+@dataclass(frozen=True)
+class DecodeStep:
+    """Decode a video: the frames that the options' policy chooses, or all candidates for a network.
+
+    A plain function of a video that can be pickled, for any engine that sends work to other processes or machines.
+    """
+
+    options: SelectOptions
+    choose: bool = True
+    min_size: int = 1  # short side, in pixels, that the network must see, as far as the video has it
+
+    def __call__(self, source: Any) -> Outcome:
+        return attempt(source_name(source), lambda: self._decode(source))
+
+    def _decode(self, source: Any) -> Outcome:
+        if self.choose:
+            return select_with(source, self.options, enlarge=False)
+        with open_candidates(source, self.options, enlarge=False) as opened:
+            if not opened.can_score(self.min_size):
+                return Unfit()
+            return replace(opened.decode(), **opened.summary())
 
 
-def _answer(task: FrameTask, file: int | None) -> _Answer:
-    try:
-        outcome = attempt(task)
-        if file is None or not isinstance(outcome, (Selection, OfferedVideo)) or outcome.frames is None:
+@dataclass(frozen=True, eq=False)
+class FrameTask:
+    """One video and what to do with it."""
+
+    source: Any
+    step: Callable[[Any], Outcome]
+    otherwise: DecodeStep | None = None  # where the candidates are unfit: choose in this process
+
+    def can_travel(self) -> bool:
+        """Return whether another process can do it."""
+        named = isinstance(self.step, DecodeStep) and isinstance(self.step.options.policy, str)
+        return named and isinstance(self.source, (str, Path, bytes))
+
+
+# ---- in the decoding process
+
+_Answer = tuple[Outcome, tuple[int, ...] | None]  # and the shape of the frames that are in the slot
+
+
+def serve(slots: list[int]) -> Callable[[tuple[FrameTask, int]], _Answer]:
+    """Return the function that does tasks in a process, each with its slot."""
+
+    def work(task_and_slot: tuple[FrameTask, int]) -> _Answer:
+        task, slot = task_and_slot
+        outcome = task.step(task.source)
+        if not slots or not isinstance(outcome, (Selection, CandidateFrames)) or outcome.frames is None:
             return outcome, None
-        _fill(file, outcome.frames)
+        filled = attempt(source_name(task.source), lambda: _fill(slots[slot], outcome.frames))
+        if isinstance(filled, SosamplerError):
+            return filled, None
         return replace(outcome, frames=None), outcome.frames.shape
-    except SosamplerError as error:
-        return _Stop(error), None
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos go on
-        reason = f"cannot be decoded ({type(error).__name__}: {error}); the file may be damaged"
-        return VideoError(f"{source_name(task.source)}: {reason}"), None
+
+    return work
 
 
-# ---- slots
-
-
-def _fill(file: int, frames: Frames) -> None:
-    """Put the frames into a slot, which then is exactly as large as they are."""
+def _fill(file: int, frames: Frames | None) -> None:
+    """Write the frames into a slot, which then has exactly their size."""
+    assert frames is not None
     os.ftruncate(file, frames.nbytes)
     data = np.ascontiguousarray(frames).data.cast("B")
     written = 0
@@ -178,128 +144,158 @@ def _fill(file: int, frames: Frames) -> None:
         written += os.pwrite(file, data[written:], written)
 
 
-def _take(file: int, out: Frames) -> None:
-    """Copy the frames of a slot into `out`, which is contiguous."""
-    data = out.data.cast("B")
-    taken = 0
-    while taken < len(data):
-        count = os.preadv(file, [data[taken:]], taken)
-        if not count:
-            raise SosamplerError("a decoding process left fewer pixels than it told; run it again")
-        taken += count
+# ---- in this process
 
 
 class Decoded:
-    """What became of one video. Its frames stay where they are until they are taken, once."""
+    """The outcome of one video. Its frames stay where they are until they are taken, once."""
 
-    def __init__(self, outcome: Outcome, pool: FramePool, slot: int, shape: tuple[int, ...] | None) -> None:
+    def __init__(
+        self, outcome: Outcome, pool: FramePool | None = None, slot: int = 0, shape: tuple[int, ...] | None = None
+    ) -> None:
         self.outcome = outcome
         self._pool, self._slot = pool, slot
         self._in_slot = shape is not None
         frames = getattr(outcome, "frames", None)
         self.shape: tuple[int, ...] | None = shape if frames is None else frames.shape
         self.nbytes = 0 if self.shape is None else int(np.prod(self.shape))
-        if not self.nbytes:
-            pool._give_back(slot)
+        if pool is not None and not self.nbytes:
+            pool._release(slot, 0)
 
     def take(self, out: Frames | None = None) -> Frames:
-        """The frames, in `out` where that is given (contiguous uint8 of `shape`); their place is free for the next."""
+        """Return the frames, in `out` where that is given (contiguous uint8 of `shape`), and free their slot."""
         assert self.shape is not None, "there are frames to take"
         if self._in_slot:
+            assert self._pool is not None
             out = np.empty(self.shape, dtype=np.uint8) if out is None else out
-            _take(self._pool._files[self._slot], out)
+            data, taken = out.data.cast("B"), 0
+            while taken < len(data):
+                count = os.preadv(self._pool._files[self._slot], [data[taken:]], taken)
+                if not count:
+                    raise SosamplerError("a decoding process wrote fewer pixels than it reported; run it again")
+                taken += count
         else:
-            assert isinstance(self.outcome, (Selection, OfferedVideo))
+            assert isinstance(self.outcome, (Selection, CandidateFrames))
             assert self.outcome.frames is not None
             if out is None:
                 out = self.outcome.frames
             else:
                 out[:] = self.outcome.frames
             self.outcome = replace(self.outcome, frames=None)
-        self._pool._give_back(self._slot, self.nbytes)
+        if self._pool is not None:
+            self._pool._release(self._slot, self.nbytes)
         return out
 
 
-# ---- the processes
-
-
-class FramePool(DecodePool):
+class FramePool:
     """Decodes `workers` videos at a time, in as many processes, or in threads of this one.
 
     Args:
         workers: how many at a time.
         processes: False for threads of this process.
-        ahead: videos that are decoded beyond what the caller holds and has not taken.
+        ahead: videos that are decoded beyond those that the caller holds and has not taken.
         held: videos that the caller holds at most before it takes their frames.
     """
 
     def __init__(self, workers: int, *, processes: bool, ahead: int, held: int) -> None:
-        super().__init__(workers)
-        self._in_process = not processes
-        self._ahead = ahead
+        self._workers, self._ahead = workers, ahead
         self._free = list(range(ahead + held))
-        # Where a process cannot be handed open files, pixels go through the pipe.
+        # Where a process cannot inherit open files, pixels go through the pipe.
         self._files = [unnamed_memory() for _ in self._free] if processes and CAN_SHARE_MEMORY else []
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sosampler-decode")
+        self._processes = (
+            ProcessPool(workers, _SERVER, self._files, files=self._files, work="decoding") if processes else None
+        )
         self._waiting_bytes = 0  # decoded and not taken
-        self._largest = 0  # bytes of the largest video of late: what those under way will probably need
+        self._largest = 0  # bytes of the largest recent video: what those being decoded will probably need
 
     def __enter__(self) -> FramePool:
         return self
 
-    def __exit__(self, *about: Any) -> None:
-        super().__exit__(*about)
+    def __exit__(self, *exception: Any) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.__exit__(*exception)
+        self._threads.shutdown(wait=True)
         files, self._files = self._files, []
         for file in files:
             os.close(file)
 
     def decoded(self, tasks: Iterable[FrameTask]) -> Generator[Decoded, None, None]:
-        """In the order of the tasks. Few are looked at ahead; memory does not grow with their number."""
+        """Yield outcomes in the order of the tasks. Few are begun ahead; memory does not grow with their number."""
         pending: deque[tuple[Future[_Answer], int]] = deque()
-        coming, left = iter(tasks), True
-        while left or pending:
-            while left and self._has_room(len(pending)):
+        coming, more = iter(tasks), True
+        while more or pending:
+            while more and self._has_room(len(pending)):
                 task = next(coming, None)
-                left = task is not None
+                more = task is not None
                 if task is not None:
                     slot = self._free.pop()
-                    pending.append((self._executor.submit(self._ask, task, slot), slot))
+                    pending.append((self._threads.submit(self._do, task, slot), slot))
             if pending:
                 future, slot = pending.popleft()
-                yield self._arrived(future.result(), slot)
-
-    def _start_process(self) -> subprocess.Popen[bytes]:
-        return start_process(_START, self._files, files=self._files)
+                outcome, shape = future.result()
+                decoded = Decoded(outcome, self, slot, shape)
+                self._waiting_bytes += decoded.nbytes
+                # One large video among small ones is soon forgotten.
+                self._largest = max(decoded.nbytes, self._largest * 3 // 4)
+                yield decoded
 
     def _has_room(self, pending: int) -> bool:
-        if pending < min(self._threads, self._ahead):
-            return True  # no worker waits, however large videos are
+        if pending < min(self._workers, self._ahead):
+            return True  # no worker waits, however large the videos are
         expected = self._waiting_bytes + (pending + 1) * self._largest
         return pending < self._ahead and expected <= MAX_WAITING_BYTES
 
-    def _ask(self, task: FrameTask, slot: int) -> _Answer:
+    def _do(self, task: FrameTask, slot: int) -> _Answer:
         answer: _Answer
-        if self._in_process or not task.can_travel():
-            answer = attempt(task), None
+        if self._processes is None or not task.can_travel():
+            answer = task.step(task.source), None
         else:
             try:
-                answer = self._worker().ask((replace(task, otherwise=None), slot))
-            except ProcessEnded as ended:
-                answer = VideoError(death_of(source_name(task.source), ended)), None
+                answer = self._processes.submit((replace(task, otherwise=None), slot)).result()
+            except SosamplerError as error:
+                if not isinstance(error.__cause__, ProcessEnded):
+                    raise
+                answer = VideoError(death_message(source_name(task.source), error.__cause__)), None
         if isinstance(answer[0], Unfit):
-            assert task.otherwise is not None, "whoever asks for candidates says how to choose where they are unfit"
-            return attempt(FrameTask(task.source, task.otherwise, choose=True)), None
+            assert task.otherwise is not None, "a step that decodes candidates has an alternative"
+            return task.otherwise(task.source), None
         return answer
 
-    def _arrived(self, answer: _Answer, slot: int) -> Decoded:
-        outcome, shape = answer
-        if isinstance(outcome, _Stop):
-            raise outcome.error
-        arrived = Decoded(outcome, self, slot, shape)
-        self._waiting_bytes += arrived.nbytes
-        # One large video among small ones is soon forgotten.
-        self._largest = max(arrived.nbytes, self._largest * 3 // 4)
-        return arrived
-
-    def _give_back(self, slot: int, nbytes: int = 0) -> None:
+    def _release(self, slot: int, nbytes: int) -> None:
         self._free.append(slot)
         self._waiting_bytes -= nbytes
+
+
+def death_message(name: str, ended: ProcessEnded) -> str:
+    """Return the sentence for a video over which a decoding process died."""
+    reason = "the file may be damaged, or memory ran out" if ended.by_signal else "see what it printed"
+    return f"{name}: the process that decoded it {ended}; {reason}"
+
+
+def decoded_batches(
+    videos: Iterable[Any], task_of: Callable[[Any], FrameTask], *, workers: int | None, batch_size: int
+) -> Generator[list[Decoded], None, None]:
+    """Decode videos in parallel and a few ahead; yield `batch_size` in order, fewer where they are large.
+
+    Few videos are decoded in threads of this process, many in processes; with workers=0 one after the other, here.
+    """
+    coming = iter(videos)
+    first = list(islice(coming, PROCESSES_FROM)) if workers != 0 else []
+    count = min(num_cores(), _MAX_WORKERS) if workers is None else max(workers, 1)
+    held = min(batch_size, _MAX_BATCH)
+    ahead = 1 if workers == 0 else min(held + 2 * count, max(_MAX_AHEAD, 2 * count))
+    tasks = map(task_of, chain(first, coming))
+    with (
+        FramePool(count, processes=len(first) >= PROCESSES_FROM, ahead=ahead, held=held) as pool,
+        closing(pool.decoded(tasks)) as decoded,
+    ):
+        batch: list[Decoded] = []
+        for video in decoded:
+            batch.append(video)
+            if len(batch) == held or sum(each.nbytes for each in batch) >= MAX_WAITING_BYTES // 2:
+                yield batch
+                batch = []
+        if batch:
+            yield batch

@@ -1,4 +1,4 @@
-"""A contact sheet: the chosen frames with their times, above a time line that shows where they lie."""
+"""Image files: the chosen frames, and a contact sheet of them above a timeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sosampler._util.files import replacing
 from sosampler.errors import InvalidArgument
 from sosampler.inference.selection import Selection
 
-# More rows than this make a picture that nobody can look at, and that some viewers refuse.
+# Larger images are refused by some viewers.
 MAX_ROWS = 40
 
 _TILE_WIDTH, _GAP, _MARGIN = 240, 10, 18
@@ -22,7 +22,7 @@ _INK, _FAINT, _ACCENT, _PAPER = (28, 28, 30), (150, 150, 156), (196, 64, 32), (2
 
 @dataclass(frozen=True)
 class SheetRow:
-    """What one video contributes; small, so that many can wait for the last."""
+    """One video on the sheet, as thumbnails, so that many fit into memory."""
 
     title: str
     tiles: list[Image.Image]
@@ -62,18 +62,19 @@ def _clock(seconds: float) -> str:
 
 def _tile(frame: np.ndarray) -> Image.Image:
     height = max(1, round(frame.shape[0] * _TILE_WIDTH / frame.shape[1]))
-    # A tall, narrow picture would push everything else off the sheet.
+    # A tall, narrow frame would push everything else off the sheet.
     scale = min(1.0, 1.5 * _TILE_WIDTH / height)
     size = max(1, round(_TILE_WIDTH * scale)), max(1, round(height * scale))
     return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
 
 
 def write_contact_sheet(selections: Sequence[Selection], path: Path) -> None:
-    """One block for each selection, one below the other."""
-    write_rows([SheetRow.of(selection) for selection in selections], path)
+    """Write one block for each selection, one below the other."""
+    write_sheet([SheetRow.of(selection) for selection in selections], path)
 
 
-def write_rows(rows: Sequence[SheetRow], path: Path) -> None:
+def write_sheet(rows: Sequence[SheetRow], path: Path) -> None:
+    """Write the sheet of these videos."""
     if not rows:
         raise InvalidArgument("a contact sheet needs at least one selection")
     if len(rows) > MAX_ROWS:
@@ -112,14 +113,14 @@ def _draw_row(row: SheetRow, columns: int, width: int) -> Image.Image:
             block.paste(tile, (left + (_TILE_WIDTH - tile.width) // 2, top))
             draw.text((left, top + height - 20), row.captions[number * columns + column], font=text_font, fill=_INK)
         top += height
-    _draw_time_line(draw, row, top + 20, width, text_font)
+    _draw_timeline(draw, row, top + 20, width, text_font)
     return block
 
 
-def _draw_time_line(
+def _draw_timeline(
     draw: ImageDraw.ImageDraw, row: SheetRow, y: int, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 ) -> None:
-    """Candidates as thin ticks, the chosen as triangles that can be told apart without colour."""
+    """Draw candidates as thin ticks and chosen frames as triangles, distinct without colour."""
     left, right = _MARGIN, width - _MARGIN
     begin, end = row.span
     length = max(end - begin, 1e-9)
@@ -142,16 +143,16 @@ IMAGE_FORMATS = ("jpg", "png")
 
 
 def save_frames(selection: Selection, folder: Path, *, image_format: str = "jpg") -> list[Path]:
-    """Write each frame as NNN_frameINDEX_TIMEs.jpg; the name says its place, true number and time."""
+    """Write each frame as NNN_frameINDEX_TIMEs.jpg: position in the selection, true frame number, time."""
     if selection.frames is None:
         raise InvalidArgument("there are no frames to save; select with decode=True")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
-        for place, (frame, index, seconds) in enumerate(
+        for position, (frame, index, seconds) in enumerate(
             zip(selection.frames, selection.frame_indices, selection.pts_seconds, strict=True)
         ):
-            path = folder / f"{place:03d}_frame{index:06d}_{seconds:.3f}s.{image_format}"
+            path = folder / f"{position:03d}_frame{index:06d}_{seconds:.3f}s.{image_format}"
             with replacing(path) as temporary:
                 Image.fromarray(frame).save(temporary, quality=95)
             paths.append(path)

@@ -1,218 +1,259 @@
-"""The work behind `sosampler select`: one video or thousands, side by side, in bounded memory."""
+"""Select from or classify many videos, and write a row for each: the work behind the commands and the Ray engine."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from sosampler._util.progress import progress_bar
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import one_of, whole_number
-from sosampler.errors import InvalidArgument
-from sosampler.inference.images import IMAGE_FORMATS, MAX_ROWS, SheetRow, save_frames, write_rows
+from sosampler._util.workers import num_cores
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.inference.decode import FramePool, FrameTask, Outcome, attempt
+from sosampler.inference.images import IMAGE_FORMATS, MAX_ROWS, SheetRow, save_frames, write_sheet
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.rows import Journal, check_out, write_results
+from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
-from sosampler.inference.selection import Selection
-from sosampler.inference.steps import Failed, select_video
-from sosampler.video.discover import labels, listed_videos
+from sosampler.video.discover import labels
+
+if TYPE_CHECKING:
+    from sosampler.inference.pipeline import Pipeline
+
+_MAX_WORKERS = 32
+
+Work = Callable[[list[str]], Generator[Row, None, None]]
+"""Videos -> a row for each, in any order; rows of videos that failed have "video" and "error"."""
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Where results go besides the screen."""
+class RunSummary:
+    """The result of a run over many videos."""
 
-    json: bool = False
+    out: Path | None
+    num_videos: int
+    num_before: int  # that an earlier run had done
+    num_rows: int  # written, those of earlier runs included
+    failures: list[Row]  # video and error
+    damaged: Sequence[int] = ()  # numbers of Parquet files that were damaged and made again
+
+    @property
+    def failed_path(self) -> Path | None:
+        """The file that lists the failures."""
+        if self.out is None:
+            return None
+        return self.out / "_failed.jsonl" if self.out.is_dir() else self.out.with_name(f"{self.out.name}.failed.jsonl")
+
+
+def run(
+    videos: Sequence[str],
+    work: Work,
+    what: str,
+    *,
+    out: Path | None = None,
+    identity: dict[str, Any] | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    on_progress: OnProgress | None = None,
+    repeat: bool = False,
+    strict: bool = False,
+) -> RunSummary:
+    """Do the videos that have no row in `out` yet, and write their rows as they come.
+
+    Args:
+        videos: in the order of the rows of a file.
+        work: makes the rows.
+        what: "selections" or "predictions".
+        out: a file (.jsonl, .csv, .parquet) or a folder for Parquet files; None writes nothing.
+        identity: options that must be equal for a run to resume.
+        on_row: called with each new row where none are written, and with that of a single video.
+        on_progress: called after each video.
+        repeat: do all videos, also those that have a row.
+        strict: raise the first failure.
+    """
+    failures: list[Row] = []
+    with nullcontext() if out is None else open_rows(out, what, identity or {}) as rows:
+        todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
+        before = len(videos) - len(todo)
+        progress = Progress(len(videos), done=before, before=before)
+        with closing(work(todo)) as results:
+            for row in results:
+                if "error" in row:
+                    if strict:
+                        raise VideoError(row["error"])
+                    failures.append(row)
+                    progress.failed += 1
+                else:
+                    if rows is not None:
+                        rows.add(row)
+                    if on_row is not None and (rows is None or len(videos) == 1):
+                        on_row(row)
+                progress.done += 1
+                if on_progress is not None:
+                    on_progress(progress)
+        if rows is None:
+            return RunSummary(None, len(videos), 0, 0, failures)
+        rows.finish(failures, videos)
+        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged)
+
+
+def failure_row(video: str, error: SosamplerError) -> Row:
+    """Return the row of a video that failed."""
+    return {"video": video, "error": str(error)}
+
+
+# ---- selections
+
+
+@dataclass(frozen=True)
+class SelectJob:
+    """What `sosampler select` does with each video, and where results go."""
+
+    options: SelectOptions
     out: Path | None = None
     frames_folder: Path | None = None
     image_format: str = "jpg"
     sheet: Path | None = None
+    workers: int | None = None
 
-
-@dataclass(frozen=True)
-class Done:
-    """What remains of a video when its pixels are gone."""
-
-    video: str
-    selection: Selection | None = None
-    error: str | None = None
-    row: SheetRow | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to do with each video."""
-
-    options: SelectOptions
-    outputs: Outputs
-
-    def check(self) -> None:
-        """Find out before the first video what would fail at every one."""
-        one_of("--image-format", self.outputs.image_format, IMAGE_FORMATS)
-        wants_pixels = self.outputs.frames_folder or self.outputs.sheet
-        if wants_pixels and not self.options.decode:
+    def __post_init__(self) -> None:
+        """Refuse before the first video what would fail at every one."""
+        one_of("--image-format", self.image_format, IMAGE_FORMATS)
+        if self.workers is not None:
+            whole_number("--workers", self.workers)
+        if (self.frames_folder or self.sheet) and not self.options.decode:
             raise InvalidArgument(
                 "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"
             )
-        if self.outputs.out is not None:
-            check_out(self.outputs.out)
+        if self.out is not None:
+            check_out(self.out)
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What must be equal for a journal to be continued."""
-        folder = self.outputs.frames_folder
-        pictures = {"frames_folder": folder and str(folder), "image_format": self.outputs.image_format}
-        return {**self.options.identity(), **pictures}
-
-    def __call__(self, video: Path, folder: Path | None) -> Selection:
-        selection = select_with(video, self.options)
-        self.save(selection, folder)
-        return selection
-
-    def save(self, selection: Selection, folder: Path | None) -> None:
-        if folder is not None:
-            save_frames(selection, folder, image_format=self.outputs.image_format)
-
-
-def run(paths: Sequence[str], job: Job, *, workers: int | None) -> int:
-    """Select from all videos; returns the exit code: 0, 1 if some of many failed. A single failure is raised."""
-    job.check()
-    if workers is not None:
-        whole_number("--workers", workers)
-    videos = listed_videos(paths, leave_out=job.outputs.frames_folder)
-    if len(videos) == 1:
-        return _run_one(videos[0], job)
-    # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
-    job = replace(job, options=replace(job.options, threads=job.options.threads or 1))
-    return _run_many(videos, job, workers or min(os.cpu_count() or 1, 32))
-
-
-def _run_one(video: Path, job: Job) -> int:
-    selection = job(video, job.outputs.frames_folder)
-    outputs = job.outputs
-    if outputs.sheet is not None:
-        write_rows([SheetRow.of(selection)], outputs.sheet)
-    if outputs.out is not None:
-        write_results(outputs.out, [selection.to_dict()], [])
-    typer.echo(json.dumps(selection.to_dict()) if outputs.json else _describe(selection))
-    return 0
-
-
-def _run_many(videos: list[Path], job: Job, workers: int) -> int:
-    outputs = job.outputs
-    if outputs.sheet is not None and len(videos) > MAX_ROWS:
-        raise InvalidArgument(
-            f"a contact sheet holds {MAX_ROWS} videos at most, not {len(videos)}; use --save-frames instead"
+    def run(
+        self,
+        videos: Sequence[Path],
+        *,
+        on_row: Callable[[Row], None] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> RunSummary:
+        """Select from all videos, and write rows, frames and the contact sheet."""
+        names = [str(video) for video in videos]
+        if self.sheet is not None and len(videos) > MAX_ROWS:
+            raise InvalidArgument(
+                f"a contact sheet holds {MAX_ROWS} videos at most, not {len(videos)}; use --save-frames instead"
+            )
+        folders: dict[str, Path] = {}
+        if self.frames_folder is not None:
+            # The frames of a single video go into the folder itself.
+            one = len(videos) == 1
+            parts = [self.frames_folder] if one else [self.frames_folder / label for label in labels(list(videos))]
+            folders = dict(zip(names, parts, strict=True))
+        sheet_rows: dict[str, SheetRow] = {}
+        folder = self.frames_folder
+        summary = run(
+            names,
+            lambda todo: self.rows(todo, folders, sheet_rows),
+            "selections",
+            out=self.out,
+            identity={
+                **self.options.identity(),
+                "frames_folder": folder and str(folder),
+                "image_format": self.image_format,
+            },
+            on_row=on_row,
+            on_progress=on_progress,
+            repeat=self.sheet is not None or len(videos) == 1,  # a contact sheet needs the pixels of all
+            strict=len(videos) == 1,
         )
-    journal = Journal(outputs.out, job.fingerprint()) if outputs.out is not None else None
-    failures: list[dict[str, str]] = []
-    printed: list[dict[str, Any]] = []
-    rows: list[SheetRow] = []
-    todo = [
-        (video, label)
-        for video, label in zip(videos, labels(videos), strict=True)
-        # A contact sheet needs the pixels of all, so nothing is left out for it.
-        if not journal or outputs.sheet is not None or str(video) not in journal.done
-    ]
-    if len(todo) < len(videos):
-        typer.echo(f"continuing: {len(videos) - len(todo)} of {len(videos)} videos are done", err=True)
-    try:
-        for done in _progress(_work(todo, job, workers), len(todo)):
-            if done.selection is None:
-                failures.append({"video": done.video, "error": done.error or ""})
-                continue
-            if done.row is not None:
-                rows.append(done.row)
-            if journal:
-                journal.add(done.selection.to_dict())
-            elif outputs.json:
-                printed.append(done.selection.to_dict())
-            else:
-                typer.echo(_describe(done.selection))
-    finally:
-        if journal:
-            journal.close()
-    if journal:
-        journal.finish(failures, [str(video) for video in videos])
-    if outputs.sheet is not None and rows:
-        write_rows(rows, outputs.sheet)
-    _report(videos, failures, printed, journal, outputs)
-    return 1 if failures else 0
+        if self.sheet is not None and sheet_rows:
+            write_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
+        return summary
+
+    def rows(
+        self,
+        videos: Sequence[str],
+        folders: dict[str, Path] | None = None,
+        sheet_rows: dict[str, SheetRow] | None = None,
+    ) -> Generator[Row, None, None]:
+        """Yield the rows of the videos in their order; frames go to `folders`, and their thumbnails to `sheet_rows`."""
+        # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
+        many = len(videos) > 1
+        options = replace(self.options, threads=self.options.threads or 1) if many else self.options
+
+        def step(video: str) -> Outcome:
+            def work() -> Outcome:
+                selection = select_with(video, options)
+                if folders:
+                    save_frames(selection, folders[video], image_format=self.image_format)
+                if sheet_rows is not None and self.sheet is not None:
+                    sheet_rows[video] = SheetRow.of(selection)
+                return replace(selection, frames=None)
+
+            return attempt(video, work)
+
+        workers = self.workers or min(num_cores(), _MAX_WORKERS) if many else 1
+        with FramePool(workers, processes=False, ahead=2 * workers, held=1) as pool:
+            for video, decoded in zip(videos, pool.decoded(FrameTask(one, step) for one in videos), strict=True):
+                outcome = decoded.outcome
+                yield failure_row(video, outcome) if isinstance(outcome, SosamplerError) else outcome.to_dict()  # type: ignore[union-attr]
 
 
-def _report(
-    videos: list[Path],
-    failures: list[dict[str, str]],
-    printed: list[dict[str, Any]],
-    journal: Journal | None,
-    outputs: Outputs,
-) -> None:
-    if outputs.json:
-        summary: dict[str, Any] = {"num_videos": len(videos), "num_failed": len(failures)}
-        # With --out the rows are in the file; printing them again would need memory for all.
-        summary |= {"out": str(outputs.out), "num_written": journal.num_rows} if journal else {"selections": printed}
-        typer.echo(json.dumps({**summary, "failures": failures}))
-    elif journal:
-        typer.echo(f"{journal.num_rows} selections written to {outputs.out}")
-    for failure in failures:
-        typer.echo(f"failed: {failure['error']}", err=True)
-    if failures:
-        rest = "; the rest are done" if len(failures) < len(videos) else ""
-        typer.echo(f"{len(failures)} of {len(videos)} videos failed{rest}", err=True)
+# ---- predictions
 
 
-def _work(todo: list[tuple[Path, str]], job: Job, workers: int) -> Iterator[Done]:
-    """Results in the order of the videos; at most two a worker are under way, so memory does not grow."""
-
-    def one(video: Path, label: str) -> Done:
-        folder = job.outputs.frames_folder
-        saved_to = folder / label if folder else None
-        found = select_video(str(video), job.options, lambda selection: job.save(selection, saved_to))
-        if isinstance(found, Failed):
-            return Done(str(video), error=found.error)
-        row = SheetRow.of(found) if job.outputs.sheet is not None else None
-        return Done(str(video), selection=replace(found, frames=None), row=row)
-
-    pending: deque[Future[Done]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="sosampler-select") as pool:
-        try:
-            for video, label in todo:
-                pending.append(pool.submit(one, video, label))
-                if len(pending) > 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+def classify_rows(pipeline: Pipeline, videos: Sequence[str]) -> Generator[Row, None, None]:
+    """Yield the rows of the videos in their order."""
+    # A single video gets all cores for its decoding.
+    results = iter([pipeline(videos[0], on_error="return")]) if len(videos) == 1 else pipeline.stream(videos)
+    for video, result in zip(videos, results, strict=True):
+        yield failure_row(video, result) if isinstance(result, SosamplerError) else result.to_dict()
 
 
-def _progress(results: Iterator[Done], total: int) -> Iterator[Done]:
-    """A bar on standard error, if somebody looks at it."""
-    with progress_bar("selecting", total) as bar:
-        for result in results:
-            yield result
-            bar.advance()
+def classify_videos(
+    pipeline: Pipeline,
+    videos: Sequence[Path],
+    out: Path | None = None,
+    *,
+    on_row: Callable[[Row], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> RunSummary:
+    """Classify all videos, and write their rows."""
+    return run(
+        [str(video) for video in videos],
+        lambda todo: classify_rows(pipeline, todo),
+        "predictions",
+        out=out,
+        identity=None if out is None else pipeline.identity(),
+        on_row=on_row,
+        on_progress=on_progress,
+        repeat=len(videos) == 1,
+        strict=len(videos) == 1,
+    )
 
 
-def _describe(selection: Selection) -> str:
-    lines = [
-        f"{selection.video}: {len(selection)} of {selection.num_candidates} {selection.candidates.mode} candidates "
-        f"({selection.policy}{_asked(selection)}), {selection.metadata.total_num_frames} frames, "
-        f"{selection.metadata.duration:.2f} s"
-    ]
-    scores = selection.scores if selection.scores is not None else [None] * len(selection)
-    for index, seconds, score in zip(selection.frame_indices, selection.pts_seconds, scores, strict=True):
-        lines.append(f"  frame {index:>7}  {seconds:>10.3f} s" + (f"  score {score:.4f}" if score is not None else ""))
-    lines += [f"  note: {note}" for note in selection.notes]
-    return "\n".join(lines)
+# ---- as text
 
 
-def _asked(selection: Selection) -> str:
-    told = selection.asked
-    return "" if told is None else f", auto of {told['min']} to {told['max']}"
+def describe_row(row: Row) -> str:
+    """Return a selection or a prediction in words."""
+    selection = row.get("selection", row)
+    chosen = f"{selection['num_frames']} of {selection['num_candidates']} {selection['candidates']['mode']} candidates"
+    metadata = selection["metadata"]
+    if "label" in row:
+        first, *others = row["top"]
+        seconds = f"{row['timing']['total']:.2f} s"
+        lines = [
+            f"{row['video']}: {first['label']} {first['probability']:.3f} ({chosen}, {selection['policy']}, {seconds})"
+        ]
+        lines += [f"  {each['probability']:.3f}  {each['label']}" for each in others]
+    else:
+        auto = selection.get("asked")
+        policy = selection["policy"] + (f", auto of {auto['min']} to {auto['max']}" if auto else "")
+        lines = [
+            f"{row['video']}: {chosen} ({policy}), {metadata['total_num_frames']} frames, {metadata['duration']:.2f} s"
+        ]
+        scores = selection["scores"] or [None] * selection["num_frames"]
+        for index, seconds, score in zip(selection["frame_indices"], selection["pts_seconds"], scores, strict=True):
+            suffix = "" if score is None else f"  score {score:.4f}"
+            lines.append(f"  frame {index:>7}  {seconds:>10.3f} s{suffix}")
+    return "\n".join(lines + [f"  note: {note}" for note in selection["notes"]])

@@ -1,4 +1,4 @@
-"""What `select` can be told: one table of defaults and checks for Python and the command line.
+"""The arguments of `select`: one table of defaults and checks for Python and the command line.
 
 Light at import, so that --help is fast.
 """
@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, AutoFrames, auto_of
+from sosampler.policies import AUTO
 
 if TYPE_CHECKING:
-    from sosampler.policies.registry import Policy
+    from sosampler.policies.auto import Auto
+    from sosampler.policies.base import Policy
     from sosampler.video.limits import Limits, Size
 
-
-# Frames chosen where nothing says how many.
 DEFAULT_NUM_FRAMES = 8
-# The default policy (measured in benchmarks/results/general_sampler.json), and the one where no frame is looked at.
-USUAL_POLICY, BLIND_POLICY = "general", "uniform"
+# benchmarks/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
+DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectOptions:
-    """The arguments of `select` but for the source; `select` documents each. Wrong ones are refused here."""
+    """The arguments of `select` but for the source; `select` documents each. Invalid values are refused here."""
 
-    num_frames: int | str | None = None  # or "auto"
+    num_frames: int | str | Auto | None = None  # or "auto"
     num_candidates: int | None = None
-    policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; settled here where it is None
+    min_candidates: int | None = None  # so few where the video is short; None: T
+    policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; None becomes the default here
     candidates: str | None = None
     grid: str = "uniform"
     fps: float | None = None
@@ -55,7 +55,7 @@ class SelectOptions:
         from sosampler.video.source import DECODERS
 
         for name in ("num_frames", "num_candidates", "threads"):
-            if getattr(self, name) is not None and (name, getattr(self, name)) != ("num_frames", AUTO):
+            if getattr(self, name) is not None and (name != "num_frames" or self.auto is None):
                 whole_number(name, getattr(self, name))
         for name in ("fps", "folder_fps"):
             if getattr(self, name) is not None:
@@ -73,99 +73,111 @@ class SelectOptions:
             one_of("decoder", self.decoder, DECODERS)
         check_size(self.size)
         if self.policy is None:
-            object.__setattr__(self, "policy", BLIND_POLICY if self._takes_all_or_looks_at_none else USUAL_POLICY)
+            takes_all = self.num_frames is None and self.fps is not None
+            takes_all = takes_all or (self.num_frames or DEFAULT_NUM_FRAMES) == self.num_candidates
+            object.__setattr__(self, "policy", FALLBACK_POLICY if takes_all or not self.decode else DEFAULT_POLICY)
         self._check_together()
 
-    @property
-    def _takes_all_or_looks_at_none(self) -> bool:
-        """Whether there is nothing for a network to do: no frame is decoded, or every candidate is taken."""
-        every = self.num_frames is None and self.fps is not None
-        return not self.decode or every or (self.num_frames or DEFAULT_NUM_FRAMES) == self.num_candidates
-
     def _check_together(self) -> None:
-        """What each argument allows but several do not."""
-        rule = self.rule
+        """Refuse arguments that are valid one by one but contradict each other."""
+        policy = self.resolved_policy
+        if self.auto is not None and (refusal := policy.auto_refusal()):
+            raise InvalidArgument(refusal)
         if self.fps is not None and self.num_candidates is not None:
             raise InvalidArgument(
                 f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
             )
-        wanted, offered = self.num_wanted, self.num_offered
-        if self.auto is not None and offered is not None and self.auto.least > offered:
+        frames, candidates = self.resolved_frames, self.resolved_candidates
+        if self.auto is not None and candidates is not None and self.auto.min > candidates:
             raise InvalidArgument(
-                f"auto_min={self.auto.least} is more than num_candidates={offered}; lower it, or raise num_candidates"
+                f"auto_min={self.auto.min} is more than num_candidates={candidates}; lower it, or raise num_candidates"
             )
-        if wanted is not None and offered is not None and wanted > offered:
+        if frames is not None and candidates is not None and frames > candidates:
             raise InvalidArgument(
-                f"num_frames={wanted} is more than num_candidates={offered}; "
+                f"num_frames={frames} is more than num_candidates={candidates}; "
                 "choose at most as many frames as there are candidates, or raise num_candidates"
             )
-        if rule.name == "all" and wanted != offered:
+        if policy.name == "all" and frames != candidates:
             raise InvalidArgument(
-                f"policy 'all' takes every candidate, so num_frames={wanted} and num_candidates={offered} "
+                f"policy 'all' takes every candidate, so num_frames={frames} and num_candidates={candidates} "
                 "contradict each other; give one of them, or another policy"
             )
         if self.start is not None and self.end is not None and self.end <= self.start:
             raise InvalidArgument(f"end={self.end:g} is not after start={self.start:g}; give an end that is later")
-        if rule.candidate_mode and self.candidates not in (None, rule.candidate_mode):
+        if policy.candidate_mode and self.candidates not in (None, policy.candidate_mode):
             raise InvalidArgument(
-                f"policy {rule.name!r} chooses among {rule.candidate_mode} candidates, not "
+                f"policy {policy.name!r} chooses among {policy.candidate_mode} candidates, not "
                 f"candidates={self.candidates!r}; leave candidates out, or take another policy"
             )
 
     @cached_property
-    def rule(self) -> Policy:
-        """Found once, so that all videos are chosen from by the same weights."""
+    def resolved_policy(self) -> Policy:
+        """The policy object, loaded once, so that the same weights choose from all videos."""
         from sosampler.policies.registry import get_policy
 
-        found = get_policy(self.policy)
-        return found if self.auto is None else found.by_itself(self.auto)
+        return get_policy(self.policy)
 
     @cached_property
-    def auto(self) -> AutoFrames | None:
-        """How to decide on the number of frames, where that is left to the policy."""
-        return auto_of(self.num_frames, self.auto_min, self.auto_max, self.auto_tolerance)
+    def auto(self) -> Auto | None:
+        """The bounds of num_frames="auto"; None where a number is given."""
+        bounds = (self.auto_min, self.auto_max, self.auto_tolerance)
+        if bounds == (None, None, None) and (self.num_frames is None or isinstance(self.num_frames, int)):
+            return None
+        from sosampler.policies.auto import auto_of
+
+        return auto_of(self.num_frames, *bounds)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the rule, which cannot travel to other processes and is found there again."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("rule", "auto")}
+        """Leave out the policy object: it may hold a network, and another process resolves it again."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("resolved_policy", "auto")}
 
     @property
     def mode(self) -> str:
-        return self.candidates or self.rule.candidate_mode or "exact"
+        """The candidate mode: exact, keyframe or snap."""
+        return self.candidates or self.resolved_policy.candidate_mode or "exact"
 
     @property
-    def num_offered(self) -> int | None:
-        """T; None where the rate and the video decide."""
+    def resolved_candidates(self) -> int | None:
+        """T; None where `fps` and the length of the video decide."""
         if self.fps is not None or self.num_candidates is not None:
             return self.num_candidates
         if self.auto is not None:
-            return max(self.rule.default_candidates(DEFAULT_NUM_FRAMES), self.auto.most)
-        assert not isinstance(self.num_frames, str), "no other word is let pass"
-        return self.rule.default_candidates(self.num_frames or DEFAULT_NUM_FRAMES)
+            return max(self.resolved_policy.default_candidates(DEFAULT_NUM_FRAMES), self.auto.max)
+        assert self.num_frames is None or isinstance(self.num_frames, int), "auto is handled above"
+        return self.resolved_policy.default_candidates(self.num_frames or DEFAULT_NUM_FRAMES)
 
     @property
-    def num_wanted(self) -> int | None:
-        """N, or the most that N may be; None for all candidates that a rate gives."""
+    def resolved_frames(self) -> int | None:
+        """N, for "auto" its maximum; None for all candidates that `fps` gives."""
         if self.auto is not None:
-            return self.auto.most if self.num_offered is None else min(self.auto.most, self.num_offered)
-        assert not isinstance(self.num_frames, str), "no other word is let pass"
+            candidates = self.resolved_candidates
+            return self.auto.max if candidates is None else min(self.auto.max, candidates)
+        assert self.num_frames is None or isinstance(self.num_frames, int), "auto is handled above"
         if self.num_frames is not None or self.fps is not None:
             return self.num_frames
-        return self.num_offered if self.rule.name == "all" else DEFAULT_NUM_FRAMES
+        return self.resolved_candidates if self.resolved_policy.name == "all" else DEFAULT_NUM_FRAMES
 
-    def offering_all(self) -> SelectOptions:
-        """The same candidates, and every one of them taken, for whoever chooses later."""
-        undecided: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
-        return replace(self, policy="all", num_candidates=self.num_offered, candidates=self.mode, **undecided)
+    def with_all_candidates(self) -> SelectOptions:
+        """Return options that list the same candidates and take all of them, without this policy."""
+        changes: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
+        changes |= {"policy": "all", "num_candidates": self.resolved_candidates, "candidates": self.mode}
+        if self.num_candidates is None:
+            changes["min_candidates"] = (
+                self.resolved_frames
+            )  # T is the policy's default: short videos list what they have
+        return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         from dataclasses import asdict
 
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**told, "policy": self.rule.name, "limits": None if self.limits is None else asdict(self.limits)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.auto is not None:
+            values |= {"num_frames": AUTO, **{f"auto_{name}": value for name, value in asdict(self.auto).items()}}
+        limits = None if self.limits is None else asdict(self.limits)
+        return {**values, "policy": self.resolved_policy.name, "limits": limits}
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for the rows of two runs to belong together: also the weights of a trained sampler."""
-        told, who = {**self.to_dict(), "threads": None}, self.rule.identity
-        return told if who is None else {**told, "policy_identity": who()}
+        """Return what must be equal for the rows of two runs to belong together: also the weights of a sampler."""
+        values, fingerprint = {**self.to_dict(), "threads": None}, self.resolved_policy.fingerprint()
+        return values if fingerprint is None else {**values, "policy_identity": fingerprint}

@@ -1,11 +1,14 @@
-"""From a video file to what it shows: candidates, the frames a policy chooses, and the classifier's answer."""
+"""From a video file to its label: candidates, the frames a policy chooses, and the classifier's prediction."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +18,35 @@ import torch
 from sosampler._util.devices import check_device
 from sosampler._util.validation import one_of, true_or_false, whole_number
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier
+from sosampler.classifiers.outputs import check_finite
+from sosampler.engine.int8 import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.inference.batch import Answer, Looking, decoded_batches
-from sosampler.inference.decode import FramePool, FrameTask
+from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, Unfit, decoded_batches
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.selection import Selection
+from sosampler.inference.select import choose_frames
+from sosampler.inference.selection import CandidateFrames, Selection, build_selection
+from sosampler.policies.auto import Auto
+from sosampler.policies.base import Choice, Policy
 from sosampler.policies.learned import ONNX, least_size, policy_of
-from sosampler.policies.registry import SCORED, Policy, get_policy, list_policies
-from sosampler.policies.score_rules import split_method
+from sosampler.policies.registry import get_policy, is_policy_name
 from sosampler.samplers.registry import load_sampler
+from sosampler.video.candidates import positions_of
+from sosampler.video.reader import Frames
+from sosampler.video.timeline import Seconds
 
 ON_ERROR = ("raise", "return")
-# Short side of the frames that sampler and classifier look at, unless one of them takes larger ones: what banks hold.
-_LEAST_SIZE = 256
-# Arguments of `select` that a pipeline sets itself.
-_OWN = ("policy", "num_frames", "num_candidates", "candidates", "size", "decode")
+DEFAULT_NUM_FRAMES, DEFAULT_NUM_CANDIDATES = 6, 10
+# Short side of the frames that sampler and classifier get, unless one of them takes larger ones: what banks hold.
+_MIN_SIZE = 256
+# Arguments of `select` that a pipeline sets itself. Without fps, N is the same for all videos, so they share calls.
+_SET_HERE = ("policy", "num_frames", "num_candidates", "min_candidates", "candidates", "size", "decode", "fps")
+# On a CPU the engine is made after this many candidates: making it costs as much as scoring a few videos.
+_ENGINE_AFTER = 48
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a classifier says about the chosen frames of one video."""
+    """What a classifier predicts from the chosen frames of one video."""
 
     video: str
     label: str  # the most probable class
@@ -49,7 +61,7 @@ class Prediction:
         return f"Prediction({self.video!r}, {self.label!r}, probability={self.probability:.4f}, frame_indices={frames})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the pixels and the classes that are not among the top, ready for JSON."""
+        """Return everything but the pixels and the classes that are not among the top, ready for JSON."""
         return {
             "video": self.video,
             "label": self.label,
@@ -63,29 +75,235 @@ class Prediction:
 Result = Prediction | SosamplerError
 
 
-class Pipeline:
-    """Names what videos show, from a few frames of each.
+class BatchClassifier:
+    """Chooses frames of decoded videos and classifies them, many videos in one call.
 
     Args:
-        sampler: who chooses: a sampler, the folder of a saved one, or a policy such as "uniform".
+        options: with the policy, for videos whose frames are not chosen yet.
+        classifier: None returns selections instead of predictions.
+        sampler: the network behind the policy, where the policy takes its N highest scores and nothing else.
+        precision: of the networks; None takes what suits the device.
+        batch_size: videos that share a call at most.
+        top: classes that a prediction lists.
+        keep_frames: keep the pixels in each selection.
+    """
+
+    def __init__(
+        self,
+        options: SelectOptions,
+        classifier: VideoClassifier | None,
+        *,
+        sampler: Any = None,
+        precision: str | None = None,
+        batch_size: int = 1,
+        top: int = 5,
+        keep_frames: bool = False,
+    ) -> None:
+        self.options, self.classifier = options, classifier
+        self._top, self._keep_frames = top, keep_frames
+        # With "auto" each video has its own number of frames, which the engine cannot handle.
+        self._sampler = sampler if options.auto is None and classifier is not None else None
+        self._precision, self._batch_size = precision, batch_size
+        self._engine: Any = None
+        if precision == INT8:
+            int8_file_of(classifier)  # raises where it is missing, before anything is decoded
+        self._seen = 0  # candidates
+        self._began_without = False
+        self._lock = threading.Lock()  # streams of several threads take turns
+
+    @property
+    def engine(self) -> Any:
+        """The `FrameEngine`, which is faster than the networks as they are; None where there is none, or not yet.
+
+        It copies the networks when it is made. On a CPU that takes as long as scoring a few videos, so a single short
+        video is classified without it.
+        """
+        if self._engine is None and self._sampler is not None:
+            on_cpu = getattr(self._sampler, "device", torch.device("cpu")).type == "cpu"
+            precision = self._precision
+            if on_cpu and self._seen <= _ENGINE_AFTER and precision in (None, "float32"):
+                self._began_without = True
+                return None
+            if on_cpu and self._began_without:
+                precision = "float32"  # as for the first videos
+            from sosampler.engine.frame_engine import FrameEngine
+
+            num_frames = self.options.resolved_frames
+            assert num_frames is not None
+            self._engine = FrameEngine(self._sampler, self.classifier, num_frames=num_frames, precision=precision)
+        return self._engine
+
+    def warm_up(self) -> None:
+        """Make the engine now, where there is one to be made."""
+        with self._lock:
+            self._seen = max(self._seen, _ENGINE_AFTER + 1)
+            assert self._sampler is None or self.engine is not None
+
+    def __call__(self, batch: Sequence[Decoded]) -> list[Prediction | Selection | SosamplerError]:
+        """Return results in the order of the videos; those with equally many and large frames share a call."""
+        with self._lock:
+            outcomes = [decoded.outcome for decoded in batch]
+            self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
+            results: dict[int, Prediction | Selection | SosamplerError] = {}
+            chosen: dict[int, Selection] = {}
+            by_shape: dict[tuple[int, ...], list[int]] = {}  # for the engine
+            for index, decoded in enumerate(batch):
+                outcome = decoded.outcome
+                if isinstance(outcome, SosamplerError):
+                    results[index] = outcome
+                elif isinstance(outcome, CandidateFrames) and self._suits_engine(outcome):
+                    assert decoded.shape is not None, "candidates are decoded"
+                    by_shape.setdefault(decoded.shape, []).append(index)
+                else:
+                    selection = self._choose(decoded)
+                    if isinstance(selection, Selection):
+                        chosen[index] = selection
+                    else:
+                        results[index] = selection
+            for indices in by_shape.values():
+                results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
+            results |= self._classify(chosen)
+            return [results[index] for index in range(len(batch))]
+
+    def _suits_engine(self, video: CandidateFrames) -> bool:
+        """Return whether the N highest scores are the choice: enough frames, in time order, none replaced."""
+        wanted = self.options.resolved_frames or len(video.candidates)
+        if self.engine is None or len(video.frame_indices) < wanted:
+            return False
+        return bool((np.diff(video.frame_indices) > 0).all())
+
+    def _run_engine(self, group: Sequence[Decoded]) -> list[Prediction]:
+        """Score, choose and classify candidates of one shape in one call."""
+        begin = time.perf_counter()
+        # A GPU is prepared for each shape anew, so shared calls are all of one size there.
+        padded = len(group) > 1 and self.engine.device.type == "cuda"
+        frames = _stack(group, max(len(group), self._batch_size if padded else 1))  # [B, T, H, W, 3]
+        videos = [decoded.outcome for decoded in group if isinstance(decoded.outcome, CandidateFrames)]
+        positions = np.zeros(frames.shape[:2], dtype=np.float32)  # [B, T]
+        for row, video in enumerate(videos):
+            positions[row] = self._positions(video.pts_seconds, video)
+        assert self.classifier is not None, "an engine has a classifier"
+        output = self.engine.run(frames, torch.from_numpy(positions)).check(self.classifier.name)
+        chosen, scores = output.chosen.cpu().numpy(), output.scores.float().cpu().numpy()
+        probabilities = output.probabilities.float().cpu().numpy()
+        seconds = (time.perf_counter() - begin) / len(group)
+        return [
+            self._prediction(
+                build_selection(replace(video, frames=frames[row]), self.options, Choice(chosen[row], scores[row])),
+                probabilities[row],
+                seconds,
+            )
+            for row, video in enumerate(videos)
+        ]
+
+    def _choose(self, decoded: Decoded) -> Selection | SosamplerError:
+        """Return the selection of one video, by the policy where its frames are not chosen yet."""
+        frames, outcome = decoded.take(), decoded.outcome
+        if isinstance(outcome, Selection):
+            return replace(outcome, frames=frames)
+        assert isinstance(outcome, CandidateFrames)
+        video = replace(outcome, frames=frames)
+        try:
+            return build_selection(video, self.options, choose_frames(video, self.options, frames))
+        except InvalidArgument as error:  # too few frames
+            return error
+
+    def _classify(self, selections: dict[int, Selection]) -> dict[int, Prediction | Selection]:
+        if self.classifier is None:
+            kept = self._keep_frames
+            return {index: one if kept else replace(one, frames=None) for index, one in selections.items()}
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, selection in selections.items():
+            assert selection.frames is not None, "a pipeline decodes"
+            groups.setdefault(selection.frames.shape, []).append(index)
+        results: dict[int, Prediction | Selection] = {}
+        for indices in groups.values():
+            begin = time.perf_counter()
+            group = [selections[index] for index in indices]
+            frames = torch.stack([selection.to_torch() for selection in group])  # [B, N, 3, H, W]
+            positions = np.stack([self._positions(selection.pts_seconds, selection) for selection in group])  # [B, N]
+            outputs = check_finite(self._network(frames, torch.from_numpy(positions)), self.classifier.name)
+            probabilities = outputs.float().cpu().numpy()
+            seconds = (time.perf_counter() - begin) / len(indices)
+            for index, selection, row in zip(indices, group, probabilities, strict=True):
+                results[index] = self._prediction(selection, row, seconds)
+        return results
+
+    @property
+    def _network(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Chosen frames [B, N, 3, H, W] and their positions [B, N] -> probabilities [B, C]."""
+        assert self.classifier is not None
+        if self.engine is not None:
+            classify: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.engine.classify
+            return classify
+        if self._precision == INT8:
+            return lambda frames, _: self._int8(frames)
+        return self.classifier.clip_probs
+
+    @cached_property
+    def _int8(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        return int8_classifier(self.classifier, "onnxruntime")
+
+    def _positions(self, pts_seconds: Seconds, video: Selection | CandidateFrames) -> np.ndarray:
+        """Return for each frame the fraction, 0..1, of the video or of start..end that has passed."""
+        metadata, start, end = video.metadata, self.options.start, self.options.end
+        begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
+        ends = metadata.start_seconds + metadata.duration
+        return positions_of(pts_seconds, begins, (ends if end is None else min(end, ends)) - begins)
+
+    def _prediction(self, selection: Selection, probabilities: np.ndarray, seconds: float) -> Prediction:
+        assert self.classifier is not None
+        order = np.argsort(-probabilities, kind="stable")[: self._top]
+        top = tuple((str(self.classifier.class_names[index]), float(probabilities[index])) for index in order)
+        selecting = selection.timing["total"]
+        return Prediction(
+            video=selection.video,
+            label=top[0][0],
+            probability=top[0][1],
+            top=top,
+            probabilities=probabilities,
+            selection=selection if self._keep_frames else replace(selection, frames=None),
+            timing={"select": selecting, "classify": seconds, "total": selecting + seconds},
+        )
+
+
+def _stack(group: Sequence[Decoded], size: int) -> Frames:
+    """Copy the frames of equally large videos once, into one array padded with black videos up to `size`."""
+    if size == 1:
+        return group[0].take()[None]  # without a copy where it was decoded in this process
+    shape = group[0].shape
+    assert shape is not None, "candidates are decoded"
+    frames = np.empty((size, *shape), dtype=np.uint8)
+    for row, decoded in enumerate(group):
+        decoded.take(frames[row])
+    frames[len(group) :] = 0
+    return frames
+
+
+class Pipeline:
+    """Classifies videos from a few frames of each.
+
+    Args:
+        sampler: what chooses the frames: a sampler, the folder of a saved one, or a policy such as "uniform".
         classifier: a classifier, the folder of a saved one, or the name of one.
-        num_candidates: T, frames that are offered of each video.
-        num_frames: N, frames that the classifier sees; 6 if not given, with policy "all" all candidates. "auto" leaves
-            it to the sampler, video by video, as in `select`; auto_min, auto_max and auto_tolerance go with it.
+        num_candidates: T, candidate frames of each video.
+        num_frames: N, frames that the classifier sees; 6 if not given, with policy "all" all candidates. "auto" or
+            `so.Auto()`: the sampler decides, video by video, as in `select`, with auto_min, auto_max, auto_tolerance.
         candidates: "exact", "keyframe" or "snap", as in `select`.
-        size: short side of the frames, never enlarged; None takes 256, or what sampler or classifier take where that
-            is more. Both bring them to their own input from there.
+        size: short side of the frames, never enlarged; None takes 256, or more where sampler or classifier take more.
+            Both resize them to their own input.
         batch_size: videos that share one call of the classifier, as far as their frames are equally large.
-        device: where both run. Without it what is given as an object stays where it is, and what is loaded goes to
-            the GPU if there is one.
+        device: where both run. Without it objects stay where they are, and what is loaded goes to the GPU if there is
+            one.
         precision: of the networks: "float32", "bfloat16" or "float16". None leaves the classifier as it is; where a
-            sampler chooses, it takes what the device is good at. "int8" is for a classifier that `quantize_classifier`
+            sampler chooses, it takes what suits the device. "int8" is for a classifier that `quantize_classifier`
             was given, on a CPU; the sampler stays in float32.
         top: how many classes a prediction lists.
         workers: videos of a list that are decoded at a time; None takes one a core. Many videos are decoded in
             processes of their own, few in threads; 0 decodes one after the other, in this process.
         keep_frames: keep the pixels in each `prediction.selection`.
-        options: what else `select` takes: grid, start, end, seed, on_short, decoder, limits, ...
+        classifier_options: arguments of `create_classifier` where `classifier` is a name: weights, input_size, ...
+        options: other arguments of `select`: grid, start, end, seed, on_short, decoder, limits, ...
 
     Examples:
         >>> import sosampler as so
@@ -102,8 +320,8 @@ class Pipeline:
         sampler: Any,
         classifier: Any,
         *,
-        num_candidates: int = 10,
-        num_frames: int | str | None = None,
+        num_candidates: int = DEFAULT_NUM_CANDIDATES,
+        num_frames: int | str | Auto | None = None,
         candidates: str | None = None,
         size: int | None = None,
         batch_size: int = 8,
@@ -112,19 +330,24 @@ class Pipeline:
         top: int = 5,
         workers: int | None = None,
         keep_frames: bool = False,
+        classifier_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.batch_size = whole_number("batch_size", batch_size)
         self.top = whole_number("top", top)
         self.workers = None if workers is None else whole_number("workers", workers, at_least=0)
-        self.keep_frames = true_or_false("keep_frames", keep_frames)
         whole_number("num_candidates", num_candidates)
         if size is not None:
             whole_number("size", size)
         self.policy, network = _policy(sampler, device)
         if num_frames is None and self.policy.name != "all":
-            num_frames = min(6, num_candidates)
-        _check_options(options)
+            num_frames = min(DEFAULT_NUM_FRAMES, num_candidates)
+        allowed = [each.name for each in fields(SelectOptions) if each.name not in _SET_HERE]
+        for name in options:
+            if name not in allowed:
+                raise InvalidArgument(
+                    f"a pipeline has no option {name!r}; besides its own it takes: {', '.join(allowed)}"
+                )
         # Wrong numbers are refused before a large network is loaded.
         self._options = SelectOptions(
             policy=self.policy,
@@ -134,28 +357,33 @@ class Pipeline:
             size=size,
             **options,
         )
-        self.classifier = _classifier(classifier, device, precision)
-        # Classifiers themselves know no int8; what looks at videos for the pipeline does.
+        self.classifier = _classifier(classifier, device, precision, classifier_options)
+        # Classifiers themselves have no int8; BatchClassifier does.
         self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
         if size is None:
-            needed = max(_LEAST_SIZE, least_size(self.classifier.preprocessing), self.policy.least_size or 0)
+            needed = max(_MIN_SIZE, least_size(self.classifier.preprocessing), self.policy.min_size or 0)
             self._options = replace(self._options, size=needed)
         length = getattr(self.classifier, "length", None)
         if length is not None:
             length.fitted(self.num_frames, self.classifier.name)
+        # What another machine needs to build the same pipeline.
+        self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
+        self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision}
+        names = ("num_frames", "num_candidates", "candidates", "size", *allowed)
+        self.arguments |= {name: getattr(self._options, name) for name in names}
         if precision is None and getattr(self.classifier, "precision", "float32") != "float32":
-            precision = self.classifier.precision  # type: ignore[attr-defined]  # somebody asked for it before
-        # Networks that were put in different places stay there, and are asked one after the other.
+            precision = self.classifier.precision  # type: ignore[attr-defined]  # the object was made with it
+        # Networks on different devices stay there and are called one after the other.
         apart = getattr(self.classifier, "device", None) not in (None, getattr(network, "device", None))
-        self._looking = Looking(
-            self.policy,
-            None if apart else network,
-            self.classifier,
+        self.batch_classifier = BatchClassifier(
             self._options,
+            self.classifier,
+            sampler=None if apart else network,
             precision=precision,
             batch_size=self.batch_size,
+            top=self.top,
+            keep_frames=true_or_false("keep_frames", keep_frames),
         )
-        self._by_name = _name_of(sampler, self.policy)
 
     @property
     def options(self) -> SelectOptions:
@@ -164,10 +392,10 @@ class Pipeline:
 
     @property
     def num_frames(self) -> int:
-        """N; of num_frames="auto" the most that it may be."""
-        wanted = self._options.num_wanted
-        assert wanted is not None, "a pipeline takes no rate, so there is a number"
-        return wanted
+        """N; for num_frames="auto" its maximum."""
+        num_frames = self._options.resolved_frames
+        assert num_frames is not None, "a pipeline has no fps, so there is a number"
+        return num_frames
 
     @property
     def num_candidates(self) -> int:
@@ -186,125 +414,97 @@ class Pipeline:
             f"{self._options.mode} candidates, short side {self.size})"
         )
 
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal for the rows of two runs to belong together."""
+        from sosampler.classifiers.factory import classifier_identity
+
+        identity = classifier_identity(self.classifier, self.precision)
+        return {**self._options.identity(), "classifier": identity, "precision": self.precision, "top": self.top}
+
     def warm_up(self) -> Pipeline:
         """Make the networks ready for speed now; otherwise that is done when there is more than a video or two.
 
-        Only where a sampler chooses. The networks are copied as they are then: what is learned later is not seen.
+        Only where a sampler chooses. The networks are copied as they are: later training has no effect.
         """
-        self._looking.warm_up()
+        self.batch_classifier.warm_up()
         return self
 
     def __call__(self, videos: Any, *, on_error: str | None = None) -> Any:
-        """A `Prediction` for a video; for a list of videos a list in the same order.
+        """Return a `Prediction` for a video; for a list of videos a list in the same order.
 
-        A video is whatever `select` takes. One that cannot be read raises `VideoError`; in a list its place holds that
-        error and the others go on. `on_error` "raise" or "return" asks for one or the other in either case.
+        A video is whatever `select` takes. One that cannot be read raises `VideoError`; in a list that error is
+        returned in its position and the others continue. `on_error` "raise" or "return" sets either behaviour.
         """
         if isinstance(videos, (list, tuple)):
             return list(self.stream(videos, on_error=on_error or "return"))
         one_of("on_error", on_error or "raise", ON_ERROR)
-        with (
-            FramePool(1, processes=False, ahead=1, held=1) as pool,
-            closing(pool.decoded([self._task(videos, self._options.threads)])) as decoded,
-        ):
-            (answer,) = self._looking.at(list(decoded))
-        if isinstance(answer, Answer):
-            return self._prediction(answer)
-        if on_error == "return":
-            return answer
-        raise answer
+        step, otherwise = self.decode_steps(self._options.threads)
+        outcome = step(videos)
+        if isinstance(outcome, Unfit):
+            assert otherwise is not None
+            outcome = otherwise(videos)
+        (result,) = self.batch_classifier([Decoded(outcome)])
+        if isinstance(result, SosamplerError) and on_error != "return":
+            raise result
+        return result
 
     def stream(self, videos: Iterable[Any], *, on_error: str = "return") -> Iterator[Result]:
-        """Results in the order of the videos, as they come: memory does not grow with their number.
+        """Yield results in the order of the videos, as they come: memory does not grow with their number.
 
-        Whatever one video does, be it that the process decoding it dies, the others go on.
+        An error of one video, even one that kills the process decoding it, does not stop the others.
         """
         one_of("on_error", on_error, ON_ERROR)
         return self._stream(videos, on_error)
 
     def _stream(self, videos: Iterable[Any], on_error: str) -> Iterator[Result]:
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
-        threads = self._options.threads or 1
+        step, otherwise = self.decode_steps(self._options.threads or 1)
         batches = decoded_batches(
-            videos, lambda video: self._task(video, threads), workers=self.workers, batch_size=self.batch_size
+            videos, lambda video: FrameTask(video, step, otherwise), workers=self.workers, batch_size=self.batch_size
         )
         with closing(batches):
             for batch in batches:
-                for answer in self._looking.at(batch):
-                    if isinstance(answer, Answer):
-                        yield self._prediction(answer)
-                    elif on_error == "return":
-                        yield answer
-                    else:
-                        raise answer
+                for result in self.batch_classifier(batch):
+                    assert not isinstance(result, Selection), "there is a classifier"
+                    if isinstance(result, SosamplerError) and on_error == "raise":
+                        raise result
+                    yield result
 
-    def _task(self, video: Any, threads: int | None) -> FrameTask:
-        """What is to be decoded of a video: what a rule chooses, or all candidates for a network that looks at them."""
+    def decode_steps(self, threads: int | None) -> tuple[DecodeStep, DecodeStep | None]:
+        """Return how a video is decoded, and how where its candidates are unfit for the sampler.
+
+        Policies without weights choose while they decode; a network gets all candidates.
+        """
         options = replace(self._options, threads=threads)
-        if self._by_name is not None:
-            return FrameTask(video, replace(options, policy=self._by_name), choose=True)
+        if self.policy.spec is not None and not self.policy.has_weights:
+            return DecodeStep(replace(options, policy=self.policy.spec)), None
         if not self.policy.needs_frames:
-            return FrameTask(video, options, choose=True)
-        offered = options.offering_all()
-        least = self.policy.least_size or 1
-        return FrameTask(video, offered, choose=False, least_size=least, otherwise=options)
-
-    def _prediction(self, answer: Answer) -> Prediction:
-        selection, probabilities = answer.selection, answer.probabilities
-        order = np.argsort(-probabilities, kind="stable")[: self.top]
-        top = tuple((str(self.classifier.class_names[place]), float(probabilities[place])) for place in order)
-        choosing = selection.timing["total"]
-        return Prediction(
-            video=selection.video,
-            label=top[0][0],
-            probability=top[0][1],
-            top=top,
-            probabilities=probabilities,
-            selection=selection if self.keep_frames else replace(selection, frames=None),
-            timing={"select": choosing, "classify": answer.seconds, "total": choosing + answer.seconds},
-        )
+            return DecodeStep(options), None
+        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=self.policy.min_size or 1)
+        return step, DecodeStep(options)
 
 
 def _policy(given: Any, device: Any) -> tuple[Policy, Any]:
-    """Who chooses; and the network of torch, where it is a sampler whose N best are taken."""
+    """Return the policy; and the torch network, where it is a sampler whose N highest scores are taken."""
     if isinstance(given, torch.nn.Module) and hasattr(given, "score") and hasattr(given, "preprocessing"):
         return policy_of(given, device=device), given
-    if not _is_sampler_folder(given) or device == ONNX:
+    is_folder = isinstance(given, os.PathLike) or (isinstance(given, str) and not is_policy_name(given))
+    files = ("config.json", "model.safetensors")
+    if device == ONNX or not is_folder or not all((Path(given) / file).is_file() for file in files):
         return get_policy(given, device=device), None
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
-    sampler = load_sampler(Path(given)).to(check_device(where))
+    sampler = load_sampler(Path(given)).to(check_device(_default_device(device)))
     return policy_of(sampler, name=os.fspath(given)), sampler
 
 
-def _is_sampler_folder(given: Any) -> bool:
-    """Whether it names the folder of a sampler with weights for torch, and no rule."""
-    if isinstance(given, str) and (given in list_policies() or split_method(given)[0] in SCORED):
-        return False
-    files = ("config.json", "model.safetensors")
-    return isinstance(given, (str, os.PathLike)) and all((Path(given) / file).is_file() for file in files)
-
-
-def _name_of(given: Any, policy: Policy) -> str | None:
-    """By what name another process finds the same policy; None where it cannot."""
-    if isinstance(given, Policy):
-        return given.name if given.name in list_policies() and get_policy(given.name) is given else None
-    return given if isinstance(given, str) and policy.identity is None else None
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    # Without a rate N is the same for all videos, so that they can share a call.
-    allowed = [each.name for each in fields(SelectOptions) if each.name not in (*_OWN, "fps")]
-    for name in options:
-        if name not in allowed:
-            raise InvalidArgument(f"a pipeline has no option {name!r}; besides its own it takes: {', '.join(allowed)}")
+def _default_device(device: Any) -> Any:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
 
 
 def load_classifier(name: Any, *, device: Any = None, **settings: Any) -> VideoClassifier:
-    """`create_classifier` on the GPU if there is one; a network that has not learned its classes is refused."""
+    """`create_classifier` on the GPU if there is one; a network without trained classes is refused."""
     from sosampler.classifiers.factory import create_classifier
 
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
-    classifier = create_classifier(name, device=where, **settings)
+    classifier = create_classifier(name, device=_default_device(device), **settings)
     if classifier.fresh_head:
         raise InvalidArgument(
             f"classifier {str(name)!r} has a random last layer, so its answers mean nothing; give its weights, or the "
@@ -313,12 +513,12 @@ def load_classifier(name: Any, *, device: Any = None, **settings: Any) -> VideoC
     return classifier
 
 
-def _classifier(given: Any, device: Any, precision: str | None) -> VideoClassifier:
+def _classifier(given: Any, device: Any, precision: str | None, options: dict[str, Any] | None) -> VideoClassifier:
     if precision is not None:
         one_of("precision", precision, (*PRECISIONS, INT8))
-    own = None if precision == INT8 else precision
+    float_precision = None if precision == INT8 else precision
     if isinstance(given, (str, os.PathLike)):
-        return load_classifier(given, device=device, precision=own)
+        return load_classifier(given, device=device, precision=float_precision, **(options or {}))
     for member in ("clip_probs", "class_names", "name", "preprocessing"):
         if not hasattr(given, member):
             raise InvalidArgument(
@@ -327,7 +527,7 @@ def _classifier(given: Any, device: Any, precision: str | None) -> VideoClassifi
             )
     if device is not None and hasattr(given, "to"):
         given = given.to(check_device(device))
-    if own is not None:
-        given.precision = own
+    if float_precision is not None:
+        given.precision = float_precision
     classifier: VideoClassifier = given
     return classifier

@@ -1,80 +1,35 @@
-"""What choosing frames has in common, for one video at a time and for many in batches."""
+"""`select`: list the candidates of a video, decode them, and let a policy choose."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
 from sosampler.errors import InvalidArgument
-from sosampler.inference.candidates import offer
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.selection import Candidates, Selection
-from sosampler.policies.registry import Choice, Policy
-from sosampler.video.candidates import segment_centres
+from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
+from sosampler.policies.auto import Auto
+from sosampler.policies.base import Choice, choose_one
+from sosampler.video.candidates import grid_indices, keyframe_positions, rate_times, segment_centres, snap
 from sosampler.video.limits import Limits, Size, target_size
-from sosampler.video.reader import FrameBatch, VideoMetadata, VideoReader
+from sosampler.video.reader import FrameBatch, Frames, VideoMetadata, VideoReader
 from sosampler.video.source import open_video, source_name
 from sosampler.video.timeline import Indices
 
-# Policies that look at pixels decode all T candidates once and keep them up to this size; beyond it they look at small
-# copies, and the N winners are decoded a second time.
+# All T candidates are decoded in the final size and kept where they take at most this many bytes. Above, a policy
+# sees small copies, and the N chosen frames are decoded a second time.
 MAX_KEPT_BYTES = 1 << 30
-
-
-def open_with(source: Any, options: SelectOptions) -> VideoReader:
-    """A video, as the options ask to read it."""
-    return open_video(
-        source,
-        decoder=cast(Any, options.decoder),
-        threads=options.threads,
-        limits=options.limits,
-        folder_fps=options.folder_fps,
-    )
-
-
-def capped_size(size: Size, metadata: VideoMetadata) -> Size:
-    """A short side of at most that of the video; other sizes as they are."""
-    return min(size, metadata.width, metadata.height) if isinstance(size, int) else size
-
-
-def too_few(name: str, wanted: int, there: int) -> InvalidArgument:
-    """The error for on_short="error"."""
-    return InvalidArgument(
-        f"{name}: {wanted} frames were requested but only {there} are there; "
-        'ask for fewer, or allow on_short="repeat" or "fewer"'
-    )
-
-
-def with_repeats(positions: Indices, candidate_of: Indices, wanted: int, on_short: str) -> Indices:
-    """Chosen positions among the frames that differ, some of them again where there are fewer than wanted.
-
-    `candidate_of` [T]: for each candidate the frame that it is.
-    """
-    if wanted <= len(positions) or on_short != "repeat":
-        return positions
-    # All candidates were asked for: as they are, repeats and all. Otherwise what was chosen is repeated evenly.
-    return candidate_of if wanted == len(candidate_of) else positions[segment_centres(len(positions), wanted)]
-
-
-def timing(begin: float, opened: float, listed: float, done: float) -> dict[str, float]:
-    """Seconds of each part, by the names that a selection has, from the moments at which the parts ended."""
-    return {
-        "open": opened - begin,
-        "candidates": listed - opened,
-        "choose_and_decode": done - listed,
-        "total": done - begin,
-    }
-
-
-_SCORING_SIZE = 256
+_SCORING_SIZE = 256  # short side of these copies, in pixels
 
 
 def select(
     source: Any,
-    num_frames: int | str | None = None,
+    num_frames: int | str | Auto | None = None,
     *,
     num_candidates: int | None = None,
     policy: Any = None,
@@ -100,11 +55,11 @@ def select(
 
     Args:
         source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
-        num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto"
-            leaves it to a trained sampler: the fewest of which it expects little less than of any other number.
+        num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto" or
+            `so.Auto(min, max, tolerance)`: a trained sampler decides, the fewest frames that cost little accuracy.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (general: 32, or 4 N where N is
             above 8; uniform: T = N).
-        policy: who chooses: one of `sosampler.list_policies()`, a sampler, or the folder of a saved one. "+aks",
+        policy: one of `sosampler.list_policies()`, a `Policy`, a sampler, or the folder of a saved one. "+aks",
             "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time. None takes "general", the
             sampler that ships with the package; "uniform" where nothing is decoded or all candidates are taken.
         candidates: "exact" frames (the default), "keyframe" (many times faster to decode), or "snap": the keyframe
@@ -113,19 +68,19 @@ def select(
             "stratified" (random in each segment, by `seed`), "jitter" (the paper's test grid).
         fps: candidates at this rate instead of a number of them.
         start, end: only frames whose timestamp lies in start <= t < end, in seconds as in `pts_seconds`.
-        on_short: too few frames or keyframes: "repeat" some, give "fewer", or "error".
+        on_short: for videos with too few frames or keyframes: "repeat" some, return "fewer", or raise an "error".
         snap_tolerance: seconds, for candidates="snap".
         seed: for the random policy and the stratified grid.
         size: None for the stored size, the short side, or (height, width).
-        decode: False gives numbers and times only, for policies that need no pixels.
+        decode: False returns frame numbers and times without pixels.
         decoder: "pyav" (the default) or "torchcodec".
-        threads: for this video; None takes what the machine has. 1 where many videos are read side by side.
+        threads: decoding threads; None takes those of the machine. Give 1 where many videos are read in parallel.
         limits: guards against hostile files.
-        folder_fps: the rate of the images of a folder.
-        auto_min, auto_max: for num_frames="auto", the least and the most frames; 1 and 16 if not given. A video with
-            fewer gives all it has.
-        auto_tolerance: for num_frames="auto", how much lower the expected share of right answers may be for the sake of
-            fewer frames; 0.005 if not given.
+        folder_fps: frame rate of a folder of images.
+        auto_min, auto_max: for num_frames="auto", the minimum and maximum number of frames; 1 and 16 if not given. A
+            video with fewer frames returns all it has.
+        auto_tolerance: for num_frames="auto", how much lower the expected accuracy may be for the sake of fewer
+            frames; 0.005 if not given.
 
     Examples:
         >>> import sosampler as so
@@ -163,104 +118,234 @@ def select(
     return select_with(source, options)
 
 
-def select_with(source: Any, options: SelectOptions, *, no_larger: bool = False) -> Selection:
-    """`select` with its arguments in one object, for callers that keep them.
+def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Selection:
+    """Run `select` with its arguments in one object. Without `enlarge`, `size` never exceeds the video's own."""
+    with open_candidates(source, options, enlarge=enlarge) as opened:
+        policy, video = options.resolved_policy, opened.video
+        frames: Frames | None = None
+        if policy.needs_frames and opened.can_score(policy.min_size):
+            decoded = opened.decode()
+            frames = decoded.frames
+            video = decoded if options.decode else video
+        elif policy.needs_frames:
+            frames = opened.read(video.frame_indices, opened.scoring_size(policy.min_size)).frames
+        choice = choose_frames(video, options, frames)
+        read = opened.read if options.decode and video.frames is None else None
+        selection = build_selection(video, options, choice, read)
+        return replace(selection, **opened.summary())
 
-    `no_larger`: frames of a video whose short side is below `size` stay as they are stored.
-    """
-    begin = time.perf_counter()
-    reader = open_with(source, options)
+
+def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames | None) -> Choice:
+    """Let the policy choose among the D distinct frames of a video; `frames` [D, H, W, 3] where it needs them."""
+    count, auto = len(video.frame_indices), options.auto
+    wanted = options.resolved_frames or len(video.candidates)
+    needed = wanted if auto is None else auto.min
+    if needed > count and options.on_short == "error":
+        raise InvalidArgument(
+            f"{video.video}: {needed} frames were asked for but only {count} are there; "
+            'ask for fewer, or allow on_short="repeat" or "fewer"'
+        )
+    return choose_one(
+        options.resolved_policy,
+        count,
+        min(wanted, count),
+        frames,
+        seed=options.seed,
+        pts_seconds=video.pts_seconds,
+        auto=auto,
+    )
+
+
+# ---- an open video
+
+
+@dataclass(frozen=True, eq=False)
+class OpenCandidates:
+    """An open video whose candidates are listed and not yet decoded."""
+
+    reader: VideoReader
+    video: CandidateFrames  # without pixels
+    size: Size  # of the frames of the result
+    began: float  # time.perf_counter()
+    notes: list[str]
+
+    def can_score(self, min_size: int | None) -> bool:
+        """Return whether a policy can score the frames in the size of the result.
+
+        They must fit into memory and, where `min_size` is given, keep their aspect ratio and a short side of at least
+        that, as far as the video has it.
+        """
+        width, height = self.video.metadata.width, self.video.metadata.height
+        shown = target_size(width, height, self.size)
+        if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > MAX_KEPT_BYTES:
+            return False
+        return min_size is None or (not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height))
+
+    def scoring_size(self, min_size: int | None) -> int:
+        """Return the short side of small copies for scoring; never larger than stored."""
+        return min(max(_SCORING_SIZE, min_size or 0), self.video.metadata.width, self.video.metadata.height)
+
+    def decode(self) -> CandidateFrames:
+        """Decode every distinct candidate once."""
+        batch = self.read(self.video.frame_indices)
+        return replace(
+            self.video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds, frames=batch.frames
+        )
+
+    def read(self, indices: Indices, size: Size = None) -> FrameBatch:
+        """Decode some frames, in the size of the result unless another is given."""
+        batch = self.reader.read(indices, size=size or self.size)
+        self.notes.extend(batch.notes)
+        return batch
+
+    def summary(self) -> dict[str, Any]:
+        """Return notes and seconds spent so far, as a selection names them."""
+        total = time.perf_counter() - self.began
+        spent = self.video.timing
+        timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
+        return {"timing": timing, "notes": tuple(dict.fromkeys((*self.reader.notes, *self.notes)))}
+
+
+@contextmanager
+def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
+    """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
+    began = time.perf_counter()
+    reader = open_video(
+        source,
+        decoder=cast(Any, options.decoder),
+        threads=options.threads,
+        limits=options.limits,
+        folder_fps=options.folder_fps,
+    )
     try:
-        size = capped_size(options.size, reader.metadata) if no_larger else options.size
-        if size != options.size:
-            options = replace(options, size=size)
+        size = options.size if enlarge else fit_size(options.size, reader.metadata)
         opened = time.perf_counter()
         notes: list[str] = []
-        offered = offer(reader, options, notes)
-        listed = time.perf_counter()
-        chosen, choice, batch = _choose(reader, options, offered, notes)
-        metadata = reader.metadata
-        notes[:0] = reader.notes
+        candidates = list_candidates(reader, options, notes)
+        distinct, first = np.unique(candidates.frame_indices, return_index=True)
+        video = CandidateFrames(
+            video=source_name(source),
+            candidates=candidates,
+            frame_indices=distinct,
+            pts_seconds=candidates.pts_seconds[first],
+            metadata=reader.metadata,
+            timing={"open": opened - began, "candidates": time.perf_counter() - opened},
+        )
+        yield OpenCandidates(reader, video, size, began, notes)
     except MemoryError as error:
         raise InvalidArgument(
-            f"{reader.name}: what was asked for does not fit into memory; "
+            f"{reader.name}: the frames do not fit into memory; "
             "ask for fewer frames or candidates, a smaller size, or decode=False"
         ) from error
     finally:
         reader.close()
-    done = time.perf_counter()
-    scores = choice.scores
-    if batch is not None:
-        notes.extend(batch.notes)
-        # A frame that stands in for a damaged one may lie behind its neighbour.
-        order = np.argsort(batch.frame_indices, kind="stable")
-        chosen = chosen[order]
-        frame_indices, pts_seconds = batch.frame_indices[order], batch.pts_seconds[order]
-        frames = batch.frames if (order == np.arange(len(order))).all() else batch.frames[order]
-    else:
-        frame_indices, pts_seconds, frames = offered.frame_indices[chosen], offered.pts_seconds[chosen], None
-    return Selection(
-        video=source_name(source),
-        policy=options.rule.name,
-        frame_indices=frame_indices,
-        pts_seconds=pts_seconds,
-        candidates=replace(offered, scores=scores),
-        metadata=metadata,
-        scores=None if scores is None else scores[chosen],
-        frames=frames,
-        timing=timing(begin, opened, listed, done),
-        notes=tuple(dict.fromkeys(notes)),
-        asked=None if options.auto is None else options.auto.told(choice.expected),
+
+
+def fit_size(size: Size, metadata: VideoMetadata) -> Size:
+    """Limit a short side to that of the video; other sizes stay as they are."""
+    return min(size, metadata.width, metadata.height) if isinstance(size, int) else size
+
+
+# ---- which frames are candidates
+
+
+def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
+    """Place candidates on the grid, moved to keyframes where the mode asks for it. Add to the notes what is short."""
+    first, last = _frame_range(reader, options)
+    targets = _targets(reader, options, first, last, notes)
+    if options.mode == "keyframe":
+        return _keyframes(reader, options, targets, first, last, notes)
+    frame_indices, timeline = targets, reader.timeline()
+    if options.mode == "snap":
+        keys = timeline.keyframe_indices
+        keys = keys[(keys >= first) & (keys < last)]
+        frame_indices = snap(
+            targets, timeline.seconds(targets), keys, timeline.seconds(keys), tolerance=options.snap_tolerance
+        )
+    pts_seconds = timeline.seconds(frame_indices)
+    moved_seconds = pts_seconds - timeline.seconds(targets)
+    return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
+
+
+def _frame_range(reader: VideoReader, options: SelectOptions) -> tuple[int, int]:
+    if options.start is None and options.end is None:
+        return 0, reader.total_num_frames
+    timeline = reader.timeline()
+    first, last = timeline.range_of(options.start, options.end)
+    if first >= last:
+        begins, ends = float(timeline.seconds(0)), float(timeline.to_seconds(timeline.end_pts))
+        raise InvalidArgument(
+            f"{reader.name}: no frame lies between start={options.start} and end={options.end}; "
+            f"its frames run from {begins:.3f} to {ends:.3f} s"
+        )
+    return first, last
+
+
+def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int, notes: list[str]) -> Indices:
+    if options.fps is not None:
+        return _targets_at_rate(reader, options, options.fps, first, last, notes)
+    count, total = options.resolved_candidates, last - first
+    assert count is not None, "without fps there is a number"
+    minimum = options.resolved_frames or 1 if options.num_candidates is None else options.min_candidates
+    if minimum is not None:
+        count = min(count, max(minimum, total))
+    if total < count and options.on_short != "error":
+        notes.append(f"{total} frames for {count} candidates; {_handling(options.on_short, 'frame')}")
+    # The paper's test grid has its own seed, the same for every video.
+    seed = None if options.grid == "jitter" else options.seed
+    grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
+    return first + grid_indices(total, count, grid=grid, on_short=on_short, seed=seed)
+
+
+def _targets_at_rate(
+    reader: VideoReader, options: SelectOptions, fps: float, first: int, last: int, notes: list[str]
+) -> Indices:
+    timeline = reader.timeline()
+    begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
+    ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
+    times = rate_times(
+        begins, min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end), fps
     )
+    targets = np.clip(timeline.index_at(times), first, last - 1)
+    distinct = np.unique(targets)
+    if len(distinct) == len(targets):
+        return targets
+    if options.on_short == "error":
+        raise InvalidArgument(
+            f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
+            'lower fps, or allow on_short="repeat" or "fewer"'
+        )
+    handling = _handling(options.on_short, "frame")
+    notes.append(f"{len(distinct)} frames for {len(targets)} moments at {fps:g} fps; {handling}")
+    return distinct if options.on_short == "fewer" else targets
 
 
-def _choose(
-    reader: VideoReader, options: SelectOptions, offered: Candidates, notes: list[str]
-) -> tuple[Indices, Choice, FrameBatch | None]:
-    """Positions of the chosen among the candidates [N], the choice with scores of all [T], and the chosen frames."""
-    # A short video repeats frames among its candidates. The policy sees each once, so that none is chosen twice
-    # while another is left.
-    distinct, first_position, candidate_of = np.unique(offered.frame_indices, return_index=True, return_inverse=True)
-    wanted = options.num_wanted or len(offered)
-    least = wanted if options.auto is None else options.auto.least
-    if least > len(distinct) and options.on_short == "error":
-        raise too_few(reader.name, least, len(distinct))
-    count = min(wanted, len(distinct))
-    rule, size = options.rule, options.size
-    batch: FrameBatch | None = None
-    kept = False
-    if rule.needs_frames:
-        few_bytes = _bytes_at(reader, size) * len(distinct) <= MAX_KEPT_BYTES
-        kept = few_bytes and _shows_enough(reader, size, rule)
-        batch = reader.read(distinct, size=size if kept else _size_for_scoring(reader, rule))
-        notes.extend(batch.notes)
-    choice: Choice = rule.choose(len(distinct), count, None if batch is None else batch.frames, options.seed)
-    positions = choice.positions
-    if options.auto is None:
-        positions = with_repeats(positions, candidate_of, wanted, options.on_short)
-    choice = replace(choice, scores=None if choice.scores is None else choice.scores[candidate_of])
-    chosen = first_position[positions]
-    if not options.decode:
-        return chosen, choice, None
-    if batch is not None and kept:
-        picked = FrameBatch(batch.frames[positions], batch.frame_indices[positions], batch.pts_seconds[positions])
-        return chosen, choice, picked
-    return chosen, choice, reader.read(distinct[positions], size=size)
+def _keyframes(
+    reader: VideoReader, options: SelectOptions, targets: Indices, first: int, last: int, notes: list[str]
+) -> Candidates:
+    keys = reader.keyframe_indices()
+    inside = np.flatnonzero((keys >= first) & (keys < last))
+    if not len(inside):
+        raise InvalidArgument(
+            f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
+        )
+    if len(inside) < len(targets) and options.on_short != "error":
+        handling = _handling(options.on_short, "keyframe")
+        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {handling}")
+    positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
+    frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
+    if not np.array_equal(frame_indices, keys[inside[positions]]):
+        # The container's index did not have the true numbers (open groups of pictures): match again with these.
+        reader.timeline()
+        keys = reader.keyframe_indices()
+        inside = np.flatnonzero((keys >= first) & (keys < last))
+        positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
+        frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
+    if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
+        targets = first + segment_centres(last - first, len(frame_indices))
+    moved_seconds = reader.seconds_apart(targets, frame_indices)
+    return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
 
 
-def _shows_enough(reader: VideoReader, size: Size, rule: Policy) -> bool:
-    """Whether frames of this size are as large as the policy must see them, and not squeezed."""
-    if rule.least_size is None:
-        return True
-    width, height = reader.metadata.width, reader.metadata.height
-    return not isinstance(size, tuple) and min(target_size(width, height, size)) >= min(rule.least_size, width, height)
-
-
-def _size_for_scoring(reader: VideoReader, rule: Policy) -> int:
-    """A short side to look at where the frames themselves do not serve; never larger than stored."""
-    return min(max(_SCORING_SIZE, rule.least_size or 0), reader.metadata.width, reader.metadata.height)
-
-
-def _bytes_at(reader: VideoReader, size: Size) -> int:
-    width, height = target_size(reader.metadata.width, reader.metadata.height, size)
-    return width * height * 3
+def _handling(on_short: str, what: str) -> str:
+    return f"each {what} is listed once" if on_short == "fewer" else f"{what}s are repeated evenly"

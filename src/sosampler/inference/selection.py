@@ -1,14 +1,18 @@
-"""The result: which frames were chosen, when they are shown, and out of what."""
+"""`Selection`: which frames were chosen, when they are shown, and from which candidates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sosampler.errors import SosamplerError
-from sosampler.video.reader import Frames, VideoMetadata
+from sosampler.inference.options import SelectOptions
+from sosampler.policies.base import Choice
+from sosampler.video.candidates import segment_centres
+from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
 from sosampler.video.timeline import Indices, Seconds
 
 
@@ -18,13 +22,13 @@ def _listed(values: np.ndarray | None) -> list | None:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The T frames that were offered."""
+    """The T frames from which a policy chooses."""
 
     mode: str  # exact, keyframe or snap
     grid: str
     frame_indices: Indices  # [T], in time order; repeats where the video is short
     pts_seconds: Seconds  # [T]
-    moved_frames: Indices  # [T] how far each lies behind the place the grid gave it, in frames
+    moved_frames: Indices  # [T] how far each lies behind its position on the grid, in frames
     moved_seconds: Seconds  # [T] the same in seconds
     scores: np.ndarray | None = None  # [T] where the policy gives scores
 
@@ -61,10 +65,10 @@ class Selection:
     candidates: Candidates
     metadata: VideoMetadata
     scores: np.ndarray | None = None  # [N]
-    frames: Frames | None = None  # [N, H, W, 3] uint8 RGB; None if decoding was not asked for
+    frames: Frames | None = None  # [N, H, W, 3] uint8 RGB; None without decode=True
     timing: dict[str, float] = field(default_factory=dict)  # seconds
     notes: tuple[str, ...] = ()
-    # Where the number of frames was left to the policy: between which numbers, and what it expected of each.
+    # For num_frames="auto": the bounds, and the accuracy that the policy expected of each number.
     asked: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +100,7 @@ class Selection:
         return len(self.candidates)
 
     def to_torch(self) -> Any:
-        """The frames as a uint8 tensor [N, 3, H, W]."""
+        """Return the frames as a uint8 tensor [N, 3, H, W]."""
         from sosampler.video.source import import_torch
 
         if self.frames is None:
@@ -105,7 +109,7 @@ class Selection:
         return torch.from_numpy(np.ascontiguousarray(self.frames.transpose(0, 3, 1, 2)))
 
     def to_video_metadata(self) -> dict[str, Any]:
-        """What transformers' `VideoMetadata` holds, with the true frame numbers.
+        """Return the fields of transformers' `VideoMetadata`, with the true frame numbers.
 
         Pass it with the frames: `processor(videos=[list(sel.frames)], video_metadata=[sel.to_video_metadata()],
         do_sample_frames=False)`. transformers computes times as frame number / fps, which is right for a constant
@@ -122,7 +126,7 @@ class Selection:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the pixels, ready for JSON."""
+        """Return everything but the pixels, ready for JSON."""
         return {
             "video": self.video,
             "policy": self.policy,
@@ -138,3 +142,64 @@ class Selection:
             "timing": dict(self.timing),
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateFrames:
+    """The candidates of one video, each distinct frame once, before a policy chooses among them."""
+
+    video: str
+    candidates: Candidates  # [T]
+    frame_indices: Indices  # [D]; differs from the candidates only where a damaged frame was replaced
+    pts_seconds: Seconds  # [D]
+    metadata: VideoMetadata
+    timing: dict[str, float] = field(default_factory=dict)  # seconds, by the names that a selection has
+    notes: tuple[str, ...] = ()
+    frames: Frames | None = None  # [D, H, W, 3]; None where they are not decoded, or in another process's memory
+
+
+def build_selection(
+    video: CandidateFrames,
+    options: SelectOptions,
+    choice: Choice,
+    read: Callable[[Indices], FrameBatch] | None = None,
+) -> Selection:
+    """Build the selection of a policy's choice among the D distinct frames of a video.
+
+    Args:
+        video: with its frames, unless `read` is given or no pixels are wanted.
+        choice: positions [<= N] among the D frames, scores [D].
+        read: decodes frames by their numbers.
+    """
+    distinct, candidate_of = np.unique(video.candidates.frame_indices, return_inverse=True)  # [D], [T] -> 0..D-1
+    positions = choice.positions
+    wanted = options.resolved_frames or len(candidate_of)
+    if options.auto is None and options.on_short == "repeat" and wanted > len(positions):
+        # All candidates: with the repeats that they have. Otherwise the chosen frames are repeated evenly.
+        takes_all = wanted == len(candidate_of)
+        positions = candidate_of if takes_all else positions[segment_centres(len(positions), wanted)]
+    if read is None:
+        frame_indices, pts_seconds = video.frame_indices[positions], video.pts_seconds[positions]
+        frames = None if video.frames is None else video.frames[positions]
+    else:
+        batch = read(distinct[positions])
+        frame_indices, pts_seconds, frames = batch.frame_indices, batch.pts_seconds, batch.frames
+    # The neighbour that replaces a damaged frame may lie behind the next one.
+    order = np.argsort(frame_indices, kind="stable")
+    if (np.diff(order) < 0).any():
+        positions, frame_indices, pts_seconds = positions[order], frame_indices[order], pts_seconds[order]
+        frames = None if frames is None else frames[order]
+    scores = choice.scores
+    return Selection(
+        video=video.video,
+        policy=options.resolved_policy.name,
+        frame_indices=frame_indices,
+        pts_seconds=pts_seconds,
+        candidates=video.candidates if scores is None else replace(video.candidates, scores=scores[candidate_of]),
+        metadata=video.metadata,
+        scores=None if scores is None else scores[positions],
+        frames=frames,
+        timing=video.timing,
+        notes=video.notes,
+        asked=None if options.auto is None else options.auto.to_dict(choice.expected),
+    )

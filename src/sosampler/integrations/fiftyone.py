@@ -1,4 +1,4 @@
-"""Which frames were chosen, as frame-level fields of a FiftyOne video sample.
+"""The chosen frames as frame-level fields of a FiftyOne video sample.
 
 FiftyOne numbers frames from 1, this package from 0. FiftyOne itself is not imported: fields are plain JSON, and a
 sample is filled through its own `frames`.
@@ -14,7 +14,7 @@ from sosampler.inference.selection import Selection
 
 
 def frame_fields(selection: Selection, *, prefix: str = "sosampler", candidates: bool = False) -> dict[str, Any]:
-    """`{"filepath", "frames": {"16": {"frame_number": 16, "sosampler_selected": True, ...}}}`, ready for JSON.
+    """Return `{"filepath", "frames": {"16": {"frame_number": 16, "sosampler_selected": True, ...}}}`, ready for JSON.
 
     Args:
         prefix: what the names of the fields start with: `_selected`, `_seconds` and, where the policy scores,
@@ -28,10 +28,10 @@ def frame_fields(selection: Selection, *, prefix: str = "sosampler", candidates:
     {'frame_number': 23, 'sosampler_selected': True, 'sosampler_seconds': 0.7333333333333333}
     """
     if not isinstance(prefix, str) or not prefix.isidentifier():
-        raise InvalidArgument(f"prefix={prefix!r} is not allowed; give letters, digits and underscores")
+        raise InvalidArgument(f"prefix={prefix!r} must be letters, digits and underscores, such as sosampler")
     rows = _rows(selection, selected=True)
     if true_or_false("candidates", candidates):
-        # A frame that was chosen stays so.
+        # A chosen frame overwrites the same candidate.
         rows = {**_rows(selection.candidates, selected=False), **rows}
     frames = {}
     for index in sorted(rows):
@@ -52,7 +52,7 @@ def add_frame_fields(sample: Any, selection: Selection, *, prefix: str = "sosamp
 
 
 def _rows(frames: Any, *, selected: bool) -> dict[int, dict[str, Any]]:
-    """Fields by frame number; a frame that was repeated is listed once."""
+    """Return fields by frame number; a repeated frame is listed once."""
     scores = [None] * len(frames) if frames.scores is None else frames.scores.tolist()
     rows: dict[int, dict[str, Any]] = {}
     for index, seconds, score in zip(frames.frame_indices.tolist(), frames.pts_seconds.tolist(), scores, strict=True):

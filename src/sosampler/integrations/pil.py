@@ -1,4 +1,4 @@
-"""Chosen frames as Pillow images, and a choice among Pillow images."""
+"""Chosen frames as Pillow images, and selection from Pillow images."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from PIL import Image
 
 from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.inference.options import USUAL_POLICY
+from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY
 from sosampler.inference.select import select
 from sosampler.inference.selection import Selection
 from sosampler.integrations.frame_times import decoded
+from sosampler.policies.base import choose_one
 from sosampler.policies.registry import get_policy
 
 
 def to_pil(selection: Selection) -> list[Image.Image]:
-    """The frames in time order. Each image's `info` holds its "frame_index" and "pts_seconds"."""
+    """Return the frames in time order. Each image's `info` has its "frame_index" and "pts_seconds"."""
     images = []
     for frame, index, seconds in zip(
         decoded(selection), selection.frame_indices.tolist(), selection.pts_seconds.tolist(), strict=True
@@ -30,10 +31,10 @@ def to_pil(selection: Selection) -> list[Image.Image]:
 
 
 def select_pil(source: Any, num_frames: int | None = None, **options: Any) -> list[Image.Image]:
-    """`select`, with the chosen frames as RGB images; `options` are those of `select`.
+    """Run `select` and return the chosen frames as RGB images; `options` are those of `select`.
 
-    `source` may also be a list of Pillow images, the frames of a video in time order. Then the chosen ones of these
-    very objects are returned, all of them where there are no more; `options` are `policy` and `seed`.
+    `source` may also be a list of Pillow images, the frames of a video in time order. Then the chosen images are
+    returned themselves, all of them where there are no more; `options` are `policy` and `seed`.
 
     >>> from sosampler.video.synthetic import numbered_video
     >>> [image.info["frame_index"] for image in select_pil(numbered_video(num_frames=90), 3, policy="uniform")]
@@ -51,23 +52,25 @@ def _among(
         raise InvalidArgument(
             f"{', '.join(unknown)}: does not apply to a list of images; among images, policy and seed can be given"
         )
-    for place, image in enumerate(images):
+    for position, image in enumerate(images):
         if not isinstance(image, Image.Image):
-            raise InvalidArgument(f"item {place} is a {type(image).__name__}; give Pillow images, or one video")
+            raise InvalidArgument(f"item {position} is a {type(image).__name__}; give Pillow images, or one video")
     if not images:
         raise InvalidArgument("an empty list of images was given; give the frames of a video in time order")
-    rule = get_policy(USUAL_POLICY if policy is None else policy)
-    if rule.candidate_mode:
+    chosen_policy = get_policy(DEFAULT_POLICY if policy is None else policy)
+    if chosen_policy.candidate_mode:
         raise InvalidArgument(
-            f"policy {rule.name!r} needs a video, for its {rule.candidate_mode}s; give one, or take another policy"
+            f"policy {chosen_policy.name!r} needs a video, for its {chosen_policy.candidate_mode}s; give one, or take "
+            "another policy"
         )
-    wanted = 8 if num_frames is None else whole_number("num_frames", num_frames)
+    wanted = DEFAULT_NUM_FRAMES if num_frames is None else whole_number("num_frames", num_frames)
     whole_number("seed", seed, at_least=0)
-    if wanted >= len(images) or rule.name == "all":
+    if wanted >= len(images) or chosen_policy.name == "all":
         return list(images)
     frames = None
-    if rule.needs_frames:
-        # Policies compare frames of one size; what is returned keeps its own.
+    if chosen_policy.needs_frames:
+        # Policies compare frames of one size; the returned images keep theirs.
         size = images[0].size
         frames = np.stack([np.asarray(image.convert("RGB").resize(size)) for image in images])  # [T, H, W, 3] uint8
-    return [images[place] for place in rule.choose(len(images), wanted, frames, seed).positions]
+    choice = choose_one(chosen_policy, len(images), wanted, frames, seed=seed)
+    return [images[position] for position in choice.positions]

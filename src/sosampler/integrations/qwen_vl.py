@@ -1,12 +1,12 @@
-"""Messages for Qwen-VL and servers that speak OpenAI's protocol, with the true times of the chosen frames.
+"""Messages for Qwen-VL and OpenAI-compatible servers, with the true times of the chosen frames.
 
-Two ways to show frames:
+Two formats:
 
-- "video": one video; the processor writes the times, from `processor_kwargs` or `media_io_kwargs`. Two neighbouring
-  frames share a patch. Qwen3-VL and later write times into the prompt, Qwen2-VL and Qwen2.5-VL take frames to be evenly
-  spaced.
-- "images": each frame an image of its own behind a text with its time. Exact for any choice of frames and any network
-  that takes several images, at about twice the tokens.
+- "video": one video; the processor adds the times, from `processor_kwargs` or `media_io_kwargs`. Two neighbouring
+  frames share a patch. Qwen3-VL and later write times into the prompt, Qwen2-VL and Qwen2.5-VL assume evenly spaced
+  frames.
+- "images": each frame is an image after a text with its time. Exact for any frames and any network that takes several
+  images, at about twice the tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Content = list[dict[str, Any]]
 def build_messages(
     selections: Selection | Sequence[Selection], prompt: str, *, show: str = "video", system: str | None = None
 ) -> list[dict[str, Any]]:
-    """Messages for `processor.apply_chat_template` of transformers and for qwen-vl-utils; frames are Pillow images.
+    """Return messages for `processor.apply_chat_template` of transformers and for qwen-vl-utils, with Pillow images.
 
     Args:
         selections: of one video or of several, which come in this order before the prompt.
@@ -54,10 +54,10 @@ def build_messages(
 
 
 def processor_kwargs(selections: Selection | Sequence[Selection]) -> dict[str, Any]:
-    """What goes with `build_messages(show="video")`: true numbers and rates, and that no frame is to be dropped."""
+    """Return the arguments for `build_messages(show="video")`: true frame numbers and rates, and no resampling."""
     return {
         "do_sample_frames": False,
-        "video_metadata": [video_metadata(whole_patches(one, _PATCH)) for one in _listed(selections)],
+        "video_metadata": [video_metadata(whole_patches(selection, _PATCH)) for selection in _listed(selections)],
     }
 
 
@@ -69,36 +69,36 @@ def openai_messages(
     system: str | None = None,
     quality: int = 90,
 ) -> list[dict[str, Any]]:
-    """The same as plain JSON, for a server: frames are JPEG files in data addresses.
+    """Return messages as plain JSON for a server, with JPEG frames in data URLs.
 
     "images" works with any server. "video" is vLLM's form for frames that the client has chosen; the request must then
     carry `extra_body={"media_io_kwargs": media_io_kwargs(selection)}`.
     """
     one_of("show", show, SHOWN)
     if whole_number("quality", quality) > 100:
-        raise InvalidArgument(f"quality={quality} is not allowed; give a JPEG quality of 1 to 100")
+        raise InvalidArgument(f"quality={quality} must be a JPEG quality from 1 to 100")
 
-    def picture(image: Image.Image) -> dict[str, Any]:
+    def jpeg(image: Image.Image) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_jpeg(image, quality)}"}}
 
     def video(selection: Selection) -> Content:
         files = ",".join(_jpeg(image, quality) for image in to_pil(_at_least_two(selection)))
         return [{"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{files}"}}]
 
-    return _messages(_each(selections, _as_images(picture) if show == "images" else video), prompt, system)
+    return _messages(_each(selections, _as_images(jpeg) if show == "images" else video), prompt, system)
 
 
 def media_io_kwargs(selection: Selection) -> dict[str, Any]:
-    """vLLM's field of that name, for `openai_messages(show="video")` of one video."""
-    whole = _at_least_two(selection)
-    metadata = video_metadata(whole)
-    told = {name: metadata[name] for name in ("fps", "frames_indices", "total_num_frames", "duration")}
+    """Return vLLM's field of that name, for `openai_messages(show="video")` of one video."""
+    padded = _at_least_two(selection)
+    metadata = video_metadata(padded)
+    fields = {name: metadata[name] for name in ("fps", "frames_indices", "total_num_frames", "duration")}
     # Without a number vLLM takes the first 32 frames.
-    return {"video": {**told, "num_frames": len(whole), "do_sample_frames": False}}
+    return {"video": {**fields, "num_frames": len(padded), "do_sample_frames": False}}
 
 
 def timestamp(seconds: float) -> str:
-    """As Qwen3-VL's processor writes it.
+    """Return a time as Qwen3-VL's processor writes it.
 
     >>> timestamp(75.04)
     '<75.0 seconds>'
@@ -107,16 +107,16 @@ def timestamp(seconds: float) -> str:
 
 
 def _as_video(selection: Selection) -> Content:
-    whole = whole_patches(selection, _PATCH)
-    # The rate is for qwen-vl-utils, which otherwise takes two frames a second for granted.
-    rate = len(whole) / selection.metadata.duration if selection.metadata.duration > 0 else selection.metadata.fps
-    return [{"type": "video", "video": to_pil(whole), "sample_fps": rate}]
+    padded = whole_patches(selection, _PATCH)
+    # For qwen-vl-utils, which otherwise assumes two frames a second.
+    rate = len(padded) / selection.metadata.duration if selection.metadata.duration > 0 else selection.metadata.fps
+    return [{"type": "video", "video": to_pil(padded), "sample_fps": rate}]
 
 
-def _as_images(picture: Callable[[Image.Image], dict[str, Any]]) -> Callable[[Selection], Content]:
+def _as_images(content_of: Callable[[Image.Image], dict[str, Any]]) -> Callable[[Selection], Content]:
     def content(selection: Selection) -> Content:
         times = [{"type": "text", "text": timestamp(seconds)} for seconds in seconds_from_start(selection)]
-        pairs = zip(times, map(picture, to_pil(selection)), strict=True)
+        pairs = zip(times, map(content_of, to_pil(selection)), strict=True)
         return [part for pair in pairs for part in pair]
 
     return content
@@ -138,9 +138,9 @@ def _jpeg(image: Image.Image, quality: int) -> str:
 
 def _listed(selections: Selection | Sequence[Selection]) -> list[Selection]:
     listed = [selections] if isinstance(selections, Selection) else list(selections)
-    for one in listed:
-        if not isinstance(one, Selection):
-            raise InvalidArgument(f"a {type(one).__name__} is not a selection; give what so.select returns")
+    for item in listed:
+        if not isinstance(item, Selection):
+            raise InvalidArgument(f"a {type(item).__name__} is not a selection; give what so.select returns")
     if not listed:
         raise InvalidArgument("no selection was given; give what so.select returns, or a list of it")
     return listed

@@ -1,7 +1,7 @@
-"""Choosing frames in front of transformers: `load_video`, video processors, and processors of Video-LLMs.
+"""Choose frames before transformers: for `load_video`, video processors, and processors of Video-LLMs.
 
-transformers asks how many frames there are and never shows them, so that its own hooks cannot choose by content. Here
-the choice is made first; transformers then gets the frames, or their numbers, and the metadata that belong to them.
+The hooks of transformers see the number of frames and no pixels, so they cannot choose by content. Here frames are
+chosen first; transformers then gets the frames, or their numbers, and their metadata.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sosampler.integrations.frame_times import decoded, video_metadata, whole_pa
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
 
-# What would make a processor choose or count frames once more.
-_DECIDED = ("do_sample_frames", "video_metadata", "num_frames", "fps")
+# Arguments that would make a processor choose or count frames again.
+_SET_HERE = ("do_sample_frames", "video_metadata", "num_frames", "fps")
 
 
 class SampleIndices:
@@ -35,27 +35,27 @@ class SampleIndices:
 
     @cached_property
     def selection(self) -> Selection:
-        """What was chosen, with true times and scores; the video is opened when this is first asked for."""
+        """The selection, with true times and scores; the video is opened at the first access."""
         if isinstance(self._source, Selection):
             return self._source
         return select_with(self._source, self._options)
 
     def __call__(self, metadata: Any = None, **_: Any) -> Indices:
-        """Numbers of the chosen frames, each once; called by transformers with what it knows of the video."""
+        """Return the numbers of the chosen frames, each once; transformers calls it with its metadata of the video."""
         indices: Indices = np.unique(self.selection.frame_indices)
         _check_same_video(self.selection, indices, metadata)
         return indices
 
 
 def as_sample_indices_fn(source: Any, num_frames: int | None = None, **options: Any) -> SampleIndices:
-    """What `transformers.video_utils.load_video(path, sample_indices_fn=...)` takes: it reads the frames chosen here.
+    """Return a function for `transformers.video_utils.load_video(path, sample_indices_fn=...)`.
 
     Args:
         source: the same video that `load_video` gets, or a `Selection` made of it.
-        num_frames: N; a video with fewer frames gives those it has, since `load_video` reads each frame once.
-        options: as in `select`. Without frames being kept, and so by uniform where no policy is named; where one looks
-            at pixels, the candidates are decoded here and the chosen ones again by transformers. `load_video` of this
-            module decodes once.
+        num_frames: N; a video with fewer frames returns those it has, since `load_video` reads each frame once.
+        options: as in `select`. No frames are kept, so the default policy is uniform. With a policy that needs pixels
+            the candidates are decoded here and the chosen frames again by transformers; `load_video` of this module
+            decodes once.
 
     Example:
         video, metadata = load_video("match.mp4", sample_indices_fn=as_sample_indices_fn("match.mp4", 8))
@@ -73,7 +73,7 @@ def as_sample_indices_fn(source: Any, num_frames: int | None = None, **options: 
 
 
 def load_video(source: Any, num_frames: int | None = None, **options: Any) -> tuple[Frames, Any]:
-    """Frames [N, H, W, 3] and `VideoMetadata`, as transformers' own `load_video` returns them, decoded once.
+    """Return frames [N, H, W, 3] and `VideoMetadata`, as transformers' own `load_video` does, decoded once.
 
     `source`, `num_frames` and `options` are those of `select`.
     """
@@ -87,9 +87,9 @@ class SelectingProcessor:
     Args:
         processor: a video processor (`AutoVideoProcessor`), or the processor of a Video-LLM (`AutoProcessor`).
         num_frames: N.
-        one_moment_per_patch: give each frame as often as the network's patches are long in time, so that no patch
+        one_moment_per_patch: repeat each frame as often as a patch of the network is long in time, so that no patch
             mixes frames that lie apart; see `whole_patches`.
-        options: what else `select` takes.
+        options: other arguments of `select`.
 
     Example:
         processor = SelectingProcessor(AutoVideoProcessor.from_pretrained(name), 16, policy="runs/sampler")
@@ -103,72 +103,72 @@ class SelectingProcessor:
         self._video_processor = _video_processor_of(processor)
         self._one_moment = true_or_false("one_moment_per_patch", one_moment_per_patch)
         if options.get("decode") is False:
-            raise InvalidArgument("decode=False leaves nothing to process; leave it out")
+            raise InvalidArgument("decode=False gives no frames to process; leave it out")
         self.options = SelectOptions(num_frames=num_frames, **options)
 
     def __repr__(self) -> str:
-        return f"SelectingProcessor({type(self.processor).__name__}, policy={self.options.rule.name!r})"
+        return f"SelectingProcessor({type(self.processor).__name__}, policy={self.options.resolved_policy.name!r})"
 
     def __call__(self, videos: Any, **arguments: Any) -> Any:
-        """`process(select(videos))`: what the processor returns for the chosen frames."""
+        """Return `process(select(videos))`: what the processor returns for the chosen frames."""
         self._check(arguments)
         return self.process(self.select(videos), **arguments)
 
     def select(self, videos: Any) -> list[Selection]:
-        """The chosen frames of a video, or of each of a list of videos."""
+        """Choose frames of a video, or of each of a list of videos."""
         many = isinstance(videos, (list, tuple))
         return [select_with(video, self.options) for video in (videos if many else [videos])]
 
     def process(self, selections: Selection | Sequence[Selection], **arguments: Any) -> Any:
-        """Frames that were chosen already; `arguments` go to the processor: text, images, return_tensors, ..."""
+        """Process selections; `arguments` go to the processor: text, images, return_tensors, ..."""
         self._check(arguments)
         listed = [selections] if isinstance(selections, Selection) else list(selections)
         if not listed:
             raise InvalidArgument("no video was given; give one, or a list of them")
         size = int(getattr(self._video_processor, "temporal_patch_size", None) or 1)
-        whole = [whole_patches(one, size, one_moment_per_patch=self._one_moment) for one in listed]
-        frames, metadata = [decoded(one) for one in whole], [video_metadata(one) for one in whole]
+        padded = [whole_patches(each, size, one_moment_per_patch=self._one_moment) for each in listed]
+        frames, metadata = [decoded(each) for each in padded], [video_metadata(each) for each in padded]
         return self.processor(videos=frames, video_metadata=metadata, do_sample_frames=False, **arguments)
 
     @staticmethod
     def _check(arguments: dict[str, Any]) -> None:
-        for name in _DECIDED:
+        for name in _SET_HERE:
             if name in arguments:
                 raise InvalidArgument(
-                    f"{name} is decided by the choice of frames; leave it out, or give num_frames or fps to "
+                    f"{name} is set by the selection of frames; leave it out, or give num_frames or fps to "
                     "SelectingProcessor itself"
                 )
 
 
 def _video_processor_of(processor: Any) -> Any:
-    """The part that handles videos: the processor itself, or a member of that of a Video-LLM."""
-    found = getattr(processor, "video_processor", processor)
-    if not callable(processor) or not hasattr(found, "sample_frames"):
+    """Return the part that handles videos: the processor itself, or its member in a Video-LLM's processor."""
+    video_processor = getattr(processor, "video_processor", processor)
+    if not callable(processor) or not hasattr(video_processor, "sample_frames"):
         raise InvalidArgument(
             f"a {type(processor).__name__} handles no videos; give what AutoVideoProcessor or, for a Video-LLM, "
             "AutoProcessor loads"
         )
-    return found
+    return video_processor
 
 
 def _check_same_video(selection: Selection, indices: Indices, metadata: Any) -> None:
-    """Refuse to answer about another video: numbers that were chosen for one mean nothing in another."""
+    """Refuse another video than the one that the frames were chosen from."""
     if metadata is None:
         return
-    sides = sorted((selection.metadata.width, selection.metadata.height))  # its reader may not turn it upright
+    sides = sorted((selection.metadata.width, selection.metadata.height))  # its reader may not apply the rotation
     width, height = (getattr(metadata, name, None) for name in ("width", "height"))
-    total = getattr(metadata, "total_num_frames", None) or 0  # 0 where its reader does not know
+    total = getattr(metadata, "total_num_frames", None) or 0  # 0 where its reader does not report it
     if width and height and sorted((width, height)) != sides:
-        found = f"{width}x{height} pixels"
+        actual = f"{width}x{height} pixels"
     elif total and int(indices[-1]) >= total:
-        found = f"{total} frames"
+        actual = f"{total} frames"
     else:
         return
-    own = selection.metadata
+    expected = selection.metadata
     name = os.path.basename(selection.video)
     raise InvalidArgument(
-        f"frames were chosen from {name} ({own.width}x{own.height} pixels, {own.total_num_frames} frames) but the "
-        f"video being read has {found}; make a sample_indices_fn for each video"
+        f"frames were chosen from {name} ({expected.width}x{expected.height} pixels, {expected.total_num_frames} "
+        f"frames) but the video being read has {actual}; make a sample_indices_fn for each video"
     )
 
 

@@ -1,15 +1,15 @@
-"""A video loader for vLLM: it chooses frames from the bytes of a request and tells vLLM their true times.
+"""A video loader for vLLM: it chooses frames from the bytes of a request and gives vLLM their true times.
 
 vLLM calls `plugin` in each of its processes, through the entry point group "vllm.general_plugins". The loader is
-then asked for by name:
+then selected by name:
 
     vllm serve MODEL --media-io-kwargs '{"video": {"video_backend": "sosampler", "num_frames": 8}}'
 
 The environment variable VLLM_VIDEO_LOADER_BACKEND=sosampler does the same for models that have no loader of their own
-in vLLM; for those that have one (Qwen-VL, GLM-V, ...) vLLM prefers theirs unless "video_backend" says otherwise.
+in vLLM; for those that have one (Qwen-VL, GLM-V, ...) vLLM prefers it unless "video_backend" is set.
 
-A server's settings and those of a request reach a loader mixed. So what could harm a server is bounded here, and the
-folder of a trained sampler is not taken from there but from the variable SOSAMPLER_VLLM_POLICY.
+Settings of the server and of a request reach a loader mixed. So options that could harm a server are bounded here, and
+the folder of a trained sampler comes from the environment variable SOSAMPLER_VLLM_POLICY only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, VideoError, first_line
-from sosampler.inference.options import BLIND_POLICY, SelectOptions
+from sosampler.inference.options import FALLBACK_POLICY, SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.integrations.frame_times import decoded, video_metadata, whole_patches
-from sosampler.policies.registry import SCORED, Policy, get_policy, list_policies
-from sosampler.policies.score_rules import split_method
+from sosampler.policies.base import Policy
+from sosampler.policies.registry import get_policy, is_policy_name, list_policies
 from sosampler.video.reader import Frames
 from sosampler.video.source import DECODERS, open_video
 
@@ -36,16 +36,16 @@ log = logging.getLogger("sosampler")
 NAME = "sosampler"
 _VIDEO = "vllm.multimodal.video"
 POLICY_VARIABLE = "SOSAMPLER_VLLM_POLICY"
-_MAX_FRAMES = 768  # the most that Qwen-VL's own loader takes
+_MAX_FRAMES = 768  # the maximum of Qwen-VL's own loader
 _MAX_CANDIDATES = 4096
 # Arguments of `select` that a request may give; besides them num_frames, fps, policy, size and backend.
 _PLAIN = ("num_candidates", "candidates", "grid", "start", "end", "snap_tolerance", "seed")
-# What vLLM's processors read. transformers' VideoMetadata refuses keys it does not know.
-_TOLD = ("total_num_frames", "fps", "duration", "frames_indices")
+# Metadata that vLLM's processors read. transformers' VideoMetadata refuses unknown keys.
+_METADATA = ("total_num_frames", "fps", "duration", "frames_indices")
 
 
 def plugin() -> None:
-    """`register` for vLLM's start, where an error would end a server that may not even want the loader."""
+    """Call `register` when vLLM starts; an error must not stop a server that may not use the loader."""
     try:
         register()
     except MissingDependency as error:
@@ -53,21 +53,21 @@ def plugin() -> None:
 
 
 def register() -> None:
-    """Make vLLM know the loader. May be called more than once, as vLLM does."""
+    """Register the loader in vLLM. May be called more than once, as vLLM does."""
     try:
         video = import_module(_VIDEO)
         registry, base = video.VIDEO_LOADER_REGISTRY, video.VideoLoader
     except (ImportError, AttributeError) as error:
         raise MissingDependency(
             f"the video loader {NAME!r} needs vllm with VIDEO_LOADER_REGISTRY and VideoLoader in {_VIDEO}, which are "
-            f"not there ({first_line(error)}); install vllm 0.32 or one like it"
+            f"missing ({first_line(error)}); install vllm 0.32 or one like it"
         ) from error
     if NAME not in registry.name2class:
         registry.register(NAME)(loader_class(base))
 
 
 def loader_class(base: type) -> type:
-    """The loader as a subclass of vLLM's `VideoLoader`, which is only there where vLLM is."""
+    """Return the loader as a subclass of vLLM's `VideoLoader`."""
 
     class SosamplerVideoLoader(base):
         """Chooses frames by content; see `sosampler.integrations.vllm`."""
@@ -80,12 +80,12 @@ def loader_class(base: type) -> type:
 
 
 def load_bytes(data: bytes, num_frames: int = -1, **options: Any) -> tuple[Frames, dict[str, Any]]:
-    """Chosen frames [N, H, W, 3] uint8 and vLLM's metadata for them.
+    """Return chosen frames [N, H, W, 3] uint8 and vLLM's metadata for them.
 
     Args:
         data: a whole video file.
-        num_frames: N, at most; a shorter video gives what it has, one of a single frame gives that twice, since
-            networks such as Qwen-VL take no less. -1 takes all candidates, and needs `fps` or `num_candidates`.
+        num_frames: N, at most; a shorter video returns what it has, one of a single frame returns it twice, since
+            networks such as Qwen-VL need two. -1 takes all candidates, and needs `fps` or `num_candidates`.
         options: num_candidates, candidates, grid, fps, start, end, snap_tolerance and seed of `select`; `policy`, a
             name out of `list_policies`; `size`, a short side; `backend`, "pyav" or "torchcodec".
 
@@ -93,86 +93,86 @@ def load_bytes(data: bytes, num_frames: int = -1, **options: Any) -> tuple[Frame
         InvalidArgument: a ValueError, which vLLM answers as a bad request.
     """
     try:
-        selection = select_with(data, _options(data, num_frames, options), no_larger=True)
+        selection = select_with(data, _options(data, num_frames, options), enlarge=False)
     except VideoError as error:
         raise InvalidArgument(str(error)) from error
     if len(selection) == 1:
         selection = whole_patches(selection, 2)
     metadata = video_metadata(selection)
-    told = {name: metadata[name] for name in _TOLD}
-    # vLLM has its frames: the processor must neither drop some nor think that their numbers count 0, 1, 2, ...
+    fields = {name: metadata[name] for name in _METADATA}
+    # The processor must neither drop frames nor number them 0, 1, 2, ...
     return decoded(selection), {
-        **told,
+        **fields,
         "video_backend": f"{NAME}_{selection.metadata.decoder}",
         "do_sample_frames": False,
     }
 
 
 def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptions:
-    """What the request asks for, within bounds."""
+    """Return the options of a request, within bounds."""
     known = ("policy", "fps", "size", "backend", *_PLAIN)
     for name in given:
         if name not in known:
             raise InvalidArgument(
                 f"video option {name!r} is unknown to the loader {NAME!r}; it knows: {', '.join(known)}"
             )
-    told = {name: given[name] for name in _PLAIN if name in given}
+    values = {name: given[name] for name in _PLAIN if name in given}
     if "backend" in given:
-        told["decoder"] = one_of("backend", given["backend"], DECODERS)
+        values["decoder"] = one_of("backend", given["backend"], DECODERS)
     if given.get("size") is not None:
-        told["size"] = whole_number("size", given["size"])
+        values["size"] = whole_number("size", given["size"])
     fps = given.get("fps", -1)
     if fps != -1:
-        told["fps"] = real_number("fps", fps, above=0)
-        _bounded("fps times the video's seconds", _frames_at(data, fps, told), _MAX_CANDIDATES)
+        values["fps"] = real_number("fps", fps, above=0)
+        _bounded("fps times the video's seconds", _frames_at(data, fps, values), _MAX_CANDIDATES)
     if num_frames == -1:
-        if fps == -1 and "num_candidates" not in told:
+        if fps == -1 and "num_candidates" not in values:
             raise InvalidArgument(
                 "num_frames=-1 would take every frame of the video; give a number, or fps or num_candidates with it"
             )
-        told["num_frames"] = told.get("num_candidates")
+        values["num_frames"] = values.get("num_candidates")
     else:
-        told["num_frames"] = whole_number("num_frames", num_frames)
-    if told["num_frames"] is not None:
-        _bounded("num_frames", told["num_frames"], _MAX_FRAMES)
-    if "num_candidates" in told:
-        _bounded("num_candidates", whole_number("num_candidates", told["num_candidates"]), _MAX_CANDIDATES)
-        # vLLM always asks for a number of frames, 32 where nobody did.
-        told["num_frames"] = min(told["num_frames"], told["num_candidates"])
-    # One decoding thread a video: a server handles many side by side.
-    return SelectOptions(**told, policy=_policy(given.get("policy")), on_short="fewer", threads=1)
+        values["num_frames"] = whole_number("num_frames", num_frames)
+    if values["num_frames"] is not None:
+        _bounded("num_frames", values["num_frames"], _MAX_FRAMES)
+    if "num_candidates" in values:
+        _bounded("num_candidates", whole_number("num_candidates", values["num_candidates"]), _MAX_CANDIDATES)
+        # vLLM always gives a number of frames, 32 by default.
+        values["num_frames"] = min(values["num_frames"], values["num_candidates"])
+    # One decoding thread a video: a server handles many in parallel.
+    return SelectOptions(**values, policy=_policy(given.get("policy")), on_short="fewer", threads=1)
 
 
 def _policy(given: Any) -> Policy:
-    configured = os.environ.get(POLICY_VARIABLE) or BLIND_POLICY
+    configured = os.environ.get(POLICY_VARIABLE) or FALLBACK_POLICY
     if given is None or given == configured:
         return _loaded(configured)
-    if not isinstance(given, str) or (given not in list_policies() and split_method(given)[0] not in SCORED):
+    if not isinstance(given, str) or not is_policy_name(given):
         raise InvalidArgument(
-            f"policy={given!r} is not allowed in a request; choose one of: {', '.join(list_policies())}; the folder of "
-            f"a trained sampler is set by the server's environment variable {POLICY_VARIABLE}"
+            f"policy={given!r} must not be set by a request; choose one of: {', '.join(list_policies())}; the folder "
+            f"of a trained sampler is set by the server's environment variable {POLICY_VARIABLE}"
         )
     return _loaded(given)
 
 
 @cache
 def _loaded(name: str) -> Policy:
-    """Loaded once in a process, not for every request."""
+    """Load a policy once a process, not for every request."""
     return get_policy(name)
 
 
-def _frames_at(data: bytes, fps: float, told: dict[str, Any]) -> int:
-    """How many candidates that rate gives, at most."""
-    reader = open_video(data, decoder=told.get("decoder"), threads=1)
+def _frames_at(data: bytes, fps: float, values: dict[str, Any]) -> int:
+    """Return the maximum number of candidates at that rate."""
+    reader = open_video(data, decoder=values.get("decoder"), threads=1)
     try:
         return math.ceil(min(reader.metadata.duration * fps, reader.total_num_frames))
     finally:
         reader.close()
 
 
-def _bounded(name: str, value: int, most: int) -> None:
-    if value > most:
-        raise InvalidArgument(f"{name}={value} is more than the loader {NAME!r} takes; ask for at most {most}")
+def _bounded(name: str, value: int, maximum: int) -> None:
+    if value > maximum:
+        raise InvalidArgument(f"{name}={value} is more than the loader {NAME!r} takes; give at most {maximum}")
 
 
 __all__ = ["NAME", "POLICY_VARIABLE", "load_bytes", "loader_class", "plugin", "register"]

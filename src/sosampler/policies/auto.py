@@ -1,4 +1,4 @@
-"""num_frames="auto": between which numbers a policy may decide. Light at import; `policies.adaptive` decides."""
+"""num_frames="auto": a policy decides for each video how many frames are needed. NumPy only."""
 
 from __future__ import annotations
 
@@ -10,58 +10,61 @@ from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.validation import real_number, whole_number
 from sosampler.errors import InvalidArgument
-
-AUTO = "auto"  # in the place of a number of frames
-# The tolerance was chosen on the dev reels of benchmarks/accuracy/adaptive.py.
-DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE = 1, 16, 0.005
+from sosampler.policies import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
 
 
-@dataclass(frozen=True, kw_only=True)
-class AutoFrames:
-    """The least and the most frames to take, and how much expectation a smaller number may cost."""
+@dataclass(frozen=True)
+class Auto:
+    """Let a trained sampler decide how many frames a video needs; given as `num_frames`.
 
-    least: int = DEFAULT_LEAST
-    most: int = DEFAULT_MOST
+    Args:
+        min, max: bounds of the number of frames; a video with fewer frames gives all it has.
+        tolerance: how much lower the expected accuracy may be for the sake of fewer frames.
+
+    Examples:
+        >>> Auto(max=8)
+        Auto(min=1, max=8, tolerance=0.005)
+    """
+
+    min: int = DEFAULT_MIN
+    max: int = DEFAULT_MAX
     tolerance: float = DEFAULT_TOLERANCE
 
     def __post_init__(self) -> None:
-        whole_number("auto_min", self.least)
-        whole_number("auto_max", self.most)
+        whole_number("auto_min", self.min)
+        whole_number("auto_max", self.max)
         real_number("auto_tolerance", self.tolerance, at_least=0)
-        if self.least > self.most:
-            raise InvalidArgument(
-                f"auto_min={self.least} is more than auto_max={self.most}; give a minimum that is no larger"
-            )
+        if self.min > self.max:
+            raise InvalidArgument(f"auto_min={self.min} is more than auto_max={self.max}; it must be no larger")
 
-    def told(self, expected: Any = None) -> dict[str, Any]:
-        """What was asked for, ready for JSON; `expected` [T] are expectations, of which those of allowed numbers."""
-        told: dict[str, Any] = {"num_frames": AUTO, "min": self.least, "max": self.most, "tolerance": self.tolerance}
+    def to_dict(self, expected: Any = None) -> dict[str, Any]:
+        """Return the settings, ready for JSON, with the expected accuracy of each allowed number if `expected` [T]."""
+        settings: dict[str, Any] = {"num_frames": AUTO, "min": self.min, "max": self.max, "tolerance": self.tolerance}
         if expected is not None:
-            told["expected"] = [round(float(value), 6) for value in expected[: self.most]]
-        return told
+            settings["expected"] = [round(float(value), 6) for value in expected[: self.max]]
+        return settings
 
 
-def auto_of(num_frames: Any, least: int | None, most: int | None, tolerance: float | None) -> AutoFrames | None:
-    """How to decide, where `num_frames` is "auto"; defaults for what is None.
+def auto_of(num_frames: Any, auto_min: int | None, auto_max: int | None, auto_tolerance: float | None) -> Auto | None:
+    """Return the `Auto` that is meant by `num_frames` and the auto_* arguments; None for a number of frames.
 
     >>> auto_of("auto", None, 8, None)
-    AutoFrames(least=1, most=8, tolerance=0.005)
+    Auto(min=1, max=8, tolerance=0.005)
     """
-    given = {"least": least, "most": most, "tolerance": tolerance}
+    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance}
     given = {name: value for name, value in given.items() if value is not None}
-    if num_frames == AUTO:
-        return AutoFrames(**given)  # type: ignore[arg-type]
+    if isinstance(num_frames, str) and num_frames == AUTO:
+        return Auto(**given)  # type: ignore[arg-type]
     if given:
-        names = {"least": "auto_min", "most": "auto_max", "tolerance": "auto_tolerance"}
-        told = ", ".join(f"{names[name]}={value!r}" for name, value in given.items())
-        raise InvalidArgument(f"{told} is for num_frames={AUTO!r}, not for num_frames={num_frames!r}; leave one out")
-    return None
+        named = ", ".join(f"auto_{name}={value!r}" for name, value in given.items())
+        raise InvalidArgument(f"{named} is for num_frames={AUTO!r}, not for num_frames={num_frames!r}; leave one out")
+    return num_frames if isinstance(num_frames, Auto) else None
 
 
 Numbers = NDArray[np.float64]
 
-# Chosen on the dev reels of benchmarks/accuracy/adaptive.py, as the tolerance was.
-SPREAD = 0.7  # how far off the sampler is about one frame, in units of the softmax's logits
+# Chosen on the dev reels of benchmarks/adaptive.py, as the tolerance was.
+SPREAD = 0.7  # error of the sampler about one frame, in units of the softmax's logits
 SHARE = 0.6
 
 
@@ -74,15 +77,15 @@ def expected_by_belief(
     multi_label: bool = False,
     spread: float = SPREAD,
 ) -> Numbers:
-    """E_k at [:, k - 1]; −inf where a video has fewer than k candidates.
+    """Return the accuracy E_k expected of the k best frames at [:, k - 1]; −inf beyond a video's candidates.
 
     Args:
-        scores: [B, T], by which frames are taken.
-        class_logits: [B, T, C], what the sampler thinks the classifier says about each frame.
-        log_belief: [B, C], log probabilities of what the video is about.
+        scores: [B, T], by which frames are ranked.
+        class_logits: [B, T, C], the sampler's prediction of the classifier's logits for each frame.
+        log_belief: [B, C], log probabilities of the video's classes.
         mask: bool [B, T], True for a real candidate; None: all are.
-        multi_label: whether class logits are independent (sigmoid) or exclude each other (softmax).
-        spread: how far off the sampler is about a single frame.
+        multi_label: whether classes are independent (sigmoid) or exclude each other (softmax).
+        spread: error of the sampler about a single frame.
     """
     order, real = _best_first(scores, mask)
     ranked = np.take_along_axis(np.asarray(class_logits, dtype=np.float64), order[..., None], axis=1)
@@ -99,11 +102,11 @@ def expected_by_belief(
 def expected_by_confidence(
     scores: ArrayLike, confidences: ArrayLike, mask: ArrayLike | None = None, *, share: float = SHARE
 ) -> Numbers:
-    """E_k at [:, k - 1]; −inf where a video has fewer than k candidates.
+    """Return the accuracy E_k expected of the k best frames at [:, k - 1]; −inf beyond a video's candidates.
 
     Args:
-        scores: [B, T], by which frames are taken.
-        confidences: [B, T] in 0..1, what is expected of each frame alone.
+        scores: [B, T], by which frames are ranked.
+        confidences: [B, T] in 0..1, expected of each frame alone.
         mask: bool [B, T], True for a real candidate; None: all are.
         share: of the first frame's confidence, below which a frame adds nothing.
 
@@ -117,24 +120,24 @@ def expected_by_confidence(
     return np.where(real, 1 - np.cumprod(1 - adds, axis=1), -np.inf)
 
 
-def count_frames(expected: ArrayLike, auto: AutoFrames) -> NDArray[np.int64]:
-    """The number of frames [B] to take, from expectations [B, T]; a video with fewer than `least` gives all it has.
+def count_frames(expected: ArrayLike, auto: Auto) -> NDArray[np.int64]:
+    """Return the number of frames [B] by the expected accuracy [B, T]; a video with fewer than `min` gives all.
 
-    >>> count_frames([[0.5, 0.8, 0.81, 0.3]], AutoFrames(tolerance=0.02)).tolist()
+    >>> count_frames([[0.5, 0.8, 0.81, 0.3]], Auto(tolerance=0.02)).tolist()
     [2]
     """
     table = np.asarray(expected, dtype=np.float64)
     possible = np.isfinite(table).sum(1)  # [B]
-    least = np.minimum(auto.least, possible)
+    lowest = np.minimum(auto.min, possible)
     number = np.arange(1, table.shape[1] + 1)
-    allowed = (number >= least[:, None]) & (number <= np.minimum(auto.most, possible)[:, None])
+    allowed = (number >= lowest[:, None]) & (number <= np.minimum(auto.max, possible)[:, None])
     inside = np.where(allowed, table, -np.inf)
     best = inside.max(1, keepdims=True)
     return np.asarray(1 + (allowed & (inside >= best - auto.tolerance)).argmax(1), dtype=np.int64)
 
 
 def chosen_mask(scores: ArrayLike, counts: ArrayLike, mask: ArrayLike | None = None) -> NDArray[np.bool_]:
-    """The `counts` [B] best candidates of each video, as bool [B, T].
+    """Return the `counts` [B] best candidates of each video as a mask, bool [B, T].
 
     >>> chosen_mask([[0.1, 0.9, 0.9], [0.2, 0.1, 0.3]], [1, 2]).tolist()
     [[False, True, False], [True, False, True]]
@@ -147,7 +150,7 @@ def chosen_mask(scores: ArrayLike, counts: ArrayLike, mask: ArrayLike | None = N
 
 
 def _best_first(scores: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Candidates [B, T] from the highest score to the lowest, masked ones last; and which of these are real."""
+    """Return the candidates [B, T] from the highest score to the lowest, masked ones last, and which are real."""
     table = np.asarray(scores, dtype=np.float64)
     if table.ndim != 2 or not table.shape[1]:
         raise InvalidArgument(f"scores have shape {list(table.shape)}; give [videos, candidates] with a candidate each")

@@ -12,47 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sosampler.policies.optimal import ClipLoss
+
 _MAX_STEPS = 40
 _INFINITY = float("inf")
-
-
-@dataclass(frozen=True)
-class ClipLoss:
-    """Minus the log confidence of a clip as a function of the sum of its candidates' rows.
-
-    softmax: rows are logits less the mean logit of the true labels, over N; the loss is logsumexp of the sum.
-    sigmoid: rows are logits of the true labels alone, over N; the loss is the weighted sum of softplus(-sum).
-    """
-
-    rows: Tensor  # [B, T, K] float64
-    weights: Tensor | None  # [B, K] weight of each label for sigmoid; None for softmax
-
-    def at(self, videos: Tensor | slice) -> ClipLoss:
-        return ClipLoss(self.rows[videos], None if self.weights is None else self.weights[videos])
-
-    def _weights(self, total: Tensor) -> Tensor:
-        assert self.weights is not None
-        return self.weights.reshape(len(total), *(1,) * (total.dim() - 2), total.shape[-1])
-
-    def value(self, total: Tensor) -> Tensor:
-        """Loss of sums [B, ..., K] -> [B, ...]."""
-        if self.weights is None:
-            return total.logsumexp(-1)
-        return -(torch.nn.functional.logsigmoid(total) * self._weights(total)).sum(-1)  # softplus is cut off at 20
-
-    def gradient(self, total: Tensor) -> Tensor:
-        """[B, K] -> [B, K]."""
-        if self.weights is None:
-            return total.softmax(-1)
-        return -self.weights * torch.sigmoid(-total)
-
-    def hessian_factor(self, total: Tensor) -> Tensor:
-        """M [B, T, K] with M M' the second derivative with respect to the candidates' weights."""
-        if self.weights is None:
-            probs = total.softmax(-1)[:, None]
-            return (self.rows - (self.rows * probs).sum(-1, keepdim=True)) * probs.sqrt()
-        slope = torch.sigmoid(total)
-        return self.rows * (self.weights * slope * (1 - slope)).sqrt()[:, None]
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.policies.branch_and_bound import (
     SWAPS_AT_ONCE,
     BranchAndBound,
-    ClipLoss,
     Equals,
     Incumbent,
     improve_by_swaps,
     loss_of,
 )
-from sosampler.policies.optimal import OptimalChoice, usable_logits
-from sosampler.policies.semi_optimal import ACTIVATIONS, check_labels, log_confidence, real_candidates, top_n
+from sosampler.policies.optimal import OptimalChoice, clip_loss, usable_logits
+from sosampler.policies.semi_optimal import ACTIVATIONS, log_confidence
+from sosampler.samplers.ranking import check_labels, real_candidates, top_n
 
 # Numbers of the largest table per chunk of videos (32 MiB of float64; a handful of such are alive at once).
 _MAX_NUMBERS = 2**22
@@ -74,17 +74,6 @@ def certified_mean_logits(
         torch.cat([part.log_bound for part in parts]),
         "certified",
     )
-
-
-def clip_loss(logits: Tensor, labels: Tensor, num_frames: int, activation: str) -> ClipLoss:
-    """The problem in the form of `ClipLoss`; in float64, since bounds are compared to 1e-6 and less."""
-    rows, positive = logits.double(), labels.double()
-    share = positive / positive.sum(1, keepdim=True)
-    if activation == "softmax":
-        return ClipLoss((rows - (rows * share[:, None]).sum(-1, keepdim=True)) / num_frames, None)
-    most = int(labels.sum(1).max())  # classes that are no label do not matter; fill up with weight 0
-    kept = positive.topk(most, dim=1).indices
-    return ClipLoss(rows.gather(2, kept[:, None].expand(-1, rows.shape[1], -1)) / num_frames, share.gather(1, kept))
 
 
 def _search(

@@ -1,4 +1,4 @@
-"""A learned sampler as a policy of `select`: on torch, or without it through onnxruntime."""
+"""Learned samplers as policies: on torch, or without it through onnxruntime."""
 
 from __future__ import annotations
 
@@ -7,101 +7,232 @@ import threading
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sosampler._util.validation import one_of
+import sosampler.samplers
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
-from sosampler.policies.auto import AutoFrames, Numbers, count_frames, expected_by_belief, expected_by_confidence
-from sosampler.policies.positional import top
-from sosampler.policies.registry import Choice, Policy, pool_size
-from sosampler.policies.score_rules import METHODS
+from sosampler.policies import AUTO
+from sosampler.policies.auto import Numbers, expected_by_belief, expected_by_confidence
+from sosampler.policies.base import Batch, Policy, Scores
 from sosampler.policies.visual import typical_order
 from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler, has_belief, log_belief, sigmoid
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
 
-# One video at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
+# One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
-# Samplers that are kept after they were loaded from a folder.
-_KEPT = 4
-# The device that is the CPU without torch.
-ONNX = "onnx"
-# What a sampler of torch is made of; the extra for torchcodec brings torch alone.
-_TORCH = ("torch", "torchvision", "safetensors")
+_MAX_LOADED = 4  # samplers that stay in memory after they were loaded from a folder
+ONNX = "onnx"  # the device that is the CPU without torch
+_TORCH = ("torch", "torchvision", "safetensors")  # what a torch sampler needs; torchcodec's extra brings torch alone
 
 
-def policy_of(sampler: Any, *, name: str = "sosampler", method: str = "", device: Any = None) -> Policy:
-    """The policy that chooses the N candidates to which the sampler gives the highest scores.
+class SamplerOutputs(NamedTuple):
+    """Outputs of a sampler for a batch: NumPy arrays, or tensors on its device."""
 
-    `method` is another way to choose from the scores, one of `selectors.METHODS`; it is told in the policy's name.
+    scores: Any  # [B, T]
+    importance: Any  # [B, T] or None
+    class_logits: Any  # [B, T, C] or None
+    features: Any  # [B, T, D] or None
+
+
+class LearnedPolicy(Policy):
+    """Choose the N candidates to which a sampler gives the highest scores."""
+
+    name = "sosampler"
+    description = "the N candidates to which a trained sampler gives the highest scores"
+    needs = frozenset({"frames"})
+    has_weights = True
+
+    def __init__(self, sampler: Any, name: str = "sosampler") -> None:
+        self.sampler, self.name = sampler, name
+        preprocessing = getattr(sampler, "preprocessing", None)
+        self.min_size = None if preprocessing is None else least_size(preprocessing)
+
+    def outputs(self, batch: Batch) -> SamplerOutputs:
+        """Run the sampler, once a batch."""
+        return batch.cached(("sampler", id(self.sampler)), lambda: run_sampler(self.sampler, batch))
+
+    def scores(self, batch: Batch) -> Scores:
+        scores = _array(self.outputs(batch).scores)
+        if not np.isfinite(scores[batch.mask]).all():
+            raise SosamplerError(
+                f"{self.name}: the sampler gives scores that are not finite; train it again, or load it again"
+            )
+        return scores
+
+    def unit_scores(self, batch: Batch) -> Scores:
+        """Confidences where the sampler is calibrated; else only the order of its scores means something."""
+        if getattr(self.sampler, "calibration", None) is None:
+            return super().unit_scores(batch)
+        scores = _array(self.outputs(batch).scores).astype(np.float64)
+        if isinstance(self.sampler, OnnxSampler):
+            return self.sampler.confidences(scores)
+        import torch
+
+        return _array(self.sampler.confidences(torch.from_numpy(scores)))
+
+    def features(self, batch: Batch) -> NDArray[Any]:
+        features = self.outputs(batch).features
+        return super().features(batch) if features is None else _array(features)
+
+    def expected(self, batch: Batch) -> Numbers | None:
+        return expected_of(self.sampler, self.outputs(batch), batch.counts)
+
+    def auto_refusal(self) -> str | None:
+        return why_no_number(self.sampler, self.name)
+
+    def gmacs(self, num_candidates: int) -> float | None:
+        return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
+
+    def fingerprint(self) -> str | None:
+        return str(self.sampler.fingerprint())
+
+
+def run_sampler(sampler: Any, batch: Batch) -> SamplerOutputs:
+    """Return a sampler's outputs for all candidates of a batch; those of padding mean nothing."""
+    assert batch.frames is not None, "a sampler needs frames"
+    with _lock_of(sampler):
+        if isinstance(sampler, OnnxSampler):
+            return _run_onnx(sampler, batch)
+        import torch
+
+        frames = torch.from_numpy(batch.frames).permute(0, 1, 4, 2, 3)  # [B, T, 3, H, W]
+        call = sampler.look if hasattr(sampler, "look") else sampler.score
+        padded = bool((batch.counts < batch.num_candidates).any())
+        outputs = call(frames, torch.from_numpy(batch.mask)) if padded else call(frames)
+        if call == getattr(sampler, "score", None):
+            return SamplerOutputs(outputs, None, None, None)
+        return SamplerOutputs(*(getattr(outputs, name, None) for name in SamplerOutputs._fields))
+
+
+def _run_onnx(sampler: OnnxSampler, batch: Batch) -> SamplerOutputs:
+    """One video after the other: the network takes no mask, and its outputs then do not depend on the batch."""
+    assert batch.frames is not None
+    videos = zip(batch.frames.transpose(0, 1, 4, 2, 3), batch.counts.tolist(), strict=True)
+    outputs = [sampler.look(frames[None, :count]) for frames, count in videos]
+
+    def stacked(name: str) -> Any:
+        first = getattr(outputs[0], name)
+        if first is None:
+            return None
+        table = np.zeros((len(batch), batch.num_candidates, *first.shape[2:]), dtype=first.dtype)
+        for row, output in enumerate(outputs):
+            table[row, : batch.counts[row]] = getattr(output, name)[0]
+        return table
+
+    return SamplerOutputs(*(stacked(name) for name in SamplerOutputs._fields))
+
+
+def _array(values: Any) -> np.ndarray:
+    """Return a float array of a tensor on any device; an array as it is."""
+    return values if isinstance(values, np.ndarray) else values.float().cpu().numpy()
+
+
+def _lock_of(sampler: Any) -> threading.Lock:
+    with _locks_guard:
+        return _locks.setdefault(sampler, threading.Lock())
+
+
+def least_size(preprocessing: Any) -> int:
+    """Return the short side of frames that lose nothing when they are resized to a network's input."""
+    resize = preprocessing.resize
+    return int(resize) if isinstance(resize, int) else int(max(resize))
+
+
+# ---- num_frames="auto"
+
+
+def why_no_number(sampler: Any, name: str) -> str | None:
+    """Return what a sampler lacks to decide how many frames are needed, or None."""
+    if not hasattr(sampler, "look") or not hasattr(sampler, "config"):
+        return (
+            f"{name}: the scores of a {type(sampler).__name__} only rank, so that num_frames={AUTO!r} cannot be used; "
+            "give a number, or an SOSampler"
+        )
+    if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
+        return (
+            f"{name}: this sampler is not calibrated, so that num_frames={AUTO!r} cannot be used; give a number, "
+            "or train it again, which calibrates it"
+        )
+    return None
+
+
+def expected_of(sampler: Any, outputs: Any, counts: NDArray[np.int64] | None = None) -> Numbers:
+    """Return the accuracy expected of the k best candidates at [:, k - 1], [B, T]; −inf where a video has fewer.
+
+    Args:
+        sampler: `SOSampler` or `OnnxSampler` that `why_no_number` does not refuse.
+        outputs: of its `look`, for B videos with T candidates.
+        counts: real candidates of each video [B], at the front. None: all are real.
     """
-    if method:
-        one_of("method", method, METHODS)
-        name = f"{name}+{method}"
+    scores, importance, logits = (
+        None if part is None else np.asarray(part.detach().cpu() if hasattr(part, "detach") else part, dtype=np.float64)
+        for part in (outputs.scores, outputs.importance, outputs.class_logits)
+    )
+    assert scores is not None, "samplers give scores"
+    if counts is None:
+        counts = np.full(len(scores), scores.shape[1])
+    expected = np.full(scores.shape, -np.inf)
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        of_count = scores[rows, :count]
+        settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
+        if has_belief(settings):
+            assert importance is not None and logits is not None, "a belief is drawn from both heads"  # noqa: PT018
+            class_logits = logits[rows, :count]
+            belief = log_belief(settings, importance[rows, :count], class_logits, multi_label=multi_label)
+            expected[rows, :count] = expected_by_belief(of_count, class_logits, belief, multi_label=multi_label)
+        else:
+            slope, offset = sampler.calibration
+            expected[rows, :count] = expected_by_confidence(of_count, sigmoid(slope * of_count + offset))
+    return expected
+
+
+# ---- loading
+
+
+def policy_of(sampler: Any, *, name: str = "sosampler", device: Any = None) -> LearnedPolicy:
+    """Return the policy of a sampler object, which is moved to `device` if that is given."""
     if isinstance(sampler, OnnxSampler):
         check_light_device(device)
     elif device is not None:
         from sosampler._util.devices import check_device
 
         sampler = sampler.to(check_device(device))
-
-    def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-        assert frames is not None, "select decodes the candidates for policies that need them"
-        scores = score_frames(sampler, frames, name)
-        if not method:
-            return Choice(top(scores, num_frames), scores)
-        return Choice(METHODS[method](_weights(sampler, scores), num_frames), scores)
-
-    def choose_auto(frames: Frames, auto: AutoFrames) -> Choice:
-        said = look_at(sampler, frames, name)
-        expected = expected_of(sampler, said)
-        scores = _array(said.scores)[0]
-        return Choice(top(scores, int(count_frames(expected, auto)[0])), scores, expected[0])
-
-    def identity() -> str:
-        fingerprint: str = sampler.fingerprint()
-        return f"{fingerprint}+{method}" if method else fingerprint
-
-    why_not = None if method else why_no_number(sampler, name)
-    says = "the N candidates to which a trained sampler gives the highest scores"
-    return Policy(
-        name,
-        f"{says}, by {method}" if method else says,
-        choose,
-        default_candidates=pool_size,
-        needs_frames=True,
-        least_size=least_size(sampler.preprocessing),
-        identity=identity,
-        choose_auto=None if method or why_not else choose_auto,
-        no_auto=why_not,
-    )
+    return LearnedPolicy(sampler, name)
 
 
-def load_policy(folder: str | os.PathLike[str], *, method: str = "", device: Any = None) -> Policy:
-    """The policy of a saved sampler. A folder is read once a process, and again when its files have changed.
+def load_policy(folder: str | os.PathLike[str], *, device: Any = None, precision: str | None = None) -> LearnedPolicy:
+    """Return the policy of a saved sampler. A folder is read once a process, and again when its files have changed.
 
     Torch runs it if it is installed, without `device` on the GPU if there is one. Without torch, with device="onnx",
     and where the folder has no other network, onnxruntime runs its model.onnx on the CPU.
     """
     path = Path(folder).resolve()
-    # Training anew into the same folder changes one or the other.
+    # Training again into the same folder changes one or the other.
     stamp = tuple(_stamp(path / file) for file in (CONFIG, WEIGHTS, MODEL))
     only_onnx = (path / MODEL).is_file() and not (path / WEIGHTS).is_file()
-    if device == ONNX or only_onnx or not _is_there(_TORCH):
+    if device == ONNX or only_onnx or not _installed(_TORCH):
         check_light_device(device)
-        sampler = _loaded_without_torch(path, stamp)
+        policy = LearnedPolicy(_load_onnx(path, stamp), os.fspath(folder))
     else:
-        sampler = _loaded(path, stamp[:2], _torch_device(device))
-    return policy_of(sampler, name=os.fspath(folder), method=method)
+        import torch
+
+        from sosampler._util.devices import check_device
+
+        where = check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+        policy = LearnedPolicy(_load_torch(path, stamp[:2], where, precision), os.fspath(folder))
+    policy.spec = os.fspath(folder)
+    return policy
 
 
-def _is_there(packages: tuple[str, ...]) -> bool:
-    """Whether all can be imported; none is."""
+def _installed(packages: tuple[str, ...]) -> bool:
+    """Return whether all can be imported, without importing them."""
     try:
         return all(find_spec(package) is not None for package in packages)
     except ModuleNotFoundError:
@@ -109,9 +240,10 @@ def _is_there(packages: tuple[str, ...]) -> bool:
 
 
 def check_light_device(device: Any) -> None:
+    """Check that a sampler which onnxruntime runs can run on this device."""
     if device is None or str(device) in (ONNX, "cpu"):
         return
-    if not _is_there(_TORCH):
+    if not _installed(_TORCH):
         raise MissingDependency(f"device={str(device)!r} needs torch; install sosampler[train], or leave it out")
     raise InvalidArgument(
         f"device={str(device)!r} is not for a sampler that onnxruntime runs; give cpu, or leave it out; "
@@ -119,146 +251,35 @@ def check_light_device(device: Any) -> None:
     )
 
 
-def _torch_device(device: Any) -> Any:
-    import torch
-
-    from sosampler._util.devices import check_device
-
-    return check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
-
-
 def _stamp(path: Path) -> tuple[int, int]:
     if not path.is_file():
-        return 0, 0  # whoever loads it says what is missing
+        return 0, 0  # loading reports what is missing
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_size
 
 
-@lru_cache(maxsize=_KEPT)
-def _loaded(path: Path, stamp: tuple[tuple[int, int], ...], device: Any) -> Any:
+@lru_cache(maxsize=_MAX_LOADED)
+def _load_torch(path: Path, stamp: tuple[tuple[int, int], ...], device: Any, precision: str | None) -> Any:
     from sosampler.samplers.registry import load_sampler
 
-    return load_sampler(path).to(device)
+    sampler = load_sampler(path).to(device)
+    if precision is not None:
+        sampler.precision = precision
+    return sampler
 
 
-@lru_cache(maxsize=_KEPT)
-def _loaded_without_torch(path: Path, stamp: tuple[tuple[int, int], ...]) -> OnnxSampler:
+@lru_cache(maxsize=_MAX_LOADED)
+def _load_onnx(path: Path, stamp: tuple[tuple[int, int], ...]) -> OnnxSampler:
     return OnnxSampler.from_pretrained(path)
 
 
-def score_frames(sampler: Any, frames: Frames, name: str) -> np.ndarray:
-    """Candidates of one video, uint8 [T, H, W, 3] -> scores [T]."""
-    scores: np.ndarray = _array(_asked(sampler, "score", frames))[0]
-    _check_finite(scores, name)
-    return scores
+# ---- the general sampler, which ships with the package
 
+FOLDER = Path(sosampler.samplers.__file__).parent / "general"
+GENERAL_SIZE = 128  # short side of its input
+GENERAL_GMACS = 0.098  # multiply-adds of its network at that size, in billions a frame
 
-def look_at(sampler: Any, frames: Frames, name: str) -> Any:
-    """Candidates of one video, uint8 [T, H, W, 3] -> all that the network says about a batch of this one."""
-    said = _asked(sampler, "look", frames)
-    _check_finite(_array(said.scores), name)
-    return said
-
-
-def _asked(sampler: Any, what: str, frames: Frames) -> Any:
-    clips = frames.transpose(0, 3, 1, 2)[None]  # [1, T, 3, H, W]
-    with lock_of(sampler):
-        if isinstance(sampler, OnnxSampler):
-            return getattr(sampler, what)(clips)
-        import torch
-
-        return getattr(sampler, what)(torch.from_numpy(np.ascontiguousarray(clips)))
-
-
-def _array(scores: Any) -> np.ndarray:
-    found: np.ndarray = scores if isinstance(scores, np.ndarray) else scores.float().cpu().numpy()
-    return found
-
-
-def _check_finite(scores: np.ndarray, name: str) -> None:
-    if not np.isfinite(scores).all():
-        raise SosamplerError(f"{name}: the sampler gives scores that are no numbers; train it again, or load it again")
-
-
-def _weights(sampler: Any, scores: np.ndarray) -> np.ndarray:
-    """What a method weighs [T]: confidences, as in evaluation; the scores themselves where nobody calibrated them."""
-    if getattr(sampler, "calibration", None) is None:
-        return scores
-    if isinstance(sampler, OnnxSampler):
-        return sampler.confidences(scores)
-    import torch
-
-    confidences: np.ndarray = sampler.confidences(torch.from_numpy(scores)).numpy()
-    return confidences
-
-
-def lock_of(sampler: Any) -> threading.Lock:
-    with _locks_guard:
-        return _locks.setdefault(sampler, threading.Lock())
-
-
-def least_size(preprocessing: Any) -> int:
-    """Short side of frames that lose nothing when they are brought to a network's input."""
-    resize = preprocessing.resize
-    return int(resize) if isinstance(resize, int) else int(max(resize))
-
-
-def why_no_number(sampler: Any, name: str) -> str | None:
-    """None for a sampler that knows what a frame is worth; else what it lacks to decide how many are needed."""
-    if not hasattr(sampler, "look") or not hasattr(sampler, "config"):
-        return (
-            f"{name}: a {type(sampler).__name__} gives scores that only rank, so that num_frames='auto' has nothing to "
-            "go by; give a number, or an SOSampler"
-        )
-    if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
-        return (
-            f"{name}: this sampler is not calibrated, so that num_frames='auto' has nothing to go by; give a number, "
-            "or train it again, which calibrates it"
-        )
-    return None
-
-
-def expected_of(sampler: Any, said: Any, counts: NDArray[np.int64] | None = None) -> Numbers:
-    """[B, T]: at [:, k - 1] what is expected of the k best candidates; −inf where a video has fewer.
-
-    Args:
-        sampler: `SOSampler` or `OnnxSampler`, one of which `why_no_number` knows nothing.
-        said: what its `look` gave for B videos with T candidates.
-        counts: real candidates of each video [B]; the others stand at the end. None: all are real.
-    """
-    scores, importance, logits = (_numbers(part) for part in (said.scores, said.importance, said.class_logits))
-    assert scores is not None, "whoever looks gives scores"
-    if counts is None:
-        return _of_whole(sampler, scores, importance, logits)
-    expected = np.full(scores.shape, -np.inf)
-    for count in np.unique(counts).tolist():
-        rows = np.flatnonzero(counts == count)
-        parts = [None if part is None else part[rows, :count] for part in (scores, importance, logits)]
-        expected[rows, :count] = _of_whole(sampler, *parts)  # type: ignore[arg-type]
-    return expected
-
-
-def _of_whole(sampler: Any, scores: Numbers, importance: Numbers | None, logits: Numbers | None) -> Numbers:
-    settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
-    if has_belief(settings):
-        assert importance is not None, "a belief is drawn from both heads"
-        assert logits is not None, "a belief is drawn from both heads"
-        belief = log_belief(settings, importance, logits, multi_label=multi_label)
-        return expected_by_belief(scores, logits, belief, multi_label=multi_label)
-    slope, offset = sampler.calibration
-    return expected_by_confidence(scores, sigmoid(slope * scores + offset))
-
-
-def _numbers(part: Any) -> Numbers | None:
-    """float64, of a tensor on any device too."""
-    if part is None:
-        return None
-    return np.asarray(part.detach().cpu() if hasattr(part, "detach") else part, dtype=np.float64)
-
-
-FOLDER = Path(__file__).parents[1] / "samplers" / "general"
-
-# Chosen on pictures and clips that were held out of its training (benchmarks/results/general_sampler.json).
+# Chosen on images and clips that were held out of its training (benchmarks/general_sampler.json).
 CHOICE: dict[str, float] = {
     "clearness": 0.05,
     "sharpness": 4.0,
@@ -271,16 +292,61 @@ CHOICE: dict[str, float] = {
 
 @lru_cache(maxsize=1)
 def general_sampler() -> OnnxSampler:
-    """Read once a process."""
+    """Return the general sampler, read once a process."""
     return OnnxSampler.from_pretrained(FOLDER)
 
 
+class General(LearnedPolicy):
+    """Choose clear and typical frames that differ, by the quality and the features that a network gives."""
+
+    name = "general"
+    description = "clear frames that show what the video shows, none twice: a sampler that ships with the package"
+    min_size = GENERAL_SIZE
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def sampler(self) -> OnnxSampler:
+        return general_sampler()
+
+    def scores(self, batch: Batch) -> Scores:
+        return self._ranked(batch)[1]
+
+    def unit_scores(self, batch: Batch) -> Scores:
+        return Policy.unit_scores(self, batch)
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        return np.sort(self._ranked(batch)[0][:, :num_frames], axis=1)
+
+    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers]:
+        """Return the candidates in the order of choice and the value of each, both [B, T], computed once a batch."""
+        return batch.cached("general", lambda: self._rank(batch))
+
+    def _rank(self, batch: Batch) -> tuple[Indices, Numbers]:
+        outputs = self.outputs(batch)
+        quality = sigmoid(outputs.scores.astype(np.float64))
+        if not (np.isfinite(quality).all() and np.isfinite(outputs.features).all()):
+            raise SosamplerError("the scores of the general sampler are not finite; install sosampler again")
+        order = np.tile(np.arange(batch.num_candidates), (len(batch), 1))
+        value = np.zeros(order.shape)
+        for row, count in enumerate(batch.counts.tolist()):
+            features = outputs.features[row, :count]
+            order[row, :count], value[row, :count] = typical_order(quality[row, :count], features, count, **CHOICE)
+        return order, value
+
+    def expected(self, batch: Batch) -> Numbers | None:
+        return None
+
+    def auto_refusal(self) -> str | None:
+        return self.no_auto()
+
+    def gmacs(self, num_candidates: int) -> float:
+        return GENERAL_GMACS * num_candidates
+
+
 def general_order(frames: Frames, num_frames: int) -> tuple[Indices, Numbers]:
-    """Candidates of one video, uint8 [T, H, W, 3] -> N of them in the order of choice, and the value of each [T]."""
-    sampler = general_sampler()
-    with lock_of(sampler):
-        said = sampler.look(frames.transpose(0, 3, 1, 2)[None])
-    quality = sigmoid(said.scores[0].astype(np.float64))
-    if not (np.isfinite(quality).all() and np.isfinite(said.features).all()):
-        raise SosamplerError("the general sampler gives scores that are no numbers; install sosampler again")
-    return typical_order(quality, said.features[0], num_frames, **CHOICE)
+    """Return N candidates of one video, uint8 [T, H, W, 3], in the order of choice, and the value of each [T]."""
+    batch = Batch(len(frames), np.array([len(frames)]), frames[None])
+    order, value = General()._ranked(batch)
+    return order[0, :num_frames], value[0]

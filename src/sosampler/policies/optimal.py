@@ -1,7 +1,7 @@
-"""The optimal policy: of all subsets of N candidates the one whose clip is most confident in the true labels.
+"""Search for the optimal subset: of all N of T candidates the one whose clip is most confident in the true labels.
 
 By enumeration where there are few subsets. Classifiers that average logits have a certified search beyond that
-(`sosampler.policies.certified`), others a beam search (`sosampler.policies.beam`).
+(`sosampler.policies.certified`), others a beam search.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from torch import Tensor
 
 from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import ACTIVATIONS, check_labels, log_confidence, real_candidates
+from sosampler.policies.semi_optimal import ACTIVATIONS, log_confidence
+from sosampler.samplers.ranking import check_labels, real_candidates
+
+ClipLogConfidence = Callable[[Tensor], Tensor]  # positions [B, K, n] in time order -> [B, K], for any n
 
 DEFAULT_MAX_SUBSETS = 20_000
-# Subsets held at once, and numbers gathered for them at once (64 MiB of float64).
+# Subsets held at a time, and numbers gathered for them (64 MiB of float64).
 _BLOCK = 16_384
 _MAX_NUMBERS = 2**23
-# Numbers of a table that a processor core goes through several times without fetching them again (1 MiB of float64).
+# Numbers of a table that fit into the cache of a processor core (1 MiB of float64).
 _NUMBERS_IN_CACHE = 2**17
 # Log confidences this close are ties: sums of the same rows in another order differ by less.
 _TIE = 1e-12
@@ -31,7 +34,7 @@ _TIE = 1e-12
 
 @dataclass(frozen=True)
 class OptimalChoice:
-    """The best subset found for each video, and how much better any other could be."""
+    """The best known subset of each video, and how much better any other could be."""
 
     positions: Tensor  # [B, N] in time order
     log_confidence: Tensor  # [B] of the chosen
@@ -40,27 +43,19 @@ class OptimalChoice:
 
     @property
     def gap(self) -> Tensor:
-        """How much confidence the choice can be short of the best subset's at most, in probability [B]."""
+        """Upper bound on how much more confident the best subset can be, in probability [B]."""
         return (self.log_bound.exp() - self.log_confidence.exp()).clamp_min(0)
 
 
-def count_subsets(num_candidates: int, num_frames: int) -> int:
-    """
-    >>> count_subsets(10, 6)
-    210
-    """
-    return math.comb(num_candidates, num_frames)
-
-
 def subset_blocks(num_candidates: int, num_frames: int, block: int = _BLOCK) -> Iterator[Tensor]:
-    """All subsets as sorted positions [K, N] in lexicographic order, at most `block` at a time."""
+    """Yield all subsets as sorted positions [K, N] in lexicographic order, at most `block` at a time."""
     every = combinations(range(num_candidates), num_frames)
     while rows := list(islice(every, block)):
         yield torch.from_numpy(np.array(rows, dtype=np.int64).reshape(len(rows), num_frames))
 
 
 def subsets(num_candidates: int, num_frames: int) -> Tensor:
-    """All subsets at once, int64 [K, N]; see `subset_blocks` where there are many.
+    """Return all subsets, int64 [K, N]; see `subset_blocks` where there are many.
 
     >>> subsets(4, 2).tolist()
     [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
@@ -68,8 +63,58 @@ def subsets(num_candidates: int, num_frames: int) -> Tensor:
     return torch.cat(list(subset_blocks(num_candidates, num_frames)))
 
 
+@dataclass(frozen=True)
+class ClipLoss:
+    """Minus the log confidence of a clip as a function of the sum of its candidates' rows.
+
+    softmax: rows are logits less the mean logit of the true labels, over N; the loss is logsumexp of the sum.
+    sigmoid: rows are logits of the true labels alone, over N; the loss is the weighted sum of softplus(-sum).
+    """
+
+    rows: Tensor  # [B, T, K] float64
+    weights: Tensor | None  # [B, K] weight of each label for sigmoid; None for softmax
+
+    def at(self, videos: Tensor | slice) -> ClipLoss:
+        return ClipLoss(self.rows[videos], None if self.weights is None else self.weights[videos])
+
+    def _weights(self, total: Tensor) -> Tensor:
+        assert self.weights is not None
+        return self.weights.reshape(len(total), *(1,) * (total.dim() - 2), total.shape[-1])
+
+    def value(self, total: Tensor) -> Tensor:
+        """Loss of sums [B, ..., K] -> [B, ...]."""
+        if self.weights is None:
+            return total.logsumexp(-1)
+        return -(torch.nn.functional.logsigmoid(total) * self._weights(total)).sum(-1)  # softplus is cut off at 20
+
+    def gradient(self, total: Tensor) -> Tensor:
+        """[B, K] -> [B, K]."""
+        if self.weights is None:
+            return total.softmax(-1)
+        return -self.weights * torch.sigmoid(-total)
+
+    def hessian_factor(self, total: Tensor) -> Tensor:
+        """M [B, T, K] with M M' the second derivative with respect to the candidates' weights."""
+        if self.weights is None:
+            probs = total.softmax(-1)[:, None]
+            return (self.rows - (self.rows * probs).sum(-1, keepdim=True)) * probs.sqrt()
+        slope = torch.sigmoid(total)
+        return self.rows * (self.weights * slope * (1 - slope)).sqrt()[:, None]
+
+
+def clip_loss(logits: Tensor, labels: Tensor, num_frames: int, activation: str) -> ClipLoss:
+    """The problem in the form of `ClipLoss`; in float64, since bounds are compared to 1e-6 and less."""
+    rows, positive = logits.double(), labels.double()
+    share = positive / positive.sum(1, keepdim=True)
+    if activation == "softmax":
+        return ClipLoss((rows - (rows * share[:, None]).sum(-1, keepdim=True)) / num_frames, None)
+    most = int(labels.sum(1).max())  # classes that are no label do not matter; fill up with weight 0
+    kept = positive.topk(most, dim=1).indices
+    return ClipLoss(rows.gather(2, kept[:, None].expand(-1, rows.shape[1], -1)) / num_frames, share.gather(1, kept))
+
+
 def optimal_by_enumeration(
-    clip_log_confidence: Callable[[Tensor], Tensor],
+    clip_log_confidence: ClipLogConfidence,
     batch: int,
     num_candidates: int,
     num_frames: int,
@@ -79,9 +124,14 @@ def optimal_by_enumeration(
     block: int = 1024,
     device: torch.device | str | None = None,
 ) -> OptimalChoice:
-    """Ask any classifier for every subset: `clip_log_confidence(positions [B, K, N])` -> [B, K]. Ties: the earliest."""
+    """Evaluate every subset by `clip_log_confidence(positions [B, K, N])` -> [B, K]. Ties: the earliest."""
     mask = real_candidates(mask, batch, num_candidates, num_frames)
-    _affordable(num_candidates, num_frames, max_subsets)
+    number = math.comb(num_candidates, num_frames)
+    if number > whole_number("max_subsets", max_subsets):
+        raise InvalidArgument(
+            f"{num_frames} of {num_candidates} candidates are {number} subsets, more than max_subsets={max_subsets}; "
+            "raise max_subsets, give fewer candidates, or use beam_search"
+        )
 
     def evaluate(rows: Tensor) -> Tensor:
         return clip_log_confidence(rows.expand(batch, -1, -1))
@@ -99,9 +149,9 @@ def optimal_pooled(
     mask: Tensor | None = None,
     max_subsets: int = DEFAULT_MAX_SUBSETS,
 ) -> OptimalChoice:
-    """Every subset of a classifier that pools frame features [B, T, D]: `pool_logits([..., N, D])` -> [..., C].
+    """Evaluate every subset of a classifier that pools features [B, T, D]: `pool_logits([..., N, D])` -> [..., C].
 
-    What averages logits goes faster, and further, by `optimal_mean_logits`.
+    For one that averages logits `optimal_mean_logits` is faster, and allows more subsets.
     """
     one_of("activation", activation, ACTIVATIONS)
     batch, num_candidates, width = features.shape
@@ -136,15 +186,15 @@ def optimal_mean_logits(
     tolerance: float = 5e-4,
     max_nodes: int = 1000,
 ) -> OptimalChoice:
-    """pi_o of a classifier that averages the logits [B, T, C] of its frames.
+    """Search for pi_o of a classifier that averages the logits [B, T, C] of its frames.
 
-    Every subset where there are at most `max_subsets`, else `certified_mean_logits`, whose remaining gap is reported.
+    By enumeration of at most `max_subsets`, else by `certified_mean_logits`, whose remaining gap is reported.
     """
-    from sosampler.policies.certified import certified_mean_logits, clip_loss
-
     batch, num_candidates, num_classes = logits.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
-    if count_subsets(num_candidates, num_frames) > max_subsets:
+    if math.comb(num_candidates, num_frames) > max_subsets:
+        from sosampler.policies.certified import certified_mean_logits
+
         return certified_mean_logits(
             logits, labels, num_frames, activation=activation, mask=mask, tolerance=tolerance, max_nodes=max_nodes
         )
@@ -155,10 +205,10 @@ def optimal_mean_logits(
         # A subset is a row of zeros and ones; the sums of all are one matrix product.
         member = torch.zeros(len(rows), num_candidates, dtype=torch.float64, device=logits.device)
         member.scatter_(1, rows, 1.0)
-        at_once = max(1, in_cache // (len(rows) * loss.rows.shape[2]))
+        size = max(1, in_cache // (len(rows) * loss.rows.shape[2]))
         values = member.new_empty(batch, len(rows))
-        for begin in range(0, batch, at_once):
-            videos = slice(begin, begin + at_once)
+        for begin in range(0, batch, size):
+            videos = slice(begin, begin + size)
             part = loss.at(videos)
             values[videos] = -part.value(member @ part.rows)
         return values
@@ -169,22 +219,13 @@ def optimal_mean_logits(
 
 
 def usable_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits [B, T, C] in float64, 0 where a candidate is not real and may hold anything."""
+    """Return the logits [B, T, C] in float64, 0 where a candidate is not real and may hold anything."""
     rows = logits.double()
     if mask is not None:
         rows = rows.masked_fill(~mask[..., None], 0.0)
     if not bool(rows.isfinite().all()):
         raise InvalidArgument("the logits hold values that are not finite; give finite logits of every real candidate")
     return rows
-
-
-def _affordable(num_candidates: int, num_frames: int, max_subsets: int) -> None:
-    number = count_subsets(num_candidates, num_frames)
-    if number > whole_number("max_subsets", max_subsets):
-        raise InvalidArgument(
-            f"{num_frames} of {num_candidates} candidates are {number} subsets, more than max_subsets={max_subsets}; "
-            "raise max_subsets, offer fewer candidates, or use beam_search"
-        )
 
 
 def _best_of_all(
@@ -196,7 +237,7 @@ def _best_of_all(
     block: int,
     device: torch.device | str | None,
 ) -> OptimalChoice:
-    """The first of the best subsets in lexicographic order; `evaluate(rows [K, N])` -> [B, K]."""
+    """Return the first of the best subsets in lexicographic order; `evaluate(rows [K, N])` -> [B, K]."""
     best, chosen = None, None
     for rows in subset_blocks(num_candidates, num_frames, block):
         rows = rows.to(device)
@@ -215,3 +256,85 @@ def _best_of_all(
     assert best is not None
     assert chosen is not None
     return OptimalChoice(chosen, best, best, "enumeration")
+
+
+# ---- beam search
+
+_MIN_GAIN = 1e-6  # of log confidence: a network's outputs for one clip differ as much from batch to batch
+
+
+def beam_search(
+    clip_log_confidence: ClipLogConfidence,
+    batch: int,
+    num_candidates: int,
+    num_frames: int,
+    *,
+    width: int = 16,
+    mask: Tensor | None = None,
+    device: torch.device | str | None = None,
+    swaps: bool = True,
+    block: int = 1024,
+    narrowed: Callable[[np.ndarray], ClipLogConfidence] | None = None,
+) -> OptimalChoice:
+    """Search by a beam, for classifiers that must be run on every clip: nothing is proven, the bound is confidence 1.
+
+    Sets grow one frame at a time, the `width` best of each size are kept, and then frames are exchanged while it helps.
+    The classifier sees at most `block` sets of each video in one call. `narrowed(videos)` returns the same function for
+    some of the videos; with it those that no exchange improves are not classified again.
+    """
+    width, block = whole_number("width", width), whole_number("block", block)
+    mask = real_candidates(mask, batch, num_candidates, num_frames)
+    real = np.ones((batch, num_candidates), bool) if mask is None else mask.cpu().numpy()
+
+    beams = [np.zeros((1, 0), np.int64) for _ in range(batch)]  # of each video [W, n]
+    best = torch.zeros(batch)
+    for _ in range(num_frames):
+        grown = [_grown(beam, real[b]) for b, beam in enumerate(beams)]
+        values = _evaluate(clip_log_confidence, grown, block, device)
+        order = [value.argsort(descending=True, stable=True)[:width].cpu().numpy() for value in values]
+        beams = [sets[best_first] for sets, best_first in zip(grown, order, strict=True)]
+        best = torch.stack([value.max() for value in values]) if values else best
+    chosen = [beam[:1] for beam in beams]  # the best of each, [1, N]
+    active = [b for b in range(batch) if swaps and real[b].sum() > num_frames]
+    while active:
+        videos = active if narrowed else list(range(batch))
+        function = narrowed(np.array(active)) if narrowed else clip_log_confidence
+        exchanged = {b: _exchanged(chosen[b][0], real[b]) if b in active else chosen[b] for b in videos}
+        values_of = dict(zip(videos, _evaluate(function, list(exchanged.values()), block, device), strict=True))
+        active = [b for b in active if bool(values_of[b].max() > best[b] + _MIN_GAIN)]
+        for b in active:
+            winner = int(values_of[b].argmax())
+            chosen[b], best[b] = exchanged[b][winner : winner + 1], values_of[b][winner]
+    positions = torch.from_numpy(np.concatenate(chosen) if batch else np.zeros((0, num_frames), np.int64)).to(device)
+    return OptimalChoice(positions, best, torch.zeros_like(best), "beam")
+
+
+def _grown(beam: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return every set of the beam [W, n] with one more real candidate, in lexicographic order [K, n + 1]."""
+    candidates = np.flatnonzero(real)
+    pairs = np.concatenate(
+        [np.repeat(beam, len(candidates), axis=0), np.tile(candidates, len(beam))[:, None]],
+        axis=1,
+    )
+    pairs = pairs[(pairs[:, :-1] != pairs[:, -1:]).all(1)]
+    return np.unique(np.sort(pairs, axis=1), axis=0)
+
+
+def _exchanged(chosen: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return the sets that differ from the chosen [N] by one candidate, in lexicographic order [N * (T - N), N]."""
+    others = np.setdiff1d(np.flatnonzero(real), chosen)
+    sets = [np.concatenate([np.delete(chosen, index), [other]]) for index in range(len(chosen)) for other in others]
+    return np.unique(np.sort(np.array(sets, np.int64).reshape(-1, len(chosen)), axis=1), axis=0)
+
+
+def _evaluate(
+    clip_log_confidence: ClipLogConfidence, sets: list[np.ndarray], block: int, device: torch.device | str | None
+) -> list[Tensor]:
+    """Return the values of each video's sets; videos with fewer are padded with their first set."""
+    if not sets:
+        return []
+    largest = max(len(rows) for rows in sets)
+    full = np.stack([np.concatenate([rows, np.repeat(rows[:1], largest - len(rows), axis=0)]) for rows in sets])
+    positions = torch.from_numpy(full).to(device)  # [B, K, n]
+    values = torch.cat([clip_log_confidence(part) for part in positions.split(block, dim=1)], dim=1)
+    return [value[: len(rows)] for value, rows in zip(values, sets, strict=True)]

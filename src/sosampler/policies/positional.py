@@ -1,9 +1,10 @@
-"""Policies that need neither learning nor pixels: rules on the positions of T candidates."""
+"""Policies that need neither learning nor pixels, but the positions of T candidates alone."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from sosampler.policies.base import Batch, Policy, top
 from sosampler.video.candidates import segment_centres
 from sosampler.video.timeline import Indices
 
@@ -12,23 +13,18 @@ FRAMEEXIT_ORDER_10 = (5, 0, 9, 2, 7, 4, 6, 3, 8, 1)
 
 
 def uniform(num_candidates: int, num_frames: int) -> Indices:
-    """The middle candidate of each of N equal stretches."""
+    """Choose the middle candidate of each of N equal segments."""
     return segment_centres(num_candidates, num_frames)
 
 
 def centre(num_candidates: int, num_frames: int) -> Indices:
-    """The N candidates next to the middle of the video."""
+    """Choose the N candidates next to the middle of the video."""
     first = (num_candidates - num_frames) // 2
     return np.arange(first, first + num_frames, dtype=np.int64)
 
 
-def random(num_candidates: int, num_frames: int, seed: int) -> Indices:
-    """N candidates drawn without replacement, the same for the same seed."""
-    return np.sort(np.random.default_rng(seed).choice(num_candidates, num_frames, replace=False)).astype(np.int64)
-
-
 def frameexit_order(num_candidates: int) -> list[int]:
-    """All T candidates in FrameExit's coarse-to-fine order.
+    """Return all T candidates in FrameExit's coarse-to-fine order.
 
     Its published list for T=10; for other T the middle, both ends, then breadth-first the middles of the gaps.
 
@@ -52,10 +48,84 @@ def frameexit_order(num_candidates: int) -> list[int]:
 
 
 def frameexit(num_candidates: int, num_frames: int) -> Indices:
-    """The first N of FrameExit's order, in time order."""
+    """Choose the first N of FrameExit's order, in time order."""
     return np.sort(np.array(frameexit_order(num_candidates)[:num_frames], dtype=np.int64))
 
 
-def top(scores: np.ndarray, num_frames: int) -> Indices:
-    """The N highest scores, in time order; of equal ones the earlier."""
-    return np.sort(np.argsort(-scores, kind="stable")[:num_frames]).astype(np.int64)
+class _Positional(Policy):
+    """Choose by the number of real candidates."""
+
+    def positions(self, num_candidates: int, num_frames: int) -> Indices:
+        raise NotImplementedError
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        by_count = {count: self.positions(count, num_frames) for count in np.unique(batch.counts).tolist()}
+        return np.stack([by_count[count] for count in batch.counts.tolist()])
+
+
+class Uniform(_Positional):
+    name = "uniform"
+    description = "the middle of each of N equal segments"
+
+    def default_candidates(self, num_frames: int) -> int:
+        return num_frames
+
+    def positions(self, num_candidates: int, num_frames: int) -> Indices:
+        return uniform(num_candidates, num_frames)
+
+
+class Keyframe(Uniform):
+    name = "keyframe"
+    description = "N of the encoder's own keyframes, evenly spread; the cheapest to decode"
+    candidate_mode = "keyframe"
+
+
+class Everything(_Positional):
+    name = "all"
+    description = "every candidate"
+
+    def default_candidates(self, num_frames: int) -> int:
+        return num_frames
+
+    def positions(self, num_candidates: int, num_frames: int) -> Indices:
+        return np.arange(num_candidates, dtype=np.int64)
+
+
+class Centre(_Positional):
+    name = "centre"
+    description = "the N candidates next to the middle"
+
+    def positions(self, num_candidates: int, num_frames: int) -> Indices:
+        return centre(num_candidates, num_frames)
+
+
+class FrameExitOrder(_Positional):
+    name = "frameexit"
+    description = "the first N of FrameExit's coarse-to-fine order"
+
+    def default_candidates(self, num_frames: int) -> int:
+        return max(10, num_frames)
+
+    def positions(self, num_candidates: int, num_frames: int) -> Indices:
+        return frameexit(num_candidates, num_frames)
+
+
+class Random(Policy):
+    """The same candidates for the same seed; in a split also for the same T and position of the video."""
+
+    name = "random"
+    description = "N candidates drawn by seed"
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        if batch.indices is None:
+            drawn = [
+                np.random.default_rng(batch.seed).choice(count, num_frames, replace=False)
+                for count in batch.counts.tolist()
+            ]
+            return np.sort(np.stack(drawn), axis=1).astype(np.int64)
+        # One table of numbers for the whole split, whatever its batches are: [videos, T], row by row.
+        count, first = batch.num_candidates, int(batch.indices.min())
+        generator = np.random.default_rng([batch.seed, count])
+        generator.bit_generator.advance(first * count)  # type: ignore[attr-defined]  # PCG64 can
+        table = generator.random((int(batch.indices.max()) + 1 - first, count))
+        return top(table[batch.indices - first], num_frames, batch.counts)

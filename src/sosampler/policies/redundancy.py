@@ -1,55 +1,75 @@
-"""Choosing frames that are confident and differ from each other.
+"""Choose frames with high scores that differ from each other, from scores [B, T] and a similarity [B, T, T].
 
-Ranking by score alone takes near-duplicates where many candidates are offered. Both rules here start from scores
-[B, T] of any policy and a similarity [B, T, T] between frames, such as `gaussian_kernel` of their features.
+Ranking by score alone takes near-duplicates where there are many candidates. `mask` [B, T] is True for a real
+candidate (None: all are).
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from sosampler._util.validation import real_number
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sosampler._util.validation import real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import real_candidates
+from sosampler.video.timeline import Indices
+
+Numbers = NDArray[np.floating[Any]]
+Mask = NDArray[np.bool_]
 
 # What is left of a frame's variance once the chosen ones explain it; below this it is rounding.
 _SMALLEST_VARIANCE = 1e-10
 
 
-def gaussian_kernel(features: Tensor, bandwidth: float | Tensor) -> Tensor:
-    """exp(-|x - y|^2 / (2 bandwidth^2)) between frames: features [..., T, D] -> [..., T, T], 1 for equal frames.
+def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
+    """Return exp(-|x - y|^2 / (2 bandwidth^2)) between frames: features [..., T, D] -> [..., T, T].
 
-    bandwidth is one number, or one per video [...].
+    `bandwidth` is one number, or one per video [...].
     """
-    width = torch.as_tensor(bandwidth, dtype=features.dtype, device=features.device)
-    if not bool(((width > 0) & width.isfinite()).all()):
+    features = _floats(features)
+    width = np.asarray(bandwidth, dtype=features.dtype)
+    if not ((width > 0) & np.isfinite(width)).all():
         raise InvalidArgument(
-            f"bandwidth={bandwidth} is not allowed; give finite numbers above 0, such as median_bandwidth(features)"
+            f"bandwidth={bandwidth!r} is not allowed; give finite numbers above 0, such as median_bandwidth(features)"
         )
-    # Differences, not the product form: that loses near-duplicates to cancellation.
-    squared = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").square()
-    return (-squared / (2 * width[..., None, None].square())).exp()
+    return np.asarray(np.exp(-np.square(distances(features)) / (2 * np.square(width)[..., None, None])))
 
 
-def median_bandwidth(features: Tensor, mask: Tensor | None = None, *, pooled: bool = False) -> Tensor:
-    """Median distance between two different frames of a video: features [B, T, D] -> [B], or [] over all if pooled.
+def distances(features: Numbers) -> Numbers:
+    """Return the Euclidean distances between frames: features [..., T, D] -> [..., T, T]."""
+    table = np.zeros((*features.shape[:-1], features.shape[-2]), dtype=features.dtype)
+    for t in range(features.shape[-2]):
+        # Differences, not the product form: that loses near-duplicates to cancellation.
+        table[..., t] = np.sqrt(np.square(features - features[..., t : t + 1, :]).sum(-1))
+    return table
 
-    Where more than half of the pairs are equal frames, or there is one frame only, it is 1.
+
+def median_bandwidth(features: ArrayLike, mask: Mask | None = None, *, pooled: bool = False) -> Numbers:
+    """Return the median distance between two frames of a video: features [B, T, D] -> [B], or [] over all if pooled.
+
+    Of an even number of pairs the lower one in the middle. Where more than half of the pairs are equal frames, or
+    there is one frame only, it is 1.
     """
+    features = _floats(features)
     batch, num_candidates = features.shape[:2]
-    distance = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-    real = torch.ones(batch, num_candidates, dtype=torch.bool, device=features.device) if mask is None else mask.bool()
-    pairs = (real[:, None] & real[:, :, None]).triu(1)
-    distance = distance.masked_fill(~pairs, float("nan")).flatten(1)
-    median = distance.flatten().nanmedian() if pooled else distance.nanmedian(1).values
-    return torch.where(median > 0, median, torch.ones_like(median))
+    real = np.ones((batch, num_candidates), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+    pairs = np.triu(real[:, None] & real[:, :, None], 1)
+    table = distances(np.where(real[..., None], features, 0))  # padding may hold anything
+    medians = [_lower_median(table[pairs])] if pooled else [_lower_median(table[b][pairs[b]]) for b in range(batch)]
+    return np.asarray(medians[0] if pooled else medians, dtype=features.dtype)
+
+
+def _lower_median(values: Numbers) -> float:
+    middle = (len(values) - 1) // 2
+    median = float(np.partition(values, middle)[middle]) if len(values) else 0.0
+    return median if median > 0 else 1.0
 
 
 def mmr(
-    scores: Tensor, similarity: Tensor, num_frames: int, *, trade_off: float = 0.7, mask: Tensor | None = None
-) -> Tensor:
-    """Maximal marginal relevance: again and again the candidate with the highest
+    scores: ArrayLike, similarity: ArrayLike, num_frames: int, *, trade_off: float = 0.7, mask: Mask | None = None
+) -> Indices:
+    """Maximal marginal relevance: choose again and again the candidate with the highest
 
         trade_off * score - (1 - trade_off) * its greatest similarity to a chosen one,
 
@@ -59,26 +79,24 @@ def mmr(
     share = real_number("trade_off", trade_off, at_least=0)
     if share > 1:
         raise InvalidArgument(f"trade_off={trade_off} is not allowed; give a number between 0 and 1")
-    left = _candidates(scores, similarity, num_frames, mask)
-    scores = scores if scores.is_floating_point() else scores.to(similarity.dtype)
-    nearest = torch.zeros_like(scores)
-    chosen: list[Tensor] = []
+    table, alike, left = _checked(scores, similarity, num_frames, mask)
+    videos = np.arange(len(table))
+    nearest = np.zeros_like(table)
+    chosen = np.empty((len(table), num_frames), dtype=np.int64)
     for step in range(num_frames):
-        value = share * scores - (1 - share) * nearest if step else scores
-        pick = _highest(value, left)
-        to_pick = _row(similarity, pick)
-        nearest = torch.maximum(nearest, to_pick) if step else to_pick
-        left = left.scatter(1, pick, False)
-        chosen.append(pick)
-    return torch.cat(chosen, 1).sort(1).values
+        chosen[:, step] = pick = _highest(share * table - (1 - share) * nearest if step else table, left)
+        to_pick = alike[videos, pick]
+        nearest = np.maximum(nearest, to_pick) if step else to_pick
+        left[videos, pick] = False
+    return np.sort(chosen, axis=1)
 
 
 def dpp(
-    scores: Tensor, similarity: Tensor, num_frames: int, *, trade_off: float = 0.7, mask: Tensor | None = None
-) -> Tensor:
+    scores: ArrayLike, similarity: ArrayLike, num_frames: int, *, trade_off: float = 0.7, mask: Mask | None = None
+) -> Indices:
     """Greedy mode of a determinantal point process with kernel q_i * similarity_ij * q_j, q = exp(weight * score).
 
-    weight = trade_off / (2 (1 - trade_off)): 0 looks at diversity alone, towards 1 at scores alone. Each step takes the
+    weight = trade_off / (2 (1 - trade_off)): 0 counts diversity alone, towards 1 scores alone. Each step takes the
     candidate that raises the determinant of the chosen frames' kernel most; a row of its Cholesky factor is all that
     is added (Chen, Zhang and Zhou 2018). `similarity` must be positive semidefinite, as `gaussian_kernel` is.
     Positions [B, N] in time order; of equal ones the earlier.
@@ -86,45 +104,60 @@ def dpp(
     share = real_number("trade_off", trade_off, at_least=0)
     if share >= 1:
         raise InvalidArgument(f"trade_off={trade_off} is not allowed; give a number from 0 to below 1")
-    left = _candidates(scores, similarity, num_frames, mask)
+    table, alike, left = _checked(scores, similarity, num_frames, mask)
     # log det(q S q) = 2 sum log q + log det S: the factor of S alone never overflows, whatever the scores.
-    quality = share / (1 - share) * scores.double()
-    similarity = similarity.double()
-    variance = similarity.diagonal(dim1=1, dim2=2).clone()  # of each candidate, given the chosen ones
-    factor = torch.zeros(*scores.shape, num_frames, dtype=torch.float64, device=scores.device)  # [B, T, N]
-    chosen: list[Tensor] = []
+    return np.sort(greedy_dpp(share / (1 - share) * table.astype(np.float64), alike, num_frames, left), axis=1)
+
+
+def greedy_dpp(quality: Numbers, similarity: Numbers, num_frames: int, left: Mask) -> Indices:
+    """Return the candidates [B, N] in the order of choice, by quality [B, T] = 2 log q, among those `left` [B, T]."""
+    similarity = similarity.astype(np.float64)
+    videos = np.arange(len(quality))
+    variance = np.diagonal(similarity, axis1=1, axis2=2).copy()  # of each candidate, given the chosen ones
+    factor = np.zeros((*quality.shape, num_frames))  # [B, T, N]
+    chosen = np.empty((len(quality), num_frames), dtype=np.int64)
     for step in range(num_frames):
-        pick = _highest(quality + variance.clamp_min(_SMALLEST_VARIANCE).log(), left)
-        own = factor.gather(1, pick[..., None].expand(-1, -1, num_frames))  # [B, 1, N]
-        spread = variance.gather(1, pick)
-        column = (_row(similarity, pick) - (factor * own).sum(-1)) / spread.clamp_min(_SMALLEST_VARIANCE).sqrt()
-        column = column.masked_fill(spread <= _SMALLEST_VARIANCE, 0.0)  # a duplicate explains nothing new
+        with np.errstate(invalid="ignore"):  # of masked candidates, which may hold NaN
+            value = quality + np.log(np.maximum(variance, _SMALLEST_VARIANCE))
+        chosen[:, step] = pick = _highest(value, left)
+        row, spread = factor[videos, pick], variance[videos, pick][:, None]
+        column = similarity[videos, pick] - (factor * row[:, None]).sum(-1)
+        column /= np.sqrt(np.maximum(spread, _SMALLEST_VARIANCE))
+        column[spread[:, 0] <= _SMALLEST_VARIANCE] = 0.0  # a duplicate explains nothing new
         factor[..., step] = column
-        variance = variance - column.square()
-        left = left.scatter(1, pick, False)
-        chosen.append(pick)
-    return torch.cat(chosen, 1).sort(1).values
+        variance = variance - np.square(column)
+        left[videos, pick] = False
+    return chosen
 
 
-def _candidates(scores: Tensor, similarity: Tensor, num_frames: int, mask: Tensor | None) -> Tensor:
-    """Who may be chosen, bool [B, T], after the shapes are checked."""
-    batch, num_candidates = scores.shape
-    if tuple(similarity.shape) != (batch, num_candidates, num_candidates):
+def _floats(values: ArrayLike) -> Numbers:
+    table = np.asarray(values)
+    return table if np.issubdtype(table.dtype, np.floating) else table.astype(np.float64)
+
+
+def _checked(
+    scores: ArrayLike, similarity: ArrayLike, num_frames: int, mask: Mask | None
+) -> tuple[Numbers, Numbers, Mask]:
+    """Return scores [B, T], similarity [B, T, T] and the candidates that may be chosen, bool [B, T]."""
+    table, alike = _floats(scores), _floats(similarity)
+    batch, num_candidates = table.shape
+    if alike.shape != (batch, num_candidates, num_candidates):
         raise InvalidArgument(
-            f"the similarity has shape {list(similarity.shape)}; for scores of shape {list(scores.shape)} give "
+            f"the similarity has shape {list(alike.shape)}; for scores of shape {list(table.shape)} give "
             f"[{batch}, {num_candidates}, {num_candidates}]"
         )
-    mask = real_candidates(mask, batch, num_candidates, num_frames)
-    return torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.clone()
+    left = np.ones(table.shape, dtype=bool) if mask is None else np.array(mask, dtype=bool)
+    fewest = int(left.sum(1).min()) if batch else num_candidates
+    if whole_number("num_frames", num_frames) > fewest:
+        raise InvalidArgument(
+            f"num_frames={num_frames} is more than the {fewest} real candidates of a video; "
+            "choose fewer frames or give more candidates"
+        )
+    return table, alike, left
 
 
-def _highest(value: Tensor, left: Tensor) -> Tensor:
-    """Position [B, 1] of the highest value among those left, of equal ones the first."""
-    value = value.masked_fill(value.isnan(), -float("inf"))
-    top = value.masked_fill(~left, -float("inf")).amax(1, keepdim=True)
-    return ((value >= top) & left).to(torch.uint8).argmax(1, keepdim=True)
-
-
-def _row(table: Tensor, pick: Tensor) -> Tensor:
-    """Row pick [B, 1] of each table [B, T, T] -> [B, T]."""
-    return table.gather(1, pick[..., None].expand(-1, -1, table.shape[2]))[:, 0]
+def _highest(value: Numbers, left: Mask) -> Indices:
+    """Return the position [B] of the highest value among those left, of equal ones the first."""
+    value = np.where(np.isnan(value), -np.inf, value)
+    best = np.where(left, value, -np.inf).max(1, keepdims=True)
+    return np.asarray(((value >= best) & left).argmax(1))

@@ -1,279 +1,287 @@
-"""Who is chosen: N of T candidates. Adding a policy is adding an entry to the table below.
-
-A learned sampler is a policy too; torch or onnxruntime is imported only when one is given.
-"""
+"""The one table of policies by name, and NAME+METHOD. Torch and onnxruntime are imported only for a sampler."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from sosampler.errors import InvalidArgument
-from sosampler.policies import positional as rules
-from sosampler.policies.auto import AUTO, AutoFrames
-from sosampler.policies.score_rules import METHODS, difference_peaks, split_method
-from sosampler.policies.visual import change_scores, dpp_diverse, farthest_first, pixel_features
-from sosampler.video.reader import Frames
+from sosampler.policies.base import Batch, Policy, Scores, scores_of
+from sosampler.policies.learned import General, check_light_device, load_policy, policy_of
+from sosampler.policies.oracles import Optimal, SemiOptimal, SemiOptimalMax
+from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
+from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
+from sosampler.policies.score_rules import METHODS
+from sosampler.policies.visual import DifferencePeaks, Dpp, FarthestFirst, FrameDifference
 from sosampler.video.timeline import Indices
 
-# Candidates that a policy is offered where the user names no number: enough to choose from, at least four a frame.
-_POOL = 32
-
-# Short side of the frames that the network of the general sampler looks at.
-GENERAL_SIZE = 128
-
-
-def pool_size(num_frames: int) -> int:
-    """T where the user names none, for policies that choose freely among their candidates."""
-    return max(_POOL, 4 * num_frames)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Positions among the candidates, in time order, and a score for every candidate where the policy has one."""
-
-    positions: Indices  # [N]
-    scores: np.ndarray | None = None  # [T]
-    expected: np.ndarray | None = None  # [T], of the k best at k - 1, where their number was left to the policy
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A rule that chooses. `choose(num_candidates, num_frames, frames, seed)`; frames only if `needs_frames`."""
-
-    name: str
-    says: str
-    choose: Callable[[int, int, Frames | None, int], Choice]
-    default_candidates: Callable[[int], int]
-    needs_frames: bool = False
-    candidate_mode: str | None = None  # the only candidate mode that makes sense for it
-    # Short side of the frames that it must see at least, in their own proportions, where the video has that; None for
-    # a policy that is content with whatever size was asked for.
-    least_size: int | None = None
-    # What tells a learned policy from another of the same name: changes with its weights.
-    identity: Callable[[], str] | None = None
-    # Chooses how many, too; None for a policy that does not know what a frame is worth.
-    choose_auto: Callable[[Frames, AutoFrames], Choice] | None = None
-    no_auto: str | None = None  # why not, where a sampler is at fault
-
-    def by_itself(self, auto: AutoFrames) -> Policy:
-        """The same policy, but N is only the most that it may take."""
-        choose_auto = self.choose_auto
-        if choose_auto is None:
-            raise InvalidArgument(
-                self.no_auto
-                or f"num_frames={AUTO!r} is for trained samplers, which know what a frame is worth, and not for "
-                f"the policy {self.name!r}; give a number, or the folder of a sampler without a method behind it"
-            )
-
-        def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-            assert frames is not None, "select decodes the candidates for policies that need them"
-            most = min(auto.most, num_frames)
-            return choose_auto(frames, replace(auto, least=min(auto.least, most), most=most))
-
-        return replace(self, choose=choose)
-
-
-def _frame_difference(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-    assert frames is not None, "select decodes the candidates for policies that need them"
-    scores = change_scores(frames)
-    return Choice(rules.top(scores, num_frames), scores)
-
-
-def _difference_peaks(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-    assert frames is not None, "select decodes the candidates for policies that need them"
-    scores = change_scores(frames)
-    return Choice(difference_peaks(scores, num_frames), scores)
-
-
-def _by_looks(rule: Callable[[ArrayLike, int], Indices]) -> Callable[[int, int, Frames | None, int], Choice]:
-    """Choose by what the candidates look like; no candidate has a score of its own."""
-
-    def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-        assert frames is not None, "select decodes the candidates for policies that need them"
-        return Choice(rule(pixel_features(frames), num_frames))
-
-    return choose
-
-
-def _general(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-    from sosampler.policies.learned import general_order
-
-    assert frames is not None, "select decodes the candidates for policies that need them"
-    order, value = general_order(frames, num_frames)
-    return Choice(np.sort(order), value)
-
-
-def _general_identity() -> str:
-    from sosampler.policies.learned import general_sampler
-
-    return general_sampler().fingerprint()
-
-
+# Policies of the package, and those that are registered.
 _POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy(
-            "uniform",
-            "the middle of each of N equal stretches",
-            lambda t, n, frames, seed: Choice(rules.uniform(t, n)),
-            default_candidates=lambda n: n,
-        ),
-        Policy(
-            "random",
-            "N candidates drawn by seed",
-            lambda t, n, frames, seed: Choice(rules.random(t, n, seed)),
-            default_candidates=pool_size,
-        ),
-        Policy(
-            "all",
-            "every candidate",
-            lambda t, n, frames, seed: Choice(np.arange(t, dtype=np.int64)),
-            default_candidates=lambda n: n,
-        ),
-        Policy(
-            "centre",
-            "the N candidates next to the middle",
-            lambda t, n, frames, seed: Choice(rules.centre(t, n)),
-            default_candidates=pool_size,
-        ),
-        Policy(
-            "keyframe",
-            "N of the encoder's own keyframes, evenly spread; the cheapest to decode",
-            lambda t, n, frames, seed: Choice(rules.uniform(t, n)),
-            default_candidates=lambda n: n,
-            candidate_mode="keyframe",
-        ),
-        Policy(
-            "frame-difference",
-            "the N candidates at which the picture changes most",
-            _frame_difference,
-            default_candidates=pool_size,
-            needs_frames=True,
-        ),
-        Policy(
-            "frameexit",
-            "the first N of FrameExit's coarse-to-fine order",
-            lambda t, n, frames, seed: Choice(rules.frameexit(t, n)),
-            default_candidates=lambda n: max(10, n),
-        ),
-        Policy(
-            "difference-peaks",
-            "the N most prominent peaks of the change between pictures",
-            _difference_peaks,
-            default_candidates=pool_size,
-            needs_frames=True,
-        ),
-        Policy(
-            "farthest-first",
-            "again and again the picture least like those chosen, from the middle on",
-            _by_looks(farthest_first),
-            default_candidates=pool_size,
-            needs_frames=True,
-        ),
-        Policy(
-            "dpp",
-            "N pictures unlike each other: greedy mode of a determinantal point process",
-            _by_looks(dpp_diverse),
-            default_candidates=pool_size,
-            needs_frames=True,
-        ),
-        Policy(
-            "general",
-            "clear pictures that show what the video shows, none twice: a sampler that ships with the package",
-            _general,
-            default_candidates=pool_size,
-            needs_frames=True,
-            least_size=GENERAL_SIZE,
-            identity=_general_identity,
-        ),
+        Uniform(),
+        Random(),
+        Everything(),
+        Centre(),
+        Keyframe(),
+        FrameDifference(),
+        FrameExitOrder(),
+        DifferencePeaks(),
+        FarthestFirst(),
+        Dpp(),
+        General(),
+        SemiOptimalMax(),
+        SemiOptimal(),
+        Optimal(),
     )
 }
+for _policy in _POLICIES.values():
+    _policy.spec = _policy.name  # registered ones are not known in other processes
 
-# Named policies whose scores the methods of `selectors` may choose from, as they may from those of any sampler.
-SCORED = ("frame-difference",)
+_REDUNDANCY: dict[str, Callable[..., Indices]] = {"mmr": mmr, "dpp": dpp}
+METHOD_NAMES = (*METHODS, *_REDUNDANCY)
+_IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:Class
+_CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler or baseline
 
-# What a folder must hold to be taken for a saved sampler.
-_CONFIG = "config.json"
+
+class MethodPolicy(Policy):
+    """Choose from the scores of another policy by a method: NAME+METHOD."""
+
+    def __init__(self, base: Policy, method: str) -> None:
+        self.base, self.method = base, method
+        self.name, self.description = f"{base.name}+{method}", f"{base.description}, by {method}"
+        self.needs = base.needs
+        if self.reduces_redundancy and not base.needs_teacher:
+            self.needs = {*base.needs, "frames"}
+        self.candidate_mode, self.min_size, self.has_weights = base.candidate_mode, base.min_size, base.has_weights
+        self.spec = None if base.spec is None else f"{base.spec}+{method}"
+
+    @property
+    def reduces_redundancy(self) -> bool:
+        return self.method in _REDUNDANCY
+
+    def default_candidates(self, num_frames: int) -> int:
+        return self.base.default_candidates(num_frames)
+
+    def scores(self, batch: Batch) -> Scores | None:
+        return scores_of(self.base, batch)
+
+    def unit_scores(self, batch: Batch) -> Scores:
+        return self.base.unit_scores(batch)
+
+    def features(self, batch: Batch) -> NDArray[Any]:
+        return self.base.features(batch)
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        values = self.unit_scores(batch)
+        if self.reduces_redundancy:
+            similarity = batch.cached(("similarity", id(self.base)), lambda: self._similarity(batch))
+            return _REDUNDANCY[self.method](values.astype(np.float32), similarity, num_frames, mask=batch.mask)
+        rows = zip(values.astype(np.float64), batch.counts.tolist(), strict=True)
+        return np.stack([METHODS[self.method](row[:count], num_frames) for row, count in rows])
+
+    def _similarity(self, batch: Batch) -> NDArray[Any]:
+        """The width of the kernel is the median distance within each video: its own measure of what is alike."""
+        features = self.features(batch)
+        return gaussian_kernel(features, median_bandwidth(features, batch.mask)).astype(np.float32)
+
+    def gmacs(self, num_candidates: int) -> float | None:
+        return self.base.gmacs(num_candidates)
+
+    def fingerprint(self) -> str | None:
+        fingerprint = self.base.fingerprint()
+        return None if fingerprint is None else f"{fingerprint}+{self.method}"
 
 
-def get_policy(policy: Any, *, device: Any = None) -> Policy:
-    """The policy that is meant: a name, a sampler, the folder of a saved sampler, or a `Policy` as it is.
+def with_method(policy: Policy, method: str) -> Policy:
+    """Return the policy that chooses from another one's scores by a method."""
+    if method not in METHOD_NAMES:
+        raise InvalidArgument(f"method={method!r} is unknown; choose one of: {', '.join(METHOD_NAMES)}")
+    if not policy.has_scores or isinstance(policy, MethodPolicy):
+        scored = ", ".join(name for name, known in _POLICIES.items() if known.has_scores)
+        why = "has a method already" if isinstance(policy, MethodPolicy) else "has no scores"
+        raise InvalidArgument(
+            f"policy={policy.name + '+' + method!r}: {policy.name!r} {why}, so +{method} cannot choose from them; put "
+            f"one method behind a policy with scores: {scored}, or the folder of a trained sampler"
+        )
+    return MethodPolicy(policy, method)
 
-    "+aks", "+its" or "+nms" behind a folder or "frame-difference" chooses from its scores in another way than the N
-    best.
 
-    `device` is where a sampler runs: one given as an object stays where it is unless told, one that is loaded goes to
-    the GPU if there is one. "onnx" loads a folder without torch, as is done anyway where torch is not installed.
+def split_method(text: str) -> tuple[str, str]:
+    """Split NAME+METHOD; the method is "" where there is none.
+
+    >>> split_method("runs/first+nms"), split_method("runs/a+b")
+    (('runs/first', 'nms'), ('runs/a+b', ''))
     """
-    if isinstance(policy, Policy):
-        return policy
-    if isinstance(policy, str) and policy in _POLICIES:
-        if device is not None and _POLICIES[policy].identity is not None:
-            from sosampler.policies.learned import check_light_device
+    base, _, method = text.rpartition("+")
+    return (base, method) if base and method in METHOD_NAMES else (text, "")
 
-            check_light_device(device)
-        return _POLICIES[policy]
-    if isinstance(policy, str) and (parts := split_method(policy))[0] in SCORED:
-        return _chosen_by(_POLICIES[parts[0]], parts[1])
+
+def is_saved_folder(text: str) -> bool:
+    """Return whether this is the folder of a saved sampler or baseline."""
+    return (Path(text) / _CONFIG).is_file()
+
+
+def split_label(text: str) -> tuple[str | None, str]:
+    """Split LABEL=POLICY; the label is None where there is none, or where the whole text names a folder.
+
+    >>> split_label("mine=runs/first+nms"), split_label("uniform")
+    (('mine', 'runs/first+nms'), (None, 'uniform'))
+    """
+    label, _, rest = text.partition("=")
+    whole = [text, split_method(text)[0], text.rpartition("@")[0]]
+    return (None, text) if not rest or any(is_saved_folder(part) for part in whole if part) else (label, rest)
+
+
+def get_policy(policy: Any, *, device: Any = None, precision: str | None = None, teacher: bool = False) -> Policy:
+    """Return the policy that is meant.
+
+    Args:
+        policy: a name, NAME+METHOD, the folder of a saved sampler, "module:Class", a sampler, or a `Policy`.
+        device: where a sampler runs: an object stays where it is unless given, one that is loaded goes to the GPU if
+            there is one. "onnx" loads a folder without torch, as is done anyway where torch is not installed.
+        precision: of a sampler that is loaded.
+        teacher: whether the teacher's outputs are at hand; without them oracles are refused.
+    """
     if isinstance(policy, (str, os.PathLike)):
-        return _from_folder(policy, device)
-    if hasattr(policy, "score") and hasattr(policy, "preprocessing"):
-        from sosampler.policies.learned import policy_of
+        resolved = _from_text(policy, device, precision, teacher)
+    elif isinstance(policy, Policy) or (isinstance(policy, type) and issubclass(policy, Policy)):
+        resolved = _instance(policy)
+    else:
+        if hasattr(policy, "sampler") and hasattr(policy, "folder"):
+            policy = policy.sampler  # as `train` returns it
+        if not (hasattr(policy, "look") or hasattr(policy, "score")):
+            raise InvalidArgument(
+                f"policy is a {type(policy).__name__}; give one of: {', '.join(list_policies(oracles=teacher))}, "
+                "a sampler, the folder of one, or a Policy"
+            )
+        resolved = policy_of(policy, device=device)
+    if resolved.needs_teacher and not teacher:
+        raise InvalidArgument(
+            f"policy={resolved.name!r} needs the outputs of a teacher, which only a bank has; use it in evaluate, or "
+            f"choose one of: {', '.join(list_policies())}"
+        )
+    return resolved
 
-        return policy_of(policy, device=device)
-    raise InvalidArgument(
-        f"policy is a {type(policy).__name__}; give one of: {', '.join(_POLICIES)}, a sampler, or the folder of one"
-    )
+
+def _instance(policy: Any) -> Policy:
+    resolved = policy() if isinstance(policy, type) else policy
+    if not isinstance(resolved, Policy):
+        raise InvalidArgument(f"{resolved!r} is a {type(resolved).__name__}; give a Policy, or a class of one")
+    unknown = set(resolved.needs) - {"frames", "teacher", "labels"}
+    if unknown:
+        raise InvalidArgument(
+            f"the policy {resolved.name!r} needs {', '.join(sorted(unknown))}; "
+            'needs must be a set of "frames", "teacher" and "labels"'
+        )
+    return resolved
 
 
-def _chosen_by(policy: Policy, method: str) -> Policy:
-    """A policy that gives scores, with another way to choose from them."""
-
-    def choose(num_candidates: int, num_frames: int, frames: Frames | None, seed: int) -> Choice:
-        scores = policy.choose(num_candidates, num_frames, frames, seed).scores
-        assert scores is not None, "whoever is in SCORED gives scores"
-        return Choice(METHODS[method](scores, num_frames), scores)
-
-    return replace(policy, name=f"{policy.name}+{method}", says=f"{policy.says}, by {method}", choose=choose)
-
-
-def _from_folder(given: str | os.PathLike[str], device: Any) -> Policy:
+def _from_text(given: str | os.PathLike[str], device: Any, precision: str | None, teacher: bool) -> Policy:
     text = os.fspath(given)
-    # A folder may itself be called like that, and is then taken as it is.
-    name, method = (text, "") if Path(text).is_dir() else split_method(text)
-    folder = Path(name)
-    if (folder / _CONFIG).is_file():
-        from sosampler.policies.learned import load_policy
-
-        return load_policy(name, method=method, device=device)
-    if folder.is_dir():
+    if isinstance(given, str) and text in _POLICIES:  # a path is a folder, whatever it is called
+        if device is not None and _POLICIES[text].has_weights:
+            check_light_device(device)
+        return _POLICIES[text]
+    # A folder may itself be called like one with a method behind it, and is then taken as it is.
+    if is_saved_folder(text):
+        return load_policy(text, device=device, precision=precision)
+    base, method = split_method(text)
+    if method:
+        if not is_policy_name(base) and not Path(base).is_dir() and not _IMPORT.fullmatch(base):
+            raise _unknown(text, teacher)
+        return with_method(_from_text(base, device, precision, teacher), method)
+    if _IMPORT.fullmatch(text):
+        return _imported(text)
+    if Path(text).is_dir():
         raise InvalidArgument(
             f"policy={text!r} is a folder without {_CONFIG}, so it holds no sampler; "
-            f"give the folder of a trained one, or one of: {', '.join(_POLICIES)}"
+            f"give the folder of a trained one, or one of: {', '.join(list_policies())}"
         )
-    raise InvalidArgument(
-        f"policy={text!r} is unknown; choose one of: {', '.join(_POLICIES)}, or give the folder of a trained sampler; "
-        f"{', '.join('+' + method for method in METHODS)} go behind such a folder or {' or '.join(SCORED)}"
+    raise _unknown(text, teacher)
+
+
+def _unknown(text: str, teacher: bool) -> InvalidArgument:
+    names = list_policies(oracles=teacher)
+    close = get_close_matches(split_method(text)[0], list_policies(oracles=True), n=1)
+    hint = f", did you mean {close[0]!r}?" if close else ";"
+    return InvalidArgument(
+        f"policy={text!r} is unknown{hint} choose one of: {', '.join(names)}, or give the folder of a trained sampler"
+        f"{' or baseline' if teacher else ''}; "
+        f"{', '.join('+' + method for method in METHOD_NAMES)} go behind such a folder or a policy with scores"
     )
 
 
-def list_policies(pattern: str = "*") -> list[str]:
-    """Names of the policies that match a pattern such as "frame*"; those with a method behind them are not listed.
+def _imported(text: str) -> Policy:
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgument(
+            f"policy={text!r} cannot be imported ({error}); give MODULE:CLASS of a module that Python finds, with "
+            "a class that derives from sosampler.Policy"
+        ) from error
+    policy = _instance(found)
+    policy.spec = text
+    return policy
+
+
+def register_policy(policy: Policy) -> Policy:
+    """Add a policy to the table, so that its name works in `select`, `Pipeline` and `evaluate`.
+
+    The name is known in this process. Commands and other processes take "module:Class" instead.
+
+    Examples:
+        >>> import numpy as np, sosampler as so
+        >>> class Last(so.Policy):
+        ...     name, description = "last", "the last N candidates"
+        ...
+        ...     def choose(self, batch, num_frames):
+        ...         return batch.counts[:, None] - num_frames + np.arange(num_frames)
+        >>> so.register_policy(Last())
+        <policy 'last'>
+        >>> so.list_policies("la*")
+        ['last']
+    """
+    policy = _instance(policy)
+    if _POLICIES.get(policy.name, policy) is not policy:
+        raise InvalidArgument(f"a policy called {policy.name!r} is there already; give another name")
+    if not re.fullmatch(r"[^\s+=@:,/\\]+", policy.name):
+        raise InvalidArgument(
+            f"a policy cannot be called {policy.name!r}; its name must have no space and none of + = @ : , / \\"
+        )
+    _POLICIES[policy.name] = policy
+    return policy
+
+
+def list_policies(pattern: str = "*", *, oracles: bool = False) -> list[str]:
+    """Return the names of the policies that match a pattern such as "frame*".
+
+    `oracles` adds those that need a teacher, which `evaluate` takes. NAME+METHOD is not listed.
 
     Examples:
         >>> list_policies("frame*")
         ['frame-difference', 'frameexit']
     """
-    return [name for name in _POLICIES if fnmatch(name, pattern)]
+    return [
+        name for name, policy in _POLICIES.items() if fnmatch(name, pattern) and (oracles or not policy.needs_teacher)
+    ]
 
 
 def describe_policies() -> dict[str, str]:
-    return {policy.name: policy.says for policy in _POLICIES.values()}
+    """Return what each policy that `select` takes does, by its name."""
+    return {name: _POLICIES[name].description for name in list_policies()}
+
+
+def is_policy_name(text: str) -> bool:
+    """Return whether this names a policy of the table, alone or with a method behind it: no folder, no module."""
+    return split_method(text)[0] in _POLICIES or text in _POLICIES

@@ -7,7 +7,7 @@ goes first. A score of NaN says nothing and counts as the lowest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.positional import top
+from sosampler.policies.base import top
 from sosampler.video.timeline import Indices
 
 Scores = NDArray[np.float64]
@@ -149,18 +149,8 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     return np.flatnonzero(chosen).astype(np.int64)
 
 
-# Ways to choose from the scores of another policy, by the suffix that asks for them.
+# Methods that choose from the scores of another policy, by the suffix of its name.
 METHODS: dict[str, Callable[[Scores, int], Indices]] = {"aks": aks, "its": inverse_transform, "nms": temporal_nms}
-
-
-def split_method(text: str, methods: Collection[str] = tuple(METHODS)) -> tuple[str, str]:
-    """A policy as it is written -> what scores, and how it is chosen from the scores; "" where nothing says how.
-
-    >>> split_method("runs/first+nms"), split_method("runs/a+b")
-    (('runs/first', 'nms'), ('runs/a+b', ''))
-    """
-    base, _, method = text.rpartition("+")
-    return (base, method) if base and method in methods else (text, "")
 
 
 def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:

@@ -1,4 +1,4 @@
-"""Frame difference: the frames at which the picture changes most."""
+"""Policies by what candidates look like, without learning: how much frames change, and how they differ."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from PIL import Image
 
 from sosampler._util.validation import one_of, real_number
 from sosampler.errors import InvalidArgument
+from sosampler.policies.base import Batch, Policy, Scores
 from sosampler.policies.positional import centre
-from sosampler.policies.score_rules import number_of_frames
+from sosampler.policies.redundancy import distances, greedy_dpp
+from sosampler.policies.score_rules import difference_peaks, number_of_frames
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
 
-# Differences are taken on small grey pictures: noise and small shifts average out, and it costs nothing.
+# Differences are taken on small grey images: noise and small shifts average out, and it costs nothing.
 _THUMBNAIL = 64
 
 
 def change_scores(frames: Frames) -> np.ndarray:
-    """How much each frame [T, H, W, 3] differs from the one before it: mean absolute grey difference in 0..1, [T].
+    """Return how much each frame [T, H, W, 3] differs from the one before it: mean absolute grey difference, 0..1, [T].
 
     The first frame has none before it and is compared with the second.
     """
@@ -36,12 +38,74 @@ def _thumbnail(frame: np.ndarray) -> np.ndarray:
     return np.asarray(grey.resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX, reducing_gap=2.0), dtype=np.float32)
 
 
+class FrameDifference(Policy):
+    name = "frame-difference"
+    description = "the N candidates at which the image changes most"
+    needs = frozenset({"frames"})
+
+    def scores(self, batch: Batch) -> Scores:
+        return batch.cached("change", lambda: self._change(batch))
+
+    def _change(self, batch: Batch) -> Scores:
+        assert batch.frames is not None, "it needs frames"
+        scores = np.zeros((len(batch), batch.num_candidates), dtype=np.float32)
+        for row, count in enumerate(batch.counts.tolist()):
+            scores[row, :count] = change_scores(batch.frames[row, :count])
+        return scores
+
+    def unit_scores(self, batch: Batch) -> Scores:
+        return self.scores(batch).astype(np.float64)  # in 0..1 already
+
+
+class DifferencePeaks(FrameDifference):
+    name = "difference-peaks"
+    description = "the N most prominent peaks of the change between frames"
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        rows = zip(self.unit_scores(batch), batch.counts.tolist(), strict=True)
+        return np.stack([difference_peaks(scores[:count], num_frames) for scores, count in rows])
+
+
+class _GreedyOrder(Policy):
+    """Choose the first N of an order by the features of the frames; no candidate has a score of its own."""
+
+    needs = frozenset({"frames"})
+
+    def order(self, features: ArrayLike, num_frames: int) -> Indices:
+        raise NotImplementedError
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        order = batch.cached(("order", self.name), lambda: self._order(batch))
+        return np.sort(order[:, :num_frames], axis=1)
+
+    def _order(self, batch: Batch) -> Indices:
+        """All real candidates of each video, padding behind them, [B, T]."""
+        features = self.features(batch)
+        order = np.tile(np.arange(batch.num_candidates), (len(batch), 1))
+        for row, count in enumerate(batch.counts.tolist()):
+            order[row, :count] = self.order(features[row, :count], count)
+        return order
+
+
+class FarthestFirst(_GreedyOrder):
+    name = "farthest-first"
+    description = "again and again the frame least like those chosen, from the middle on"
+
+    def order(self, features: ArrayLike, num_frames: int) -> Indices:
+        return farthest_first_order(features, num_frames)
+
+
+class Dpp(_GreedyOrder):
+    name = "dpp"
+    description = "N frames unlike each other: greedy mode of a determinantal point process"
+
+    def order(self, features: ArrayLike, num_frames: int) -> Indices:
+        return dpp_order(features, num_frames)
+
+
 Features = NDArray[np.float64]
 
 STARTS = ("centre", "first", "typical")
-
-# As in the redundancy policies: what is left of a frame's variance below this is rounding.
-_SMALLEST_VARIANCE = 1e-10
 
 _COLOUR_SIDE = 64  # pixels a side; noise and small shifts average out
 _COLOUR_CELLS = 8  # a side
@@ -121,16 +185,11 @@ def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None =
     descriptors, known, exponent = _checked(features)
     num_frames = number_of_frames(num_frames, len(descriptors))
     kernel = _kernel(descriptors, known, bandwidth, exponent)
-    left = np.ones(len(kernel), dtype=bool)
-    order = np.empty(num_frames, dtype=np.int64)
-    variance = np.ones(len(kernel))  # of each frame, given the chosen ones
-    factor = np.zeros((len(kernel), num_frames))
-    for step in range(num_frames):
-        order[step] = pick = _highest(np.maximum(variance, _SMALLEST_VARIANCE), left, known)
-        left[pick] = False
-        if known[pick] and variance[pick] > _SMALLEST_VARIANCE:  # a duplicate explains nothing new
-            factor[:, step] = (kernel[pick] - factor @ factor[pick]) / np.sqrt(variance[pick])
-            variance = variance - factor[:, step] ** 2
+    # Frames without features come last, in time order, and change the value of no other.
+    quality = np.where(known, 0.0, -np.inf)
+    kernel[~known], kernel[:, ~known] = 0.0, 0.0
+    kernel[np.diag_indices(len(kernel))] = 1.0
+    order: Indices = greedy_dpp(quality[None], kernel[None], num_frames, np.ones((1, len(kernel)), dtype=bool))[0]
     return order
 
 
@@ -217,10 +276,7 @@ def _distance_to_start(descriptors: Features, known: NDArray[np.bool_], start: s
 
 def _kernel(descriptors: Features, known: NDArray[np.bool_], bandwidth: float | None, exponent: int) -> Features:
     """[T, T] of descriptors that were divided by 2^exponent; the bandwidth was not yet."""
-    distance = np.zeros((len(descriptors), len(descriptors)))
-    for t, point in enumerate(descriptors):
-        distance[t, t + 1 :] = _distances(descriptors[t + 1 :], point)
-    distance += distance.T
+    distance = distances(descriptors)
     width = float(np.ldexp(1.0 if bandwidth is None else bandwidth, -exponent))
     if bandwidth is None:
         pairs = distance[known][:, known][np.triu_indices(int(known.sum()), 1)]
@@ -228,7 +284,7 @@ def _kernel(descriptors: Features, known: NDArray[np.bool_], bandwidth: float | 
         median = float(np.partition(pairs, middle)[middle]) if len(pairs) else 0.0
         width = median if median > 0 else width  # more than half of the pairs equal, or one frame: 1
     with np.errstate(over="ignore"):  # infinitely far is as good as very far
-        return np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2)
+        return np.asarray(np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2))
 
 
 Numbers = NDArray[np.float64]

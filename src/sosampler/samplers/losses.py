@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import check_labels
+from sosampler.samplers.ranking import check_labels
 from sosampler.samplers.recipe import GUIDANCE, PREDICTIONS, TARGET_SPACES, TARGETS, SamplerRecipe
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import check_labels, real_candidates
 from sosampler.samplers.losses import frame_targets
+from sosampler.samplers.ranking import check_labels, real_candidates
 from sosampler.samplers.recipe import REWARDS, OCSamplerSettings
 from sosampler.samplers.set_likelihood import entropy, plackett_luce_log_prob, sample_without_replacement, set_log_prob
 

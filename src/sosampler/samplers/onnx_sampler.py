@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 from sosampler._util.files import saved_kind
 from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
-from sosampler.policies.positional import top
 
 Pixels = NDArray[np.uint8]
 
@@ -294,7 +293,7 @@ class OnnxSampler:
             raise InvalidArgument(
                 f"num_frames={num_frames} is more than the {scores.shape[1]} candidates; ask for fewer, or offer more"
             )
-        return np.stack([top(of_one, num_frames) for of_one in scores])
+        return np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :num_frames], axis=1).astype(np.int64)
 
     def confidences(self, scores: ArrayLike) -> NDArray[np.float64]:
         """Scores [...] -> the confidence in 0..1 to expect of the classifier that sees such a frame alone."""

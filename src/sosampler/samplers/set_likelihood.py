@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import real_candidates
+from sosampler.samplers.ranking import real_candidates
 
 _NODES = 64  # on each side of the top
 _DROP = 40.0  # the integrand is left out where it is below exp(−40) of its top

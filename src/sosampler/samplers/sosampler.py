@@ -18,9 +18,9 @@ from sosampler.classifiers.base import PRECISIONS, read_names
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, WeightsError
-from sosampler.policies.semi_optimal import top_n
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
+from sosampler.samplers.ranking import top_n
 from sosampler.samplers.scoring import Scoring
 
 # Frames that go through the network at once where the caller gives more, so that memory stays bounded.

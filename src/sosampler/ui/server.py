@@ -1,8 +1,7 @@
-"""HTTP around the service: the standard library's server, which is enough for one machine's page.
+"""HTTP for the page, by the standard library's server.
 
-What guards it: it listens on this machine alone unless told otherwise, answers only to its own name there (so that no
-other site can reach it through a name of its own), takes changes only from its own page, and its page may load and
-send nothing but from and to this server.
+Security: it listens on this machine alone unless `--host` is given, accepts only its own host name there (against DNS
+rebinding), accepts changes only from its own page, and a content security policy keeps the page on this server.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.ui.service import Service
-from sosampler.ui.videos import NotThere, TooLarge
+from sosampler.ui.videos import NotFound, TooLarge
 
 DEFAULT_PORT = 7860
 _PORTS_TRIED = 20  # from the default one on
-_LARGEST_QUESTION = 1 << 16  # bytes of a JSON body
+_MAX_JSON = 1 << 16  # bytes of a JSON body
 _CHUNK = 1 << 20  # bytes
-_SECONDS_OF_SILENCE = 60.0  # after which a connection is given up
-_KEPT_IN_MEMORY = 64 << 20  # bytes of a download, before it goes to a temporary file
+_IDLE_SECONDS = 60.0  # after which a connection is given up
+_MAX_IN_MEMORY = 64 << 20  # bytes of a download, before it goes to a temporary file
 
 _STATIC = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -49,7 +48,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_STATUS = {TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE, NotThere: HTTPStatus.NOT_FOUND}
+_STATUS = {TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE, NotFound: HTTPStatus.NOT_FOUND}
 
 
 class Server(ThreadingHTTPServer):
@@ -65,7 +64,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without the name look-up of the class above, which may ask the network."""
+        """Skip the host name look-up of the base class, which may use the network."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.host, self.server_address[1]
 
@@ -75,18 +74,18 @@ class Server(ThreadingHTTPServer):
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no news; anything else is told to whoever runs the server."""
+        """Print errors, except for browsers that closed the connection."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             traceback.print_exc()
 
 
 def serve(service: Service, host: str, port: int | None) -> Server:
-    """A server that listens; on the first free port from the usual one on where none is named."""
+    """Return a listening server; without a port on the first free one from the default on."""
     ports = range(DEFAULT_PORT, DEFAULT_PORT + _PORTS_TRIED) if port is None else [port]
     problem: OSError | OverflowError | None = None
-    for one in ports:
+    for number in ports:
         try:
-            return Server(service, host, one)
+            return Server(service, host, number)
         except (OSError, OverflowError) as error:
             problem = error
     which = f"{ports[0]} to {ports[-1]}" if len(ports) > 1 else str(ports[0])
@@ -102,37 +101,37 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "sosampler"
     sys_version = ""
-    timeout = _SECONDS_OF_SILENCE
+    timeout = _IDLE_SECONDS
     _unread = 0  # bytes of the body
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        self._respond(self._get)
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self._respond(self._post)
 
     def do_DELETE(self) -> None:
-        self._answer(self._delete)
+        self._respond(self._delete)
 
     def _get(self) -> None:
         address = urlsplit(self.path)
-        asked = parse_qs(address.query).get("result", [])
+        results = parse_qs(address.query).get("result", [])
         if address.path in _STATIC:
             name, kind = _STATIC[address.path]
             self._send(files("sosampler.ui").joinpath("static", name).read_bytes(), kind)
         elif address.path == "/about":
             self._send_json(self.server.service.about())
         elif address.path == "/selection.json":
-            data = json.dumps(self.server.service.selections(asked), indent=1).encode()
+            data = json.dumps(self.server.service.selections(results), indent=1).encode()
             self._send(data, "application/json", save_as="selection.json")
         elif address.path == "/frames.zip":
-            with tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY) as file:
-                self.server.service.frames(asked, file)
+            with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as file:
+                self.server.service.frames(results, file)
                 self._send_file(file, "application/zip", "frames.zip")
-        elif found := re.fullmatch(r"/videos/(\w+)/frames/(\w{1,20})\.jpg", address.path):
-            self._send(self.server.service.picture(found[1], found[2]), "image/jpeg")
+        elif match := re.fullmatch(r"/videos/(\w+)/frames/(\w{1,20})\.jpg", address.path):
+            self._send(self.server.service.picture(match[1], match[2]), "image/jpeg")
         else:
-            self._nothing_here()
+            self._not_found()
 
     def _post(self) -> None:
         path, size = urlsplit(self.path).path, self._body_size()
@@ -142,19 +141,19 @@ class _Handler(BaseHTTPRequestHandler):
             # Refused before its bytes are waited for.
             self.server.service.videos.check_size(name, size)
             self._send_json(self.server.service.upload(name, size, self._read))
-        elif found := re.fullmatch(r"/videos/(\w+)/select", path):
-            self._send_json(self.server.service.select(found[1], self._question(size)))
+        elif match := re.fullmatch(r"/videos/(\w+)/select", path):
+            self._send_json(self.server.service.select(match[1], self._read_json(size)))
         else:
-            self._nothing_here()
+            self._not_found()
 
     def _delete(self) -> None:
-        if found := re.fullmatch(r"/videos/(\w+)", urlsplit(self.path).path):
-            self._send_json(self.server.service.remove(found[1]))
+        if match := re.fullmatch(r"/videos/(\w+)", urlsplit(self.path).path):
+            self._send_json(self.server.service.remove(match[1]))
         else:
-            self._nothing_here()
+            self._not_found()
 
-    def _answer(self, act: Callable[[], None]) -> None:
-        """Whoever asks wrongly gets a sentence; a mistake of ours is told here and goes on to the server's log."""
+    def _respond(self, act: Callable[[], None]) -> None:
+        """Answer bad requests with a sentence; other errors also go to the server's log."""
         self._unread = 0
         try:
             self._check_caller()
@@ -164,11 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             raise
         except Exception:
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "something went wrong here; the program's log says what")
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "an internal error occurred; see the log of sosampler ui")
             raise
 
     def _check_caller(self) -> None:
-        """Only under its own name, and changes only from its own page."""
+        """Accept requests to this host name only, and changes from this page only."""
         host = self.headers.get("Host", "")
         if is_local(self.server.host) and not is_local(_without_port(host)):
             raise InvalidArgument(f"this page is not called {host!r}; open {self.server.url}")
@@ -179,35 +178,35 @@ class _Handler(BaseHTTPRequestHandler):
     def _body_size(self) -> int:
         given = self.headers.get("Content-Length", "")
         if not given.isdecimal():
-            raise InvalidArgument("the size of what is sent is not told; send a Content-Length")
+            raise InvalidArgument("the request has no Content-Length; send one")
         return int(given)
 
-    def _question(self, size: int) -> Any:
-        if size > _LARGEST_QUESTION:
-            raise TooLarge(f"a question of {size} bytes is too long; send the settings alone")
+    def _read_json(self, size: int) -> Any:
+        if size > _MAX_JSON:
+            raise TooLarge(f"a request of {size} bytes is too long; send the settings alone")
         try:
             return json.loads(b"".join(iter(lambda: self._read(self._unread), b"")))
         except ValueError as error:
-            raise InvalidArgument("the settings are no JSON; send what the page sends") from error
+            raise InvalidArgument("the settings must be JSON, as the page sends it") from error
 
-    def _read(self, at_most: int) -> bytes:
-        """Some bytes of the body; none where it ends."""
-        data = self.rfile.read1(min(at_most, self._unread)) if self._unread else b""
+    def _read(self, limit: int) -> bytes:
+        """Read some bytes of the body; none where it ends."""
+        data = self.rfile.read1(min(limit, self._unread)) if self._unread else b""
         self._unread -= len(data)
         return data
 
-    def _nothing_here(self) -> None:
-        raise NotThere(f"there is nothing at {self.path[:200]!r}; open {self.server.url}")
+    def _not_found(self) -> None:
+        raise NotFound(f"there is nothing at {self.path[:200]!r}; open {self.server.url}")
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
-        # A browser that is still sending would not hear the answer; but of a body that is too large not a byte is read.
+        # A browser that is still sending does not read the response. A body that is too large is not read.
         while self._unread <= self.server.service.videos.max_upload and self._read(_CHUNK):
             pass
         self.close_connection = True
         self._send_json({"error": sentence}, status)
 
-    def _send_json(self, answer: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._send(json.dumps(answer).encode(), "application/json", status=status)
+    def _send_json(self, content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._send(json.dumps(content).encode(), "application/json", status=status)
 
     def _send(self, data: bytes, kind: str, *, status: HTTPStatus = HTTPStatus.OK, save_as: str | None = None) -> None:
         self._head(len(data), kind, status, save_as)
@@ -232,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody needs a line for every picture."""
+        """Print no line for each request."""
 
 
 def _without_port(host: str) -> str:

@@ -1,4 +1,4 @@
-"""The page's questions and their answers, without HTTP: videos come and go, frames are chosen, files are asked for."""
+"""The requests of the page without HTTP: add and remove videos, choose frames, download."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import IO, Any
 
 from sosampler._util.validation import whole_number
 from sosampler.errors import SosamplerError
-from sosampler.ui.choices import Offer
-from sosampler.ui.look import Kept, full_picture, json_of, look_at, write_zip
-from sosampler.ui.videos import NotThere, Video, Videos, told_size
+from sosampler.ui.settings import Controls
+from sosampler.ui.videos import NotFound, Video, Videos, size_text
+from sosampler.ui.view import StoredResult, full_image, json_of, view_video, write_zip
 
-_KEPT_RESULTS = 512
+_MAX_RESULTS = 512
 
 
 class Service:
-    """All of one page. Safe to use from several threads; frames are chosen for one question at a time."""
+    """The state of one page. Safe to use from several threads; one request chooses frames at a time."""
 
-    def __init__(self, offer: Offer, folder: Path, *, max_upload: int, max_videos: int) -> None:
-        self.offer = offer
-        self.videos = Videos(folder, max_upload=max_upload, max_videos=max_videos, limits=offer.limits)
-        self._results: OrderedDict[str, Kept] = OrderedDict()
+    def __init__(self, controls: Controls, folder: Path, *, max_upload: int, max_videos: int) -> None:
+        self.controls = controls
+        self.videos = Videos(folder, max_upload=max_upload, max_videos=max_videos, limits=controls.limits)
+        self._results: OrderedDict[str, StoredResult] = OrderedDict()
         self._results_lock = threading.Lock()
         self._one_at_a_time = threading.Lock()  # one video takes all cores already
 
     def about(self) -> dict[str, Any]:
-        """What a fresh page needs to know."""
-        most = self.videos.max_upload
+        """Return what a fresh page needs."""
+        limit = self.videos.max_upload
         return {
-            **self.offer.to_dict(),
-            "max_upload": most,
-            "max_upload_told": told_size(most),
+            **self.controls.to_dict(),
+            "max_upload": limit,
+            "max_upload_told": size_text(limit),
             "videos": [video.to_dict() for video in self.videos.all()],
         }
 
@@ -44,56 +44,56 @@ class Service:
     def remove(self, key: str) -> dict[str, Any]:
         self.videos.remove(key)
         with self._results_lock:
-            for result in [result for result, kept in self._results.items() if kept.video == key]:
+            for result in [result for result, stored in self._results.items() if stored.video == key]:
                 del self._results[result]
         return {"removed": key}
 
     def select(self, key: str, given: Any) -> dict[str, Any]:
-        """Chosen and uniform frames of a video, and under which name they can be downloaded."""
+        """Return chosen and uniform frames of a video, and the id of the result for downloads."""
         video = self.videos.get(key)
-        settings = self.offer.settings(given)
+        settings = self.controls.settings(given)
         with self._one_at_a_time:
             try:
-                view, selection = look_at(video.path, self.offer.options(settings))
+                view, selection = view_video(video.path, self.controls.options(settings))
             except SosamplerError as error:
                 raise type(error)(video.named(error)) from error
-        kept = Kept(video.id, video.name, video.path, selection, view.uniform, settings.to_dict())
-        return {**view.to_dict(), "notes": [video.named(note) for note in view.notes], "result": self._keep(kept)}
+        result = StoredResult(video.id, video.name, video.path, selection, view.uniform, settings.to_dict())
+        return {**view.to_dict(), "notes": [video.named(note) for note in view.notes], "result": self._store(result)}
 
     def picture(self, key: str, frame: str) -> bytes:
-        """A frame in its full size, as a JPEG."""
+        """Return a frame in its full size, as a JPEG."""
         video = self.videos.get(key)
         number = whole_number("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
         with self._one_at_a_time:
             try:
-                return full_picture(video.path, number, self.offer.limits)
+                return full_image(video.path, number, self.controls.limits)
             except SosamplerError as error:
                 raise type(error)(video.named(error)) from error
 
     def selections(self, results: Sequence[str]) -> dict[str, Any]:
-        """The JSON of these results."""
-        return json_of(self._asked(results))
+        """Return the JSON of these results."""
+        return json_of(self._stored(results))
 
     def frames(self, results: Sequence[str], file: IO[bytes]) -> None:
-        """The zip file of these results."""
+        """Write the zip file of these results."""
         with self._one_at_a_time:
-            write_zip(file, self._asked(results), self.offer.limits)
+            write_zip(file, self._stored(results), self.controls.limits)
 
-    def add_own(self, paths: Iterable[Path]) -> list[Video]:
-        """The user's own files, named on the command line."""
-        return [self.videos.add_own(path) for path in paths]
+    def add_file(self, paths: Iterable[Path]) -> list[Video]:
+        """Add files of this machine, named on the command line."""
+        return [self.videos.add_file(path) for path in paths]
 
-    def _keep(self, kept: Kept) -> str:
-        result = secrets.token_hex(8)
+    def _store(self, result: StoredResult) -> str:
+        key = secrets.token_hex(8)
         with self._results_lock:
-            self._results[result] = kept
-            while len(self._results) > _KEPT_RESULTS:
+            self._results[key] = result
+            while len(self._results) > _MAX_RESULTS:
                 self._results.popitem(last=False)
-        return result
+        return key
 
-    def _asked(self, results: Sequence[str]) -> list[Kept]:
+    def _stored(self, results: Sequence[str]) -> list[StoredResult]:
         with self._results_lock:
-            found = [self._results[result] for result in results if result in self._results]
-        if not results or len(found) < len(results):
-            raise NotThere("these frames are not on the page any more; choose them again, then download")
-        return found
+            stored = [self._results[result] for result in results if result in self._results]
+        if not results or len(stored) < len(results):
+            raise NotFound("these frames are not on the page any more; choose them again, then download")
+        return stored

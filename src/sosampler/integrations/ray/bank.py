@@ -15,16 +15,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import DecodePool, DecodeTask, FrameSettings
 from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, read_failures, read_head, read_shard
-from sosampler.bank.prepare import OnProgress, Progress, prepare
+from sosampler.bank.prepare import prepare
 from sosampler.bank.writer import Tally, begin, check_root, fill_shard, writing_bank
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import SosamplerError
-from sosampler.inference.steps import for_workers, wherever
-from sosampler.integrations.ray.cluster import RaySettings, Stage, check_address, connected, execute, placed
+from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.video.limits import Limits
 
 # Shards of one execution: bounds what the driver holds.
@@ -46,8 +46,9 @@ class Teacher:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", wherever(self.name))
-        object.__setattr__(self, "settings", for_workers(self.settings))
+        object.__setattr__(self, "name", absolute(self.name))
+        if self.settings.get("weights") is not None:
+            object.__setattr__(self, "settings", {**self.settings, "weights": absolute(self.settings["weights"])})
 
     def asker(self, device: str) -> Any:
         from sosampler.bank.annotate import TeacherAsker

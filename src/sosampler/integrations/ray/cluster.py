@@ -1,7 +1,7 @@
 """A Ray cluster, and Ray Data on it: tables stream through a pool of decoders and a pool of networks.
 
-Decoders run on processors, networks on GPUs or processors. Ray Data keeps as much under way as fits into its object
-store, and has what a dead actor or machine had under way done again, as often as it takes.
+Decoders run on CPUs, networks on GPUs or CPUs. Ray Data keeps as much in flight as fits into its object store, and
+repeats what was in flight on an actor or machine that died.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 
-_ANSWER_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Where and how wide.
+    """The cluster, and how many actors run on it.
 
     Args:
         address: HOST:PORT of a cluster, "auto" for the one on this machine; None starts one here, unless RAY_ADDRESS
             names another, and ends it afterwards.
-        decoders: actors that decode, one processor each; None takes what the cluster has.
-        networks: actors that hold the networks; None takes one a GPU, or half of the processors without GPUs.
-        gpus_each: of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps them on processors.
-        batch_size: videos that a network sees at once.
+        decoders: actors that decode, one CPU each; None takes as many as the cluster has.
+        networks: actors that run the networks; None takes one a GPU, or half of the CPUs without GPUs.
+        gpus_each: GPUs of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps them on CPUs.
+        batch_size: videos in one call of a network.
     """
 
     address: str | None = None
@@ -48,6 +48,7 @@ class RaySettings:
 
 
 def import_ray() -> Any:
+    """Return ray, with ray.data."""
     try:
         import ray
         import ray.data
@@ -56,9 +57,14 @@ def import_ray() -> Any:
     return ray
 
 
+def absolute(name: Any) -> Any:
+    """Return the path of an existing file or folder for workers in other folders; other names as they are."""
+    return os.path.abspath(name) if isinstance(name, (str, os.PathLike)) and os.path.exists(name) else name
+
+
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected. A connection that is there already is used and stays."""
+    """Connect to Ray. An existing connection is used, and kept."""
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -72,17 +78,17 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def check_address(address: str | None) -> None:
-    """Ask whether anybody listens at HOST:PORT; Ray itself would wait for minutes."""
+    """Check that HOST:PORT accepts connections; Ray itself would wait for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if not colon or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise _nobody(str(address), error) from error
+        raise _no_cluster(str(address), error) from error
 
 
-def _nobody(address: str, error: Exception) -> InvalidArgument:
+def _no_cluster(address: str, error: Exception) -> InvalidArgument:
     return InvalidArgument(
         f"address={address!r}: no Ray cluster answers there ({first_line(error)}); start one with `ray start --head`, "
         "or leave the address out to use this machine alone"
@@ -90,7 +96,7 @@ def _nobody(address: str, error: Exception) -> InvalidArgument:
 
 
 def _connect(ray: Any, where: str) -> None:
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what Ray says to itself belongs into its files
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's own messages belong into its log files
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if where == "local":
         quiet["include_dashboard"] = False
@@ -99,10 +105,7 @@ def _connect(ray: Any, where: str) -> None:
     except Exception as error:
         if where == "local":
             raise SosamplerError(f"Ray cannot be started on this machine ({first_line(error)}); try again") from error
-        raise _nobody(where, error) from error
-
-
-# ---- executing
+        raise _no_cluster(where, error) from error
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,9 @@ class Stage:
 def execute(
     rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, rows_a_block: int
 ) -> Iterator[Any]:
-    """Tables that the last stage gives, as they come, in no order. Call it connected.
+    """Yield the tables of the last stage, as they come, in no order. Call it connected.
 
-    A block that Ray gives up is missing from what comes.
+    A block that Ray gives up is missing.
     """
     ray = import_ray()
     pools = pool_sizes(ray.cluster_resources(), settings, with_network=network is not None)
@@ -134,7 +137,7 @@ def execute(
             yield from data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
         except ray.exceptions.RayError as error:
             raise SosamplerError(
-                f"the Ray cluster failed ({first_line(error)}); what is written stays: give the same again to go on"
+                f"the Ray cluster failed ({first_line(error)}); finished work stays: run the same again to resume"
             ) from error
 
 
@@ -144,7 +147,7 @@ def _through(ray: Any, data: Any, stage: Stage, at_most: int, **resources: Any) 
         fn_constructor_args=stage.arguments,
         batch_size=stage.batch_size,
         batch_format="pyarrow",
-        # All at once: growing by and by, a pool is half as wide for the first minute. One alone is enough to begin.
+        # A pool that grows is half as large for the first minute. One actor alone is enough to begin.
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=at_most, initial_size=at_most),
         **resources,
     )
@@ -152,13 +155,13 @@ def _through(ray: Any, data: Any, stage: Stage, at_most: int, **resources: Any) 
 
 @contextmanager
 def _context(ray: Any) -> Iterator[None]:
-    """Ray Data, quiet, and content to lose a block: one that it gives up must not end the rest."""
+    """Make Ray Data quiet, and let it continue when it gives up a block."""
     context = ray.data.DataContext.get_current()
     changed = {"enable_progress_bars": False, "print_on_execution_start": False, "max_errored_blocks": -1}
     before = {name: getattr(context, name) for name in changed}
     logger = logging.getLogger("ray.data")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what is lost is sent again or told as failed; tracebacks of actors say less
+    logger.setLevel(logging.CRITICAL)  # lost videos are sent again or listed as failed
     for name, value in changed.items():
         setattr(context, name, value)
     try:
@@ -171,7 +174,7 @@ def _context(ray: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pools:
-    """How many actors there may be, and what each takes."""
+    """Maximum numbers of actors, and what each takes."""
 
     decoders: int
     networks: int
@@ -180,7 +183,7 @@ class Pools:
 
 
 def pool_sizes(resources: dict[str, float], settings: RaySettings, *, with_network: bool) -> Pools:
-    """As many as the cluster can hold.
+    """Return as many actors as the cluster can hold.
 
     >>> pool_sizes({"CPU": 32, "GPU": 4}, RaySettings(), with_network=True)
     Pools(decoders=28, networks=4, cpus_each=1.0, gpus_each=1.0)
@@ -199,7 +202,7 @@ def pool_sizes(resources: dict[str, float], settings: RaySettings, *, with_netwo
 
 
 def placed(device: str | None, settings: RaySettings, resources: dict[str, float]) -> tuple[str, RaySettings]:
-    """Where networks run: as was asked for, or on GPUs where the cluster has any."""
+    """Return the device of the networks: the given one, or GPUs where the cluster has any."""
     if device is not None and not device.startswith("cuda"):
         return device, replace(settings, gpus_each=0.0)
     gpus = pool_sizes(resources, settings, with_network=True).gpus_each

@@ -1,25 +1,28 @@
-"""Videos on a Ray cluster, rows back here as they come. What Ray should lose all the same is sent once more."""
+"""Select and classify on a Ray cluster: rows come back as they are done, and what Ray loses is sent once more."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.workers import ProcessPool
-from sosampler.bank.prepare import OnProgress, Progress
-from sosampler.errors import InvalidArgument, SosamplerError, first_line
+from sosampler._util.progress import OnProgress
+from sosampler._util.workers import ProcessEnded, ProcessPool
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt, death_message
+from sosampler.inference.many import RunSummary, failure_row, run
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.rows import PREDICTION_COLUMNS, SELECTION_COLUMNS, Column, writing_parts
-from sosampler.inference.steps import Failed, FramesStep, Row, SelectStep, for_workers, stand_in, wherever
+from sosampler.inference.rows import Row, import_parquet
 from sosampler.integrations.ray.cluster import (
     RaySettings,
     Stage,
+    absolute,
     check_address,
     connected,
     execute,
@@ -27,91 +30,130 @@ from sosampler.integrations.ray.cluster import (
     placed,
     pool_sizes,
 )
-from sosampler.policies.registry import Policy, list_policies
+from sosampler.policies.base import Policy
+from sosampler.policies.registry import get_policy, is_policy_name
 
 if TYPE_CHECKING:
-    from sosampler.inference.network_step import NetworkStep
-    from sosampler.inference.pipeline import Pipeline
-
+    from sosampler.inference.pipeline import BatchClassifier, Pipeline
 
 # Videos of one execution: bounds what the driver holds. Actors are started anew for each.
 _VIDEOS_A_WAVE = 100_000
 # Videos of a block, the unit that is sent to a worker and done again when the worker dies.
 _MAX_VIDEOS_A_BLOCK = 16
+# Short side of the candidates for a sampler where no size is given.
+_MIN_SIZE = 256
+
+Videos = Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class NetworkStep:
+    """Decoded videos -> rows, by networks that are loaded where this is called."""
+
+    policy: str  # its name in the rows: as the user wrote it, wherever its folder lies on a worker
+    sampler: Any  # a folder, or what else `get_policy` takes
+    options: dict[str, Any]  # of `select`, or of `Pipeline` where there is a classifier
+    with_classifier: bool = False
+    device: str | None = None  # None: the GPU if the worker has one
+
+    @cached_property
+    def batch_classifier(self) -> BatchClassifier:
+        from sosampler.inference.pipeline import BatchClassifier, Pipeline
+
+        if self.with_classifier:
+            return Pipeline(self.sampler, device=self.device, **self.options).batch_classifier
+        policy = get_policy(self.sampler, device=self.device)
+        return BatchClassifier(SelectOptions(policy=policy, **self.options), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "batch_classifier"}
+
+    def __call__(self, videos: Sequence[tuple[str, Outcome]]) -> list[Row]:
+        """Return one row a video, in their order."""
+        rows = []
+        results = self.batch_classifier([Decoded(outcome) for _, outcome in videos])
+        for (video, _), result in zip(videos, results, strict=True):
+            rows.append(_row(video, result))
+            if not isinstance(result, SosamplerError):
+                rows[-1].get("selection", rows[-1])["policy"] = self.policy
+        return rows
+
+
+def _row(video: str, outcome: Any) -> Row:
+    if isinstance(outcome, SosamplerError):
+        return failure_row(video, outcome)
+    row: Row = outcome if isinstance(outcome, dict) else outcome.to_dict()
+    return row
+
 
 # ---- what runs on the cluster
 
 
-class _First:
-    """An actor of a processor: videos -> rows, or what a network needs of them, packed.
-
-    The work is done in a process of its own, which a hostile file may kill without costing more than itself.
-    """
+class _DecodeActor:
+    """Decodes videos, in a process of its own: a damaged file that kills it costs one video."""
 
     def __init__(self, step: Callable[[str], Any], last: bool) -> None:
         self._last = last
-        # Entered for as long as the actor lives; the process ends when it does.
-        self._process = ProcessPool(1, f"{__name__}:packing", (step, last), work="decoding")
+        # By value, so that a policy of the user's script works in the process too.
+        pickled = import_ray().cloudpickle.dumps(step)
+        # Entered for as long as the actor lives; the process ends with it.
+        self._process = ProcessPool(1, f"{__name__}:serve", (pickled, last), work="decoding")
 
     def __call__(self, batch: Any) -> Iterator[Any]:
         for name in batch.column("video").to_pylist():
-            # One by one, so that many large videos need not be held together.
-            yield _table([name], [self._packed(os.fsdecode(name))])
+            # One by one, so that several large videos are never in memory together.
+            yield _table([name], [self._decode(os.fsdecode(name))])
 
-    def _packed(self, video: str) -> bytes:
+    def _decode(self, video: str) -> bytes:
         try:
             data: bytes = self._process.submit(video).result()
-        except SosamplerError as error:  # the process died
-            what = str(error).partition(";")[0]
-            return _pack(Failed(video, f"{video}: {what}; the file may be damaged, or memory ran out"), self._last)
+        except SosamplerError as error:
+            if not isinstance(error.__cause__, ProcessEnded):
+                return _pack(video, error, self._last)
+            return _pack(video, VideoError(death_message(video, error.__cause__)), self._last)
         return data
 
 
-def packing(told: tuple[Callable[[str], Any], bool]) -> Callable[[str], bytes]:
-    """What the process of a decoding actor does with each video."""
-    step, last = told
-    return lambda video: _pack(_guarded(step, video), last)
+def serve(pickled_and_last: tuple[bytes, bool]) -> Callable[[str], bytes]:
+    """Return the function of a decoding process: a video -> its packed outcome."""
+    pickled, last = pickled_and_last
+    step = pickle.loads(pickled)
+    return lambda video: _pack(video, attempt(video, lambda: step(video)), last)
 
 
-def _pack(found: Any, last: bool) -> bytes:
-    return _row_text(found) if last else pickle.dumps(found, protocol=5)
+def _pack(video: str, outcome: Any, last: bool) -> bytes:
+    if isinstance(outcome, Unfit):
+        outcome = VideoError(f"{video}: its candidates are too large or too small for the sampler; give another size")
+    return json.dumps(_row(video, outcome)).encode() if last else pickle.dumps(outcome, protocol=5)
 
 
-class _Second:
-    """An actor with networks: what the first made of the videos -> rows."""
+class _NetworkActor:
+    """Runs the networks on videos that were decoded."""
 
     def __init__(self, step: NetworkStep) -> None:
-        _ = step.looking  # load the networks now, not with the first video
+        _ = step.batch_classifier  # load the networks now, not with the first video
         self._step = step
 
     def __call__(self, batch: Any) -> Any:
         names = batch.column("video").to_pylist()
-        videos = [pickle.loads(data) for data in batch.column("data").to_pylist()]
+        data = batch.column("data").to_pylist()
+        videos = [(os.fsdecode(name), pickle.loads(packed)) for name, packed in zip(names, data, strict=True)]
         try:
             rows = self._step(videos)
-        except Exception:  # noqa: BLE001 - one of them is at fault: which, is found out one by one
-            rows = [
-                _guarded(lambda _, one=video: self._step([one])[0], os.fsdecode(name))  # type: ignore[misc]
-                for name, video in zip(names, videos, strict=True)
-            ]
-        return _table(names, [_row_text(row) for row in rows])
+        except Exception:  # noqa: BLE001 - one by one, so that the others of this batch get their rows
+            rows = [self._alone(*video) for video in videos]
+        return _table(names, [json.dumps(row).encode() for row in rows])
 
-
-def _guarded(step: Callable[[str], Any], video: str) -> Any:
-    """Whatever one video leads to, the others go on."""
-    try:
-        return step(video)
-    except Exception as error:  # noqa: BLE001 - see above
-        return Failed(video, f"{video}: cannot be done ({type(error).__name__}: {first_line(error)})")
-
-
-def _row_text(row: Any) -> bytes:
-    return json.dumps(row if isinstance(row, dict) else row.to_dict()).encode()
+    def _alone(self, video: str, outcome: Outcome) -> Row:
+        try:
+            row = attempt(video, lambda: self._step([(video, outcome)])[0])
+        except SosamplerError as error:
+            row = error
+        return _row(video, row)
 
 
 def _table(names: list[bytes], data: list[bytes]) -> Any:
-    import pyarrow as pa
-
+    pa, _ = import_parquet()
     return pa.table({"video": pa.array(names, pa.binary()), "data": pa.array(data, pa.large_binary())})
 
 
@@ -119,56 +161,35 @@ def _table(names: list[bytes], data: list[bytes]) -> Any:
 
 
 def stream_rows(
-    videos: Iterable[str], first: SelectStep | FramesStep, second: NetworkStep | None, settings: RaySettings
+    videos: Iterable[str], step: Callable[[str], Any], network: NetworkStep | None, settings: RaySettings
 ) -> Iterator[Row]:
-    """A row for each video, as they are done, in no order. Call it connected."""
+    """Yield a row for each video, as they are done, in no order. Call it connected."""
     coming = iter(videos)
     while left := dict.fromkeys(islice(coming, _VIDEOS_A_WAVE)):
         for again in (False, True):
             if not left:
                 break
-            for row in _one_pass(list(left), first, second, settings, alone=again):
+            for row in _one_pass(list(left), step, network, settings, alone=again):
                 if row["video"] in left:
                     del left[row["video"]]
                     yield row
         for video in left:
-            yield {
-                "video": video,
-                "error": f"{video}: was lost by the cluster twice; look into Ray's logs, or try again",
-            }
+            yield {"video": video, "error": f"{video}: was lost by the cluster twice; see Ray's logs, or try again"}
 
 
 def _one_pass(
-    videos: list[str], first: Any, second: NetworkStep | None, settings: RaySettings, *, alone: bool
+    videos: list[str], step: Callable[[str], Any], network: NetworkStep | None, settings: RaySettings, *, alone: bool
 ) -> Iterator[Row]:
-    """Rows of the videos but for those that were lost."""
-    decode = Stage(_First, (first, second is None))
-    network = None if second is None else Stage(_Second, (second,), 1 if alone else settings.batch_size)
+    """Yield the rows of the videos but for those that were lost."""
+    decode = Stage(_DecodeActor, (step, network is None))
+    classify = None if network is None else Stage(_NetworkActor, (network,), 1 if alone else settings.batch_size)
     rows = [{"video": os.fsencode(video)} for video in videos]
     # A few blocks an actor, so that all of them have work until the end.
-    decoders = pool_sizes(import_ray().cluster_resources(), settings, with_network=second is not None).decoders
+    decoders = pool_sizes(import_ray().cluster_resources(), settings, with_network=network is not None).decoders
     rows_a_block = 1 if alone else min(_MAX_VIDEOS_A_BLOCK, max(1, len(rows) // (4 * decoders)))
-    for table in execute(rows, decode, network, settings, rows_a_block=rows_a_block):
+    for table in execute(rows, decode, classify, settings, rows_a_block=rows_a_block):
         for text in table.column("data").to_pylist():
             yield json.loads(text)
-
-
-# Short side in which candidates are handed to a sampler where nothing says otherwise.
-_LEAST_SIZE = 256
-
-Videos = Sequence[str | os.PathLike[str]]
-
-
-@dataclass(frozen=True)
-class RowsWritten:
-    """What a run came to."""
-
-    out: Path
-    num_videos: int  # that were asked for
-    num_before: int  # that an earlier run had done
-    num_rows: int  # in the folder now
-    failures: list[Row] = field(default_factory=list)  # video and error
-    damaged: list[int] = field(default_factory=list)  # numbers of files that were found damaged and done again
 
 
 def select_on_ray(
@@ -179,36 +200,33 @@ def select_on_ray(
     settings: RaySettings | None = None,
     device: str | None = None,
     on_progress: OnProgress | None = None,
-) -> RowsWritten:
-    """Choose frames of all videos; a row for each, without pixels.
+) -> RunSummary:
+    """Choose frames of all videos; write a row for each, without pixels.
 
     Args:
-        videos: paths that all machines of the cluster know.
-        out: a folder; holds Parquet files afterwards.
-        options: as of `select`. A sampler is named by its folder; it sees frames with a short side of `size`, 256 if
-            not given, or what it takes where that is more.
-        settings: where and how wide.
+        videos: paths that all machines of the cluster can read.
+        out: a folder for Parquet files, or a file (.parquet, .jsonl, .csv).
+        options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
+            where that is more.
+        settings: the cluster, and how many actors.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
         on_progress: called after each video.
     """
     options = replace(options, threads=options.threads or 1)
-    rule = options.rule
-    about: dict[str, Any] = {"what": "selections", "options": options.identity()}
-    if not _is_of_a_folder(rule, options.policy):
+    policy, network = options.resolved_policy, None
+    identity = options.identity()
+    if not _has_network(policy, options.policy):
         if device is not None:
-            raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {rule.name!r}")
-        step = SelectStep(replace(options, policy=_by_name(options)))
-        return _write(videos, out, about, SELECTION_COLUMNS, step, None, settings, on_progress)
-    if not isinstance(options.policy, (str, os.PathLike)):
-        raise InvalidArgument("a sampler that is an object cannot be sent to a cluster; save it and give its folder")
-    from sosampler.inference.network_step import NetworkStep
-
-    asked = options.size if isinstance(options.size, int) else _LEAST_SIZE
-    offered = replace(options, policy=stand_in(rule), size=max(asked, rule.least_size or 0))
-    about["options"]["size"] = offered.size
-    second = NetworkStep(offered, sampler=os.path.abspath(options.policy), device=device)
-    first = FramesStep(offered, choose=False, least_size=rule.least_size or 1)
-    return _write(videos, out, about, SELECTION_COLUMNS, first, second, settings, on_progress)
+            raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {policy.name!r}")
+        step = DecodeStep(replace(options, policy=policy.spec or options.policy))
+    else:
+        size = max(options.size if isinstance(options.size, int) else _MIN_SIZE, policy.min_size or 0)
+        options = replace(options, size=size)
+        identity["size"] = size
+        values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
+        network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
+        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+    return _run(videos, out, "selections", identity, step, network, settings, on_progress)
 
 
 def classify_on_ray(
@@ -216,92 +234,62 @@ def classify_on_ray(
     out: str | os.PathLike[str],
     pipeline: Pipeline,
     *,
-    sampler: str | os.PathLike[str],
-    classifier: str | os.PathLike[str],
-    classifier_settings: dict[str, Any] | None = None,
-    precision: str | None = None,
     settings: RaySettings | None = None,
     device: str | None = None,
     on_progress: OnProgress | None = None,
-) -> RowsWritten:
-    """Name what all videos show; a row for each.
-
-    Args:
-        videos, out, settings, device, on_progress: as in `select_on_ray`.
-        pipeline: does the same on this machine; says how frames are chosen and how many classes are told.
-        sampler: the folder or the name from which the pipeline has its policy.
-        classifier: the folder or the name from which it has its classifier.
-        classifier_settings: what else `create_classifier` was given: weights, input_size, ...
-        precision: as the pipeline was given it.
-    """
-    from sosampler.inference.network_step import NetworkStep
-
-    options = replace(pipeline.options, threads=pipeline.options.threads or 1)
-    rule = pipeline.policy
-    learned = _is_of_a_folder(rule, sampler)
-    offered = replace(options, policy=stand_in(rule) if learned else os.fspath(sampler))
-    about = {"what": "predictions", "options": {**options.identity(), **_of_classifier(pipeline, precision)}}
-    second = NetworkStep(
-        offered,
-        sampler=os.path.abspath(sampler) if learned else None,
-        classifier=wherever(classifier),
-        settings=for_workers(classifier_settings or {}),
-        precision=precision,
-        device=device,
-        top=pipeline.top,
-    )
-    first = FramesStep(offered, choose=not learned, least_size=rule.least_size or 1)
-    return _write(videos, out, about, PREDICTION_COLUMNS, first, second, settings, on_progress)
+) -> RunSummary:
+    """Classify all videos as `pipeline` does; write a row for each. Other arguments: see `select_on_ray`."""
+    options, policy = replace(pipeline.options, threads=pipeline.options.threads or 1), pipeline.policy
+    arguments = dict(pipeline.arguments)
+    sampler = arguments.pop("sampler")
+    if _has_network(policy, sampler):
+        sampler = _sent(sampler)
+        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+    else:
+        sampler = policy.spec or sampler
+        step = DecodeStep(replace(options, policy=sampler))
+    arguments["classifier"] = absolute(arguments["classifier"])
+    settings_of_classifier = dict(arguments["classifier_options"] or {})
+    if settings_of_classifier.get("weights") is not None:
+        settings_of_classifier["weights"] = absolute(settings_of_classifier["weights"])
+    arguments["classifier_options"] = settings_of_classifier
+    network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
+    identity = {**pipeline.identity(), "precision": arguments["precision"]}
+    return _run(videos, out, "predictions", identity, step, network, settings, on_progress)
 
 
-def _is_of_a_folder(rule: Policy, given: Any) -> bool:
-    """Whether a policy is a trained sampler; others, also the one that ships, choose where frames are decoded."""
-    return rule.identity is not None and not (isinstance(given, str) and given in list_policies())
+def _has_network(policy: Policy, given: Any) -> bool:
+    """Return whether it is a trained sampler. Other policies, also "general", run where frames are decoded."""
+    return policy.has_weights and not (isinstance(given, str) and is_policy_name(given))
 
 
-def _by_name(options: SelectOptions) -> Any:
-    return options.policy if isinstance(options.policy, str) else options.rule.name
+def _sent(sampler: Any) -> Any:
+    """Return a sampler as it is sent to workers: a folder, perhaps with a method behind it, by its absolute path."""
+    return os.path.abspath(sampler) if isinstance(sampler, (str, os.PathLike)) else sampler
 
 
-def _of_classifier(pipeline: Pipeline, precision: str | None) -> dict[str, Any]:
-    from sosampler.classifiers.factory import classifier_identity
-
-    who = classifier_identity(pipeline.classifier, precision)
-    return {"classifier": who, "precision": precision, "top": pipeline.top}
-
-
-def _write(
+def _run(
     videos: Videos,
     out: str | os.PathLike[str],
-    about: dict[str, Any],
-    columns: dict[str, Column],
-    first: SelectStep | FramesStep,
-    second: NetworkStep | None,
+    what: str,
+    identity: dict[str, Any],
+    step: DecodeStep,
+    network: NetworkStep | None,
     settings: RaySettings | None,
     on_progress: OnProgress | None,
-) -> RowsWritten:
-    settings, folder = settings or RaySettings(), Path(out)
+) -> RunSummary:
+    wide = settings or RaySettings()
+    check_address(wide.address)  # before anything is written
+
+    def work(todo: list[str]) -> Generator[Row, None, None]:
+        if not todo:
+            return
+        with connected(wide.address) as ray:
+            if network is None:
+                yield from stream_rows(todo, step, None, wide)
+                return
+            device, sized = placed(network.device, wide, ray.cluster_resources())
+            yield from stream_rows(todo, step, replace(network, device=device), sized)
+
     names = list(dict.fromkeys(os.path.abspath(video) for video in videos))
-    failures: list[Row] = []
-    check_address(settings.address)  # before anything is written
-    with writing_parts(folder, about, columns) as parts:
-        todo = [name for name in names if not parts.done(name)]
-        before = len(names) - len(todo)
-        progress = Progress(len(names), done=before, before=before)
-        if todo:
-            with connected(settings.address) as ray:
-                if second is not None:
-                    where, settings = placed(second.device, settings, ray.cluster_resources())
-                    second = replace(second, device=where)
-                for row in stream_rows(todo, first, second, settings):
-                    if "error" in row:
-                        failures.append(row)
-                        progress.failed += 1
-                    else:
-                        parts.add(row)
-                    progress.done += 1
-                    if on_progress is not None:
-                        on_progress(progress)
-        parts.flush()
-        parts.write_failures(failures)
-        return RowsWritten(folder, len(names), before, parts.num_rows, failures, parts.damaged)
+    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress)

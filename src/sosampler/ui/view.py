@@ -1,4 +1,4 @@
-"""A video and settings become what the page shows: pictures, times, scores. No web in here."""
+"""What the page shows of a video, and its downloads: images, times, scores. No HTTP in here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sosampler.video.source import open_video
 
 _THUMBNAIL = (320, 240)  # pixels at most: width, height
 _QUALITY = 82
-_KEPT_STRIPS = 64  # of uniform's frames; they change with N alone
+_CACHED_STRIPS = 64  # of uniform's frames; they change with N alone
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Strip:
 
 @dataclass(frozen=True)
 class View:
-    """Everything that the page shows of one video."""
+    """All that the page shows of one video."""
 
     facts: tuple[str, ...]
-    begin: float  # seconds: where the time line begins
+    begin: float  # seconds: where the timeline begins
     end: float
     candidate_seconds: tuple[float, ...]  # [T]
     candidate_scores: tuple[float | None, ...] | None  # [T]; None where the policy has no scores
@@ -64,18 +64,18 @@ class View:
     took: float  # seconds, for the chosen frames
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return asdict(self)
 
 
-def look_at(video: Path, options: SelectOptions) -> tuple[View, Selection]:
+def view_video(video: Path, options: SelectOptions) -> tuple[View, Selection]:
     """Choose frames of a video by the options, and uniform's frames for comparison.
 
-    The selection comes without its pixels, so that many can be kept.
+    The selection has no pixels, so that many can be stored.
     """
     selection = select_with(video, options)
-    assert options.num_wanted is not None, "the page has no rate"
-    uniform = uniform_strip(video, options.num_wanted, options.limits)
+    assert options.resolved_frames is not None, "the page has no fps"
+    uniform = uniform_strip(video, options.resolved_frames, options.limits)
     meta, candidates = selection.metadata, selection.candidates
     chosen = strip_of(selection)
     view = View(
@@ -95,19 +95,19 @@ def look_at(video: Path, options: SelectOptions) -> tuple[View, Selection]:
 
 
 def uniform_strip(video: Path, num_frames: int, limits: Limits | None = None) -> Strip:
-    """What uniform sampling takes of the video. Kept, because it stays as it is while a policy is tried."""
+    """Return the frames of uniform sampling; cached, as they stay the same while policies are tried."""
     stat = os.stat(video)
     return _uniform(video, (stat.st_mtime_ns, stat.st_size), num_frames, limits or Limits())
 
 
-@lru_cache(maxsize=_KEPT_STRIPS)
+@lru_cache(maxsize=_CACHED_STRIPS)
 def _uniform(video: Path, stamp: tuple[int, int], num_frames: int, limits: Limits) -> Strip:
     options = SelectOptions(num_frames=num_frames, policy="uniform", on_short="fewer", limits=limits)
     return strip_of(select_with(video, options))
 
 
 def strip_of(selection: Selection) -> Strip:
-    """The pictures of a selection that holds its frames."""
+    """Return the thumbnails of a selection that holds its frames."""
     assert selection.frames is not None, "selected with decode=True"
     scores: Sequence[float | None] = (None,) * len(selection) if selection.scores is None else _plain(selection.scores)
     pictures = [
@@ -120,14 +120,14 @@ def strip_of(selection: Selection) -> Strip:
 
 
 def facts_of(meta: VideoMetadata) -> tuple[str, ...]:
-    """The video in a few words."""
+    """Return the video in a few words."""
     frames = f"{meta.total_num_frames:,} frames" if meta.total_num_frames != 1 else "1 frame"
     size = f"{meta.width} \N{MULTIPLICATION SIGN} {meta.height}"
     return size, f"{meta.fps:.4g} fps", clock(meta.duration), frames, meta.codec
 
 
 def read_facts(video: Path, limits: Limits | None = None) -> tuple[str, ...]:
-    """The same of a file; says what is wrong with one that is no video."""
+    """Return the same for a file; raise for one that is not a video."""
     reader = open_video(video, limits=limits)
     try:
         return facts_of(reader.metadata)
@@ -135,20 +135,15 @@ def read_facts(video: Path, limits: Limits | None = None) -> tuple[str, ...]:
         reader.close()
 
 
-def full_picture(video: Path, frame: int, limits: Limits | None = None) -> bytes:
-    """One frame as it is stored, as a JPEG."""
+def full_image(video: Path, frame: int, limits: Limits | None = None) -> bytes:
+    """Return one frame in its full size, as a JPEG."""
     reader = open_video(video, limits=limits)
     try:
         number = min(max(frame, 0), reader.total_num_frames - 1)
         frames = reader.read(np.array([number], dtype=np.int64)).frames
     finally:
         reader.close()
-    return jpeg(frames[0], quality=92)
-
-
-def jpeg(frame: np.ndarray, *, quality: int) -> bytes:
-    """[H, W, 3] uint8 -> a file's bytes."""
-    return _jpeg(Image.fromarray(frame), quality)
+    return _jpeg(Image.fromarray(frames[0]), 92)
 
 
 def clock(seconds: float) -> str:
@@ -165,28 +160,28 @@ def clock(seconds: float) -> str:
 
 
 def _data_url(frame: np.ndarray) -> str:
-    picture = Image.fromarray(frame)
-    picture.thumbnail(_THUMBNAIL, Image.Resampling.BICUBIC)
-    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(picture, _QUALITY)).decode()
+    image = Image.fromarray(frame)
+    image.thumbnail(_THUMBNAIL, Image.Resampling.BICUBIC)
+    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(image, _QUALITY)).decode()
 
 
-def _jpeg(picture: Image.Image, quality: int) -> bytes:
+def _jpeg(image: Image.Image, quality: int) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=quality)
+    image.save(file, "JPEG", quality=quality)
     return file.getvalue()
 
 
 def _plain(scores: np.ndarray) -> tuple[float | None, ...]:
-    """JSON has no NaN and no infinity."""
+    """Return scores for JSON, which has no NaN and no infinity."""
     return tuple(float(score) if np.isfinite(score) else None for score in scores)
 
 
-_downloads_QUALITY = 95
+_DOWNLOAD_QUALITY = 95
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A selection that the page shows, as long as it may be asked for."""
+class StoredResult:
+    """A selection that the page shows and may download."""
 
     video: str  # id
     name: str
@@ -196,34 +191,34 @@ class Kept:
     settings: dict[str, Any]
 
 
-def json_of(kept: Sequence[Kept]) -> dict[str, Any]:
-    """One object: the settings and, for each video, what `sosampler select --json` prints, with uniform's frames."""
-    return {"videos": [_row(one) for one in kept]}
+def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
+    """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
+    return {"videos": [_row(result) for result in results]}
 
 
-def write_zip(file: IO[bytes], kept: Sequence[Kept], limits: Limits | None = None) -> None:
-    """Folders named after the videos with their frames, which are decoded anew, and selection.json beside them."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not get smaller
-        for one in kept:
-            reader = open_video(one.path, limits=limits)
+def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
+    """Write a folder of frames for each video, decoded again, and selection.json."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
+        for result in results:
+            reader = open_video(result.path, limits=limits)
             try:
-                batch = reader.read(one.selection.frame_indices)
+                batch = reader.read(result.selection.frame_indices)
             finally:
                 reader.close()
-            for place, (frame, index, seconds) in enumerate(
+            for position, (frame, index, seconds) in enumerate(
                 zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
             ):
-                name = f"{place:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
-                archive.writestr(f"{one.name}/{name}", jpeg(frame, quality=_downloads_QUALITY))
-        archive.writestr("selection.json", json.dumps(json_of(kept), indent=1), zipfile.ZIP_DEFLATED)
+                name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
+                archive.writestr(f"{result.name}/{name}", _jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
+        archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)
 
 
-def _row(one: Kept) -> dict[str, Any]:
-    uniform = one.uniform.pictures
+def _row(result: StoredResult) -> dict[str, Any]:
+    uniform = result.uniform.pictures
     return {
-        **one.selection.to_dict(),
-        "video": one.name,
-        "settings": one.settings,
+        **result.selection.to_dict(),
+        "video": result.name,
+        "settings": result.settings,
         "uniform": {
             "frame_indices": [picture.frame for picture in uniform],
             "pts_seconds": [picture.seconds for picture in uniform],

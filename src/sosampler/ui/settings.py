@@ -1,4 +1,4 @@
-"""What can be set on the page, and what `select` is told for it."""
+"""The controls of the page, and the arguments of `select` that they stand for."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Any
 
 from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.inference.options import DEFAULT_NUM_FRAMES, USUAL_POLICY, SelectOptions
-from sosampler.policies.registry import SCORED, Policy, describe_policies, get_policy
+from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY, SelectOptions
+from sosampler.policies.base import Policy
+from sosampler.policies.registry import describe_policies, get_policy
 from sosampler.policies.score_rules import METHODS
 from sosampler.video.candidates import MODES
 from sosampler.video.limits import Limits
 
-MOST_FRAMES = 64
-MOST_CANDIDATES = 1024
-"""Beyond these a page is no way to look at frames; the command line has no such bounds."""
-
-BEST = "none"
-"""The choice among diversities that takes the N best."""
+# More are hard to see on a page; the command line has no such bounds.
+MAX_FRAMES = 64
+MAX_CANDIDATES = 1024
+BEST = "none"  # diversity: take the N highest scores
 
 _DIVERSITIES = {
     BEST: "the N highest scores, wherever they lie",
     "nms": "each chosen frame keeps its neighbours out",
-    "aks": "splits the video where no stretch stands out",
+    "aks": "splits the video where no segment stands out",
     "its": "dense where scores are high, sparse elsewhere",
 }
 _MODES = {
-    "": "as the policy likes: exact frames, or keyframes",
+    "": "as the policy requires: exact frames, or keyframes",
     "exact": "every frame can be a candidate",
     "keyframe": "keyframes alone: many times faster to decode",
     "snap": "a keyframe where one is near, else the exact frame",
@@ -38,11 +37,11 @@ _MODES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """One position of the page's controls."""
+    """The values of the page's controls."""
 
     num_frames: int = DEFAULT_NUM_FRAMES
-    num_candidates: int | None = None  # None: the policy's own number
-    policy: str = "uniform"  # a name of `Offer.policies`
+    num_candidates: int | None = None  # None: the policy's default
+    policy: str = "uniform"  # a name of `Controls.policies`
     candidates: str | None = None
     diversity: str = BEST
 
@@ -51,8 +50,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """The policies that the page offers: those of the package, and trained samplers by their folders."""
+class Controls:
+    """The policies on the page: those of the package, and trained samplers by their folders."""
 
     samplers: Mapping[str, str] = field(default_factory=dict)  # name on the page -> folder
     device: str | None = None
@@ -64,79 +63,82 @@ class Offer:
 
     @property
     def first(self) -> Settings:
-        """What a fresh page shows: the first sampler, else what `select` takes; uniform is beside it anyway."""
+        """The settings of a fresh page: the first sampler, else the default policy; uniform is shown beside it."""
         if self.samplers:
             return Settings(policy=next(iter(self.samplers)))
-        return Settings(policy=USUAL_POLICY)
+        return Settings(policy=DEFAULT_POLICY)
 
     def has_diversity(self, policy: str) -> bool:
-        return policy in self.samplers or policy in SCORED
+        """Return whether methods such as nms can choose from the policy's scores."""
+        return policy in self.samplers or get_policy(policy).has_scores
 
     def to_dict(self) -> dict[str, Any]:
-        """What the page needs to draw its controls."""
-        says = {name: "the candidates that this trained sampler scores highest" for name in self.samplers}
+        """Return what the page needs to draw its controls."""
+        descriptions = {name: "the candidates that this trained sampler scores highest" for name in self.samplers}
         return {
             "policies": [
                 {"name": name, "says": text, "diversity": self.has_diversity(name)}
-                for name, text in (says | describe_policies()).items()
+                for name, text in (descriptions | describe_policies()).items()
             ],
             "modes": [{"name": name, "says": _MODES[name]} for name in ("", *MODES)],
             "diversities": [{"name": name, "says": _DIVERSITIES.get(name, "")} for name in (BEST, *METHODS)],
-            "most_frames": MOST_FRAMES,
-            "most_candidates": MOST_CANDIDATES,
+            "most_frames": MAX_FRAMES,
+            "most_candidates": MAX_CANDIDATES,
             "first": self.first.to_dict(),
         }
 
     def settings(self, given: Any) -> Settings:
-        """Settings as the page sends them, checked; what is left out is as on a fresh page."""
+        """Check settings that the page sent; missing ones are those of a fresh page."""
         if not isinstance(given, dict):
-            raise InvalidArgument("the settings are no JSON object; send what the page sends")
+            raise InvalidArgument("the settings must be a JSON object, as the page sends it")
         known = self.first.to_dict()
         for name in given:
             one_of("a setting", name, known)
         settings = replace(self.first, **given)
-        _bounded("num_frames", settings.num_frames, MOST_FRAMES)
+        _bounded("num_frames", settings.num_frames, MAX_FRAMES)
         if settings.num_candidates is not None:
-            _bounded("num_candidates", settings.num_candidates, MOST_CANDIDATES)
+            _bounded("num_candidates", settings.num_candidates, MAX_CANDIDATES)
         one_of("policy", settings.policy, self.policies)
         one_of("diversity", settings.diversity, (BEST, *METHODS))
         if settings.diversity != BEST and not self.has_diversity(settings.policy):
             raise InvalidArgument(
                 f"diversity {settings.diversity!r} chooses by scores, which the policy {settings.policy!r} does not "
-                f"give; take {BEST!r}, or {' or '.join([*self.samplers, *SCORED])}"
+                f"give; take {BEST!r}, or {' or '.join(name for name in self.policies if self.has_diversity(name))}"
             )
         return settings
 
     def options(self, settings: Settings) -> SelectOptions:
-        """The same as arguments of `select`; these give the same frames from Python and the command line."""
+        """Return the arguments of `select` that give the same frames from Python and the command line."""
         every = settings.policy == "all"  # takes its number from the candidates where they have one
         return SelectOptions(
             num_frames=None if every and settings.num_candidates is not None else settings.num_frames,
             num_candidates=settings.num_candidates,
-            policy=self._rule(settings),
+            policy=self._policy(settings),
             candidates=settings.candidates or None,
-            on_short="fewer",  # the same picture twice tells nothing
+            on_short="fewer",  # showing a frame twice adds nothing
             limits=self.limits,
         )
 
-    def _rule(self, settings: Settings) -> Policy:
+    def _policy(self, settings: Settings) -> Policy:
         method = "" if settings.diversity == BEST else f"+{settings.diversity}"
-        rule = get_policy(self.samplers.get(settings.policy, settings.policy) + method, device=self.device)
-        return replace(rule, name=settings.policy + method)  # a folder's place is nobody's business but the server's
+        policy = get_policy(self.samplers.get(settings.policy, settings.policy) + method, device=self.device)
+        return policy.renamed(settings.policy + method)  # the page does not show paths of the server
 
 
-def offer_of(samplers: Sequence[Path] = (), *, device: str | None = None, limits: Limits | None = None) -> Offer:
-    """The offer with these samplers' folders, named after themselves. Loads each once, so that a wrong one is told."""
+def make_controls(
+    samplers: Sequence[Path] = (), *, device: str | None = None, limits: Limits | None = None
+) -> Controls:
+    """Return controls with these samplers, named after their folders. Each is loaded once, so that errors show now."""
     named: dict[str, str] = {}
     for folder in samplers:
         name = unique_name(folder.name or str(folder), {*named, *describe_policies()})
         named[name] = str(folder)
         get_policy(str(folder), device=device)
-    return Offer(named, device, limits or Limits())
+    return Controls(named, device, limits or Limits())
 
 
 def unique_name(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it where it is taken.
+    """Return the name, with a number behind it where it is taken.
 
     >>> unique_name("clip.mp4", {"clip.mp4"}), unique_name("clip.mp4", set())
     ('clip (2).mp4', 'clip.mp4')
@@ -148,6 +150,6 @@ def unique_name(name: str, taken: set[str]) -> str:
     return free
 
 
-def _bounded(name: str, value: Any, most: int) -> None:
-    if whole_number(name, value) > most:
-        raise InvalidArgument(f"{name}={value} is more than this page shows; give at most {most}, or use the shell")
+def _bounded(name: str, value: Any, maximum: int) -> None:
+    if whole_number(name, value) > maximum:
+        raise InvalidArgument(f"{name}={value} is more than this page shows; give at most {maximum}, or use the shell")

@@ -1,0 +1,296 @@
+"""`Policy`, the one protocol by which N of T candidates are chosen, and `Batch`, what a policy sees. NumPy only.
+
+`select` calls a policy with a batch of one video, `evaluate` with many.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sosampler.errors import InvalidArgument
+from sosampler.policies import AUTO
+from sosampler.video.reader import Frames
+from sosampler.video.timeline import Indices, Seconds
+
+if TYPE_CHECKING:
+    from sosampler.policies.auto import Auto
+
+Scores = NDArray[np.floating[Any]]
+_T = TypeVar("_T")
+
+# Candidates where no number is given: enough to choose from, at least four a frame.
+_POOL = 32
+
+
+def pool_size(num_frames: int) -> int:
+    """Return the default T of policies that choose freely among their candidates."""
+    return max(_POOL, 4 * num_frames)
+
+
+@dataclass(eq=False)
+class Batch:
+    """The candidates of B videos, T each; short videos are padded at the end."""
+
+    num_candidates: int  # T
+    counts: Indices  # int64 [B], real candidates of each video
+    frames: Frames | None = None  # uint8 [B, T, H, W, 3], for policies that need "frames"; padding repeats the last
+    pts_seconds: Seconds | None = None  # [B, T]
+    seed: int = 0
+    indices: Indices | None = None  # [B], position of each video in the evaluated split; None in `select`
+    teacher: Any = None  # the teacher's outputs, for policies that need "teacher" or "labels"
+    # What was computed from this batch, to be shared by policies and numbers of frames: arrays [B, ...], or tuples of
+    # them.
+    cache: dict[Any, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Bool [B, T], True for a real candidate."""
+        return np.asarray(np.arange(self.num_candidates) < self.counts[:, None])
+
+    def cached(self, key: Any, compute: Callable[[], _T]) -> _T:
+        """Return what `compute` gives, computed once for each key."""
+        if key not in self.cache:
+            self.cache[key] = compute()
+        found: _T = self.cache[key]
+        return found
+
+    def rows(self, rows: NDArray[Any]) -> Batch:
+        """Return some of the videos, with what is cached about them; `rows` as NumPy indexes."""
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return replace(
+            self,
+            counts=self.counts[rows],
+            frames=None if self.frames is None else self.frames[rows],
+            pts_seconds=None if self.pts_seconds is None else self.pts_seconds[rows],
+            indices=None if self.indices is None else self.indices[rows],
+            teacher=None if self.teacher is None else self.teacher.rows(rows),
+            cache={key: _rows_of(value, rows) for key, value in self.cache.items()},
+        )
+
+
+def _rows_of(value: Any, rows: Indices) -> Any:
+    if isinstance(value, tuple):
+        parts = [_rows_of(part, rows) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return None if value is None else value[rows]
+
+
+class Policy:
+    """Chooses N of T candidates. Subclass it and write `scores` or `choose`.
+
+    Args of both are batches of videos, so that one policy serves `select`, `Pipeline` and `evaluate`.
+
+    Examples:
+        >>> class Brightest(Policy):
+        ...     name, needs = "brightest", frozenset({"frames"})
+        ...
+        ...     def scores(self, batch):
+        ...         return batch.frames.mean(axis=(2, 3, 4))
+        >>> frames = np.zeros((1, 4, 8, 8, 3), dtype=np.uint8)
+        >>> frames[0, 2] = 200
+        >>> Brightest().choose(Batch(4, np.array([4]), frames), 1).tolist()
+        [[2]]
+    """
+
+    name: str = ""  # the class's own name if not given
+    description: str = ""
+    needs: Collection[str] = frozenset()  # of "frames", "teacher" (outputs of the teacher) and "labels"
+    candidate_mode: str | None = None  # "keyframe" for a policy that makes sense among keyframes only
+    min_size: int | None = None  # short side of the frames that it must see, where the video has that
+    has_weights: bool = False  # whether `fingerprint` gives one
+    # Text by which `get_policy` gives the same policy in another process; None where it cannot.
+    spec: str | None = None
+
+    def __init_subclass__(cls) -> None:
+        if not cls.name:
+            cls.name = cls.__name__
+
+    def default_candidates(self, num_frames: int) -> int:
+        """Return T where the user gives none."""
+        return pool_size(num_frames)
+
+    def scores(self, batch: Batch) -> Scores | None:
+        """Return the scores [B, T] of all candidates, higher is better; None for a policy without scores."""
+        return None
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        """Return N positions among the candidates of each video in time order, int64 [B, N].
+
+        Every video of the batch has N real candidates. Default: the N highest scores, of equal ones the earlier.
+        """
+        scores = scores_of(self, batch)
+        if scores is None:
+            raise InvalidArgument(f"the policy {self.name!r} has neither scores nor choose; write one of them")
+        return top(scores, num_frames, batch.counts)
+
+    def features(self, batch: Batch) -> NDArray[Any]:
+        """Return features [B, T, D] whose distances tell redundant frames, for "+mmr" and "+dpp"."""
+        from sosampler.policies.visual import pixel_features
+
+        if batch.frames is None:
+            raise InvalidArgument(f"the policy {self.name!r} sees no frames, so its choice cannot be diversified")
+        frames = batch.frames
+        return batch.cached("pixel features", lambda: np.stack([pixel_features(video) for video in frames]))
+
+    def unit_scores(self, batch: Batch) -> Scores:
+        """Return the scores [B, T] in 0..1, for methods. Default: from each video's lowest (0) to its highest (1)."""
+        scores = scores_of(self, batch)
+        if scores is None:
+            raise InvalidArgument(f"the policy {self.name!r} has no scores; leave the method out")
+        table = np.asarray(scores, dtype=np.float64)
+        low = np.where(batch.mask, table, np.inf).min(1, keepdims=True)
+        high = np.where(batch.mask, table, -np.inf).max(1, keepdims=True)
+        return np.asarray(((table - low) / np.maximum(high - low, 1e-9)).clip(0, 1))
+
+    def expected(self, batch: Batch) -> NDArray[np.float64] | None:
+        """Return at [:, k - 1] the accuracy expected of the k best candidates, -inf beyond the real ones, [B, T].
+
+        For num_frames="auto". None: this policy cannot decide how many frames are needed.
+        """
+        return None
+
+    def auto_refusal(self) -> str | None:
+        """Return why num_frames="auto" cannot be used, or None where it can."""
+        return None if type(self).expected is not Policy.expected else self.no_auto()
+
+    def no_auto(self) -> str:
+        return (
+            f"num_frames={AUTO!r} is for trained samplers, which expect an accuracy of each number of frames, and not "
+            f"for the policy {self.name!r}; give a number, or the folder of a sampler without a method behind it"
+        )
+
+    def gmacs(self, num_candidates: int) -> float | None:
+        """Return the giga multiply-adds of scoring one video's candidates; None where they are unknown."""
+        return 0.0
+
+    def fingerprint(self) -> str | None:
+        """Return what changes with the weights of a learned policy; None for policies without weights."""
+        return None
+
+    @property
+    def needs_frames(self) -> bool:
+        return "frames" in self.needs
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it is an oracle, which only `evaluate` can run."""
+        return "teacher" in self.needs or "labels" in self.needs
+
+    @property
+    def has_scores(self) -> bool:
+        return type(self).scores is not Policy.scores
+
+    def renamed(self, name: str) -> Policy:
+        """Return the same policy under another name."""
+        renamed = copy.copy(self)
+        renamed.name, renamed.spec = name, None
+        return renamed
+
+    def __repr__(self) -> str:
+        return f"<policy {self.name!r}>"
+
+
+def scores_of(policy: Policy, batch: Batch) -> Scores | None:
+    """Return the policy's scores [B, T], computed once a batch."""
+    return batch.cached(("scores", id(policy)), lambda: _checked_scores(policy, batch))
+
+
+def _checked_scores(policy: Policy, batch: Batch) -> Scores | None:
+    scores = policy.scores(batch)
+    if scores is None:
+        return None
+    scores = np.asarray(scores)
+    if scores.shape != (len(batch), batch.num_candidates):
+        raise InvalidArgument(
+            f"the scores of the policy {policy.name!r} have shape {list(scores.shape)}; return a number for each "
+            f"candidate of each video, here [{len(batch)}, {batch.num_candidates}]"
+        )
+    return scores
+
+
+def top(scores: Scores, num_frames: int, counts: Indices | None = None) -> Indices:
+    """Return the positions of the N highest scores [..., T] in time order; of equal ones the earlier, NaN last.
+
+    `counts` [B]: real candidates of each row; those behind them are never chosen.
+    """
+    scores = np.asarray(scores)
+    if not np.issubdtype(scores.dtype, np.floating):
+        scores = scores.astype(np.float64)
+    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), axis=-1, kind="stable")
+    if counts is not None:
+        padding = order >= np.asarray(counts)[:, None]
+        order = np.take_along_axis(order, np.argsort(padding, axis=-1, kind="stable"), axis=-1)
+    return np.sort(order[..., :num_frames], axis=-1).astype(np.int64)
+
+
+class Choice(NamedTuple):
+    """What a policy chose of one video."""
+
+    positions: Indices  # [N] in time order
+    scores: Scores | None = None  # [T], where the policy has scores
+    expected: NDArray[np.float64] | None = None  # [T], of the k best at k - 1, where it decided on N
+
+
+def choose(policy: Policy, batch: Batch, num_frames: int) -> Indices:
+    """Let a policy choose, and check what it returns: int64 [B, N], N distinct real candidates in time order."""
+    positions = np.asarray(policy.choose(batch, num_frames))
+    good = (
+        positions.ndim == 2
+        and len(positions) == len(batch)
+        and np.issubdtype(positions.dtype, np.integer)
+        and (positions.shape[1] == num_frames or policy.name == "all")
+        and (np.diff(positions, axis=1) > 0).all()
+        and (positions >= 0).all()
+        and (positions < batch.counts[:, None]).all()
+    )
+    if not good:
+        raise InvalidArgument(
+            f"the policy {policy.name!r} chose {positions.tolist()!r:.200}; it must return {num_frames} distinct "
+            f"positions below the number of candidates for each video, in time order"
+        )
+    return positions.astype(np.int64, copy=False)
+
+
+def choose_one(
+    policy: Policy,
+    num_candidates: int,
+    num_frames: int,
+    frames: Frames | None = None,
+    *,
+    seed: int = 0,
+    pts_seconds: Seconds | None = None,
+    auto: Auto | None = None,
+) -> Choice:
+    """Let a policy choose among the candidates of one video: frames uint8 [T, H, W, 3], pts_seconds [T].
+
+    With `auto` the policy decides how many, at most `num_frames`.
+    """
+    batch = Batch(
+        num_candidates,
+        np.array([num_candidates], dtype=np.int64),
+        None if frames is None else frames[None],
+        None if pts_seconds is None else pts_seconds[None],
+        seed,
+    )
+    expected = None
+    if auto is not None:
+        from sosampler.policies.auto import count_frames
+
+        if refusal := policy.auto_refusal():
+            raise InvalidArgument(refusal)
+        expected = policy.expected(batch)
+        assert expected is not None, "checked"
+        largest = min(auto.max, num_frames)
+        num_frames = int(count_frames(expected, replace(auto, min=min(auto.min, largest), max=largest))[0])
+    positions = choose(policy, batch, num_frames)[0]
+    scores = scores_of(policy, batch) if policy.has_scores else None
+    return Choice(positions, None if scores is None else scores[0], None if expected is None else expected[0])
