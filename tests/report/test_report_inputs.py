@@ -211,7 +211,7 @@ def test_densities_of_independence(tmp_path: Path) -> None:
     (tmp_path / "kde" / "independence.png").write_text("no picture")
     grid = independence_grid(tmp_path / "kde")
     assert grid is not None
-    assert grid.pictures == []
+    assert grid.images == []
     (tmp_path / "kde" / "independence.json").write_text('{"rows": 3}')
     with pytest.raises(InvalidArgument, match="not what `sosampler independence` writes"):
         independence_grid(tmp_path / "kde")

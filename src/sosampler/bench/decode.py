@@ -209,7 +209,7 @@ _PEAK = """
 import json, sys
 from pathlib import Path
 import numpy, av, sosampler.bench.decode as bench, sosampler.video.pyav_reader
-from sosampler.bench.measure import peak_memory_mb
+from sosampler._util.environment import peak_memory_mb
 before = peak_memory_mb()
 batch = getattr(bench, sys.argv[2])(Path(sys.argv[1]), int(sys.argv[3]), 1)
 grown = peak_memory_mb() - before

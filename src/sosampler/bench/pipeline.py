@@ -61,7 +61,7 @@ _HOUR = """
 import json, sys, time
 import torch
 import sosampler as so
-from sosampler.bench.measure import peak_memory_mb
+from sosampler._util.environment import peak_memory_mb
 from sosampler.samplers import SOSampler
 classifier = so.create_classifier("resnet50")
 pipe = so.Pipeline(SOSampler().freeze(), classifier, num_candidates=256, num_frames=8, candidates="keyframe")
