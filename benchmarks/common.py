@@ -1,4 +1,4 @@
-"""What measurements in stages share: their result file, and processes that end with them."""
+"""What the scripts share: their result files, and processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from sosampler._util.files import replacing
 
 RESULTS = Path(__file__).parent / "results"
 ROW_LENGTH = 1000  # letters
+
+
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write the JSON file of one run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 class Results:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sosampler.evaluation.result import EVALUATION_FILE, KIND, VERSION, VIDEOS_FILE, rows_digest
+from sosampler.paper.page import experiments_part
 from sosampler.report.run_report import write_run_report
 
 POLICIES = ("uniform", "mine", "semi-optimal", "optimal")
@@ -121,7 +122,8 @@ def write_made_up_run(
 
 def text_of(*runs: Path, out: Path, **options: Any) -> str:
     """The page of some runs."""
-    return write_run_report(runs, out / "report.html", **options).read_text(encoding="utf-8")
+    page = write_run_report(runs, out / "report.html", experiments=experiments_part, **options)
+    return page.read_text(encoding="utf-8")
 
 
 def heads_of(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from typing import Any
 import torch
 
 from sosampler._util.environment import circumstances
-from sosampler.bench.optimal import made_up
 from sosampler.policies.optimal import optimal_mean_logits
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.speed.optimal import made_up
 
 PAIRS = ((8, 30), (16, 60), (32, 100))
 

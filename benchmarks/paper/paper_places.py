@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sosampler.paper.plan import Training, rows_of
+from sosampler.paper.experiments import EXPERIMENTS
+from sosampler.paper.plan import Training
 
 ALL_SEEDS, ONE_SEED = (0, 1, 2), (0,)
 
@@ -57,12 +58,12 @@ class Spec:
     @property
     def has_systems(self) -> bool:
         """Whether anything trained here looks at features of frames."""
-        return any(training.is_system for wanted in self.wanted for training in self.trainings(wanted.experiment))
+        return any(training.is_baseline for wanted in self.wanted for training in self.trainings(wanted.experiment))
 
     def trainings(self, experiment: str) -> list[Training]:
         """What an experiment needs here, each once; rows that `reproduce` will leave out are not among them."""
         found: dict[str, Training] = {}
-        for row in rows_of(experiment):
+        for row in EXPERIMENTS[experiment].rows:
             for pair in row.pairs if row.sampler is not None else ():
                 training = Training.of(str(row.sampler), row.recipe, row.settings_for(pair), self.changes)
                 if pair[1] <= self.stored and self._can_train(training):
@@ -72,7 +73,7 @@ class Spec:
     def _can_train(self, training: Training) -> bool:
         if training.num_candidates > self.stored:
             return False
-        if training.is_system:
+        if training.is_baseline:
             return self.pooling is not None
         return training.full_recipe().loss != "reinforce" or self.pooling == "mean"
 

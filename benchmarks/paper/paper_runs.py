@@ -93,7 +93,7 @@ def _add_wanted(add: object, spec: Spec, ready: list[str]) -> None:
             for seed in wanted.seeds:
                 job: Job = {"do": "train", "place": spec.name, "experiment": wanted.experiment}
                 job |= {"training": training.name, "seed": seed}
-                needs = features if training.is_system else ready
+                needs = features if training.is_baseline else ready
                 rank = (2 * ALL_SEEDS.index(seed), wanted.rank)  # one seed of everything first, but for what is last
                 name = f"train {spec.name}/{training.name}-{seed}"
                 by_seed[seed].append(add(name, job, needs, rank=_with_clips_last(rank)))

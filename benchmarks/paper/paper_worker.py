@@ -162,10 +162,10 @@ def keep_features(common: Common, place: str) -> None:
 
 @lru_cache(maxsize=4)
 def _place(common: Common, name: str) -> Any:
-    from sosampler.paper.locations import find_places
+    from sosampler.paper.locations import find_locations
 
     spec = SPECS[name]
-    (place,) = find_places(
+    (place,) = find_locations(
         {spec.bank_name: common.folder / spec.bank},
         {spec.classifier_name: str(common.folder / spec.classifier)},
         precision=common.precision,

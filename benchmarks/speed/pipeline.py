@@ -3,9 +3,9 @@
     python benchmarks/speed/pipeline.py CLIP... --pictures PICTURES --classifier CLASSIFIER --sampler RUN \\
         --work WORK --out benchmarks/results/pipeline.json
 
-PICTURES are those of samplers.py, CLASSIFIER the folder of the classifier that it trained, RUN that of a sampler that
-learned from its answers. Reels are made of the test pictures, which neither has seen, and encoded by x264 with the
-keyframes it chooses. Without the three, speed alone is measured, with random weights.
+PICTURES are the images of samplers.py, CLASSIFIER the folder of the classifier that it trained, RUN that of a sampler
+that learned from its outputs. Reels are made of the test images, which neither has seen, and encoded by x264 with its
+own choice of keyframes. Without the three, only speed is measured, with random weights. All rounds of all clips are kept.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from sosampler.bench.pipeline import bench_pipeline, table
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 from benchmarks.common import Results
+from benchmarks.speed.pipeline_memory import watch_hour, watch_many
 
 
 def reels_of(pictures: Path, work: Path, count: int) -> Path:
-    """Test reels as files; those that are there serve again."""
+    """Make test reels as files; existing ones are used again."""
     folder = work / f"reels_{count}"
     so.make_reels(pictures, folder, to="mp4", preset="sports22", counts={"test": count})
     return folder
@@ -53,11 +54,14 @@ def main() -> None:
         work=given.work,
         rounds=given.rounds,
         streamed=given.streamed,
-        many=given.many,
-        hour=not given.no_hour,
         device=given.device,
         say=print,
     )
+    if given.many:
+        print(f"watching memory over {given.many} small videos")
+        result["memory"] = watch_many(given.work, given.many)
+    if not given.no_hour:
+        result["hour"] = watch_hour(given.clips[0], given.work, print)
     given.out.unlink(missing_ok=True)  # figures of one run only
     Results(given.out).put(**result)
     print(table(result))

@@ -1,19 +1,19 @@
-"""What stands between pictures and a trained sampler: rendering reels, asking a classifier, training.
+"""How long it takes from images to a trained sampler: rendering reels, running a classifier, training.
 
     python benchmarks/speed/training.py --work /tmp/training --out benchmarks/results/training.json
     python benchmarks/speed/training.py --work /tmp/training --out benchmarks/results/training.json \\
         --videos 2700 --rounds 3  # a GPU
 
-Rendering: processes against the threads of one. Asking: frames a second of `add_teacher`, decoded by processes against
-threads of the one that feeds the device. Training: `sosampler bench train`. Everything in turns, in one run.
+Rendering: processes against the threads of one. Classifier: frames a second of `add_teacher`, decoded by processes
+against threads of the one that feeds the device. Training: train.py. Everything in turns, in one run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +23,14 @@ import torch
 
 import sosampler as so
 from sosampler._util.environment import circumstances, compare, in_turns
-from sosampler._util.files import replacing
 from sosampler._util.workers import num_cores
 from sosampler.bank import annotate as teaching
-from sosampler.bench.train import bench_train, table
 from sosampler.reels import bank as reel_processes
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.common import write_result
+from benchmarks.speed.train import bench_train, table
 
 STILL = {"pan": 0.0, "zoom": 0.0, "blur": 0.0, "fade": 0.0}
 SIZES = {"size": 176, "num_candidates": 10, "num_shots": 10, "seconds_per_shot": 1.0, "fps": 4}
@@ -116,8 +119,7 @@ def main() -> None:
         ),
     }
     result["seconds_in_all"] = round(time.perf_counter() - begin, 1)
-    with replacing(arguments.out) as temporary:
-        temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(arguments.out, result)
     print(table(result["training"]))
 
 

@@ -413,7 +413,7 @@ _PEAK = """
 import sys
 import time
 from pathlib import Path
-from sosampler.bench.measure import peak_memory_mb
+from sosampler._util.environment import peak_memory_mb
 from sosampler.datasets.manifest import Item, Manifest
 from sosampler.bank.prepare import prepare
 count, video, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]

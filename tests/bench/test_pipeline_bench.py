@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 import sosampler as so
@@ -19,10 +18,10 @@ from sosampler.bench.pipeline import (
     TRANSFORMERS,
     UNIFORM,
     UNIFORM_FAST,
-    add_to,
     bench_pipeline,
     table,
 )
+from sosampler.cli.bench import app
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
@@ -49,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_encoding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clip as it is instead of minutes of it."""
-    monkeypatch.setattr(decode, "_videos", lambda clips, work, say: ((clip, clip, "gop4") for clip in clips))
+    monkeypatch.setattr(decode, "looped_videos", lambda clips, work, say: ((clip, clip, "gop4") for clip in clips))
 
 
 @pytest.mark.usefixtures("no_encoding")
@@ -63,8 +62,6 @@ def test_speed_and_accuracy_in_one_file(folder: Path) -> None:
         work=folder / "work",
         rounds=2,
         streamed=3,
-        many=40,
-        hour=False,
         say=said.append,
     )
     json.dumps(result, allow_nan=False)
@@ -91,11 +88,15 @@ def test_speed_and_accuracy_in_one_file(folder: Path) -> None:
     assert set(result["workers"]["seconds"]) == {f"{n} decoding" for n in (1, 2)} | {
         f"{n} labelling" for n in (0, 1, 2)
     }
-    assert result["memory"]["videos"] == 40
+    rounds = [
+        theirs / ours for ours, theirs in zip(video["seconds"][OURS], video["seconds"][UNIFORM_FAST], strict=True)
+    ]
+    assert result["baselines"]["torchcodec_uniform"]["1 thread"] == [pytest.approx(rounds)]
+    threads = result["baselines"]["torchcodec_uniform"]["2 threads"]
+    assert [len(values) for values in (*threads, *result["baselines"]["transformers"])] == [2, 2]
     told = table(result)
     assert f"top-1 on 6 reels as mp4: torchcodec {100 * right / 6:.1f} %" in told
     assert "2 decoding against 1 decoding" in told
-    assert "40 small videos" in told
 
 
 def test_random_networks_are_right_about_nothing(folder: Path) -> None:
@@ -111,12 +112,9 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         return {"videos": []}
 
     monkeypatch.setattr(pipeline, "bench_pipeline", bench)
-    app = typer.Typer()
-    add_to(app)
-    app.command("other")(lambda: None)
-    arguments = ["pipeline", str(folder / "clip.mp4"), "--no-hour", "--many", "0", "--out", str(tmp_path / "p.json")]
+    arguments = ["pipeline", str(folder / "clip.mp4"), "--streamed", "0", "--out", str(tmp_path / "p.json")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "accuracy: not measured" in done.output
     assert json.loads((tmp_path / "p.json").read_text()) == {"videos": []}
-    assert (given["hour"], given["many"], given["sampler"]) == (False, 0, None)
+    assert (given["streamed"], given["sampler"]) == (0, None)

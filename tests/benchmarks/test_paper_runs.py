@@ -20,7 +20,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder
 from sosampler.bank.writer import locked
 from sosampler.paper.experiments import EXPERIMENTS
-from sosampler.paper.locations import find_places
+from sosampler.paper.locations import find_locations
 from sosampler.paper.plan import make_plan
 from sosampler.paper.run import reproduce
 from tests.sampler_banks import make_bank
@@ -52,13 +52,13 @@ def labelled_twice(tmp_path_factory: pytest.TempPathFactory) -> Bank:
 def test_what_is_trained_is_what_reproduce_asks_for(
     scripts: dict[str, ModuleType], bank: Bank, experiment: str
 ) -> None:
-    (place,) = find_places({"any": bank.path})
+    (place,) = find_locations({"any": bank.path})
     changes = {"batch_size": 8, "epochs": 40}
     asked = make_plan(EXPERIMENTS[experiment], place, changes=changes, weights=None, light="light")
     places = scripts["paper_places"]
     spec = places.Spec("x", "x", "any", "bank", 16, "by-hand", "c", (), epochs=40, settings={"batch_size": 8})
     # Systems need features, which this bank has none of.
-    ours = [training for training in spec.trainings(experiment) if not training.is_system]
+    ours = [training for training in spec.trainings(experiment) if not training.is_baseline]
     assert sorted(ours, key=lambda one: one.name) == sorted(asked.trainings, key=lambda one: one.name)
     assert bool(ours) == (experiment not in ("table5", "tableI")), "these ask for 30 and more candidates"
 

@@ -136,7 +136,7 @@ def test_damaged_banks_end_with_exit_code_2(
 
 
 def test_the_benchmark_runs(videos: Path, tmp_path: Path) -> None:
-    from sosampler.bench.prepare import bench_prepare, table
+    from benchmarks.speed.prepare import bench_prepare, table
 
     work = tmp_path / "new"
     (work / "prepare.bank").mkdir(parents=True)  # of somebody else

@@ -52,12 +52,61 @@ def test_a_table_on_standard_output(bank: Path, tmp_path: Path) -> None:
     assert told[0]["metric"] == "top1"
 
 
+def test_a_dry_run_prints_the_plan_and_writes_nothing(bank: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = (
+        "--bank",
+        f"mini_kinetics={bank}",
+        "--out",
+        out,
+        "--seeds",
+        "0,3",
+        "--bootstrap",
+        "10",
+        "--device",
+        "cpu",
+    )
+    before = {path: path.stat().st_mtime_ns for path in bank.rglob("*")}
+    plans = json.loads(run("table1", "figure4", "table5", *options, "--dry-run", "--json"))
+    assert plans["dry_run"] is True
+    table1, table5, figure4 = plans["plans"]
+    assert [row["policy"] for row in table1["rows"]] == ["uniform", "all", "semi-optimal", "optimal"]
+    assert (table1["state"], table1["trainings"], table1["refused"]) == ("missing", [], None)
+    assert table1["evaluations"] == [{"num_candidates": 10, "state": "missing"}]
+    assert table1["folder"] == str(out / "mini_kinetics" / "by-hand" / "table1")
+    assert "30 candidates are needed" in table5["refused"]
+    assert figure4["refused"] is None
+    assert {(one["name"], one["seed"]) for one in figure4["trainings"]} >= {("paper", 0), ("paper", 3)}
+    assert {one["state"] for one in figure4["trainings"]} == {"missing"}
+    assert all("candidates" in row["why"] for row in figure4["left_out"])
+    text = run("table1", "figure4", "table5", *options, "--dry-run")
+    assert "  missing   training paper, seed 3\n" in text
+    assert "  row       uniform, 6 of 10: policy uniform\n" in text
+    assert "cannot be made: 30 candidates" in text
+    assert text.splitlines()[-1].endswith("evaluations are to be run")
+    assert not out.exists()
+    assert {path: path.stat().st_mtime_ns for path in bank.rglob("*")} == before
+
+
+def test_a_dry_run_knows_what_is_finished(bank: Path, tmp_path: Path) -> None:
+    options = ("--bank", bank, "--out", tmp_path, "--bootstrap", "0", "--device", "cpu")
+    run("table1", *options)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    (plan,) = json.loads(run("table1", *options, "--dry-run", "--json"))["plans"]
+    assert plan["state"] == "finished"
+    assert plan["evaluations"] == [{"num_candidates": 10, "state": "finished"}]
+    assert "0 of 0 trainings and 0 evaluations are to be run" in run("table1", *options, "--dry-run")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    with pytest.raises(InvalidArgument, match="bootstrap was 0, is 5"):
+        run("table1", *options[:-4], "--bootstrap", "5", "--device", "cpu", "--dry-run")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["table1"], "--bank is missing"),
-        (["list", "table1"], "list stands alone"),
-        (["table1", "--bank", "x", "--seeds", "0;1"], "--seeds '0;1' is not allowed"),
+        (["list", "table1"], "list is given with other names; give it alone"),
+        (["table1", "--bank", "x", "--seeds", "0;1"], "--seeds '0;1' must be numbers"),
         (["table1", "--bank", "x", "--set", "lr"], "write KEY=VALUE"),
         (["tabel1", "--bank", "x"], "'tabel1' is unknown"),
     ],
@@ -70,7 +119,7 @@ def test_bad_arguments(arguments: list[str], sentence: str) -> None:
 def test_the_list_needs_no_torch() -> None:
     code = (
         "import sys; from sosampler.cli import reproduce; reproduce._list(True); "
-        "print(sorted({'torch', 'numpy', 'yaml'} & set(sys.modules)), file=sys.stderr)"
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sosampler as so
-from sosampler.bench.frames import agreement, lively_sampler, smooth_frames
+from benchmarks.speed.frames import agreement, lively_sampler, smooth_frames
 from sosampler.engine import frame_engine as module
 from sosampler.engine.frame_engine import EngineResult, FrameEngine
 from sosampler.errors import ClassifierError, InvalidArgument, WeightsError

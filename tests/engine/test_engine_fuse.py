@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 import sosampler as so
-from sosampler.bench.frames import lively_sampler
+from benchmarks.speed.frames import lively_sampler
 from sosampler.engine.fuse import fused, pool_fast
 from sosampler.engine.kernels.blocks import Blocks, FusedConv, see_blocks, set_way
 from sosampler.engine.networks import TorchFeatures

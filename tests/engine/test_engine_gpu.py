@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sosampler as so
-from sosampler.bench.frames import agreement, lively_sampler, smooth_frames
+from benchmarks.speed.frames import agreement, lively_sampler, smooth_frames
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.cuda_graphs import GraphedCalls
 from sosampler.engine.frame_engine import MODES, FrameEngine

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sosampler.bench.frames import lively_sampler, smooth_frames
+from benchmarks.speed.frames import lively_sampler, smooth_frames
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.inputs import InputMaker, channels_first, resize_matrices
 from sosampler.engine.kernels import triton_kernels

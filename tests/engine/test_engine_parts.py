@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 import sosampler as so
+from benchmarks.speed.frame_engine import REFERENCE, bench_sampler, table
+from benchmarks.speed.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
+from benchmarks.speed.in_processes import in_turns_of_processes
 from sosampler._util import cpu_bfloat16
-from sosampler.bench.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
-from sosampler.bench.in_processes import in_turns_of_processes
-from sosampler.bench.sampler import REFERENCE, bench_sampler, table
 from sosampler.engine import cuda_graphs as allocator
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument

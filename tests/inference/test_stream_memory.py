@@ -84,7 +84,7 @@ _LONG = """
 import json, sys, time
 import torch
 import sosampler as so
-from sosampler.bench.measure import peak_memory_mb
+from sosampler._util.environment import peak_memory_mb
 from sosampler.samplers import SOSampler
 torch.manual_seed(0)
 classifier = so.create_classifier("timm:test_resnet", num_classes=3, input_size=64)

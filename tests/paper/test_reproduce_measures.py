@@ -1,4 +1,4 @@
-"""The parts of a reproduction: means over seeds, the clock, speed, single videos; and what needs the classifier."""
+"""The parts of a reproduction: means over seeds, speed, single videos; and what needs the classifier."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import Cell
 from sosampler.paper.cases import chosen_cases, narrowed
 from sosampler.paper.experiments import EXPERIMENTS, column_for
-from sosampler.paper.locations import find_places
-from sosampler.paper.plan import make_plan, searches_sets
-from sosampler.paper.request import Request, checked_request
-from sosampler.paper.results import can_be_followed, empty_result, mean_rows, missing_uniform, result_rows
-from sosampler.paper.run import BeforeTraining, Clock, Part, Reproduction, git_state, in_words, reproduce
+from sosampler.paper.folder import TrainingChecks, git_state
+from sosampler.paper.locations import find_locations
+from sosampler.paper.plan import Request, checked_request, make_plan
+from sosampler.paper.results import applies_here, empty_result, mean_rows, missing_uniform, result_rows
+from sosampler.paper.run import Reproduction, reproduce
 from tests.banks import small_net
 from tests.sampler_banks import CLASSES, TINY, make_bank
 
@@ -81,7 +81,7 @@ def row(policy: str, score: float, difference: float, **more: Any) -> dict[str, 
 
 
 def test_means_and_deviations_over_seeds(taught: Bank) -> None:
-    (place,) = find_places({"own": taught})
+    (place,) = find_locations({"own": taught})
     plan = make_plan(EXPERIMENTS["table6"], place, changes=SMALL)
     scores, differences = [0.5, 0.6, 0.8], [0.1, 0.25, 0.4]
     names = {cell.training.name for cell in plan.cells if cell.training}
@@ -123,7 +123,7 @@ def test_means_and_deviations_over_seeds(taught: Bank) -> None:
 
 
 def test_values_of_a_dial_are_rows_of_their_own(taught: Bank) -> None:
-    (place,) = find_places({"own": taught})
+    (place,) = find_locations({"own": taught})
     plan = make_plan(EXPERIMENTS["figureI"], place, changes=SMALL, light="x")
     recipe = next(one.recipe for one in plan.left_out if one.recipe.row == "frameexit")
     assert "features" in next(one.why for one in plan.left_out if one.recipe.row == "frameexit")
@@ -141,7 +141,7 @@ def test_values_of_a_dial_are_rows_of_their_own(taught: Bank) -> None:
 
 def test_figures_of_the_paper_beside_rows_that_are_left_out(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", stored=10, train=0, dev=4)
-    (place,) = find_places({"activitynet": bank})
+    (place,) = find_locations({"activitynet": bank})
     found = {}
     for name in ("figureI", "table3"):
         plan = make_plan(EXPERIMENTS[name], place, changes=SMALL)
@@ -158,44 +158,9 @@ def test_advice_that_cannot_be_followed_is_dropped(taught: Bank) -> None:
     said: list[str] = []
     evaluate(taught, ["uniform"], num_frames=6, num_candidates=10, split="dev", bootstrap=0, say=said.append)
     assert said
-    assert all(can_be_followed(note) for note in said)
+    assert all(applies_here(note) for note in said)
     for note in ("no comparison with 'semi-optimal': add it to the policies", "no fidelity: add the policy 'optimal'"):
-        assert not can_be_followed(note)
-
-
-# ---- the clock
-
-
-def test_the_clock_knows_what_it_has_timed(tmp_path: Path) -> None:
-    said: list[str] = []
-    parts = [Part("train", f"training {number}", tmp_path) for number in range(3)]
-    parts.append(Part("evaluate", "evaluating", tmp_path, weight=4.0))
-    clock = Clock(said.append)
-    clock.plan(parts)
-    assert clock.rest() == "4 parts are left, for an unknown time"
-    with clock.running(parts[0]):
-        pass
-    assert said == ["training 0 ...", "    done in 0 s; 3 parts are left, for about 0 s and 1 of unknown length"]
-    clock.skip(parts[1])
-    (tmp_path / "durations.json").write_text(json.dumps({"train": [100, 40, 60], "evaluate": [30]}))
-    later = Clock(said.append)
-    later.plan(parts[2:])
-    assert later.rest() == "2 parts are left, for about 3 min 0 s"  # 60 + 4 x 30
-    (tmp_path / "durations.json").write_text("{")
-    broken = Clock(said.append)
-    broken.plan(parts[2:])
-    assert broken.rest() == "2 parts are left, for an unknown time"
-    assert in_words(59.6) == "1 min 0 s"
-
-
-def test_a_part_that_fails_is_not_timed(tmp_path: Path) -> None:
-    clock = Clock(lambda text: None)
-    part = Part("train", "training", tmp_path)
-    clock.plan([part])
-    with pytest.raises(RuntimeError), clock.running(part):
-        raise RuntimeError
-    assert clock.left == [part]
-    assert not (tmp_path / "durations.json").exists()
+        assert not applies_here(note)
 
 
 def test_the_state_of_a_checkout(tmp_path: Path) -> None:
@@ -272,7 +237,7 @@ def test_speed_and_cost_of_samplers_and_systems(found: dict[str, Reproduction]) 
 def test_systems_are_compared_with_what_lies_there(
     folder: Path, found: dict[str, Reproduction], tmp_path: Path
 ) -> None:
-    (place,) = find_places({"own": folder / "bank"}, f"resnet50={folder / 'classifier'}", device="cpu")
+    (place,) = find_locations({"own": folder / "bank"}, f"resnet50={folder / 'classifier'}", device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(tmp_path / "light")
@@ -282,14 +247,14 @@ def test_systems_are_compared_with_what_lies_there(
         plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, light=request.light)
         assert {"frameexit", "adaframe"} <= {training.sampler for training in plan.trainings}
         with pytest.raises(InvalidArgument, match=sentence) if sentence else nullcontext():
-            BeforeTraining(request).check(plan)
+            TrainingChecks(request).check(plan)
     # Weights of another backbone, which samplers begin with, are none for the light network.
     network = timm.create_model(TINY.removeprefix("timm:"), pretrained=False)
     save_file({key: value.contiguous() for key, value in network.state_dict().items()}, tmp_path / "tiny.safetensors")
     request = checked_request(tmp_path / "out", 0, 1, SMALL, tmp_path / "tiny.safetensors", None, **others)
     plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, weights=request.weights)
-    with pytest.raises(WeightsError, match=r"the light network of systems, MobileNetV2.*; give --light as well"):
-        BeforeTraining(request).check(plan)
+    with pytest.raises(WeightsError, match=r"the light network of baselines, MobileNetV2.*; give --light as well"):
+        TrainingChecks(request).check(plan)
 
 
 def test_points_above_uniform_in_the_metric_of_the_paper(folder: Path) -> None:
@@ -326,7 +291,7 @@ def test_how_alike_frames_are(found: dict[str, Reproduction]) -> None:
     told = found["figure1"].result
     assert [one["rate"] for one in told["rows"]] == [0.1, 0.2, 0.5, 1, 2, 5, 10, 25]
     assert {"independence.json", "independence.png"} <= set(told["files"])
-    assert "frames stand by themselves" in found["figure1"].table()
+    assert "frames are independent" in found["figure1"].table()
     assert told["paper"] is None
 
 
@@ -341,7 +306,7 @@ def test_pages_of_single_videos(found: dict[str, Reproduction]) -> None:
 
 def test_what_nothing_can_be_had_of_is_told_and_leaves_no_folder(found: dict[str, Reproduction]) -> None:
     one = found["table5"]
-    assert one.refused.startswith("30 candidates are asked for")
+    assert one.refused.startswith("30 candidates are needed")
     assert not one.folder.exists()
     assert len(one.result["left_out"]) == 12
     assert "77.1" in one.table()
@@ -365,13 +330,13 @@ def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", stored=10, train=4, dev=4)
     classifier = so.wrap_classifier(MeanOfFrames(), input_size=32, name="clips", class_names=list(CLASSES))
     so.add_teacher(bank, classifier)
-    (place,) = find_places({"activitynet": bank}, {"timesformer": classifier})
+    (place,) = find_locations({"activitynet": bank}, {"timesformer": classifier})
     assert (place.data, place.paper_classifier, place.classifier) == ("activitynet", "timesformer", classifier)
     plan = make_plan(EXPERIMENTS["table3"], place, changes=SMALL, weights="x")
     why = {one.recipe.row: one.why for one in plan.left_out}
     assert set(why) == {"liteeval", "frameexit", "ocsampler"}
     assert "clips does not" in why["ocsampler"]
-    assert "looks at clips as a whole" in why["frameexit"]
+    assert "classifies clips as a whole" in why["frameexit"]
     (one,) = reproduce(
         "table1", {"activitynet": bank}, classifiers={"timesformer": classifier}, out=tmp_path / "out", bootstrap=0
     )
@@ -380,13 +345,6 @@ def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
     assert rows["optimal"]["paper"]["score"] == 91.5
     assert rows["optimal"]["versus_uniform"] is not None
     assert rows["optimal"]["score_ci95"] is None
-    # Each set of the optimal policy is asked about, which takes much longer than the rest.
-    kinds = json.loads((tmp_path / "out" / "activitynet" / "timesformer" / "durations.json").read_text())
-    assert list(kinds) == [
-        "evaluating with 10 candidates, the classifier asked about clips and for the best of all sets"
-    ]
-    assert place.asks_about_clips
-    assert not searches_sets(plan.experiment, plan.cells)
     # Only its answers: nothing can be judged, and that is told for this teacher alone.
     found = reproduce("table1", bank, out=tmp_path / "all", bootstrap=0)
     assert {one.result["classifier"]["name"]: bool(one.refused) for one in found} == {"by-hand": False, "clips": True}

@@ -18,7 +18,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.paper import run as runner
-from sosampler.paper.locations import find_places
+from sosampler.paper.locations import find_locations
 from sosampler.paper.run import reproduce
 from sosampler.training import preparation
 from sosampler.training.optim import diverged
@@ -279,8 +279,7 @@ def test_other_numbers_of_videos_to_show_are_other_settings(bank: Bank, tmp_path
 
 def test_a_light_network_is_known_by_its_content(bank: Bank, tmp_path: Path) -> None:
     from sosampler.paper.experiments import EXPERIMENTS
-    from sosampler.paper.plan import make_plan
-    from sosampler.paper.request import checked_request, settings_of
+    from sosampler.paper.plan import checked_request, make_plan
 
     told = []
     for seed, name in ((0, "a"), (0, "b"), (1, "c")):
@@ -289,8 +288,8 @@ def test_a_light_network_is_known_by_its_content(bank: Bank, tmp_path: Path) -> 
             so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(tmp_path / name)
         others = {"device": None, "precision": None, "workers": None, "bootstrap": 0, "num_cases": 2}
         request = checked_request(tmp_path / "out", 0, 1, SMALL, None, tmp_path / name, **others)
-        plan = make_plan(EXPERIMENTS["table6"], find_places(bank)[0], changes=request.changes, light=request.light)
-        told.append(settings_of(plan, request)["light"])
+        plan = make_plan(EXPERIMENTS["table6"], find_locations(bank)[0], changes=request.changes, light=request.light)
+        told.append(plan.settings(request)["light"])
     assert told[0] == told[1] != told[2]
 
 
@@ -302,15 +301,15 @@ def test_two_teachers_of_one_name_get_folders_of_their_own(tmp_path: Path) -> No
     answers = [bank.teacher()[place].features for place in range(len(bank))]
     teach(bank, answers, name="ab" * 8)
     teach(bank, answers, name="cd" * 8)
-    places = find_places(bank)
+    places = find_locations(bank)
     assert [place.classifier_name for place in places] == ["by-hand", "given", "given-cdcdcdcd"]
     # One that comes later does not take the name, wherever its own name stands.
     teach(bank, answers, name="0a" * 8)
-    assert [place.classifier_name for place in find_places(Bank(bank.path))] == [
+    assert [place.classifier_name for place in find_locations(Bank(bank.path))] == [
         *("given-0a0a0a0a", "by-hand", "given", "given-cdcdcdcd"),
     ]
-    assert [place.classifier_name for place in find_places(bank, "cd" * 8)] == ["given-cdcdcdcd"]
-    named = find_places([bank], ["resnet50=" + "ab" * 8, "by hand"])
+    assert [place.classifier_name for place in find_locations(bank, "cd" * 8)] == ["given-cdcdcdcd"]
+    named = find_locations([bank], ["resnet50=" + "ab" * 8, "by hand"])
     assert [place.classifier_name for place in named] == ["resnet50", "by-hand"]
     assert [place.teacher for place in named] == ["ab" * 8, "a" * 16]
     assert [place.paper_classifier for place in named] == ["resnet50", None]

@@ -12,8 +12,7 @@ import torch
 
 import sosampler as so
 from sosampler.paper import throughput
-from sosampler.paper.request import Request
-from sosampler.paper.steps import _light
+from sosampler.paper.plan import Request
 from tests.sampler_banks import TINY
 
 
@@ -50,7 +49,7 @@ def test_the_light_network_is_as_precise_as_the_classifier(given: str, monkeypat
     monkeypatch.setattr(lights, "light_network", lambda weights: sampler)
     classifier = SimpleNamespace(precision="float16", device=torch.device("cpu"))
     more: dict[str, Any] = {"sampler": {"light": sampler}, "features": {"light": "x"}, "weights": {"weights": "x"}}
-    found = _light(Request(Path("out"), (0,), **more[given]), classifier)
+    found = throughput.light_network_of(Request(Path("out"), (0,), **more[given]), classifier)
     assert (None if found is None else found.precision) == (None if given == "features" else "float16")
     if given == "sampler":
         assert sampler.precision == "float32", "trainings are told apart by what it computes in"
@@ -59,11 +58,11 @@ def test_the_light_network_is_as_precise_as_the_classifier(given: str, monkeypat
 def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = torch.arange(3 * 8, dtype=torch.uint8).reshape(3, 8, 1, 1, 1).expand(-1, -1, 3, 2, 2)
     seen = Counting()
-    throughput.uniform_way(seen, frames, 2, batch=2)()
+    throughput.uniform_run(seen, frames, 2, batch=2)()
     assert torch.cat(seen.clips).tolist() == [[2, 6], [10, 14], [18, 22]]
     assert [len(clip) for clip in seen.clips] == [2, 1]
     seen = Counting()
-    throughput.sampler_way(seen, seen, frames, 2, batch=2)()
+    throughput.sampler_run(seen, seen, frames, 2, batch=2)()
     assert torch.cat(seen.clips).tolist() == [[6, 7], [14, 15], [22, 23]]
 
     from sosampler.baselines import base
@@ -74,6 +73,6 @@ def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatc
     light[:, :4] = True
     monkeypatch.setattr(base, "predict", lambda system, views: base.SystemOutput(torch.zeros(3, 2), heavy, light))
     seen = Counting()
-    throughput.system_way(None, None, seen, seen, frames)()
+    throughput.baseline_run(None, None, seen, seen, frames)()
     assert [clip.tolist() for clip in seen.clips] == [[[1]], [[5]], [[23]]], "one frame after the other"
     assert seen.glances == [4, 4, 4]

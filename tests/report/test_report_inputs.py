@@ -114,7 +114,7 @@ def test_reproductions_show_the_papers_column(tmp_path: Path) -> None:
         text = text_of(given_path, out=tmp_path)
         assert heads_of(text) == ["Table 1: A title", "Table 3: A title", "What was measured"]
     first = Page(text).tables[0]
-    assert first[0][:5] == ["who chooses", "N", "T", "ours: top-1, %", "paper: mAP, %"]
+    assert first[0][:5] == ["method", "N", "T", "ours: top-1, %", "paper: mAP, %"]
     assert first[1][:5] == ["uniform | evenly", "2", "6", "61.5 (55.0 to 68.0)", "75.3"]
     assert first[2][3] == "left out"
     assert "[1] too few frames &lt;b&gt;" in text
@@ -144,7 +144,7 @@ def test_unfinished_experiments_are_told(tmp_path: Path) -> None:
     write_json(place / "other" / "run.json", {"kind": "something"})
     notes: list[str] = []
     text = text_of(tmp_path, out=tmp_path, say=notes.append)
-    assert notes == [f"Begun and not finished, so it is not shown: {place / 'table5'}."]
+    assert notes == [f"Started and not finished, so it is not shown: {place / 'table5'}."]
     assert notes[0] in text
     with pytest.raises(InvalidArgument, match="no experiment is finished"):
         text_of(place / "table5", out=tmp_path)
@@ -201,17 +201,17 @@ def write_independence(folder: Path) -> None:
 def test_densities_of_independence(tmp_path: Path) -> None:
     write_independence(tmp_path / "kde")
     text = text_of(tmp_path / "kde", out=tmp_path)
-    assert heads_of(text) == ["How alike neighbouring frames are", "What was measured"]
+    assert heads_of(text) == ["How similar neighbouring frames are", "What was measured"]
     assert text.count('src="data:image/png;base64,') == 1
-    assert "frames stand by themselves up to 1 frames a second" in text
+    assert "frames are independent up to 1 frames a second" in text
     assert Page(text).tables[0][1] == ["resnet", "0.5", "60", "0.581", "10.0", "yes"]
     write_made_up_run(tmp_path / "both", ids=IDS[:3])
     write_independence(tmp_path / "both")
-    assert "How alike neighbouring frames are" in heads_of(text_of(tmp_path / "both", out=tmp_path))
+    assert "How similar neighbouring frames are" in heads_of(text_of(tmp_path / "both", out=tmp_path))
     (tmp_path / "kde" / "independence.png").write_text("no picture")
     grid = independence_grid(tmp_path / "kde")
     assert grid is not None
-    assert grid.pictures == []
+    assert grid.images == []
     (tmp_path / "kde" / "independence.json").write_text('{"rows": 3}')
     with pytest.raises(InvalidArgument, match="not what `sosampler independence` writes"):
         independence_grid(tmp_path / "kde")
@@ -317,8 +317,8 @@ def test_the_command_tells_as_json_what_is_missing(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["report"] == str(tmp_path / "r.html")
     assert told["bytes"] == (tmp_path / "r.html").stat().st_size
-    assert told["notes"][0].startswith("No pictures are shown")
-    assert "note: No pictures are shown" in done.stderr
+    assert told["notes"][0].startswith("No frames are shown")
+    assert "note: No frames are shown" in done.stderr
     alone = report_by_command(tmp_path / "run" / "evaluation.json", "-o", tmp_path / "r.html", "--json")
     assert json.loads(alone.stdout)["notes"][0].startswith("Nothing is known of single videos")
     assert isinstance(report_by_command(tmp_path / "no", "-o", tmp_path / "x.html").exception, InvalidArgument)

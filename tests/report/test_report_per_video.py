@@ -139,9 +139,9 @@ def test_a_path_with_half_a_letter_is_written_and_read(found: Evaluation, bank: 
     told = (folder / "evaluation.json").read_text(encoding="utf-8")
     assert "\N{GREEK SMALL LETTER PI}" in told
     assert json.loads(told) == moved.to_dict()
-    assert "No pictures are shown" in text_of(folder, out=tmp_path)
+    assert "No frames are shown" in text_of(folder, out=tmp_path)
     (folder / "evaluation.json").write_text(told.replace(" \N{GREEK SMALL LETTER PI}", ""), encoding="utf-8")
-    assert "No pictures are shown" in text_of(folder, out=tmp_path)
+    assert "No frames are shown" in text_of(folder, out=tmp_path)
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -177,7 +177,9 @@ def test_a_run_comes_back(found: Evaluation, tmp_path: Path) -> None:
     assert run.videos is not None
     assert [video.id for video in run.videos.videos] == list(found.ids)
     key = ("optimal", 2, T)
-    assert [said.chosen for said in run.videos.said(key)] == [tuple(row) for row in found.chosen("optimal", 2).tolist()]
+    assert [said.chosen for said in run.videos.predictions(key)] == [
+        tuple(row) for row in found.chosen("optimal", 2).tolist()
+    ]
     assert [row["policy"] for row in run.rows] == [row.policy for row in found.rows]
     (alone,) = read_runs(tmp_path / "evaluation.json")
     assert isinstance(alone, EvaluationRun)

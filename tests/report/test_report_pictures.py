@@ -75,8 +75,8 @@ def test_frames_of_other_times_are_not_shown(tmp_path: Path) -> None:
         notes: list[str] = []
         text = text_of(tmp_path / "run", out=tmp_path, say=notes.append)
         assert "<img" not in text, name
-        assert "but its frames are others" in notes[0]
-        with pytest.raises(InvalidArgument, match=r"--bank .*: its frames are others; give the bank"):
+        assert "but it has other frames" in notes[0]
+        with pytest.raises(InvalidArgument, match=r"--bank .*: it has other frames; give the bank"):
             text_of(tmp_path / "run", out=tmp_path, bank=tmp_path / "bank")
 
 
@@ -95,7 +95,7 @@ def test_a_bank_without_the_classifier_is_another_one(tmp_path: Path) -> None:
     shutil.rmtree(bank.path / "teachers")
     notes: list[str] = []
     assert "<img" not in text_of(run, out=tmp_path, say=notes.append)
-    assert "but it lacks the classifier that judged" in notes[0]
+    assert "but it lacks the outputs of the classifier" in notes[0]
 
 
 def test_a_relative_path_is_first_looked_for_beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_what_can_be_no_path_is_no_bank(tmp_path: Path, told: Any) -> None:
     write_made_up_run(tmp_path / "run", ids=IDS, bank=told)
     notes: list[str] = []
     text_of(tmp_path / "run", out=tmp_path, say=notes.append)
-    assert notes[0].startswith("No pictures are shown")
+    assert notes[0].startswith("No frames are shown")
 
 
 # ---- a bank with damage
@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path, damage: Callab
     assert text.count("<img") == 2 * 6
     assert text.count('class="strip"') == 3
     (note,) = notes
-    assert note.startswith("No pictures are shown of b, because they cannot be read: ")
+    assert note.startswith("No frames are shown of b, because they cannot be read: ")
     with pytest.raises(SosamplerError, match=re.escape(shards[1].name)):
         text_of(tmp_path / "run", out=tmp_path, bank=tmp_path / "bank")
 

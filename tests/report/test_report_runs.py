@@ -27,7 +27,7 @@ from sosampler.report.compare import (
     tiles_of,
     video_lines,
 )
-from sosampler.report.load import RunVideo, RunVideos, Said, read_run_videos
+from sosampler.report.load import Prediction, RunVideo, RunVideos, read_run_videos
 from sosampler.report.run_report import choose_videos, write_run_report
 from sosampler.report.strips import data_uri
 from tests.report.test_report_page import Page
@@ -77,8 +77,8 @@ def shown_in(text: str, title: str) -> list[str]:
 # ---- who is compared
 
 
-def said(confidence: float, right: bool, predicted: int = 0) -> Said:
-    return Said(predicted, 0.5, confidence, right, (0,))
+def said(confidence: float, right: bool, predicted: int = 0) -> Prediction:
+    return Prediction(predicted, 0.5, confidence, right, (0,))
 
 
 @settings(deadline=None, max_examples=50)
@@ -103,7 +103,8 @@ def test_classes_against_loops(run: Path) -> None:
         own = [number for number in range(20) if CLASSES[number % 3] == one.name]
         place = {policy: videos.keys.index((policy, *PAIR)) for policy in ("mine", "uniform")}
         right = {
-            policy: np.mean([videos.videos[number].said[place[policy]].right for number in own]) for policy in place
+            policy: np.mean([videos.videos[number].predictions[place[policy]].right for number in own])
+            for policy in place
         }
         assert one.videos == len(own)
         assert (one.sampler, one.uniform) == pytest.approx((right["mine"], right["uniform"]))
@@ -120,7 +121,7 @@ def test_a_video_of_several_labels_counts_for_each_of_its_classes() -> None:
         ("swim", 1, 1.0, 0.25),
     ]
     (line,) = video_lines(videos, CONTRAST)
-    assert (line.label, line.who, line.lead) == ("run, swim", "sampler alone", 0.25)
+    assert (line.label, line.right, line.lead) == ("run, swim", "sampler alone", 0.25)
 
 
 def test_the_best_sampler_is_compared_where_uniform_has_as_many_frames(run: Path) -> None:
@@ -163,7 +164,7 @@ def test_the_page_has_everything(text: str) -> None:
 
 def test_galleries_show_what_their_rule_says(text: str, run: Path) -> None:
     videos = read_run_videos(run / "videos.jsonl")
-    both = videos.said(CONTRAST.sampler), videos.said(CONTRAST.uniform)
+    both = videos.predictions(CONTRAST.sampler), videos.predictions(CONTRAST.uniform)
     success, failure = (cases(*both, success=one)[:3] for one in (True, False))
     assert shown_in(text, "Where the sampler helps") == [IDS[number] for number in success]
     assert shown_in(text, "Where it does harm") == [IDS[number] for number in failure]
@@ -177,7 +178,7 @@ def test_galleries_show_what_their_rule_says(text: str, run: Path) -> None:
 def test_a_gallery_says_how_many_more_there_are(run: Path, tmp_path: Path, count: int) -> None:
     """Few strips are no reason to say that there is no such video."""
     videos = read_run_videos(run / "videos.jsonl")
-    both = videos.said(CONTRAST.sampler), videos.said(CONTRAST.uniform)
+    both = videos.predictions(CONTRAST.sampler), videos.predictions(CONTRAST.uniform)
     text = text_of(run, out=tmp_path, videos=count)
     assert "There is none." not in text
     chosen = choose_videos(videos, CONTRAST, count)
@@ -206,13 +207,13 @@ def test_strips_mark_what_was_chosen_and_show_the_pictures_of_the_bank(text: str
         number = IDS.index(name)
         video = videos.videos[number]
         for line, policy in zip(film[1:], POLICIES, strict=True):
-            told = video.said[videos.keys.index((policy, *PAIR))]
+            told = video.predictions[videos.keys.index((policy, *PAIR))]
             assert line[0].endswith(policy)
             assert [place for place, cell in enumerate(line[1:7]) if not cell.startswith("·")] == list(told.chosen)
             assert CLASSES[told.predicted] in line[-1]
             assert ("✓" in line[-1]) == told.right
         scores = [cell.split()[1].replace("\N{MINUS SIGN}", "-") for cell in film[2][1:7]]
-        assert [float(one) for one in scores] == pytest.approx(video.offered[6].scores["mine"], abs=0.006)
+        assert [float(one) for one in scores] == pytest.approx(video.candidates[6].scores["mine"], abs=0.006)
     stored = decoded(bank, order[0])
     assert pictures[:6] == [data_uri(frame) for frame in stored]
     assert len(pictures) == 9 * 6  # each once
@@ -231,7 +232,7 @@ def test_the_table_of_all_videos(text: str, run: Path) -> None:
     (table,) = [table for table in Page(text).tables if table[0][0] == "video"]
     assert [line[0] for line in table[1:]] == IDS
     for line, expected in zip(table[1:], video_lines(videos, CONTRAST), strict=True):
-        assert line[1:3] == [expected.label, expected.who]
+        assert line[1:3] == [expected.label, expected.right]
         assert line[5] == f"{100 * expected.uniform.confidence:.1f}"
         assert float(line[7].replace("\N{MINUS SIGN}", "-")) == pytest.approx(100 * expected.lead, abs=0.051)
 
@@ -240,7 +241,7 @@ def test_the_finding_in_words() -> None:
     rows = [made_up_row("uniform", 2, 6, 0.5), made_up_row("mine", 2, 6, 0.7, recovered=0.42)]
     facts = {"num_videos": 90, "split": "test", "teacher": {"name": "resnet"}}
     assert sentence_of(rows, "top1", facts) == (
-        "On 90 videos of test, judged by resnet, with 2 of 6 frames mine is right on 70.0 % of the videos "
+        "On 90 videos of test, classified by resnet, with 2 of 6 frames mine is right on 70.0 % of the videos "
         "(95 %: 60.0 to 80.0), uniform on 50.0 %. The difference is +20.0 percentage points, +10.0 to +30.0 in 95 % of "
         "resamples of the videos: more than chance would give. It is 42 % of what the semi-optimal oracle gains."
     )
@@ -321,7 +322,7 @@ def test_without_the_bank_there_are_no_pictures_and_a_note(tmp_path: Path) -> No
     assert len([table for table in Page(text).tables if table[0][0] == "candidates"]) == 12
     (note,) = notes
     assert (
-        note == "No pictures are shown: they would be in the bank not/there, but it is not there. Give it with --bank."
+        note == "No frames are shown: they would be in the bank not/there, but it is not there. Give it with --bank."
     )
     assert note in text
 
@@ -338,7 +339,7 @@ def test_a_bank_of_other_videos_is_not_used(tmp_path: Path, bank: Path) -> None:
     write_made_up_run(tmp_path / "ids", ids=["other"], bank=str(bank))
     assert "but it holds other videos" in text_of(tmp_path / "ids", out=tmp_path)
     write_made_up_run(tmp_path / "classes", ids=IDS, classes=("a", "b", "c"), bank=str(bank))
-    assert "but its classes are others" in text_of(tmp_path / "classes", out=tmp_path)
+    assert "but it has other classes" in text_of(tmp_path / "classes", out=tmp_path)
     with pytest.raises(InvalidArgument, match=r"--bank .*holds other videos; give the bank that was evaluated"):
         text_of(tmp_path / "ids", out=tmp_path, bank=bank)
     with pytest.raises(InvalidArgument, match=r"--bank .*it is not there"):

@@ -18,7 +18,7 @@ REPEATS = 72
 _MEASURE = """
 import json, sys
 import sosampler as so
-from sosampler.bench.measure import peak_memory_mb
+from sosampler._util.environment import peak_memory_mb
 from sosampler.synthetic import read_number
 so.select(sys.argv[4], 2, policy="uniform")  # everything is imported and warm
 before = peak_memory_mb()

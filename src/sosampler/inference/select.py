@@ -142,7 +142,7 @@ def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames
     needed = wanted if auto is None else auto.min
     if needed > count and options.on_short == "error":
         raise InvalidArgument(
-            f"{video.video}: {needed} frames were asked for but only {count} are there; "
+            f"{video.video}: {needed} frames were requested but only {count} are there; "
             'ask for fewer, or allow on_short="repeat" or "fewer"'
         )
     return choose_one(

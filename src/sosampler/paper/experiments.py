@@ -1,23 +1,20 @@
-"""What each table and figure of the paper needs and makes."""
+"""The tables and figures of the paper: their rows (experiments.yaml) and what the paper prints in them (paper.json)."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from sosampler.errors import InvalidArgument
+from sosampler.samplers.recipe import read_mapping
 
-ACCURACY = "accuracy"  # a table of accuracy and cost
-FIDELITY = "fidelity"  # a table of the share of the optimal set that was chosen
-THROUGHPUT = "throughput"  # a table of accuracy, cost and videos a second
-CURVE = "curve"  # accuracy against frames and against cost, drawn
-CASES = "cases"  # single videos with the frames that were chosen
-INDEPENDENCE = "independence"  # densities of the likeness of neighbouring frames
+ACCURACY, FIDELITY, THROUGHPUT = "accuracy", "fidelity", "throughput"  # tables
+CURVE, CASES, INDEPENDENCE = "curve", "cases", "independence"  # figures
 
 KINDS = {
     ACCURACY: "table of accuracy and cost",
@@ -25,11 +22,48 @@ KINDS = {
     THROUGHPUT: "table of accuracy, cost and videos a second",
     CURVE: "curves of accuracy against frames and cost",
     CASES: "videos with the frames that were chosen",
-    INDEPENDENCE: "densities of the likeness of neighbouring frames",
+    INDEPENDENCE: "densities of the similarity of neighbouring frames",
 }
-
 EVERYTHING = "all"
-_ANET, _KINETICS, _SPORTS, _COIN = "activitynet", "mini_kinetics", "mini_sports1m", "coin"
+
+Pair = tuple[int, int]  # N, T
+
+
+@dataclass(frozen=True)
+class RowRecipe:
+    """One row of an experiment: a policy or a trained sampler, and how many frames it chooses of how many."""
+
+    row: str
+    title: str
+    classifier: tuple[str, ...]  # with which the paper prints it
+    data: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    policy: str | None = None
+    sampler: str | None = None
+    recipe: str | None = None  # None: the sampler's own
+    settings: dict[str, Any] = field(default_factory=dict)
+    threshold: str | None = None  # of a baseline: "all" for a row of each
+    paper_row: str = ""  # its name in paper.json
+    exceptions: tuple[dict[str, Any], ...] = ()  # other numbers of frames for a data set and a classifier
+    note: str = ""
+
+    def pairs_for(self, data: str | None, classifier: str | None) -> tuple[Pair, ...]:
+        """Return N and T for a data set and a classifier of the paper."""
+        for other in self.exceptions:
+            if other["data"] == data and other["classifier"] == classifier:
+                return tuple((other["num_frames"], count) for _, count in self.pairs)
+        return self.pairs
+
+    def settings_for(self, pair: Pair) -> dict[str, Any]:
+        """Return the settings with the numbers of a pair in place of N and T."""
+        numbers = {"N": pair[0], "T": pair[1]}
+
+        def fill(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: fill(inner) for key, inner in value.items()}
+            return numbers.get(value, value) if isinstance(value, str) else value
+
+        return {key: fill(value) for key, value in self.settings.items()}
 
 
 @dataclass(frozen=True)
@@ -39,167 +73,37 @@ class Experiment:
     name: str
     kind: str
     title: str
-    claim: str  # what the paper says that it shows
+    claim: str  # what the paper concludes from it
     data: tuple[str, ...]  # the paper's data sets
-    rows: tuple[str, ...] = ()  # names of the files in recipes/<name>/, in the order in which they are shown
+    rows: tuple[RowRecipe, ...] = ()  # in the order in which they are shown
     tables: tuple[str, ...] = ()  # where the paper prints figures of these rows; the first is the table itself
-    # Cases: what the sampler does right and uniform wrong, or the other way round; None: the first videos.
+    # Cases: videos that the sampler gets right and uniform wrong, or the other way round; None: the first videos.
     success: bool | None = None
 
-    @property
-    def metric(self) -> str:
-        """What its recipes call their metric."""
-        return ACCURACY if self.kind == CURVE else self.kind
+
+def _read_experiments() -> dict[str, Experiment]:
+    text = files("sosampler.paper").joinpath("experiments.yaml").read_text(encoding="utf-8")
+    experiments = {}
+    for name, values in read_mapping(text, "experiments.yaml").items():
+        data = tuple(values.pop("data"))
+        rows = []
+        for key, keys in values.pop("rows", {}).items():
+            row = keys.get("row", key)
+            given = {"row": row, "title": row, "paper_row": row, "data": data, **keys}
+            given["pairs"] = [tuple(pair) for pair in given["pairs"]]
+            lists = {key: tuple(given.pop(key, ())) for key in ("classifier", "data", "pairs", "exceptions")}
+            rows.append(RowRecipe(**lists, **given))
+        experiments[name] = Experiment(
+            name, data=data, rows=tuple(rows), tables=tuple(values.pop("tables", ())), **values
+        )
+    return experiments
 
 
-_SMALL = ("uniform", "liteeval", "scsampler", "frameexit", "ocsampler", "sosampler", "sosampler-authors")
-_LARGE = ("uniform", "ocsampler", "sosampler", "sosampler-default")
-_CASES = ("uniform", "sosampler", "semi-optimal", "optimal")
-
-_EXPERIMENTS = (
-    Experiment(
-        "table1",
-        ACCURACY,
-        "The optimal and the semi-optimal policy",
-        "Frames that are scored one by one come near to the best set of frames, and both are far above uniform.",
-        (_ANET, _KINETICS),
-        ("uniform", "all", "semi-optimal", "optimal"),
-        ("table1",),
-    ),
-    Experiment(
-        "table2",
-        FIDELITY,
-        "Fidelity to the optimal choice",
-        "The semi-optimal policy shares most frames with the optimal one, a fixed order as many as chance.",
-        (_ANET, _KINETICS),
-        ("random", "frameexit", "semi-optimal"),
-        ("table2",),
-    ),
-    Experiment(
-        "table3",
-        ACCURACY,
-        "Few frames of few candidates: ActivityNet and Mini-Kinetics",
-        "SOSampler is ahead of other systems at the same or a lower cost, whatever the classifier.",
-        (_ANET, _KINETICS),
-        (*_SMALL, "sosampler-default"),
-        ("table3", "table1"),
-    ),
-    Experiment(
-        "table4",
-        ACCURACY,
-        "Few frames of few candidates: Mini-Sports1M and COIN",
-        "SOSampler is ahead of other systems at the same or a lower cost on two more data sets.",
-        (_SPORTS, _COIN),
-        ("uniform", "liteeval", "scsampler", "ocsampler", "sosampler", "sosampler-default"),
-        ("table4",),
-    ),
-    Experiment(
-        "table5",
-        ACCURACY,
-        "Many frames of many candidates, long videos",
-        "SOSampler stays above uniform as N and T grow; OCSampler, which searches sets of frames, falls behind.",
-        (_ANET, _SPORTS),
-        _LARGE,
-        ("table5",),
-    ),
-    Experiment(
-        "table6",
-        ACCURACY,
-        "Which loss",
-        "Ranking is better than squared errors, the highest confidence better than the label's, and label guidance "
-        "helps a little.",
-        (_ANET,),
-        ("uniform", "mse-label", "mse-label-lg", "ranking-label", "ranking-label-lg", "ranking-max-lg"),
-        ("table6", "table1"),
-    ),
-    Experiment(
-        "table7",
-        ACCURACY,
-        "How many frames of how many candidates",
-        "More frames and more candidates help, each a little less than the one before.",
-        (_ANET,),
-        ("uniform", "sosampler-6-of-6", "sosampler", "sosampler-default"),
-        ("table7", "table1"),
-    ),
-    Experiment(
-        "tableI",
-        ACCURACY,
-        "Many frames of many candidates, short videos",
-        "Where neighbouring frames are alike the gain is small, but SOSampler stays ahead of OCSampler.",
-        (_KINETICS, _COIN),
-        _LARGE,
-        ("tableI",),
-    ),
-    Experiment(
-        "tableII",
-        THROUGHPUT,
-        "Videos a second",
-        "SOSampler takes fewer multiply-adds than other systems and classifies more videos a second.",
-        (_ANET,),
-        ("uniform", "adaframe", "frameexit", "ocsampler", "sosampler", "sosampler-6"),
-        ("tableII", "table3", "table1"),
-    ),
-    Experiment(
-        "figure1",
-        INDEPENDENCE,
-        "How alike neighbouring frames are",
-        "Up to one frame a second frames stand by themselves; five a second are on the borderline.",
-        (_ANET,),
-    ),
-    Experiment(
-        "figure2",
-        CASES,
-        "What the semi-optimal policy chooses",
-        "Each frame is scored by itself, and the six surest are taken.",
-        (_ANET,),
-        ("uniform", "semi-optimal"),
-        ("table1",),
-    ),
-    Experiment(
-        "figure4",
-        CURVE,
-        "Accuracy by sampler across N of T",
-        "OCSampler falls below uniform from 16 of 60 on, SOSampler does not.",
-        (_ANET,),
-        _LARGE,
-        ("table5", "table3", "table1"),
-    ),
-    Experiment(
-        "figureI",
-        CURVE,
-        "Accuracy against cost",
-        "At every cost SOSampler is ahead of the other systems.",
-        (_ANET,),
-        ("uniform", "liteeval", "scsampler", "frameexit", "ocsampler", "sosampler", "sosampler-default"),
-        ("table7", "table3", "table1"),
-    ),
-    Experiment(
-        "figureII",
-        CASES,
-        "Where SOSampler does well",
-        "On most videos it chooses nearly as the semi-optimal and the optimal policy do.",
-        (_ANET,),
-        _CASES,
-        ("table3", "table1"),
-        success=True,
-    ),
-    Experiment(
-        "figureIII",
-        CASES,
-        "Where SOSampler fails",
-        "On some videos it scatters its frames while the semi-optimal policy finds the right part.",
-        (_ANET,),
-        _CASES,
-        ("table3", "table1"),
-        success=False,
-    ),
-)
-
-EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
+EXPERIMENTS = _read_experiments()
 
 
 def list_experiments() -> list[str]:
-    """Names that `reproduce` takes, besides "all".
+    """Return the names that `reproduce` takes, besides "all".
 
     >>> list_experiments()[:3]
     ['table1', 'table2', 'table3']
@@ -208,32 +112,33 @@ def list_experiments() -> list[str]:
 
 
 def experiments_of(names: Iterable[str] | str, data: str | None = None) -> list[Experiment]:
-    """The experiments that are meant, each once and in the paper's order.
+    """Return the named experiments, each once and in the paper's order.
 
     Args:
         names: of experiments; "all" is every one that the paper has for this data set.
         data: one of the paper's data sets, or None, for which "all" is all.
     """
-    asked: Sequence[str] = [names] if isinstance(names, str) else list(names)
-    if not asked:
-        raise InvalidArgument(f"no experiment is named; give some of: {', '.join(EXPERIMENTS)}, or {EVERYTHING}")
+    listed: Sequence[str] = [names] if isinstance(names, str) else list(names)
+    known = f"{', '.join(EXPERIMENTS)}, or {EVERYTHING}"
+    if not listed:
+        raise InvalidArgument(f"no experiment is named; give some of: {known}")
     wanted = set()
-    for name in asked:
+    for name in listed:
         if name == EVERYTHING:
-            wanted |= {one.name for one in _EXPERIMENTS if data is None or data in one.data}
+            wanted |= {one.name for one in EXPERIMENTS.values() if data is None or data in one.data}
         elif name in EXPERIMENTS:
             wanted.add(name)
         else:
-            raise InvalidArgument(
-                f"experiment={name!r} is unknown; choose from: {', '.join(EXPERIMENTS)}, or {EVERYTHING}"
-            )
-    return [experiment for experiment in _EXPERIMENTS if experiment.name in wanted]
+            raise InvalidArgument(f"experiment={name!r} is unknown; choose from: {known}")
+    return [experiment for name, experiment in EXPERIMENTS.items() if name in wanted]
 
+
+# ---- paper.json
 
 PaperRow = dict[str, Any]
 """table, row, classifier, data, num_frames, num_candidates, metric, value; gmacs, videos_per_second where printed."""
 
-# Names of networks without what stands before a ":" or "/" and behind a ".", and what the paper calls them.
+# Names of networks, without what stands before a ":" or "/" and behind a ".", and what the paper calls them.
 _CLASSIFIER_NAMES = (
     (r"timesformer([-_]base.*)?", "timesformer"),
     (r"slow[-_]?only[-_]?(r|resnet)?[-_]?50|slow_r50", "slowonly50"),
@@ -246,19 +151,19 @@ _UNIFORM = "uniform"
 
 @cache
 def read_paper() -> dict[str, Any]:
-    """All of paper.json: source, data_sets, classifiers, elsewhere (systems that this package lacks), notes, rows."""
-    found: dict[str, Any] = json.loads(files("sosampler.paper").joinpath("paper.json").read_text(encoding="utf-8"))
-    return found
+    """Return paper.json: source, data_sets, classifiers, elsewhere (methods that this package lacks), notes, rows."""
+    paper: dict[str, Any] = json.loads(files("sosampler.paper").joinpath("paper.json").read_text(encoding="utf-8"))
+    return paper
 
 
 def data_sets() -> dict[str, dict[str, Any]]:
-    """The paper's data sets by the names that `--bank NAME=FOLDER` takes."""
-    found: dict[str, dict[str, Any]] = read_paper()["data_sets"]
-    return found
+    """Return the paper's data sets by the names that `--bank NAME=FOLDER` takes."""
+    sets: dict[str, dict[str, Any]] = read_paper()["data_sets"]
+    return sets
 
 
 def named_data_set(name: str) -> str | None:
-    """The data set of the paper that a name means, whatever its case, dashes and version; None for others.
+    """Return the data set of the paper that a name means, whatever its case, dashes and version; None for others.
 
     >>> named_data_set("ActivityNet-v1.3"), named_data_set("mini-kinetics"), named_data_set("reels")
     ('activitynet', 'mini_kinetics', None)
@@ -268,7 +173,7 @@ def named_data_set(name: str) -> str | None:
 
 
 def paper_classifier(name: str) -> str | None:
-    """Which of the paper's classifiers a network is, by its whole name.
+    """Return which of the paper's classifiers a network is, by its full name.
 
     >>> paper_classifier("resnet50_v1"), paper_classifier("hf:facebook/timesformer-base"), paper_classifier("i3d")
     ('resnet50', 'timesformer', None)
@@ -276,48 +181,47 @@ def paper_classifier(name: str) -> str | None:
     (None, 'resnet50')
     """
     plain = re.split(r"[:/]", name.lower())[-1].partition(".")[0]
-    return next((told for known, told in _CLASSIFIER_NAMES if re.fullmatch(known, plain)), None)
+    return next((in_paper for pattern, in_paper in _CLASSIFIER_NAMES if re.fullmatch(pattern, plain)), None)
 
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """Which of the paper's columns stands beside a measurement."""
+    """The column of the paper that is shown beside a measurement."""
 
-    tables: tuple[str, ...]  # where figures are looked for, in this order
+    tables: tuple[str, ...]  # where figures are looked up, in this order
     data: str
-    classifier: str | None  # None: the table does not say
+    classifier: str | None  # None: the table does not name one
     same_data: bool  # whether the measurement is of this very data set
     same_classifier: bool
 
     @property
     def title(self) -> str:
-        """What it is a figure of, and that it is only for orientation where that is so.
+        """What it shows, and a warning where data set or classifier differ.
 
         >>> PaperColumn(("table3",), "coin", "resnet50", False, True).title
         'the paper on COIN with ResNet50; another data set, for orientation only'
         """
-        told = read_paper()
-        name = told["data_sets"][self.data]["title"]
-        network = f" with {told['classifiers'][self.classifier]}" if self.classifier else ""
-        others = [
-            word for same, word in ((self.same_data, "data set"), (self.same_classifier, "classifier")) if not same
-        ]
-        warning = f"; another {' and another '.join(others)}, for orientation only" if others else ""
+        paper = read_paper()
+        name = paper["data_sets"][self.data]["title"]
+        network = f" with {paper['classifiers'][self.classifier]}" if self.classifier else ""
+        same = {"data set": self.same_data, "classifier": self.same_classifier}
+        others = [f"another {word}" for word, is_same in same.items() if not is_same]
+        warning = f"; {' and '.join(others)}, for orientation only" if others else ""
         return f"the paper on {name}{network}{warning}"
 
     def notes(self) -> list[str]:
-        """What a reader of these figures should know."""
-        told = read_paper()
-        found = [
+        """Return what a reader of these figures should know."""
+        paper = read_paper()
+        notes = [
             str(note["text"])
-            for note in told["notes"]
+            for note in paper["notes"]
             if note["classifier"] == self.classifier and not set(note["tables"]).isdisjoint(self.tables)
         ]
-        of_data = told["data_sets"][self.data].get("note")
-        return [*found, *([str(of_data)] if of_data else [])]
+        of_data = paper["data_sets"][self.data].get("note")
+        return [*notes, *([str(of_data)] if of_data else [])]
 
     def rows(self, table: str) -> list[PaperRow]:
-        """What a table has in this column."""
+        """Return the rows of a table in this column."""
         return [
             row
             for row in read_paper()["rows"]
@@ -325,61 +229,52 @@ class PaperColumn:
         ]
 
     def find(self, row: str, num_frames: int | None, num_candidates: int) -> PaperRow | None:
-        """The figure of a row; where the paper does not say how many frames it takes, whatever we gave it."""
+        """Return the figure of a row; where the paper gives no number of frames, any N and T fit."""
         for table in self.tables:
-            for told in self.rows(table):
-                fits = told["num_frames"] in (None, num_frames) and told["num_candidates"] in (None, num_candidates)
-                if told["row"] == row and fits:
-                    return told
+            for figure in self.rows(table):
+                fits = figure["num_frames"] in (None, num_frames) and figure["num_candidates"] in (None, num_candidates)
+                if figure["row"] == row and fits:
+                    return figure
         return None
 
-    def versus_uniform(self, told: PaperRow) -> float | None:
-        """Points that a row is above uniform with as many frames of as many, where the paper has both."""
-        if told["num_frames"] is None or told["metric"] == "fidelity" or told["row"] == _UNIFORM:
+    def versus_uniform(self, figure: PaperRow) -> float | None:
+        """Return the points above uniform with the same N and T, where the paper has both."""
+        if figure["num_frames"] is None or figure["metric"] == FIDELITY or figure["row"] == _UNIFORM:
             return None
-        for table in dict.fromkeys([told["table"], *_WITH_UNIFORM]):
+        for table in dict.fromkeys([figure["table"], *_WITH_UNIFORM]):
             for other in self.rows(table):
-                wanted = told["num_frames"] if told["row"] != "all" else other["num_frames"]
-                same = (other["num_frames"], other["num_candidates"]) == (wanted, told["num_candidates"])
+                wanted = figure["num_frames"] if figure["row"] != "all" else other["num_frames"]
+                same = (other["num_frames"], other["num_candidates"]) == (wanted, figure["num_candidates"])
                 if other["row"] == _UNIFORM and same:
-                    return round(float(told["value"]) - float(other["value"]), 4)
+                    return round(float(figure["value"]) - float(other["value"]), 4)
         return None
 
 
 def column_for(
     tables: Sequence[str], data: str | None, classifier: str | None, *, in_any: bool = False
 ) -> PaperColumn | None:
-    """The column of a data set and a classifier; where the first table lacks it, the first that it has.
+    """Return the column of a data set and a classifier; where the first table lacks it, the first that it has.
 
     Args:
-        tables: in which figures may stand, the most telling first.
+        tables: in which figures may stand, the most relevant first.
         data: one of `data_sets()`, or None.
         classifier: one of the paper's, or None.
-        in_any: it will do if any of the tables has the column, as for figures, which print no numbers themselves.
+        in_any: any of the tables may have the column, as for figures, which print no numbers themselves.
     """
-    asked = tables if in_any else tables[:1]
-    rows = [row for table in asked for row in read_paper()["rows"] if row["table"] == table]
+    searched = tables if in_any else tables[:1]
+    rows = [row for table in searched for row in read_paper()["rows"] if row["table"] == table]
     if not rows:
         return None
-    there = [row["data"] for row in rows]
-    chosen = str(data if data in there else there[0])
+    available = [row["data"] for row in rows]
+    chosen = str(data if data in available else available[0])
     networks = [row["classifier"] for row in rows if row["data"] == chosen and row["classifier"]]
     if not networks:
         return PaperColumn(tuple(tables), chosen, None, chosen == data, True)
-    network = classifier if classifier in networks else _first_of(networks)
+    most_common = "resnet50" if "resnet50" in networks else networks[0]
+    network = classifier if classifier in networks else most_common
     return PaperColumn(tuple(tables), chosen, network, chosen == data, network == classifier)
 
 
-def _first_of(networks: Sequence[str]) -> str:
-    """The paper's most common network where it is there."""
-    return "resnet50" if "resnet50" in networks else networks[0]
-
-
-def rows_elsewhere(column: PaperColumn, table: str, known: Sequence[str]) -> list[PaperRow]:
-    """Rows of a table that no recipe of this package makes; `known` are those that one does."""
-    return [row for row in column.rows(table) if row["row"] not in known]
-
-
 def metric_for(data: str | None, of_bank: str) -> str:
-    """In which metric the paper measures a data set; the bank's own for others."""
+    """Return the paper's metric for a data set; the bank's own for others."""
     return of_bank if data is None else str(data_sets()[data]["metric"])

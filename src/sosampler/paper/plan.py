@@ -1,8 +1,4 @@
-"""The rows of an experiment as recipes/<experiment>/<row>.yaml describe them.
-
-A file says who chooses: a `policy` of `evaluate`, or a `sampler` of `train` with a `recipe` and `settings`. In settings
-N and T stand for the numbers of the pair, so that a sampler which is trained for one pair alone is trained for each.
-"""
+"""What a call of `reproduce` asks for, and which rows and trainings of an experiment a bank and a classifier allow."""
 
 from __future__ import annotations
 
@@ -11,194 +7,181 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.devices import check_device
 from sosampler._util.validation import one_of, whole_number
+from sosampler.bank.bank import Bank
 from sosampler.baselines.registry import list_systems
+from sosampler.classifiers.base import PRECISIONS
+from sosampler.classifiers.weights import read_state
 from sosampler.errors import InvalidArgument
-from sosampler.paper.experiments import (
-    CASES,
-    EXPERIMENTS,
-    FIDELITY,
-    INDEPENDENCE,
-    THROUGHPUT,
-    Experiment,
-    data_sets,
-    read_paper,
-)
-from sosampler.paper.locations import Place
-from sosampler.samplers.recipe import SamplerRecipe, check_known, read_mapping, read_recipe
+from sosampler.paper.experiments import CASES, FIDELITY, INDEPENDENCE, THROUGHPUT, Experiment, Pair, RowRecipe
+from sosampler.paper.locations import Location
+from sosampler.samplers.recipe import SETTINGS, SamplerRecipe, check_known, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
+from sosampler.training.baseline_data import light_source
 from sosampler.training.checkpoints import RESULT
 
-Pair = tuple[int, int]  # N, T
+_PRETRAINED = "pretrained"
+_MAX_NAME = 80
+_MIN_VIDEOS, _MIN_CLASSES = 2, 2  # to train on
 
-_KEYS = (
-    *("table", "row", "title", "classifier", "data", "num_frames", "num_candidates", "pairs"),
-    *("policy", "sampler", "recipe", "settings", "dial", "metric", "paper_row", "exceptions", "note"),
-)
-_NEEDED = ("table", "row", "classifier", "data", "metric")
+
+# ---- the request
 
 
 @dataclass(frozen=True)
-class RowRecipe:
-    """One row of a table: who chooses how many frames of how many."""
+class Request:
+    """The arguments that all experiments share."""
 
-    table: str
-    row: str
-    title: str
-    classifier: tuple[str, ...]  # with which the paper has it
-    data: tuple[str, ...]
-    pairs: tuple[Pair, ...]
-    metric: str
-    policy: str | None = None
-    sampler: str | None = None
-    recipe: str | None = None  # None: the sampler's own
-    settings: dict[str, Any] = field(default_factory=dict)
-    dial: str | None = None  # of a system: "all" for a row of each value
-    paper_row: str = ""  # what the paper calls it
-    exceptions: tuple[dict[str, Any], ...] = ()  # other numbers of frames for a data set and a classifier
-    note: str = ""
-
-    def pairs_for(self, data: str | None, classifier: str | None) -> tuple[Pair, ...]:
-        """N and T for a data set and a classifier of the paper."""
-        for other in self.exceptions:
-            if other["data"] == data and other["classifier"] == classifier:
-                return tuple((other["num_frames"], count) for _, count in self.pairs)
-        return self.pairs
-
-    def settings_for(self, pair: Pair) -> dict[str, Any]:
-        """The settings with the numbers of a pair in place of N and T."""
-        found = _filled(self.settings, {"N": pair[0], "T": pair[1]})
-        assert isinstance(found, dict)
-        return found
+    out: Path
+    seeds: tuple[int, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict)  # settings of every sampler
+    weights: str | Path | None = None
+    light: Any = None  # a network, or the name of features in a bank
+    device: str | None = None
+    precision: str | None = None
+    workers: int | None = None
+    bootstrap: int = 2000
+    num_cases: int = 6
+    say: Callable[[str], None] = lambda text: None
 
 
-def _filled(value: Any, numbers: dict[str, int]) -> Any:
-    if isinstance(value, dict):
-        return {key: _filled(inner, numbers) for key, inner in value.items()}
-    return numbers.get(value, value) if isinstance(value, str) else value
+def checked_request(
+    out: Any,
+    seeds: Sequence[int] | int,
+    epochs: int | None,
+    settings: Mapping[str, Any] | None,
+    weights: Any,
+    light: Any = None,
+    **others: Any,
+) -> Request:
+    """Check the arguments before anything is written, and load the light network."""
+    if not isinstance(out, (str, Path)) or not str(out):
+        raise InvalidArgument(f"out={out!r} must be a folder")
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"--out {folder}: is a file; give a folder")
+    changes = dict(settings or {})
+    # The seeds are an argument of their own.
+    check_known(changes, [name for name in SETTINGS if name not in ("name", "seed")], "settings of the samplers")
+    if epochs is not None:
+        changes["epochs"] = whole_number("epochs", epochs)
+    whole_number("bootstrap", others["bootstrap"], at_least=0)
+    whole_number("num_cases", others["num_cases"])
+    if others["device"] is not None:
+        check_device(others["device"])
+    if others["precision"] is not None:
+        one_of("precision", others["precision"], PRECISIONS)
+    if others["workers"] is not None:
+        whole_number("workers", others["workers"], at_least=0)
+    listed = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
+    chosen = tuple(whole_number("seed", seed, at_least=0) for seed in listed)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise InvalidArgument(f"seeds={list(chosen)} must be one or more numbers, each once, for example 0,1,2")
+    if weights is not None and str(weights) != _PRETRAINED:
+        if not isinstance(weights, (str, Path)) or not Path(weights).is_file():
+            raise InvalidArgument(f"weights={str(weights)!r}: no such file; give one, or {_PRETRAINED!r}")
+        read_state(Path(weights))  # whether it fits shows with the networks that start from it
+    return Request(folder, chosen, changes, weights, _loaded_light(light), **others)
 
 
-@cache
-def rows_of(experiment: str) -> tuple[RowRecipe, ...]:
-    """The rows of an experiment, in the order in which they are shown."""
-    return tuple(_read(EXPERIMENTS[experiment], name) for name in EXPERIMENTS[experiment].rows)
+def _loaded_light(light: Any) -> Any:
+    """Load the network of a saved folder, so that it is read once; names of features are resolved by each bank."""
+    from sosampler.baselines.folder import refuse_system_folder
+    from sosampler.classifiers.factory import create_classifier, saved_folder
+    from sosampler.samplers.folder import is_sampler_folder
+    from sosampler.samplers.registry import load_sampler
 
-
-def _read(experiment: Experiment, name: str) -> RowRecipe:
-    path = files("sosampler.paper").joinpath("recipes", experiment.name, f"{name}.yaml")
-    whose = f"recipes/{experiment.name}/{name}.yaml"
-    recipe = row_recipe(read_mapping(path.read_text(encoding="utf-8"), whose), whose)
-    if (recipe.table, recipe.metric) != (experiment.name, experiment.metric):
+    if not isinstance(light, (str, Path)):
+        return light
+    refuse_system_folder("light", light)
+    if is_sampler_folder(light):
+        return load_sampler(light)
+    folder = saved_folder(light)
+    if folder is not None:
+        return create_classifier(str(folder))
+    if isinstance(light, Path) or light != Path(light).name:  # more than a plain name
         raise InvalidArgument(
-            f"{whose}: is of {recipe.table} and {recipe.metric}, but {experiment.name} shows {experiment.metric}"
+            f"--light {str(light)!r}: no saved sampler or classifier is there; give the folder of a sampler without "
+            "shift, or the name of features in the bank"
         )
-    return recipe
+    return light
 
 
-def row_recipe(values: dict[str, Any], whose: str) -> RowRecipe:
-    """A row from what its file says, or what is wrong with the file."""
-    check_known(values, _KEYS, whose)
-    missing = [key for key in _NEEDED if key not in values]
-    if missing:
-        raise InvalidArgument(f"{whose}: has no {', '.join(missing)}; add it")
-    given = dict(values)
-    if ("policy" in given) == ("sampler" in given):
-        raise InvalidArgument(f"{whose}: names a policy and a sampler, or neither; give one of them")
-    alone = [key for key in ("recipe", "settings", "dial") if key in given and "sampler" not in given]
-    if alone:
-        raise InvalidArgument(f"{whose}: {', '.join(alone)} is of a sampler, but it names a policy; leave it out")
-    pairs = _pairs(given, whose)
-    for key in ("num_frames", "num_candidates", "pairs"):
-        given.pop(key, None)
-    for key in ("classifier", "data", "exceptions"):
-        given[key] = tuple(given.get(key, ()))
-    for data in given["data"]:
-        one_of(f"{whose}: data", data, data_sets())
-    for classifier in given["classifier"]:
-        one_of(f"{whose}: classifier", classifier, read_paper()["classifiers"])
-    return RowRecipe(
-        **{**given, "title": given.get("title", given["row"]), "paper_row": given.get("paper_row", given["row"])},
-        pairs=pairs,
-    )
+def light_fingerprint(bank: Bank, light: Any) -> str:
+    """Return the fingerprint of a light network, which depends on its content alone."""
+    return light_source(bank, light, None).fingerprint if isinstance(light, str) else str(light.fingerprint())
 
 
-def _pairs(values: dict[str, Any], whose: str) -> tuple[Pair, ...]:
-    if ("pairs" in values) == ("num_frames" in values):
-        raise InvalidArgument(f"{whose}: give pairs, or num_frames and num_candidates")
-    if "pairs" in values:
-        found = [tuple(pair) for pair in values["pairs"]]
-    else:
-        frames = values["num_frames"]
-        listed = frames if isinstance(frames, list) else [frames]
-        found = [(count, values.get("num_candidates")) for count in listed]
-    for pair in found:
-        if len(pair) != 2 or whole_number("num_frames", pair[0]) > whole_number("num_candidates", pair[1]):
-            raise InvalidArgument(f"{whose}: {list(pair)} is no N of T; give two whole numbers, N at most T")
-    return tuple((int(frames), int(count)) for frames, count in found)
-
-
-_LONGEST_NAME = 80
+# ---- trainings
 
 
 @dataclass(frozen=True)
 class Training:
-    """A sampler or a system of `train` with its settings, but for the seed."""
+    """A sampler or a baseline of `train` with its settings, but for the seed."""
 
     sampler: str
     recipe: str | None
-    settings_text: str  # of the row, as JSON: two of the same settings are the same
-    changes_text: str = "{}"  # what the user asked for besides, which counts more
+    settings_text: str  # of the row, as JSON: equal settings are one training
+    changes_text: str = "{}"  # the user's, which take precedence
 
     @classmethod
     def of(cls, sampler: str, recipe: str | None, settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Training:
-        """`settings` of the row; of the user's `changes` only epochs are for systems."""
+        """Make one of the settings of a row and the user's changes, of which baselines take only the epochs."""
         one_of("sampler", sampler, list_samplers())
         known = {name: value for name, value in changes.items() if sampler not in list_systems() or name == "epochs"}
         return cls(sampler, recipe, json.dumps(settings, sort_keys=True), json.dumps(known, sort_keys=True))
 
     @property
-    def is_system(self) -> bool:
+    def is_baseline(self) -> bool:
         return self.sampler in list_systems()
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What is changed in the recipe; a dictionary in it is completed from there."""
-        return {**self._of_the_row, **json.loads(self.changes_text)}
+        """Changes to the recipe."""
+        return {**self._row_settings, **json.loads(self.changes_text)}
 
     @cached_property
-    def _of_the_row(self) -> dict[str, Any]:
-        own = self._base().to_dict()
-        found = {}
+    def _row_settings(self) -> dict[str, Any]:
+        """Those of the row; a dictionary among them is completed from the recipe."""
+        defaults = self._base().to_dict()
+        completed = {}
         for name, value in json.loads(self.settings_text).items():
-            before = own.get(name)
-            found[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
-        return found
+            default = defaults.get(name)
+            completed[name] = {**default, **value} if isinstance(default, dict) and isinstance(value, dict) else value
+        return completed
 
     def _base(self) -> Any:
-        if self.is_system:
+        if self.is_baseline:
             from sosampler.baselines.recipe import read_system_recipe
 
             return read_system_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
         return read_recipe(self.recipe or RECIPES[self.sampler], seed=0)
 
     def full_recipe(self, seed: int = 0) -> Any:
-        """A `SamplerRecipe` or `SystemRecipe`, checked."""
+        """Return the checked recipe of the sampler or the baseline."""
         return self._base().changed(**self.settings, seed=seed)
+
+    def recipe_dict(self) -> dict[str, Any]:
+        """Return the recipe as run.json keeps it."""
+        recipe = self.full_recipe()
+        values = recipe.to_dict()
+        values.pop("seed")
+        return {"kind": "sampler" if isinstance(recipe, SamplerRecipe) else "system", "trained": self.sampler, **values}
 
     @cached_property
     def needs_light(self) -> bool:
-        return bool(self.is_system and self.full_recipe().needs_light)
+        return bool(self.is_baseline and self.full_recipe().needs_light)
 
     @cached_property
     def num_candidates(self) -> int:
-        """The fewest candidates that it can be trained with; a range is brought down to what a bank has."""
-        told = self.full_recipe().num_candidates
-        return int(told) if isinstance(told, int) else int(told[0])
+        """The smallest number of candidates that it can be trained with; a range is lowered to what a bank has."""
+        count = self.full_recipe().num_candidates
+        return int(count) if isinstance(count, int) else int(count[0])
 
     @cached_property
     def name(self) -> str:
@@ -207,29 +190,29 @@ class Training:
         >>> Training.of("ocsampler", None, {"num_candidates": 30, "reinforce": {"num_frames": 8}}, {}).name
         'ocsampler-reinforce-num_frames-8-num_candidates-30'
         """
-        parts = [self.recipe or RECIPES.get(self.sampler, self.sampler)]
         base = self._base()
-        parts += _differences(base.to_dict(), base.changed(**self._of_the_row).to_dict())
+        changes = _changed_values(base.to_dict(), base.changed(**self._row_settings).to_dict())
+        parts = [self.recipe or RECIPES.get(self.sampler, self.sampler), *changes]
         name = re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts)).strip("-.")
-        if len(name) <= _LONGEST_NAME:
+        if len(name) <= _MAX_NAME:
             return name
-        return f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return f"{name[: _MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
-    def folder(self, place: Path, seed: int) -> Path:
-        return place / "samplers" / f"{self.name}-{seed}"
+    def folder(self, location: Path, seed: int) -> Path:
+        return location / "samplers" / f"{self.name}-{seed}"
 
-    def is_finished(self, place: Path, seed: int) -> bool:
-        return (self.folder(place, seed) / RESULT).is_file()
+    def is_finished(self, location: Path, seed: int) -> bool:
+        return (self.folder(location, seed) / RESULT).is_file()
 
 
-def _differences(before: Any, after: Any, name: str = "") -> list[str]:
-    """Names and new values of what differs."""
+def _changed_values(before: Any, after: Any, name: str = "") -> list[str]:
+    """Return "NAME-VALUE" of every value that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*after, *(key for key in before if key not in after)]
         return [
             text
             for key in keys
-            for text in _differences(before.get(key), after.get(key), f"{name}-{key}" if name else str(key))
+            for text in _changed_values(before.get(key), after.get(key), f"{name}-{key}" if name else str(key))
         ]
     return [] if before == after else [f"{name}-{json.dumps(after)}"]
 
@@ -249,38 +232,28 @@ def train_one(
     workers: int | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Train into a folder, or find that it was done; gives the result.
+    """Train into a folder, or find that it was done, and return the result.
 
     Args:
-        training: what.
-        folder: where to.
+        training: the sampler and its settings.
+        folder: of the run.
         seed: of everything that is drawn at random.
         bank: with a train split.
-        teacher: name of the classifier's answers in the bank, from which samplers learn.
-        classifier: itself or its fingerprint, whose features systems look at.
+        teacher: name of the classifier's outputs in the bank, from which samplers learn.
+        classifier: itself or its fingerprint, whose features baselines take.
     """
     from sosampler.training.train_sampler import train
 
-    told: dict[str, Any] = {"bank": bank, "out": folder, "sampler": training.sampler, "recipe": training.recipe}
-    told |= {"weights": weights, "device": device, "say": say, "seed": seed, **training.settings}
-    if training.is_system:
-        told |= {"classifier": classifier, "light": light}
+    given: dict[str, Any] = {"bank": bank, "out": folder, "sampler": training.sampler, "recipe": training.recipe}
+    given |= {"weights": weights, "device": device, "say": say, "seed": seed, **training.settings}
+    if training.is_baseline:
+        given |= {"classifier": classifier, "light": light}
     else:
-        told |= {"classifier": teacher, "precision": precision, "workers": workers}
-    return dict(train(**told).result)
+        given |= {"classifier": teacher, "precision": precision, "workers": workers}
+    return dict(train(**given).result)
 
 
-def recipe_dict(training: Training) -> dict[str, Any]:
-    """What run.json says of it."""
-    recipe = training.full_recipe()
-    told = recipe.to_dict()
-    told.pop("seed")
-    kind = "sampler" if isinstance(recipe, SamplerRecipe) else "system"
-    return {"kind": kind, "trained": training.sampler, **told}
-
-
-_LEAST_TO_TRAIN = 2  # videos
-_LEAST_CLASSES = 2
+# ---- plans
 
 
 @dataclass(frozen=True)
@@ -297,7 +270,7 @@ class PlannedCell:
         return self.num_frames, self.num_candidates
 
     def policy_names(self, seeds: Sequence[int]) -> list[str]:
-        """What it is called among the policies of an evaluation: once, or for each seed."""
+        """Return its names among the policies of an evaluation: one, or one for each seed."""
         if self.training is None:
             return [self.recipe.policy or ""]
         return [f"{self.training.name}#{seed}" for seed in seeds]
@@ -305,7 +278,7 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row that cannot be had here."""
+    """A row that this bank and classifier do not allow."""
 
     recipe: RowRecipe
     num_frames: int
@@ -315,13 +288,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ExperimentPlan:
-    """All of one experiment in one place."""
+    """One experiment with one bank and one classifier."""
 
     experiment: Experiment
-    place: Place
+    location: Location
     cells: tuple[PlannedCell, ...]
     left_out: tuple[LeftOut, ...]
-    refused: str = ""  # why nothing of it can be done here
+    refused: str = ""  # why nothing of it can be done
 
     @property
     def trainings(self) -> list[Training]:
@@ -331,15 +304,15 @@ class ExperimentPlan:
     @property
     def parts(self) -> dict[int, tuple[PlannedCell, ...]]:
         """Cells by T: samplers are often trained for one T, and score its candidates once for all N."""
-        found: dict[int, list[PlannedCell]] = {}
+        by_count: dict[int, list[PlannedCell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.num_candidates, []).append(cell)
-        return {count: tuple(cells) for count, cells in found.items()}
+            by_count.setdefault(cell.num_candidates, []).append(cell)
+        return {count: tuple(cells) for count, cells in by_count.items()}
 
     def without(self, failed: Mapping[str, str]) -> ExperimentPlan:
-        """Without what could not be trained; `failed`: why, by the name of the training.
+        """Return the plan without failed trainings, given by name with the reason.
 
-        Refused where nothing that was to be trained is left: a table of uniform frames alone shows nothing.
+        It is refused where no training is left: a table of uniform frames alone shows nothing.
         """
         gone = [cell for cell in self.cells if cell.training is not None and cell.training.name in failed]
         if not gone:
@@ -349,113 +322,139 @@ class ExperimentPlan:
         refused = "" if any(cell.training is not None for cell in kept) else reasons[0].why
         return replace(self, cells=kept, left_out=(*self.left_out, *reasons), refused=refused)
 
+    def seeds(self, request: Request) -> tuple[int, ...]:
+        """Return the seeds: one for single videos, which one sampler chooses from, and where nothing is trained."""
+        one = self.experiment.kind == CASES or not self.trainings
+        return request.seeds[:1] if one else request.seeds
+
+    def settings(self, request: Request) -> dict[str, Any]:
+        """Return all that decides the numbers; run.json keeps it, and a later run must match it."""
+        location, trains = self.location, bool(self.trainings)
+        weights: dict[str, str] | None = None
+        if trains and request.weights is not None:
+            weights = {"name": Path(request.weights).name}
+            if str(request.weights) != _PRETRAINED:  # a file by its name and content, so that it may move
+                weights["sha256"] = hashlib.sha256(Path(request.weights).read_bytes()).hexdigest()[:16]
+        return {
+            "experiment": self.experiment.name,
+            "bank": {**location.identity, "name": location.bank_name, "data": location.data, "split": location.split},
+            "classifier": {
+                "name": location.classifier_name,
+                "teacher": location.teacher,
+                "fingerprint": location.about["fingerprint"],
+                "at_hand": location.classifier is not None,
+            },
+            "seeds": list(self.seeds(request)),
+            "changes": dict(request.changes) if trains else {},
+            "weights": weights,
+            "light": light_fingerprint(location.bank, request.light) if trains and request.light is not None else None,
+            "precision": request.precision,
+            "bootstrap": request.bootstrap,
+            **({"num_cases": request.num_cases} if self.experiment.kind == CASES else {}),
+            "rows": [
+                {"row": cell.recipe.row, "num_frames": cell.num_frames, "num_candidates": cell.num_candidates}
+                | ({"policy": cell.recipe.policy} if cell.training is None else {"recipe": cell.training.recipe_dict()})
+                for cell in self.cells
+            ],
+        }
+
 
 def make_plan(
     experiment: Experiment,
-    place: Place,
+    location: Location,
     *,
     changes: Mapping[str, Any],
     weights: Any = None,
     light: Any = None,
 ) -> ExperimentPlan:
-    """Which rows of an experiment can be had in a place.
+    """Decide which rows of an experiment can be made with a bank and a classifier.
 
     Args:
-        changes: settings of every sampler that the user asked for.
-        weights, light: with what systems glance at frames.
+        changes: the user's settings of every sampler.
+        weights, light: from which baselines get their light network.
     """
-    if experiment.kind in (INDEPENDENCE, THROUGHPUT) and place.classifier is None:
+    if experiment.kind in (INDEPENDENCE, THROUGHPUT) and location.classifier is None:
         why = "the classifier itself is needed; give --classifier FOLDER"
-        return ExperimentPlan(experiment, place, (), (), why)
+        return ExperimentPlan(experiment, location, (), (), why)
     if experiment.kind == INDEPENDENCE:
-        return ExperimentPlan(experiment, place, (), ())
-    why = _why_no_judge(place)
+        return ExperimentPlan(experiment, location, (), ())
+    why = _why_no_evaluation(location)
     if why:
-        return ExperimentPlan(experiment, place, (), (), why)
+        return ExperimentPlan(experiment, location, (), (), why)
     cells: list[PlannedCell] = []
     left_out: list[LeftOut] = []
-    for recipe in rows_of(experiment.name):
-        for pair in recipe.pairs_for(place.data, place.paper_classifier):
+    for recipe in experiment.rows:
+        for pair in recipe.pairs_for(location.data, location.paper_classifier):
             training = None
             if recipe.sampler is not None:
                 training = Training.of(recipe.sampler, recipe.recipe, recipe.settings_for(pair), changes)
-            why = _why_not(place, pair, training, weights, light)
+            why = _why_not(location, pair[1], training, has_light=weights is not None or light is not None)
             if why:
                 left_out.append(LeftOut(recipe, *pair, why))
             else:
                 cells.append(PlannedCell(recipe, *pair, training))
     if not cells:
-        return ExperimentPlan(experiment, place, (), tuple(left_out), left_out[0].why)
+        return ExperimentPlan(experiment, location, (), tuple(left_out), left_out[0].why)
     if experiment.kind == CASES and experiment.success is not None and all(cell.training is None for cell in cells):
-        why = next(one.why for one in left_out if one.recipe.sampler is not None)
-        return ExperimentPlan(experiment, place, (), tuple(left_out), f"it is about a trained sampler, and {why}")
-    return ExperimentPlan(experiment, place, tuple(cells), tuple(left_out))
+        why = next(row.why for row in left_out if row.recipe.sampler is not None)
+        return ExperimentPlan(experiment, location, (), tuple(left_out), f"it is about a trained sampler, and {why}")
+    return ExperimentPlan(experiment, location, tuple(cells), tuple(left_out))
 
 
-def _why_no_judge(place: Place) -> str:
-    """Why clips cannot be judged: there is nothing to measure on, or a classifier that must be run is not at hand."""
+def _why_no_evaluation(location: Location) -> str:
+    """Return why clips cannot be scored: no labelled video, or a classifier that must be run is not available."""
     from sosampler.evaluation.clip_scores import clips_for
 
-    if not place.sizes:
-        return f"{place.bank.path}: no video has a label, so nothing can be measured; add labels"
+    if not location.sizes:
+        return f"{location.bank.path}: no video has a label, so nothing can be measured; add labels"
     try:
-        clips_for(place.bank.teacher(place.teacher), place.classifier)
+        clips_for(location.bank.teacher(location.teacher), location.classifier)
     except InvalidArgument as error:
         return str(error)
     return ""
 
 
-def _why_not(place: Place, pair: Pair, training: Training | None, weights: Any, light: Any) -> str:
-    """Why a row cannot be had; empty where it can."""
-    _, count = pair
-    stored = place.most_stored[place.split]
+def _why_not(location: Location, count: int, training: Training | None, *, has_light: bool) -> str:
+    """Return why a row with `count` candidates cannot be made; empty where it can."""
+    stored = location.max_stored[location.split]
     if count > stored:
         return (
-            f"{count} candidates are asked for, but the bank stores at most {stored} frames of a video of {place.split}"
+            f"{count} candidates are needed, but the bank stores at most {stored} frames of a video of {location.split}"
         )
     if training is None:
         return ""
-    videos = place.sizes.get("train", 0)
-    if videos < _LEAST_TO_TRAIN:
+    videos = location.sizes.get("train", 0)
+    if videos < _MIN_VIDEOS:
         return f"{videos} videos with a label in the train split are too few to train on"
-    stored = place.most_stored["train"]
+    stored = location.max_stored["train"]
     if training.num_candidates > stored:
         return (
             f"it is trained with {training.num_candidates} candidates, but the bank stores at most {stored} frames of "
             "a video of train"
         )
-    return _why_not_trained(place, training, weights, light)
-
-
-def _why_not_trained(place: Place, training: Training, weights: Any, light: Any) -> str:
-    pooling, name = place.about["pooling"], place.about["name"]
+    pooling, name = location.about["pooling"], location.about["name"]
     recipe = training.full_recipe()
-    if len(place.bank.classes) < _LEAST_CLASSES and (training.is_system or recipe.scoring):
-        return "it looks at how sure it is of one class and not of another, but the bank has only one"
-    if not training.is_system:
+    if len(location.bank.classes) < _MIN_CLASSES and (training.is_baseline or recipe.scoring):
+        return "it compares the confidence in several classes, but the bank has only one"
+    if not training.is_baseline:
         if recipe.loss == "reinforce" and pooling != "mean":
             return (
-                "it learns from what the classifier says about drawn clips, which only follows from the bank where "
-                f"the classifier averages the logits of frames; {name} does not"
+                "it learns from the outputs for sampled clips, which follow from the bank only where the classifier "
+                f"averages the logits of frames; {name} does not"
             )
         return ""
     if pooling is None:
-        return f"it needs features of single frames, but {name} looks at clips as a whole"
-    kept = [told["fingerprint"] for told in place.bank.feature_sets.values()]
-    if place.classifier is None and place.about["fingerprint"] not in kept:
-        return "the bank keeps no features of the classifier, which is not at hand; give --classifier FOLDER"
-    if training.needs_light and weights is None and light is None:
-        return "it glances at frames with a light network; give --weights (MobileNetV2) or --light"
+        return f"it needs features of single frames, but {name} classifies clips as a whole"
+    stored_features = [about["fingerprint"] for about in location.bank.feature_sets.values()]
+    if location.classifier is None and location.about["fingerprint"] not in stored_features:
+        return "the bank has no features of the classifier, which is not available; give --classifier FOLDER"
+    if training.needs_light and not has_light:
+        return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
     return ""
 
 
 def extra_policies(experiment: Experiment, cells: Sequence[PlannedCell]) -> list[str]:
-    """Policies that are measured beside the rows: what they are compared with."""
+    """Return the policies that are evaluated beside the rows, for comparison."""
     wanted = ["uniform", *(["optimal"] if experiment.kind == FIDELITY else [])]
-    there = {cell.recipe.policy for cell in cells}
-    return [name for name in wanted if name not in there]
-
-
-def searches_sets(experiment: Experiment, cells: Sequence[PlannedCell]) -> bool:
-    """Whether the best sets are searched, for which a classifier of clips is asked hundreds of times a video."""
-    return "optimal" in [*extra_policies(experiment, cells), *(cell.recipe.policy for cell in cells)]
+    shown = {cell.recipe.policy for cell in cells}
+    return [name for name in wanted if name not in shown]

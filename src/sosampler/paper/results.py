@@ -1,9 +1,9 @@
-"""From evaluations of policies and trained samplers to the rows of a table, over several seeds."""
+"""Turn evaluations of policies and trained samplers into the rows of a table, over several seeds."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,77 +11,82 @@ from sosampler.baselines.registry import list_systems
 from sosampler.paper.experiments import (
     ACCURACY,
     FIDELITY,
-    INDEPENDENCE,
     THROUGHPUT,
+    Pair,
     PaperColumn,
+    RowRecipe,
     column_for,
     data_sets,
     metric_for,
     read_paper,
-    rows_elsewhere,
 )
-from sosampler.paper.plan import ExperimentPlan, LeftOut, Pair, PlannedCell, RowRecipe, extra_policies, rows_of
-from sosampler.paper.request import Request, seeds_of
+from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request, extra_policies
 from sosampler.paper.tables import name_in_words
 
 Row = dict[str, Any]
-"""A row of an evaluation, as its JSON has it: shares, not percent."""
+"""A row of an evaluation, as in its JSON: fractions, not percent."""
 
 UNIFORM = "uniform"
-_FIDELITY = "fidelity"
-# Where all rows of one cell agree, so that their mean is the number itself.
+# Equal in all rows of one cell, so that their mean is the number itself.
 _MEANS = ("gmacs", "sampler_gmacs", "classifier_gmacs", "frames_classified", "frames_decoded")
+_WITH_OTHER_METHODS = (ACCURACY, FIDELITY, THROUGHPUT)
+# Advice of `evaluate` about its policies, which are fixed here.
+_ADVICE = ("add it to the policies", "add the policy")
+_LEARNT_FROM = {
+    "dev": ", by which samplers keep their best epoch",
+    "train": ", which samplers and baselines learn from",
+}
 
 
 def policies_of(
     plan: ExperimentPlan, cells: Sequence[PlannedCell], seeds: Sequence[int], folder: Path
 ) -> dict[str, str]:
-    """What `evaluate` is given: names, and folders of what was trained."""
-    found = {name: name for name in extra_policies(plan.experiment, cells)}
+    """Return the policies for `evaluate`: names, and folders of what was trained."""
+    policies = {name: name for name in extra_policies(plan.experiment, cells)}
     for cell in cells:
         names = cell.policy_names(seeds)
         if cell.training is None:
-            found[names[0]] = names[0]
+            policies[names[0]] = names[0]
             continue
         for name, seed in zip(names, seeds, strict=True):
-            place = str(cell.training.folder(folder, seed))
-            found[name] = f"{place}@{cell.recipe.dial}" if cell.recipe.dial else place
-    return found
+            trained = str(cell.training.folder(folder, seed))
+            policies[name] = f"{trained}@{cell.recipe.threshold}" if cell.recipe.threshold else trained
+    return policies
 
 
 def rows_of_cell(cell: PlannedCell, seeds: Sequence[int], rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of a cell, one a seed; of a system with its dial turned, such a list for each value."""
+    """Return the rows of a cell, one a seed; of a baseline with several thresholds, such a list for each."""
     names = cell.policy_names(seeds)
     count = cell.num_candidates
-    here = [row for row in rows if row["num_candidates"] == count]
-    if cell.recipe.dial is None:
-        # All candidates are one clip, whatever N is; a system decides for itself.
+    of_count = [row for row in rows if row["num_candidates"] == count]
+    if cell.recipe.threshold is None:
+        # "all" is one clip of all candidates, whatever N is; a baseline decides on N by itself.
         wanted = {cell.num_frames, None} | ({count} if cell.recipe.policy == "all" else set())
-        found = [row for name in names for row in here if row["policy"] == name and row["num_frames"] in wanted]
-        return [found] if found else []
-    by_value: dict[str, list[Row]] = {}
+        of_cell = [row for name in names for row in of_count if row["policy"] == name and row["num_frames"] in wanted]
+        return [of_cell] if of_cell else []
+    by_threshold: dict[str, list[Row]] = {}
     for name in names:
-        for row in here:
-            before, _, value = row["policy"].rpartition("@")
-            if before == name:
-                by_value.setdefault(value, []).append(row)
-    return list(by_value.values())
+        for row in of_count:
+            policy, _, threshold = row["policy"].rpartition("@")
+            if policy == name:
+                by_threshold.setdefault(threshold, []).append(row)
+    return list(by_threshold.values())
 
 
 def result_rows(
     plan: ExperimentPlan, parts: Mapping[str, Any], seeds: Sequence[int], metric: str, column: PaperColumn | None
 ) -> list[dict[str, Any]]:
-    """Rows of the result in the order of the recipes: means over seeds in percent, and the paper's figure."""
-    found = []
+    """Return the rows of a result in order: means over seeds in percent, and the paper's figure."""
+    rows = []
     for cell in plan.cells:
         measured = parts[part_name(cell.num_candidates)]["rows"]
-        for rows in rows_of_cell(cell, seeds, measured):
-            found.append(_result_row(cell, rows, _versus(rows, measured, metric), metric, column))
-    return found
+        for of_seeds in rows_of_cell(cell, seeds, measured):
+            rows.append(_result_row(cell, of_seeds, _versus(of_seeds, measured, metric), metric, column))
+    return rows
 
 
 def part_name(num_candidates: int) -> str:
-    """Under which an evaluation stands in evaluation.json."""
+    """Return the name of an evaluation in evaluation.json."""
     return f"T={num_candidates}"
 
 
@@ -89,14 +94,14 @@ def _result_row(
     cell: PlannedCell, rows: Sequence[Row], versus: dict[str, Any], metric: str, column: PaperColumn | None
 ) -> dict[str, Any]:
     recipe, first = cell.recipe, rows[0]
-    told: dict[str, Any] = {
+    return {
         "row": recipe.row,
         "title": recipe.title,
         "num_frames": first["num_frames"],
         "num_candidates": first["num_candidates"],
         "trained": None if cell.training is None else cell.training.name,
         "seeds": len(rows) if cell.training is not None else 0,
-        "dial": first["policy"].rpartition("@")[2] if recipe.dial else None,
+        "dial": first["policy"].rpartition("@")[2] if recipe.threshold else None,
         **_spread("score", [_percent(row[metric]) for row in rows]),
         "score_ci95": _mean_bounds([row["ci95"].get(metric) for row in rows]),
         "top1": _mean([_percent(row["top1"]) for row in rows]),
@@ -106,24 +111,23 @@ def _result_row(
         **versus,
         **{name: _mean([row[name] for row in rows]) for name in _MEANS},
         "note": recipe.note,
+        "paper": _figures_beside(recipe, first, column),
     }
-    told["paper"] = figures_beside(recipe, first, column)
-    return told
 
 
-def figures_beside(recipe: RowRecipe, told: Row, column: PaperColumn | None) -> dict[str, Any] | None:
-    """What the paper prints for a row, where it is clear that it is of this row.
+def _figures_beside(recipe: RowRecipe, row: Row, column: PaperColumn | None) -> dict[str, Any] | None:
+    """Return what the paper prints for a row, where it is certain that it is of this row.
 
-    One figure that does not say of how many frames cannot stand beside several N, or values of a dial.
+    A figure without a number of frames cannot stand beside several N, or several thresholds.
     """
-    figures = paper_figures(recipe.paper_row, told, column)
-    several = recipe.dial is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
+    figures = _paper_figures(recipe.paper_row, row, column)
+    several = recipe.threshold is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
     return None if several else figures
 
 
-def paper_figures(row: str, told: Row, column: PaperColumn | None) -> dict[str, Any] | None:
-    """What the paper prints for a row, in percent."""
-    figure = None if column is None else column.find(row, told["num_frames"], told["num_candidates"])
+def _paper_figures(name: str, row: Row, column: PaperColumn | None) -> dict[str, Any] | None:
+    """Return what the paper prints for a row, in percent."""
+    figure = None if column is None else column.find(name, row["num_frames"], row["num_candidates"])
     if figure is None or column is None:
         return None
     return {
@@ -139,25 +143,25 @@ def paper_figures(row: str, told: Row, column: PaperColumn | None) -> dict[str, 
 
 
 def _versus(rows: Sequence[Row], measured: Sequence[Row], metric: str) -> dict[str, Any]:
-    """Points above uniform with as many frames, mean and deviation over seeds.
+    """Return points above uniform with as many frames, mean and deviation over seeds.
 
     The interval is paired by video, which evaluations do for their main metric alone.
     """
     empty = {"versus_uniform": None, "versus_uniform_sd": None, "versus_uniform_ci95": None}
     versus = [row["versus_uniform"] for row in rows]
-    if rows[0]["policy"] == UNIFORM or metric == _FIDELITY or any(one is None for one in versus):
+    if rows[0]["policy"] == UNIFORM or metric == FIDELITY or any(comparison is None for comparison in versus):
         return empty
-    if all(one["metric"] == metric for one in versus):
-        told = _spread("versus_uniform", [_percent(one["difference"]) for one in versus])
-        return {**told, "versus_uniform_ci95": _mean_bounds([one["ci95"] for one in versus])}
+    if all(comparison["metric"] == metric for comparison in versus):
+        spread = _spread("versus_uniform", [_percent(comparison["difference"]) for comparison in versus])
+        return {**spread, "versus_uniform_ci95": _mean_bounds([comparison["ci95"] for comparison in versus])}
     uniform = _uniform_scores(measured, metric)
-    others = [uniform.get(_compared(row)) for row in rows]
-    differences = [None if other is None else row[metric] - other for row, other in zip(rows, others, strict=True)]
-    return empty | _spread("versus_uniform", [_percent(one) for one in differences])
+    others = [uniform.get(_compared_pair(row)) for row in rows]
+    points = [None if other is None else row[metric] - other for row, other in zip(rows, others, strict=True)]
+    return empty | _spread("versus_uniform", [_percent(value) for value in points])
 
 
-def _compared(row: Row) -> Pair:
-    """N and T of the uniform frames that a row is compared with."""
+def _compared_pair(row: Row) -> Pair:
+    """Return N and T of the uniform frames that a row is compared with."""
     return int(row["versus_uniform"]["num_frames"]), int(row["num_candidates"])
 
 
@@ -166,39 +170,38 @@ def _uniform_scores(measured: Sequence[Row], metric: str) -> dict[Pair, float]:
 
 
 def missing_uniform(measured: Sequence[Row], metric: str) -> list[Pair]:
-    """N and T of uniform rows that differences in a metric need and that were not kept."""
-    if metric == _FIDELITY:
+    """Return N and T of uniform rows that differences in a metric need and that were not measured."""
+    if metric == FIDELITY:
         return []
-    there = _uniform_scores(measured, metric)
+    available = _uniform_scores(measured, metric)
     compared = [row for row in measured if row["versus_uniform"] is not None]
-    wanted = [_compared(row) for row in compared if row["versus_uniform"]["metric"] != metric]
-    return sorted({pair for pair in wanted if pair not in there})
+    wanted = [_compared_pair(row) for row in compared if row["versus_uniform"]["metric"] != metric]
+    return sorted({pair for pair in wanted if pair not in available})
 
 
 def mean_rows(rows: Sequence[dict[str, Any]], metric: str) -> list[Row]:
-    """Rows of a result in the form of an evaluation's, for the figures and pages that draw these."""
-    found = []
+    """Return rows of a result in the form of an evaluation's, for figures and pages."""
+    means = []
     for row in rows:
-        share = None if row["score"] is None else row["score"] / 100
         bounds = row["score_ci95"]
-        found.append(
+        means.append(
             {
                 "policy": row["title"] if row["dial"] is None else f"{row['title']}@{row['dial']}",
                 **{name: row[name] for name in ("num_frames", "num_candidates", *_MEANS)},
                 "top1": row["top1"] / 100,
                 "mAP": row["mAP"] / 100,
-                metric: share,
+                metric: None if row["score"] is None else row["score"] / 100,
                 "ci95": {} if bounds is None else {metric: [bound / 100 for bound in bounds]},
                 "fidelity": None if row["fidelity"] is None else row["fidelity"] / 100,
                 "recovered": None if row["recovered"] is None else row["recovered"] / 100,
                 "versus_uniform": None,
             }
         )
-    return found
+    return means
 
 
 def _mean_bounds(intervals: Sequence[Sequence[float] | None]) -> list[float] | None:
-    """95 % intervals over videos, their ends averaged over seeds, in percent."""
+    """Return 95 % intervals over videos, their ends averaged over seeds, in percent."""
     known = [bounds for bounds in intervals if bounds is not None]
     if not known or len(known) < len(intervals):
         return None
@@ -206,10 +209,9 @@ def _mean_bounds(intervals: Sequence[Sequence[float] | None]) -> list[float] | N
 
 
 def _spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and, of several, standard deviation."""
+    """Return mean and, of several values, standard deviation."""
     known = [value for value in values if value is not None]
-    several = len(known) > 1
-    return {name: _mean(values), f"{name}_sd": statistics.stdev(known) if several else None}
+    return {name: _mean(values), f"{name}_sd": statistics.stdev(known) if len(known) > 1 else None}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -221,52 +223,57 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-_WITH_OTHER_SYSTEMS = (ACCURACY, FIDELITY, THROUGHPUT)
-_ADVICE = (
-    "add it to the policies",
-    "add the policy",
-)  # of `evaluate`, whose policies are not the user's to choose here
-_LEARNT_FROM = {
-    "dev": ", by which samplers keep their best epoch",
-    "train": ", which samplers and systems learn from",
-}
+# ---- results
 
 
 def metric_of(plan: ExperimentPlan) -> str:
-    """What is shown of an experiment: the paper's metric for its data sets, the bank's own for others."""
+    """Return the metric of an experiment: the paper's for its data sets, the bank's own for others."""
     if plan.experiment.kind == FIDELITY:
         return FIDELITY
-    return metric_for(plan.place.data, "mAP" if plan.place.bank.multi_label else "top1")
+    return metric_for(plan.location.data, "mAP" if plan.location.bank.multi_label else "top1")
+
+
+def _column_of(plan: ExperimentPlan) -> PaperColumn | None:
+    """Return the paper's column beside a plan."""
+    experiment, location = plan.experiment, plan.location
+    prints = experiment.kind in _WITH_OTHER_METHODS
+    return column_for(experiment.tables, location.data, location.paper_classifier, in_any=not prints)
 
 
 def empty_result(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
-    """Everything but the rows."""
-    place, experiment = plan.place, plan.experiment
-    column = column_of(plan)
+    """Return a result with everything but the rows."""
+    location, experiment = plan.location, plan.experiment
+    column = _column_of(plan)
+    left_out = []
+    for row in plan.left_out:
+        decides = row.recipe.sampler in list_systems()  # on N by itself
+        pair = {"num_frames": None if decides else row.num_frames, "num_candidates": row.num_candidates}
+        figures = _figures_beside(row.recipe, pair, column)
+        left_out.append({"row": row.recipe.row, "title": row.recipe.title, **pair, "why": row.why, "paper": figures})
     return {
         "experiment": experiment.name,
         "kind": experiment.kind,
         "title": experiment.title,
         "claim": experiment.claim,
         "bank": {
-            "name": place.bank_name,
-            "path": str(place.bank.path),
-            "data": place.data,
-            "split": place.split,
-            "videos": place.sizes.get(place.split, 0),
+            "name": location.bank_name,
+            "path": str(location.bank.path),
+            "data": location.data,
+            "split": location.split,
+            "videos": location.sizes.get(location.split, 0),
         },
         "classifier": {
-            "name": place.classifier_name,
-            "network": place.about["name"],
-            "fingerprint": place.about["fingerprint"],
-            "paper": place.paper_classifier,
+            "name": location.classifier_name,
+            "network": location.about["name"],
+            "fingerprint": location.about["fingerprint"],
+            "paper": location.paper_classifier,
         },
         "metric": metric_of(plan),
         "unit": "percent",
-        "seeds": list(seeds_of(plan, request)),
+        "seeds": list(plan.seeds(request)),
         "paper": None if column is None else {"title": read_paper()["source"]["title"], "column": column.title},
         "rows": [],
-        "left_out": [_left_out(row, column) for row in plan.left_out],
+        "left_out": left_out,
         "elsewhere": [],
         "notes": [],
         "files": [],
@@ -277,118 +284,79 @@ def empty_result(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
 def finished_result(
     plan: ExperimentPlan, request: Request, parts: Mapping[str, Any], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """The rows from finished evaluations, those that cannot be had, and those of systems that this package lacks."""
-    experiment = plan.experiment
-    told = empty_result(plan, request)
-    column = column_of(plan)
-    told["rows"] = result_rows(plan, parts, seeds, told["metric"], column)
-    if column is not None and experiment.kind in _WITH_OTHER_SYSTEMS:
-        told["elsewhere"] = _elsewhere(plan, column)
-    told["notes"] = [*_own_notes(plan, request), *_notes_of(parts), *_without_interval(told, request)]
+    """Return a result with the rows of finished evaluations, and the paper's rows of methods that the package lacks."""
+    result, column = empty_result(plan, request), _column_of(plan)
+    result["rows"] = result_rows(plan, parts, seeds, result["metric"], column)
+    of_evaluations = [note for part in parts.values() for note in part["notes"] if applies_here(note)]
+    result["notes"] = [*_notes_on_plan(plan, request), *dict.fromkeys(of_evaluations)]
+    if request.bootstrap and any(_has_no_interval(row) for row in result["rows"]):
+        result["notes"].append(
+            f"points to uniform in {result['metric']} have no interval here: videos are paired in the bank's own metric"
+        )
     if column is not None:
-        told["notes"] += [*_notes_on_paper(plan, column), *_printed_in(plan, told["rows"])]
-    return told
+        result["notes"] += _notes_on_paper(plan, column, result["rows"])
+        if plan.experiment.kind in _WITH_OTHER_METHODS:
+            known, titles = [recipe.paper_row for recipe in plan.experiment.rows], read_paper()["elsewhere"]
+            for row in column.rows(plan.experiment.tables[0]):
+                if row["row"] not in known:
+                    pair = {"num_frames": row["num_frames"], "num_candidates": row["num_candidates"]}
+                    title, figures = titles.get(row["row"], row["row"]), _paper_figures(row["row"], pair, column)
+                    result["elsewhere"].append({"row": row["row"], "title": title, **pair, "paper": figures})
+    return result
 
 
-def _left_out(row: LeftOut, column: PaperColumn | None) -> dict[str, Any]:
-    """A system decides for itself how many frames it looks at, also where it cannot be had."""
-    decides = row.recipe.sampler in list_systems()
-    pair = {"num_frames": None if decides else row.num_frames, "num_candidates": row.num_candidates}
-    figures = figures_beside(row.recipe, pair, column)
-    return {"row": row.recipe.row, "title": row.recipe.title, **pair, "why": row.why, "paper": figures}
+def _has_no_interval(row: Mapping[str, Any]) -> bool:
+    """Return whether a difference is in another metric than the one by which evaluations pair videos."""
+    return row["versus_uniform"] is not None and row["versus_uniform_sd"] is None and row["versus_uniform_ci95"] is None
 
 
-def column_of(plan: ExperimentPlan) -> PaperColumn | None:
-    """The paper's column beside a plan."""
-    experiment, place = plan.experiment, plan.place
-    prints = experiment.kind in _WITH_OTHER_SYSTEMS
-    return column_for(experiment.tables, place.data, place.paper_classifier, in_any=not prints)
-
-
-def _elsewhere(plan: ExperimentPlan, column: PaperColumn) -> list[dict[str, Any]]:
-    known = [recipe.paper_row for recipe in rows_of(plan.experiment.name)]
-    names = read_paper()["elsewhere"]
-    found = []
-    for row in rows_elsewhere(column, plan.experiment.tables[0], known):
-        told = {"num_frames": row["num_frames"], "num_candidates": row["num_candidates"]}
-        figures = paper_figures(row["row"], told, column)
-        found.append({"row": row["row"], "title": names.get(row["row"], row["row"]), **told, "paper": figures})
-    return found
-
-
-def _own_notes(plan: ExperimentPlan, request: Request) -> list[str]:
-    place = plan.place
-    notes = []
-    if place.split != "test":
-        why = _LEARNT_FROM[place.split] if plan.trainings else ""
-        notes.append(f"the bank has no labelled test videos, so everything is measured on {place.split}{why}")
-    if plan.trainings and not place.sizes.get("dev"):
-        notes.append("the bank has no dev split, so the last epoch of each sampler is kept")
-    if plan.trainings and request.weights is None:
-        notes.append("no weights were given (--weights), so samplers begin with random ones")
-    if plan.trainings and request.changes:
-        changed = ", ".join(f"{name}={value}" for name, value in request.changes.items())
-        notes.append(f"recipes were changed: {changed}")
-    return notes
-
-
-def _without_interval(told: Mapping[str, Any], request: Request) -> list[str]:
-    """Where differences are in another metric than the one by which evaluations pair videos."""
-    bare = [
-        row
-        for row in told["rows"]
-        if row["versus_uniform"] is not None and row["versus_uniform_sd"] is None and row["versus_uniform_ci95"] is None
-    ]
-    if not bare or not request.bootstrap:
-        return []
-    return [f"points to uniform in {told['metric']} have no interval here: videos are paired in the bank's own metric"]
-
-
-def _notes_of(parts: Mapping[str, Any]) -> list[str]:
-    """Of the evaluations, each once."""
-    return list(dict.fromkeys(note for told in parts.values() for note in told["notes"] if can_be_followed(note)))
-
-
-def can_be_followed(note: str) -> bool:
-    """Whether a note of `evaluate` asks for nothing that only its own callers can give."""
+def applies_here(note: str) -> bool:
+    """Return whether a note of `evaluate` gives no advice about policies, which are fixed here."""
     return not any(advice in note for advice in _ADVICE)
 
 
-def _notes_on_paper(plan: ExperimentPlan, column: PaperColumn) -> list[str]:
-    """What the paper's figures leave out, and how much of its data set this bank is."""
-    notes = column.notes()
-    if not column.same_data:
-        return notes
-    told, place = data_sets()[column.data], plan.place
-    ours = {"train": place.sizes.get("train", 0), "test": place.sizes.get(place.split, 0)}
-    ours["classes"] = len(place.bank.classes)
-    theirs = {name: told[name] for name in ours}
-    if None not in theirs.values() and theirs != ours:
-        notes.append(
-            f"the paper's {told['title']} has {theirs['train']} videos to train on, {theirs['test']} to measure on and "
-            f"{theirs['classes']} classes; this bank has {ours['train']}, {ours['test']} and {ours['classes']}"
-        )
-    return notes
+def _notes_on_plan(plan: ExperimentPlan, request: Request) -> Iterator[str]:
+    location = plan.location
+    if location.split != "test":
+        why = _LEARNT_FROM[location.split] if plan.trainings else ""
+        yield f"the bank has no labelled test videos, so everything is measured on {location.split}{why}"
+    if plan.trainings and not location.sizes.get("dev"):
+        yield "the bank has no dev split, so the last epoch of each sampler is kept"
+    if plan.trainings and request.weights is None:
+        yield "no weights were given (--weights), so samplers start from random ones"
+    if plan.trainings and request.changes:
+        yield f"recipes were changed: {', '.join(f'{name}={value}' for name, value in request.changes.items())}"
 
 
-def _printed_in(plan: ExperimentPlan, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows whose figure of the paper stands in another of its tables."""
-    own = plan.experiment.name
-    found: dict[str, list[str]] = {}
+def _notes_on_paper(plan: ExperimentPlan, column: PaperColumn, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what the paper's figures leave out, how large its data set is, and from which tables figures are."""
+    yield from column.notes()
+    if column.same_data:
+        in_paper, location = data_sets()[column.data], plan.location
+        ours = {"train": location.sizes.get("train", 0), "test": location.sizes.get(location.split, 0)}
+        ours["classes"] = len(location.bank.classes)
+        theirs = {name: in_paper[name] for name in ours}
+        if None not in theirs.values() and theirs != ours:
+            yield (
+                f"the paper's {in_paper['title']} has {theirs['train']} videos to train on, {theirs['test']} to "
+                f"measure on and {theirs['classes']} classes; this bank has {ours['train']}, {ours['test']} and "
+                f"{ours['classes']}"
+            )
+    titles: dict[str, list[str]] = {}
     for row in rows:
-        if row["paper"] is not None and row["paper"]["table"] != own:
-            titles = found.setdefault(row["paper"]["table"], [])
-            titles += [] if row["title"] in titles else [row["title"]]
-    return [f"the paper's figure of {', '.join(who)} is from its {name_in_words(of)}" for of, who in found.items()]
+        if row["paper"] is not None and row["paper"]["table"] != plan.experiment.name:
+            titles.setdefault(row["paper"]["table"], []).append(row["title"])
+    for name, of_rows in titles.items():
+        yield f"the paper's figure of {', '.join(dict.fromkeys(of_rows))} is from its {name_in_words(name)}"
 
 
-def independence_result(plan: ExperimentPlan, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `independence` measured, in the form of a result."""
-    assert plan.experiment.kind == INDEPENDENCE
-    (facts,) = found["classifiers"]
+def independence_result(plan: ExperimentPlan, request: Request, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `independence` measured in the form of a result."""
+    (facts,) = measured["classifiers"]
     verdict = facts["verdict"]
     words = "no rate that was measured" if verdict is None else f"up to {verdict:g} frames a second"
-    told = empty_result(plan, request) | {"seeds": [], "metric": "redundant", "unit": "share"}
-    notes = [f"frames stand by themselves: {words}", found["criterion"], *found["notes"]]
-    bandwidth = {"bandwidth": facts["bandwidth"], "bandwidth_of": facts["bandwidth_of"], "verdict": verdict}
-    return told | {"rows": list(found["rows"]), "notes": notes, **bandwidth}
+    notes = [f"frames are independent: {words}", measured["criterion"], *measured["notes"]]
+    return empty_result(plan, request) | {
+        **{"seeds": [], "metric": "redundant", "unit": "share", "rows": list(measured["rows"]), "notes": notes},
+        **{"bandwidth": facts["bandwidth"], "bandwidth_of": facts["bandwidth_of"], "verdict": verdict},
+    }

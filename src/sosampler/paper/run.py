@@ -1,395 +1,57 @@
-"""How long the rest will take, from how long parts of the same kind took."""
+"""Make tables and figures of the paper: check, train what is missing, evaluate, write."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sosampler._util.environment import circumstances
-from sosampler._util.files import replacing
-from sosampler.classifiers.factory import WEIGHTS
-from sosampler.errors import InvalidArgument, WeightsError, first_line
-from sosampler.paper.experiments import CASES, INDEPENDENCE, THROUGHPUT, Experiment, experiments_of, list_experiments
-from sosampler.paper.locations import Place, find_places, sentence_of_name
-from sosampler.paper.plan import ExperimentPlan, Training, make_plan, searches_sets, train_one
-from sosampler.paper.request import Request, checked_request, light_fingerprint, seeds_of, settings_of
-from sosampler.paper.results import empty_result, finished_result, part_name
-from sosampler.paper.steps import (
-    draw_figures,
-    evaluate_part,
-    measure_independence,
-    measure_throughput,
-    noting_what_is_missing,
-    show_cases,
+from sosampler.errors import InvalidArgument, MissingDependency
+from sosampler.evaluation.result import Evaluation
+from sosampler.paper.experiments import (
+    CASES,
+    CURVE,
+    INDEPENDENCE,
+    THROUGHPUT,
+    Experiment,
+    Pair,
+    RowRecipe,
+    experiments_of,
+)
+from sosampler.paper.folder import (
+    RUN,
+    TABLES,
+    ExperimentFolder,
+    TrainingChecks,
+    folder_of,
+    has_started,
+    now,
+    write_overview,
+)
+from sosampler.paper.locations import find_locations
+from sosampler.paper.plan import ExperimentPlan, Request, Training, checked_request, make_plan, train_one
+from sosampler.paper.results import (
+    UNIFORM,
+    applies_here,
+    empty_result,
+    finished_result,
+    independence_result,
+    mean_rows,
+    metric_of,
+    missing_uniform,
+    part_name,
+    policies_of,
 )
 from sosampler.paper.tables import name_in_words, table
-from sosampler.samplers.recipe import SamplerRecipe
-from sosampler.training.baseline_data import heavy_source, light_source
-from sosampler.training.checkpoints import (
-    CHECKPOINT,
-    LOG,
-    RESULT,
-    SETTINGS,
-    RunFolder,
-    check_apart,
-    differences,
-    write_json,
-)
-from sosampler.training.distributed import Processes
+from sosampler.training.checkpoints import check_apart
 from sosampler.training.optim import Diverged
-from sosampler.training.preparation import sampler_precision
-from sosampler.training.train_baseline import KIND as SYSTEM
-from sosampler.training.train_sampler import KIND as SAMPLER
-from sosampler.training.train_sampler import new_sampler
 
-DURATIONS = "durations.json"
-_KEPT = 20  # of each kind
-
-
-@dataclass(frozen=True)
-class Part:
-    """Something that takes a while."""
-
-    kind: str  # parts of one kind take about as long as each other
-    title: str
-    folder: Path  # of the bank and the classifier, whose durations are kept together
-    weight: float = field(default=1.0, compare=False)  # how much longer it takes than the least of its kind
-
-
-@dataclass
-class Clock:
-    """Parts that are still to be done. Each is begun and ended with `running`."""
-
-    say: Callable[[str], None]
-    left: list[Part] = field(default_factory=list)
-    _durations: dict[tuple[Path, str], list[float]] = field(default_factory=dict)
-
-    def plan(self, parts: Sequence[Part]) -> None:
-        """What is to be done; kinds that an earlier run has timed are known at once."""
-        self.left += parts
-        for folder in {part.folder for part in parts}:
-            for kind, seconds in _read(folder).items():
-                self._durations.setdefault((folder, kind), seconds)
-
-    @contextmanager
-    def running(self, part: Part) -> Iterator[None]:
-        """Tells what begins; afterwards how long it took and how long the rest will take."""
-        self.say(f"{part.title} ...")
-        begun = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - begun
-        self._durations.setdefault((part.folder, part.kind), []).append(round(seconds / part.weight, 3))
-        if part in self.left:
-            self.left.remove(part)
-        _write(part.folder, {kind: kept for (folder, kind), kept in self._durations.items() if folder == part.folder})
-        self.say(f"    done in {in_words(seconds)}; {self.rest()}")
-
-    def skip(self, part: Part) -> None:
-        """It was done before."""
-        if part in self.left:
-            self.left.remove(part)
-
-    def rest(self) -> str:
-        """How much is left, as far as it can be told."""
-        if not self.left:
-            return "nothing is left"
-        known, unknown = 0.0, 0
-        for part in self.left:
-            seconds = self._durations.get((part.folder, part.kind))
-            if seconds:
-                known += part.weight * statistics.median(seconds)
-            else:
-                unknown += 1
-        count = f"{len(self.left)} {'part is' if len(self.left) == 1 else 'parts are'} left"
-        if unknown == len(self.left):
-            return f"{count}, for an unknown time"
-        more = f" and {unknown} of unknown length" if unknown else ""
-        return f"{count}, for about {in_words(known)}{more}"
-
-
-def in_words(seconds: float) -> str:
-    """
-    >>> in_words(4.2), in_words(75), in_words(7500)
-    ('4 s', '1 min 15 s', '2 h 5 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def _read(folder: Path) -> dict[str, list[float]]:
-    """What earlier runs took; a file that cannot be read only costs the forecast."""
-    path = folder / DURATIONS
-    if not path.is_file():
-        return {}
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
-    if not isinstance(told, dict):
-        return {}
-    return {
-        str(kind): [float(value) for value in seconds if isinstance(value, (int, float))]
-        for kind, seconds in told.items()
-        if isinstance(seconds, list)
-    }
-
-
-def _write(folder: Path, durations: dict[str, list[float]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DURATIONS, {kind: seconds[-_KEPT:] for kind, seconds in sorted(durations.items())})
-
-
-RUN, EVALUATION, RESULT_FILE = "run.json", "evaluation.json", "result.json"
 VIDEOS = "videos"  # a folder for each part
-KIND = "sosampler reproduction"
-_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "transformers")
-_GIT_SECONDS = 20
-_OF_ROWS = ("policy", "num_frames", "num_candidates", "top1", "mAP", "ci95", "versus_uniform")
-_OF_RESULTS = (
-    *("experiment", "kind", "title", "claim", "bank", "classifier", "metric", "seeds", "paper", "rows", "left_out"),
-    *("elsewhere", "notes", "files", "refused"),
-)
-
-
-class ExperimentFolder:
-    """Files of one experiment with one bank and one classifier.
-
-    run.json: the settings, which must stay the same, and circumstances. evaluation.json: every part as soon as it is
-    measured, so that a killed run goes on. result.json: written last.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def check(self, settings: dict[str, Any]) -> None:
-        """Whether these settings may go on here, without writing anything."""
-        path = self.folder / RUN
-        if not path.exists():
-            others = [name for name in (EVALUATION, RESULT_FILE) if (self.folder / name).exists()]
-            if others:
-                raise InvalidArgument(
-                    f"{self.folder}: holds a {others[0]} that no reproduction wrote and that would be replaced; give "
-                    "another --out"
-                )
-            return
-        told = self._read(RUN)
-        if told.get("kind") != KIND:
-            raise InvalidArgument(f"{self.folder}: holds a {RUN} of something else; give another --out")
-        begun = (self.folder / EVALUATION).exists() or (self.folder / RESULT_FILE).exists()
-        changed = differences(told.get("settings"), _plain(settings))
-        if begun and changed:
-            raise InvalidArgument(
-                f"{self.folder}: holds a run with other settings: {'; '.join(changed[:3])}; give the same to go on "
-                "with it, another --out, or delete the folder"
-            )
-
-    def begin(self, settings: dict[str, Any], device: str, begun: str) -> None:
-        """Start, or go on; `begun`: when training for it began."""
-        self.check(settings)
-        if (self.folder / RUN).exists() and self._read(RUN).get("settings") == _plain(settings):
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        told = {
-            "kind": KIND,
-            "settings": _plain(settings),
-            "begun": begun,
-            "ended": None,
-            **circumstances(_PACKAGES),
-            "device": device,
-            "git": git_state(Path.cwd()),
-        }
-        write_json(self.folder / RUN, told)
-
-    def finished_parts(self) -> dict[str, Any]:
-        """What was measured, by the name of the part."""
-        if not (self.folder / EVALUATION).exists():
-            return {}
-        parts = self._read(EVALUATION).get("parts")
-        if not isinstance(parts, dict) or not all(_is_evaluation(told) for told in parts.values()):
-            raise InvalidArgument(
-                f"{self.folder / EVALUATION}: is not what a reproduction writes; delete the folder to start again"
-            )
-        return parts
-
-    def videos(self, name: str) -> Path:
-        """Where a part says what was chosen of every video, in the form of `Evaluation.write_run`."""
-        return self.folder / VIDEOS / name
-
-    def add_part(self, name: str, told: dict[str, Any]) -> None:
-        write_json(self.folder / EVALUATION, {"parts": {**self.finished_parts(), name: told}})
-
-    def result(self) -> dict[str, Any] | None:
-        """What came out, once it is finished."""
-        if not (self.folder / RESULT_FILE).exists():
-            return None
-        told = self._read(RESULT_FILE)
-        missing = [name for name in _OF_RESULTS if name not in told]
-        if missing:
-            raise InvalidArgument(
-                f"{self.folder / RESULT}: has no {', '.join(missing[:3])}; delete the folder to start again"
-            )
-        return told
-
-    def finish(self, result: dict[str, Any]) -> None:
-        write_json(self.folder / RUN, {**self._read(RUN), "ended": now()})
-        write_json(self.folder / RESULT_FILE, result)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidArgument(f"{path}: is not JSON ({error}); delete the folder to start again") from error
-        if not isinstance(told, dict):
-            raise InvalidArgument(f"{path}: is not a JSON object; delete the folder to start again")
-        return told
-
-
-def _is_evaluation(told: Any) -> bool:
-    """Whether a part has the form that `Evaluation.to_dict` gives it."""
-    if not isinstance(told, dict) or not isinstance(told.get("notes"), list) or not isinstance(told.get("rows"), list):
-        return False
-    return all(isinstance(row, dict) and all(name in row for name in _OF_ROWS) for row in told["rows"])
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout in a folder, and whether anything in it differs; None where there is none."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None where it is not there or refuses."""
-    command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As they come back from the file."""
-    found: dict[str, Any] = json.loads(json.dumps(settings))
-    return found
-
-
-_BEGUN = (CHECKPOINT, LOG, RESULT, WEIGHTS)
-
-
-class BeforeTraining:
-    """Checks every training of a run; networks of one kind are built once."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._built: set[str] = set()
-        self._light: dict[Path, dict[str, Any]] = {}
-
-    def check(self, plan: ExperimentPlan) -> None:
-        """Whether everything can be trained as asked, and what lies there already was."""
-        if self._request.light is not None:
-            light_fingerprint(plan.place.bank, self._request.light)  # says what is wrong with it
-        for training in plan.trainings:
-            self._check_networks(training, plan.place)
-            for seed in seeds_of(plan, self._request):
-                folder = training.folder(plan.place.folder(self._request.out), seed)
-                if _has_begun(folder):
-                    self._check_folder(training, plan.place, folder, seed)
-
-    def _check_networks(self, training: Training, place: Place) -> None:
-        """Backbones that cannot be had, and weights that do not fit."""
-        recipe = training.full_recipe()
-        if isinstance(recipe, SamplerRecipe):
-            network = [recipe.backbone, recipe.shift, recipe.input_size, recipe.class_head, dict(recipe.scoring)]
-            key = json.dumps([str(place.bank.path), *network])
-            if key not in self._built:
-                new_sampler(place.bank, recipe, self._request.weights)
-                self._built.add(key)
-        elif recipe.needs_light:
-            self._light_identity(place)
-
-    def _light_identity(self, place: Place) -> dict[str, Any]:
-        bank, request = place.bank, self._request
-        if bank.path not in self._light:
-            try:
-                self._light[bank.path] = light_source(bank, request.light, request.weights).identity(bank)
-            except WeightsError as error:
-                raise WeightsError(
-                    f"the light network of systems, MobileNetV2, cannot have these weights ({first_line(error)}); give "
-                    "--light as well"
-                ) from error
-        return self._light[bank.path]
-
-    def _check_folder(self, training: Training, place: Place, folder: Path, seed: int) -> None:
-        path = folder / SETTINGS
-        try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
-        begun = told.get("precision") if isinstance(told, dict) else None
-        wanted = json.loads(json.dumps(self._settings(training, place, seed, begun)))
-        # Settings that only `train` knows are left to it.
-        kept = {name: told.get(name) for name in wanted} if isinstance(told, dict) else told
-        changed = differences(kept, wanted)
-        if changed:
-            raise InvalidArgument(
-                f"{folder}: was trained with other settings: {'; '.join(changed[:3])}; give the same to go on, another "
-                "--out, or delete the folder"
-            )
-
-    def _settings(self, training: Training, place: Place, seed: int, begun: Any) -> dict[str, Any]:
-        """What `train` writes down about a run and compares; `begun` is the precision of the run in the folder."""
-        recipe = training.full_recipe(seed)
-        told: dict[str, Any] = {"bank": place.identity, "recipe": recipe.to_dict()}
-        if isinstance(recipe, SamplerRecipe):
-            start = (
-                None
-                if self._request.weights is None
-                else new_sampler(place.bank, recipe, self._request.weights).fingerprint()
-            )
-            processes = Processes(self._request.device)
-            return told | {
-                "kind": SAMPLER,
-                "teacher": {"name": place.teacher, "asked": "bank"},
-                "start": start,
-                "precision": sampler_precision(processes, self._request.precision, begun, recipe),
-            }
-        return told | {
-            "kind": SYSTEM,
-            "heavy": heavy_source(place.bank, place.heavy).identity(place.bank),
-            "light": self._light_identity(place) if recipe.needs_light else None,
-        }
-
-
-def _has_begun(folder: Path) -> bool:
-    """Whether anything of a training is there that other settings must not go on with."""
-    return RunFolder(folder).frames.exists() or any((folder / name).exists() for name in _BEGUN)
-
-
-OVERVIEW = "tables.md"
-TABLES = {"markdown": "table.md", "text": "table.txt", "csv": "table.csv"}
 
 
 @dataclass(frozen=True)
@@ -401,7 +63,7 @@ class Reproduction:
     result: dict[str, Any]
 
     def table(self, style: str = "text") -> str:
-        """As "text", "markdown" or "csv"."""
+        """Return it as "text", "markdown" or "csv"."""
         return table(self.result, style)
 
     @property
@@ -430,280 +92,370 @@ def reproduce(
 ) -> list[Reproduction]:
     """Make tables and figures of the paper for each bank and classifier.
 
-    What is needed is trained once, however many tables show it. Killed and called again with the same arguments, it
-    goes on; in a folder with other settings it refuses, before anything is written. Rows whose training diverges are
-    left out; whatever else is wrong stops the run.
+    Each sampler is trained once, however many tables show it. Killed and called again with the same arguments, it
+    resumes; a folder with other settings is refused before anything is written. Rows whose training diverges are left
+    out; any other error stops the run.
 
     Args:
         experiments: names of `list_experiments()`, or "all": everything that the paper has for the data set.
         banks: folders, "NAME=FOLDER" or {name: folder}. The name of one of the paper's data sets (activitynet,
-            mini_kinetics, mini_sports1m, coin) puts that column of the paper beside; for other banks the first of each
-            table stands there for orientation.
+            mini_kinetics, mini_sports1m, coin) puts that column of the paper beside; other banks get the first column
+            of each table for orientation.
         out: folder; below it BANK/CLASSIFIER/EXPERIMENT with run.json, evaluation.json, result.json, table.md, .txt
-            and .csv, and videos/T=.../ with what was chosen of and answered about every video;
-            BANK/CLASSIFIER/samplers with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
+            and .csv, and videos/T=.../ with the choice and the prediction for every video; BANK/CLASSIFIER/samplers
+            with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
         classifiers: saved folders, teachers of the banks, "NAME=" and either, or {name: ...}; None: all teachers of
-            each bank. A saved folder is needed for GMACs, throughput, independence and networks that look at clips.
-        weights: start of the samplers' backbones, and of the light network of systems.
-        light: another light network for systems, as `train` takes it.
+            each bank. GMACs, throughput, independence and networks of clips need a saved folder.
+        weights: start of the samplers' backbones, and of the light network of baselines.
+        light: another light network for baselines, as `train` takes it.
         seeds: each sampler is trained with each.
-        epochs, settings: of every sampler instead of those of its recipe, for example {"batch_size": 32}; only epochs
-            reaches systems.
-        device, precision, workers: as `train` and `evaluate` take them.
+        epochs, settings: of every sampler instead of those of its recipe, for example {"batch_size": 32}; baselines
+            take only the epochs.
+        device, precision, workers: as for `train` and `evaluate`.
         bootstrap: resamples of the videos for 95 % intervals.
         num_cases: videos in figures of single videos.
-        say: told what happens, how long it took and how long the rest will take.
+        say: called with a line of text for each step.
     """
-    request = checked_request(
-        out,
-        seeds,
-        epochs,
-        settings,
-        weights,
+    request, plans = _checked_plans(
+        experiments,
+        banks,
+        classifiers,
+        out=out,
+        seeds=seeds,
+        epochs=epochs,
+        settings=settings,
+        weights=weights,
         light=light,
-        device=device,
-        precision=precision,
-        workers=workers,
-        bootstrap=bootstrap,
-        num_cases=num_cases,
-        say=say,
+        **{"device": device, "precision": precision, "workers": workers},
+        **{"bootstrap": bootstrap, "num_cases": num_cases, "say": say},
     )
-    asked = [experiments] if isinstance(experiments, str) else list(experiments)
-    experiments_of(asked)  # names are checked before banks are opened
-    places = find_places(banks, classifiers, device=device, precision=precision)
+    runner = _Runner(request, plans)
+    reproductions = []
+    for plan in plans:
+        reproductions.append(runner.run(plan))
+        write_overview(plan.location.folder(request.out))
+    _check_any([(one.experiment.name, one.refused) for one in reproductions])
+    return reproductions
+
+
+def plan_reproduction(
+    experiments: Iterable[str] | str, banks: Any, *, out: str | Path, classifiers: Any = None, **arguments: Any
+) -> list[dict[str, Any]]:
+    """Return what `reproduce` with the same arguments would train and evaluate, without writing anything.
+
+    One dictionary for each experiment, bank and classifier: its folder and state, rows, rows that are left out,
+    trainings with seed, folder and state, and evaluations. A state is "finished", "started" or "missing".
+    """
+    defaults = {"seeds": (0, 1, 2), "epochs": None, "settings": None, "weights": None, "device": None}
+    defaults |= {"precision": None, "workers": None, "bootstrap": 2000, "num_cases": 6}
+    request, plans = _checked_plans(experiments, banks, classifiers, out=out, **(defaults | arguments))
+    return [_plan_dict(plan, request) for plan in plans]
+
+
+def _checked_plans(
+    experiments: Iterable[str] | str, banks: Any, classifiers: Any, **arguments: Any
+) -> tuple[Request, list[ExperimentPlan]]:
+    """Check everything that can be checked before the first file is written."""
+    request = checked_request(**arguments)
+    names = [experiments] if isinstance(experiments, str) else list(experiments)
+    experiments_of(names)  # checks the names before banks are opened
+    locations = find_locations(banks, classifiers, device=request.device, precision=request.precision)
     plans = []
-    for place in places:
-        check_apart(request.out, place.bank)
-        for experiment in experiments_of(asked, place.data):
-            plans.append(make_plan(experiment, place, changes=request.changes, weights=weights, light=request.light))
-    _refuse_nothing([(plan.experiment.name, plan.refused) for plan in plans])
-    before = BeforeTraining(request)
+    for location in locations:
+        check_apart(request.out, location.bank)
+        for experiment in experiments_of(names, location.data):
+            more: dict[str, Any] = {"weights": request.weights, "light": request.light}
+            plans.append(make_plan(experiment, location, changes=request.changes, **more))
+    _check_any([(plan.experiment.name, plan.refused) for plan in plans])
+    checks = TrainingChecks(request)
     for plan in plans:
         if not plan.refused:
-            folder_of(plan, request).check(settings_of(plan, request))
-            before.check(plan)
-    for sentence in dict.fromkeys(sentence_of_name(place) for place in places):
-        if sentence:
-            say(sentence)
-    run = _Run(request, Clock(say))
-    run.plan(plans)
-    found = []
-    for plan in plans:
-        found.append(run.one(plan))
-        write_overview(plan.place.folder(request.out))
-    _refuse_nothing([(one.experiment.name, one.refused) for one in found])
-    return found
+            folder_of(plan, request).check(plan.settings(request))
+            checks.check(plan)
+    for note in dict.fromkeys(location.note_on_name() for location in locations):
+        if note:
+            request.say(note)
+    return request, plans
 
 
-def _refuse_nothing(refused: Sequence[tuple[str, str]]) -> None:
-    """Say why where nothing at all can be done; (experiment, why not) of each."""
+def _check_any(refused: Sequence[tuple[str, str]]) -> None:
+    """Raise where nothing at all can be done, given (experiment, reason) of each."""
     if refused and all(why for _, why in refused):
         raise InvalidArgument(": ".join(refused[0]))
 
 
-def folder_of(plan: ExperimentPlan, request: Request) -> ExperimentFolder:
-    return ExperimentFolder(plan.place.folder(request.out) / plan.experiment.name)
+def _plan_dict(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
+    location, folder = plan.location, folder_of(plan, request)
+    where = location.folder(request.out)
+    finished = not plan.refused and folder.result() is not None
+    parts = {} if plan.refused else folder.finished_parts()
+
+    def state(is_finished: bool, has_started: bool = False) -> str:
+        return "finished" if is_finished else "started" if has_started else "missing"
+
+    def row(recipe: RowRecipe, num_frames: int, num_candidates: int, **more: Any) -> dict[str, Any]:
+        numbers = {"num_frames": num_frames, "num_candidates": num_candidates}
+        return {"row": recipe.row, "title": recipe.title, **numbers, **more}
+
+    return {
+        "experiment": plan.experiment.name,
+        "title": plan.experiment.title,
+        "bank": {"name": location.bank_name, "path": str(location.bank.path), "split": location.split},
+        "classifier": location.classifier_name,
+        "folder": str(folder.folder),
+        "state": state(finished, (folder.folder / RUN).exists()),
+        "refused": plan.refused or None,
+        "rows": [
+            row(cell.recipe, *cell.pair, policy=cell.recipe.policy, training=cell.training and cell.training.name)
+            for cell in plan.cells
+        ],
+        "left_out": [row(one.recipe, one.num_frames, one.num_candidates, why=one.why) for one in plan.left_out],
+        "trainings": [
+            {
+                "name": training.name,
+                "seed": seed,
+                "folder": str(training.folder(where, seed)),
+                "state": state(training.is_finished(where, seed), has_started(training.folder(where, seed))),
+            }
+            for training in plan.trainings
+            for seed in plan.seeds(request)
+        ],
+        "evaluations": [
+            {"num_candidates": count, "state": state(finished or part_name(count) in parts)} for count in plan.parts
+        ],
+    }
 
 
-class _Run:
-    """Does the parts of all plans one after another."""
+# ---- the run
 
-    def __init__(self, request: Request, clock: Clock) -> None:
-        self._request, self._clock = request, clock
-        self._say = request.say
-        self._failed: dict[tuple[Path, str], str] = {}  # why, by place and training: no other table tries again
 
-    def plan(self, plans: Sequence[ExperimentPlan]) -> None:
-        """Tell what is to be done and, as far as that is known, how long it will take."""
-        parts: dict[tuple[Path, str], Part] = {}
-        for plan in plans:
-            for part in self._parts(plan):
-                parts.setdefault((part.folder, part.title), part)
-        self._clock.plan(list(parts.values()))
-        self._say(self._clock.rest())
+class _Runner:
+    """Runs the steps of all plans one after another: trainings, evaluations, measurements."""
 
-    def _parts(self, plan: ExperimentPlan) -> list[Part]:
-        """Those that are not finished."""
+    def __init__(self, request: Request, plans: Sequence[ExperimentPlan]) -> None:
+        self._request, self._say = request, request.say
+        self._failed: dict[tuple[Path, str], str] = {}  # why, by folder and training: no other table tries again
+        self._left = list(dict.fromkeys(step for plan in plans for step in self._steps(plan)))
+        self._total = len(self._left)
+        self._say(f"{self._total} steps to run" if self._total else "nothing to run")
+
+    def _steps(self, plan: ExperimentPlan) -> Iterator[str]:
+        """Yield the titles of steps that are not finished."""
         folder = folder_of(plan, self._request)
         if plan.refused or folder.result() is not None:
-            return []
-        place = plan.place.folder(self._request.out)
-        seeds = seeds_of(plan, self._request)
-        parts = [
-            self._training_part(plan, training, seed)
-            for training in plan.trainings
-            for seed in seeds
-            if not training.is_finished(place, seed)
-        ]
+            return
+        for training in plan.trainings:
+            for seed in plan.seeds(self._request):
+                if not training.is_finished(plan.location.folder(self._request.out), seed):
+                    yield self._training_title(plan, training, seed)
         finished = folder.finished_parts()
-        parts += [
-            self._evaluation_part(plan, count)
-            for count in plan.parts
-            if part_name(count) not in finished or plan.experiment.kind == CASES
-        ]
+        for count in plan.parts:
+            if part_name(count) not in finished or plan.experiment.kind == CASES:
+                yield self._evaluation_title(plan, count)
         if plan.experiment.kind in (INDEPENDENCE, THROUGHPUT):
-            parts.append(self._extra_part(plan))
-        return parts
+            yield self._measurement_title(plan)
 
     def _where(self, plan: ExperimentPlan) -> str:
-        return f"{plan.place.bank_name}, {plan.place.classifier_name}"
+        return f"{plan.location.bank_name}, {plan.location.classifier_name}"
 
-    def _training_part(self, plan: ExperimentPlan, training: Training, seed: int) -> Part:
-        title = f"training {training.name}, seed {seed} ({self._where(plan)})"
-        recipe = training.full_recipe()
-        kind = f"training {training.sampler}, {recipe.num_candidates} candidates, {recipe.epochs} epochs"
-        return Part(kind, title, plan.place.folder(self._request.out))
+    def _training_title(self, plan: ExperimentPlan, training: Training, seed: int) -> str:
+        return f"training {training.name}, seed {seed} ({self._where(plan)})"
 
-    def _evaluation_part(self, plan: ExperimentPlan, count: int) -> Part:
-        title = f"{plan.experiment.name}: evaluating with {count} candidates ({self._where(plan)})"
-        trained = {cell.training.name for cell in plan.parts[count] if cell.training is not None}
-        weight = 1.0 + len(trained) * len(seeds_of(plan, self._request))
-        kind = f"evaluating with {count} candidates"
-        if plan.place.asks_about_clips:
-            searches = searches_sets(plan.experiment, plan.parts[count])
-            kind += ", the classifier asked about clips" + (" and for the best of all sets" if searches else "")
-        return Part(kind, title, plan.place.folder(self._request.out), weight)
+    def _evaluation_title(self, plan: ExperimentPlan, count: int) -> str:
+        return f"{plan.experiment.name}: evaluating with {count} candidates ({self._where(plan)})"
 
-    def _extra_part(self, plan: ExperimentPlan) -> Part:
-        kind = f"{plan.experiment.kind} measured"
-        title = f"{plan.experiment.name}: measuring {plan.experiment.kind} ({self._where(plan)})"
-        return Part(kind, title, plan.place.folder(self._request.out))
+    def _measurement_title(self, plan: ExperimentPlan) -> str:
+        return f"{plan.experiment.name}: measuring {plan.experiment.kind} ({self._where(plan)})"
 
-    # ---- one experiment
+    @contextmanager
+    def _step(self, title: str) -> Iterator[None]:
+        self._say(f"[{self._total - len(self._left) + 1}/{self._total}] {title} ...")
+        begin = time.perf_counter()
+        yield
+        self._skip(title)
+        self._say(f"    done in {time.perf_counter() - begin:.0f} s")
 
-    def one(self, plan: ExperimentPlan) -> Reproduction:
-        folder = folder_of(plan, self._request)
+    def _skip(self, title: str) -> None:
+        if title in self._left:
+            self._left.remove(title)
+
+    def run(self, plan: ExperimentPlan) -> Reproduction:
+        """Make one table or figure."""
+        folder, request = folder_of(plan, self._request), self._request
         title = f"{name_in_words(plan.experiment.name)} ({self._where(plan)})"
         begun, settings = now(), {}
         if not plan.refused:
             finished = folder.result()
             if finished is not None:
                 self._say(f"{title}: finished before, {folder.folder}")
-                _write_tables(folder.folder, finished, only_missing=True)
+                folder.write_tables(finished, only_missing=True)
                 return Reproduction(plan.experiment, folder.folder, finished)
-            settings = settings_of(plan, self._request)
-            plan = self._trained(plan)
+            settings = plan.settings(request)
+            plan = self._train(plan)
         if plan.refused:
             self._say(f"{title}: left out, {plan.refused}")
-            return Reproduction(plan.experiment, folder.folder, empty_result(plan, self._request))
-        folder.begin(settings, device_name(self._request.device), begun)
+            return Reproduction(plan.experiment, folder.folder, empty_result(plan, request))
+        device = torch.device(request.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        folder.begin(settings, torch.cuda.get_device_name(device) if device.type == "cuda" else str(device), begun)
         if plan.experiment.kind == INDEPENDENCE:
-            with self._clock.running(self._extra_part(plan)):
-                result = measure_independence(plan, self._request, folder.folder)
+            with self._step(self._measurement_title(plan)):
+                result = _measure_independence(plan, request, folder.folder)
         else:
-            result = self._table(plan, folder)
-        _write_tables(folder.folder, result)
+            result = self._evaluate(plan, folder)
+        folder.write_tables(result)
         result["files"] = sorted([*result["files"], *TABLES.values()])
         folder.finish(result)
         self._say(f"{title}: written to {folder.folder}")
         return Reproduction(plan.experiment, folder.folder, result)
 
-    def _table(self, plan: ExperimentPlan, folder: ExperimentFolder) -> dict[str, Any]:
-        seeds = seeds_of(plan, self._request)
+    def _evaluate(self, plan: ExperimentPlan, folder: ExperimentFolder) -> dict[str, Any]:
+        """Evaluate what is not finished, and make the result of all parts."""
+        request, seeds = self._request, plan.seeds(self._request)
         evaluations = {}
         for count in plan.parts:
             name = part_name(count)
-            part = self._evaluation_part(plan, count)
             if name in folder.finished_parts() and plan.experiment.kind != CASES:
-                self._clock.skip(part)
+                self._skip(self._evaluation_title(plan, count))
                 continue
-            with self._clock.running(part):
-                evaluations[name], told = evaluate_part(plan, count, seeds, self._request)
-                evaluations[name].write_run(folder.videos(name))
-                folder.add_part(name, told)
-        result = finished_result(plan, self._request, folder.finished_parts(), seeds)
+            with self._step(self._evaluation_title(plan, count)):
+                evaluations[name], part = evaluate_part(plan, count, seeds, request)
+                evaluations[name].write_run(folder.folder / VIDEOS / name)
+                folder.add_part(name, part)
+        result = finished_result(plan, request, folder.finished_parts(), seeds)
         if plan.experiment.kind == THROUGHPUT:
-            with self._clock.running(self._extra_part(plan)):
-                measure_throughput(plan, self._request, result)
+            from sosampler.paper.throughput import add_throughput
+
+            with self._step(self._measurement_title(plan)):
+                add_throughput(plan, request, result)
         elif plan.experiment.kind == CASES:
+            from sosampler.paper.cases import write_cases
+
             (evaluation,) = evaluations.values()
-            with noting_what_is_missing(result):
-                show_cases(plan, self._request, evaluation, result, folder.folder)
-        with noting_what_is_missing(result):
-            draw_figures(plan, result, folder.folder)
+            with _noting_missing_packages(result):
+                write_cases(plan, request, evaluation, result, folder.folder)
+        elif plan.experiment.kind == CURVE:
+            with _noting_missing_packages(result):
+                _draw_curves(plan, result, folder.folder)
         return result
 
-    # ---- training
-
-    def _trained(self, plan: ExperimentPlan) -> ExperimentPlan:
-        """Train what is not finished; the plan without what came to nothing, as with too high a rate."""
-        place = plan.place.folder(self._request.out)
+    def _train(self, plan: ExperimentPlan) -> ExperimentPlan:
+        """Train what is not finished; returns the plan without trainings that diverged."""
+        where = plan.location.folder(self._request.out)
         for training in plan.trainings:
-            if (place, training.name) not in self._failed:
-                why = self._train_seeds(plan, training)
-                if why:
-                    self._failed[place, training.name] = why
-        failed = {name: why for (where, name), why in self._failed.items() if where == place}
-        left = plan.without(failed)
-        if left.refused and not plan.refused:
-            for part in self._parts(plan):
-                self._clock.skip(part)
+            if (where, training.name) in self._failed:
+                continue
+            seeds = plan.seeds(self._request)
+            for seed in seeds:
+                try:
+                    self._train_one(plan, training, seed)
+                except Diverged as error:  # other errors stop the run
+                    self._failed[where, training.name] = why = f"training with seed {seed} failed: {error}"
+                    self._say(f"    {why}")
+                    for other in seeds:
+                        self._skip(self._training_title(plan, training, other))
+                    break
+        left = plan.without({name: why for (folder, name), why in self._failed.items() if folder == where})
+        if left.refused:
+            for title in self._steps(plan):
+                self._skip(title)
         return left
 
-    def _train_seeds(self, plan: ExperimentPlan, training: Training) -> str:
-        """Train with every seed; why it came to nothing, empty where it did not. Other errors stop the run."""
-        parts = {seed: self._training_part(plan, training, seed) for seed in seeds_of(plan, self._request)}
-        for seed, part in parts.items():
-            try:
-                self._train_one(plan, training, seed, part)
-            except Diverged as error:
-                why = f"training with seed {seed} failed: {error}"
-                self._indented(why)
-                for other in parts.values():
-                    self._clock.skip(other)
-                return why
-        return ""
-
-    def _train_one(self, plan: ExperimentPlan, training: Training, seed: int, part: Part) -> None:
-        request, place = self._request, plan.place
+    def _train_one(self, plan: ExperimentPlan, training: Training, seed: int) -> None:
+        request, location = self._request, plan.location
         arguments: dict[str, Any] = {
-            "bank": place.bank.path,
-            "teacher": place.teacher,
-            "classifier": place.heavy,
-            "weights": request.weights,
-            "light": request.light,
-            "device": request.device,
-            "precision": request.precision,
-            "workers": request.workers,
+            "bank": location.bank.path,
+            "teacher": location.teacher,
+            "classifier": location.heavy,
+            **{"weights": request.weights, "light": request.light},
+            **{"device": request.device, "precision": request.precision, "workers": request.workers},
         }
-        folder = training.folder(place.folder(request.out), seed)
-        if training.is_finished(place.folder(request.out), seed):
-            self._clock.skip(part)
-            # Finds that it is finished, and was trained with this bank and these weights.
-            train_one(training, folder, seed, **arguments, say=_silent)
+        where = location.folder(request.out)
+        folder, title = training.folder(where, seed), self._training_title(plan, training, seed)
+        if training.is_finished(where, seed):
+            self._skip(title)
+            # Checks that it was trained with this bank and these weights.
+            train_one(training, folder, seed, **arguments, say=lambda text: None)
             return
-        with self._clock.running(part):
-            train_one(training, folder, seed, **arguments, say=self._indented)
-
-    def _indented(self, text: str) -> None:
-        self._say(f"    {text}")
+        with self._step(title):
+            train_one(training, folder, seed, **arguments, say=lambda text: self._say(f"    {text}"))
 
 
-def write_overview(folder: Path) -> None:
-    """All finished tables of a bank and a classifier on one page, in the paper's order."""
-    finished = [folder / name for name in list_experiments() if (folder / name / RESULT_FILE).is_file()]
-    pages = [path / TABLES["markdown"] for path in finished if (path / TABLES["markdown"]).is_file()]
-    if pages:
-        write_text(folder / OVERVIEW, "\n".join(page.read_text(encoding="utf-8") for page in pages))
+# ---- steps
 
 
-def _write_tables(folder: Path, result: dict[str, Any], *, only_missing: bool = False) -> None:
-    for style, name in TABLES.items():
-        if not only_missing or not (folder / name).is_file():
-            write_text(folder / name, table(result, style))
+def evaluate_part(
+    plan: ExperimentPlan, num_candidates: int, seeds: Sequence[int], request: Request
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Evaluate all rows of one T at a time, so that differences are paired by video; also as evaluation.json keeps it.
+
+    Where the table shows another metric than the one by which evaluations compare, uniform rows are added for every N
+    that a row is compared with; a baseline's N is only known once it has run.
+    """
+    from sosampler.evaluation.evaluate import evaluate
+
+    location, cells = plan.location, plan.parts[num_candidates]
+
+    def evaluated(policies: dict[str, str], pairs: Sequence[Pair]) -> Evaluation:
+        return evaluate(
+            location.bank.path,
+            policies,
+            pairs=list(pairs),
+            classifier=location.teacher if location.classifier is None else location.classifier,
+            views=None if location.classifier is None else int(location.about["views"]),
+            split=location.split,
+            seed=seeds[0],
+            bootstrap=request.bootstrap,
+            device=request.device,
+            precision=request.precision,
+            say=lambda text: request.say(f"    note: {text}") if applies_here(text) else None,
+        )
+
+    pairs = list(dict.fromkeys(cell.pair for cell in cells))
+    evaluation = evaluated(policies_of(plan, cells, seeds, location.folder(request.out)), pairs)
+    part = evaluation.to_dict()
+    missing = missing_uniform(part["rows"], metric_of(plan))
+    if missing:
+        part["rows"] += evaluated({UNIFORM: UNIFORM}, missing).to_dict()["rows"]
+    return evaluation, part
 
 
-def device_name(device: str | None) -> str:
-    """What the numbers were measured on."""
-
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return torch.cuda.get_device_name(where) if where.type == "cuda" else str(where)
-
-
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+@contextmanager
+def _noting_missing_packages(result: dict[str, Any]) -> Iterator[None]:
+    """Keep what was measured, perhaps for hours, where a package that draws it is not installed."""
+    try:
+        yield
+    except MissingDependency as error:
+        result["notes"].append(f"not drawn: {error}")
 
 
-def _silent(text: str) -> None:
-    pass
+def _measure_independence(plan: ExperimentPlan, request: Request, folder: Path) -> dict[str, Any]:
+    """Measure how similar neighbouring frames are, and write independence.json and independence.png."""
+    from sosampler.evaluation.independence import independence
+
+    measured = independence(
+        plan.location.bank.split(plan.location.split),
+        classifiers=[plan.location.classifier],
+        seed=request.seeds[0],
+        device=request.device,
+        precision=request.precision,
+        say=lambda text: request.say(f"    note: {text}"),
+    )
+    result = independence_result(plan, request, measured.to_dict())
+    with _noting_missing_packages(result):
+        result["files"] = [path.name for path in measured.write(folder)]
+    return result
+
+
+def _draw_curves(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> None:
+    """Write a page with the curves, and accuracy against cost as a file."""
+    from sosampler.figures.cost_curve import write_cost_curve
+    from sosampler.report import page as report_page
+
+    rows, metric = mean_rows(result["rows"], result["metric"]), result["metric"]
+    title = f"{name_in_words(plan.experiment.name)}: {plan.experiment.title}"
+    facts = {name: result[name] for name in ("bank", "classifier", "metric", "seeds", "notes")}
+    intro = f"The paper claims: {plan.experiment.claim}"
+    page = report_page.write_report(folder / "report", title, rows, facts=facts, metric=metric, intro=intro)
+    where = f"{result['bank']['name']}, {result['classifier']['name']}"
+    curve = write_cost_curve(rows, metric, folder / "curve.svg", title=f"{plan.experiment.title}: {where}")
+    result["files"] += [str(path.relative_to(folder)) for path in (page, curve)]

@@ -1,4 +1,4 @@
-"""A result as Markdown, text and CSV: our figure, the paper's in the next column, and points above uniform."""
+"""Write a result as Markdown, text or CSV: our figure, the paper's in the next column, and points above uniform."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class _Column:
 
 
 def table(result: dict[str, Any], style: str = "text") -> str:
-    """A result in one of `STYLES`.
+    """Return a result in one of `STYLES`.
 
-    Rows that cannot be had here say why, and so do systems that this package lacks. Our figures are means over seeds
-    with their standard deviation, or with one seed or none a 95 % interval over videos.
+    Rows that are left out have a footnote with the reason. Our figures are means over seeds with their standard
+    deviation, or with one seed or none a 95 % interval over videos.
     """
     one_of("style", style, STYLES)
     if style == "csv":
         return _csv(result)
     by_rate = result["kind"] == "independence" and result["rows"]
-    lines, keys = _independence(result) if by_rate else _grid(result), _footnotes(result)
+    lines, notes = _independence(result) if by_rate else _grid(result), _footnotes(result)
     text = _markdown(lines) if style == "markdown" else _aligned(lines)
     head = _head(result)
     if style == "markdown":
         head = [f"## {head[0]}", "", *(f"{line}  " for line in head[1:])]
-        keys = [f"- {line}" for line in keys]
-    return "\n".join([*head, "", *text, "", *keys]).rstrip() + "\n"
+        notes = [f"- {line}" for line in notes]
+    return "\n".join([*head, "", *text, "", *notes]).rstrip() + "\n"
 
 
 def _head(result: dict[str, Any]) -> list[str]:
     bank, classifier = result["bank"], result["classifier"]
     seeds = result["seeds"]
     trained = any(row.get("seeds") for row in result["rows"])
-    told = f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {classifier['name']}"
+    measured = f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {classifier['name']}"
     if trained:
-        told += f", {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
-    lines = [f"{name_in_words(result['experiment'])}: {result['title']}", told]
+        measured += f", {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
+    lines = [f"{name_in_words(result['experiment'])}: {result['title']}", measured]
     lines.append(f"The paper claims: {result['claim']}")
     if result["paper"] is not None:
         lines.append(f"In the columns of the paper: {result['paper']['column']}.")
@@ -57,7 +57,8 @@ def _head(result: dict[str, Any]) -> list[str]:
 
 
 def name_in_words(name: str) -> str:
-    """
+    """Return the name as the paper writes it.
+
     >>> name_in_words("table3"), name_in_words("figureII")
     ('Table 3', 'Figure II')
     """
@@ -73,8 +74,8 @@ def name_in_words(name: str) -> str:
 def _columns(result: dict[str, Any]) -> list[_Column]:
     metric = _METRICS[result["metric"]]
     return [
-        _Column("who chooses", _who),
-        _Column("N", lambda row: _frames(row)),
+        _Column("method", _method),
+        _Column("N", _frames),
         _Column("T", lambda row: str(row["num_candidates"] or _NOTHING)),
         _Column(f"ours: {metric}", _score),
         _Column(f"paper: {_METRICS[_paper_metric(result)]}", lambda row: _printed(_paper(row, "score"))),
@@ -89,20 +90,19 @@ def _columns(result: dict[str, Any]) -> list[_Column]:
 
 
 def _paper_metric(result: dict[str, Any]) -> str:
-    """It may be another than ours, where the bank is of another data set."""
+    """Return the paper's metric, which may differ from ours where the bank is of another data set."""
     rows = [*result["rows"], *result["left_out"], *result["elsewhere"]]
     return next((str(row["paper"]["metric"]) for row in rows if row.get("paper")), str(result["metric"]))
 
 
 def _grid(result: dict[str, Any]) -> list[list[str]]:
-    """Head and rows; columns in which nobody has anything are left out."""
-    columns = _columns(result)
-    rows = _all_rows(result)
+    """Return header and rows; empty columns are left out."""
+    columns, rows = _columns(result), _all_rows(result)
     if not rows:
         return [[str(result["refused"] or "nothing was measured")]]
     cells = [[column.text(row) for column in columns] for row in rows]
-    kept = [place for place in range(len(columns)) if any(line[place] for line in cells)]
-    return [[columns[place].name for place in kept], *([line[place] for place in kept] for line in cells)]
+    used = [index for index in range(len(columns)) if any(line[index] for line in cells)]
+    return [[columns[index].name for index in used], *([line[index] for index in used] for line in cells)]
 
 
 def _all_rows(result: dict[str, Any]) -> list[Row]:
@@ -114,7 +114,7 @@ def _all_rows(result: dict[str, Any]) -> list[Row]:
 
 
 def _reasons(result: dict[str, Any]) -> list[str]:
-    """Notes and reasons, each once, in the order of the rows."""
+    """Return notes and reasons, each once, in the order of the rows."""
     notes = [row["note"] for row in result["rows"] if row.get("note")]
     return list(dict.fromkeys([*notes, *(row["why"] for row in result["left_out"])]))
 
@@ -128,24 +128,24 @@ def _footnotes(result: dict[str, Any]) -> list[str]:
         lines.append("(a to b): 95 % of resamples of the videos lie between")
     if any("score" in row and row["num_frames"] is None for row in rows):
         lines.append(
-            "A system decides for itself how many frames it looks at: its N is the mean, and it is compared with as "
-            "many uniform ones, rounded up"
+            "A baseline decides by itself how many frames it classifies: its N is the mean, and it is compared with as "
+            "many uniform frames, rounded up"
         )
     return [*lines, *(f"note: {text}" for text in result["notes"])]
 
 
-def _who(row: Row) -> str:
-    dial = f" @{row['dial']}" if row.get("dial") else ""
+def _method(row: Row) -> str:
+    threshold = f" @{row['dial']}" if row.get("dial") else ""
     mark = f" [{row['mark']}]" if row.get("mark") else ""
-    return f"{row['title']}{dial}{mark}"
+    return f"{row['title']}{threshold}{mark}"
 
 
 def _frames(row: Row) -> str:
-    """N; of a system the mean number of frames that it looked at."""
+    """Return N; of a baseline the mean number of frames that it classified."""
     if row["num_frames"] is not None:
         return str(row["num_frames"])
-    taken = row.get("frames_classified")
-    return _NOTHING if taken is None else f"{taken:.1f}"
+    mean = row.get("frames_classified")
+    return _NOTHING if mean is None else f"{mean:.1f}"
 
 
 def _score(row: Row) -> str:
@@ -153,7 +153,7 @@ def _score(row: Row) -> str:
 
 
 def _spread(row: Row, name: str, *, sign: bool = False) -> str:
-    """A mean with its standard deviation, or with its interval."""
+    """Return a mean with its standard deviation or its interval."""
     value, deviation, bounds = row.get(name), row.get(f"{name}_sd"), row.get(f"{name}_ci95")
     if value is None:
         return _NOTHING
@@ -166,24 +166,24 @@ def _spread(row: Row, name: str, *, sign: bool = False) -> str:
 
 
 def _paper(row: Row, name: str) -> float | None:
-    told = row.get("paper") or {}
-    found: float | None = told.get(name)
-    return found
+    value: float | None = (row.get("paper") or {}).get(name)
+    return value
 
 
 def _number(value: float | None, *, places: int = 1, sign: bool = False) -> str:
-    """
+    """Format a number.
+
     >>> _number(12.345), _number(-0.01, sign=True), _number(None)
     ('12.3', '+0.0', '')
     """
     if value is None:
         return _NOTHING
-    rounded = round(value + 1e-9, places) + 0.0  # halves go up, and there is no -0.0
+    rounded = round(value + 1e-9, places) + 0.0  # halves are rounded up, and there is no -0.0
     return f"{rounded:{'+' if sign else ''}.{places}f}"
 
 
 def _printed(value: float | None, *, sign: bool = False) -> str:
-    """A figure of the paper with as many places as it prints, at least one.
+    """Format a figure of the paper with as many decimals as it prints, at least one.
 
     >>> _printed(88.65), _printed(77.7), _printed(701.0), _printed(15.2, sign=True), _printed(None)
     ('88.65', '77.7', '701.0', '+15.2', '')
@@ -196,7 +196,7 @@ def _printed(value: float | None, *, sign: bool = False) -> str:
 
 
 def _independence(result: dict[str, Any]) -> list[list[str]]:
-    lines = [["frames a second", "pairs", "mean likeness", "redundant, %", "stands by itself"]]
+    lines = [["frames a second", "pairs", "mean similarity", "redundant, %", "independent"]]
     for row in result["rows"]:
         passes = {True: "yes", False: "no", None: _NOTHING}[row["passes"]]
         redundant = None if row["redundant"] is None else 100 * row["redundant"]
@@ -225,7 +225,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _csv(result: dict[str, Any]) -> str:
-    """One line a row, one column a number; numbers as they are, what is not known is empty."""
+    """Return one line a row and one column a number; what is not known is empty."""
     flat = [_flat(row, result) for row in [*result["rows"], *result["left_out"], *result["elsewhere"]]]
     names = list(dict.fromkeys(name for row in flat for name in row))
     stream = io.StringIO()
@@ -236,13 +236,13 @@ def _csv(result: dict[str, Any]) -> str:
 
 
 def _flat(row: Row, result: dict[str, Any]) -> Row:
-    told: Row = {"experiment": result["experiment"], "bank": result["bank"]["name"]}
-    told |= {"classifier": result["classifier"]["name"], "metric": result["metric"]}
+    flat: Row = {"experiment": result["experiment"], "bank": result["bank"]["name"]}
+    flat |= {"classifier": result["classifier"]["name"], "metric": result["metric"]}
     for name, value in row.items():
         if name == "paper":
-            told |= {f"paper_{key}": inner for key, inner in (value or {}).items()}
+            flat |= {f"paper_{key}": inner for key, inner in (value or {}).items()}
         elif name.endswith("_ci95"):
-            told[f"{name}_low"], told[f"{name}_high"] = value or (None, None)
+            flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
         elif not isinstance(value, (dict, list)):
-            told[name] = value
-    return told
+            flat[name] = value
+    return flat

@@ -1,15 +1,16 @@
 """Videos a second of sampler and classifier, on frames that are in memory already.
 
-All ways are timed in turns in one run, so that a busy machine troubles them alike; what counts is the ratio to uniform.
-Decoding is not in it. A sampler and the classifier after it take videos in batches. A system decides frame by frame, so
-the classifier is run frame by frame for it; what it glances at is run at once, and its own small layers for all videos
-at once, which flatters it a little.
+All rows are timed in turns in one run, so that load on the machine affects them alike; what counts is the ratio to
+uniform. Decoding is not included. A sampler and the classifier after it take videos in batches. A baseline decides
+frame by frame, so the classifier is run frame by frame for it; its light network is run once for all frames, and its
+own small layers for all videos at a time, which flatters it a little.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,100 +18,157 @@ import torch
 from torch import Tensor
 
 from sosampler._util.environment import compare, in_turns
-from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import candidate_slots
-from sosampler.policies import positional as rules
-
-Way = Callable[[], Any]
+from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request
+from sosampler.policies import positional
 
 VIDEOS, BATCH, ROUNDS = 64, 16, 5
 UNIFORM = "uniform"
 
 
-def frames_in_memory(bank: Bank, num_candidates: int, device: torch.device, *, videos: int = VIDEOS) -> Tensor:
-    """uint8 [V, T, 3, H, W] of the first labelled videos, all in the size of the first, on the device."""
-    count = whole_number("num_candidates", num_candidates)
-    rows = [row for row, item in enumerate(bank.items) if item.labels][: whole_number("videos", videos)]
-    if not rows:
+def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any]) -> None:
+    """Time every row on the same frames, and add the speed to the rows of a result."""
+    location = plan.location
+    classifier, bank = location.classifier, location.bank.split(location.split)
+    counts = {cell.num_candidates for cell in plan.cells}
+    frames_by = {count: frames_in_memory(bank, count, classifier.device) for count in counts}
+    names, runs = [], {}
+    for cell in plan.cells:
+        name = UNIFORM if cell.recipe.row == UNIFORM else f"{cell.recipe.row} {cell.pair}"
+        names.append(name)
+        run = _run_of(plan, cell, frames_by[cell.num_candidates], request)
+        if run is not None:
+            runs[name] = run
+        else:
+            result["notes"].append(
+                f"{cell.recipe.title} was not timed: its light network is not available; give --weights, or a sampler "
+                "as --light"
+            )
+    videos = len(next(iter(frames_by.values())))
+    measured = measure(runs, videos)
+    for row, name in zip(result["rows"], names, strict=True):
+        row |= measured.get(name, {"videos_per_second": None, "times_uniform": None})
+    reference = next(cell for cell in plan.cells if cell.recipe.row == UNIFORM)
+    result["notes"] += [
+        f"videos a second: {videos} videos with frames in memory on {classifier.device}, seed {request.seeds[0]}, "
+        f"batches of {BATCH}, median of {ROUNDS} rounds; decoding is not included",
+        f"times uniform: uniform with {reference.num_frames} of {reference.num_candidates} frames is 1, whatever N a "
+        "row has; points to uniform are to uniform with as many frames as the row",
+    ]
+
+
+def frames_in_memory(bank: Bank, num_candidates: int, device: torch.device) -> Tensor:
+    """Return uint8 [V, T, 3, H, W] of the first labelled videos, all in the size of the first, on the device."""
+    indices = [index for index, item in enumerate(bank.items) if item.labels][:VIDEOS]
+    if not indices:
         raise InvalidArgument(f"{bank.path}: no video of this part has a label; give another split")
-    size = bank[rows[0]].height, bank[rows[0]].width
-    pictures = [bank[row].frames(candidate_slots(len(bank[row]), count)[0], size=size) for row in rows]
-    return torch.from_numpy(np.stack(pictures).transpose(0, 1, 4, 2, 3).copy()).to(device)
+    size = bank[indices[0]].height, bank[indices[0]].width
+    videos = [bank[index].frames(candidate_slots(len(bank[index]), num_candidates)[0], size=size) for index in indices]
+    return torch.from_numpy(np.stack(videos).transpose(0, 1, 4, 2, 3).copy()).to(device)
 
 
-def uniform_way(classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH) -> Way:
-    """The classifier alone, on evenly spread frames."""
-    places = torch.from_numpy(rules.uniform(frames.shape[1], num_frames)).to(frames.device)
+def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor, request: Request) -> Callable[[], None] | None:
+    """Return what is timed for a row; None where it needs a light network that is not available."""
+    from sosampler.samplers.registry import load_sampler
+
+    location, classifier = plan.location, plan.location.classifier
+    if cell.training is None:
+        return uniform_run(classifier, frames, cell.num_frames)
+    folder = cell.training.folder(location.folder(request.out), request.seeds[0])
+    if not cell.training.is_baseline:
+        sampler = load_sampler(folder, device=str(classifier.device))
+        sampler.precision = classifier.precision
+        return sampler_run(sampler, classifier, frames, cell.num_frames)
+    from sosampler.baselines.folder import load_system
+    from sosampler.training.baseline_data import bank_views
+
+    light = light_network_of(request, classifier) if cell.training.needs_light else None
+    if cell.training.needs_light and light is None:
+        return None
+    baseline = load_system(folder, str(classifier.device))
+    kept = {name: (baseline.about.get(name) or {}).get("fingerprint") for name in ("heavy", "light")}
+    views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
+    return baseline_run(baseline, views.some(torch.arange(len(frames))), classifier, light, frames)
+
+
+def light_network_of(request: Request, classifier: Any) -> Any:
+    """Return the light network on the classifier's device and in its precision; None where only features are known."""
+    from sosampler.baselines import base
+
+    if request.light is None:
+        network = None if request.weights is None else base.light_network(request.weights)
+    else:
+        # A copy: its precision is part of what identifies trainings.
+        network = copy.deepcopy(request.light) if hasattr(request.light, "look") else None
+    if network is None:
+        return None
+    network.precision = classifier.precision
+    return network.to(classifier.device)
+
+
+def uniform_run(classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH) -> Callable[[], None]:
+    """Return a function that classifies evenly spread frames."""
+    positions = torch.from_numpy(positional.uniform(frames.shape[1], num_frames)).to(frames.device)
 
     def run() -> None:
         for part in frames.split(batch):
-            classifier.clip_probs(part[:, places])
+            classifier.clip_probs(part[:, positions])
         _wait(frames.device)
 
     return run
 
 
-def sampler_way(sampler: Any, classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH) -> Way:
-    """Score all candidates, choose, classify."""
+def sampler_run(
+    sampler: Any, classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH
+) -> Callable[[], None]:
+    """Return a function that scores all candidates, chooses and classifies."""
 
     def run() -> None:
         for part in frames.split(batch):
-            places = sampler.choose(part, num_frames).to(part.device)  # [B, N]
-            chosen = part[torch.arange(len(part), device=part.device)[:, None], places]
-            classifier.clip_probs(chosen)
+            chosen = sampler.choose(part, num_frames).to(part.device)  # [B, N]
+            classifier.clip_probs(part[torch.arange(len(part), device=part.device)[:, None], chosen])
         _wait(frames.device)
 
     return run
 
 
-def system_way(system: Any, views: Any, classifier: Any, light: Any, frames: Tensor) -> Way:
-    """What a system would run: the light network on what it glances at, the heavy one on what it sees, frame by frame.
+def baseline_run(baseline: Any, views: Any, classifier: Any, light: Any, frames: Tensor) -> Callable[[], None]:
+    """Return a function that runs a baseline's light network on all frames and the classifier frame by frame.
 
     Args:
-        system: trained.
+        baseline: trained.
         views: features of the same videos as `frames`, by which it decides.
         classifier: its heavy network.
         light: its light network, or None where it has none.
     """
-    from sosampler.baselines.base import predict
+    from sosampler.baselines import base
 
     def run() -> None:
-        output = predict(system, views)
-        for video, (heavy, glanced) in enumerate(zip(output.seen_heavy, output.seen_light, strict=True)):
+        output = base.predict(baseline, views)
+        for video, (heavy, scanned) in enumerate(zip(output.seen_heavy, output.seen_light, strict=True)):
             if light is not None:
-                light.look(frames[video : video + 1, glanced.to(frames.device)])
-            for place in heavy.nonzero()[:, 0].tolist():
-                classifier.clip_probs(frames[video : video + 1, place : place + 1])
+                light.look(frames[video : video + 1, scanned.to(frames.device)])
+            for index in heavy.nonzero()[:, 0].tolist():
+                classifier.clip_probs(frames[video : video + 1, index : index + 1])
         _wait(frames.device)
 
     return run
 
 
-def measure(ways: Mapping[str, Way], num_videos: int, *, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """Videos a second of each way, by the median of the rounds after one to warm up, and their ratio to uniform.
-
-    Args:
-        ways: by name; one is called "uniform".
-        num_videos: that each way gets through.
-    """
-    seconds = in_turns(dict(ways), rounds=whole_number("rounds", rounds))
-    found = {}
-    for name, taken in seconds.items():
-        times = compare(seconds, way=name, reference=UNIFORM)["times_faster"]
-        found[name] = {"videos_per_second": num_videos / statistics.median(taken), "times_uniform": times}
-    return found
-
-
-def add_to_rows(
-    rows: Sequence[dict[str, Any]], measured: Mapping[str, Mapping[str, float]], names: Sequence[str]
-) -> None:
-    """Write the measured speed into rows of a result; `names` are those of their ways."""
-    for row, name in zip(rows, names, strict=True):
-        told = measured.get(name, {})
-        row["videos_per_second"] = told.get("videos_per_second")
-        row["times_uniform"] = told.get("times_uniform")
+def measure(
+    runs: Mapping[str, Callable[[], None]], num_videos: int, *, rounds: int = ROUNDS
+) -> dict[str, dict[str, float]]:
+    """Return videos a second, by the median of the rounds after a warm-up, and the ratio to the run "uniform"."""
+    seconds = in_turns(dict(runs), rounds=rounds)
+    return {
+        name: {
+            "videos_per_second": num_videos / statistics.median(taken),
+            "times_uniform": compare(seconds, way=name, reference=UNIFORM)["times_faster"],
+        }
+        for name, taken in seconds.items()
+    }
 
 
 def _wait(device: torch.device) -> None:

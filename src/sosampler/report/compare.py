@@ -1,4 +1,4 @@
-"""What a report says first: the best learned choice against uniform, in a sentence and in a few large numbers."""
+"""Compare the best learned sampler with uniform: in a sentence, in large numbers, by class and video by video."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sosampler.figures.curves import LEARNED, Row, kind_of, looks_of
 from sosampler.policies.names import is_system
-from sosampler.report.load import RowKey, RunVideos, Said
+from sosampler.report.load import Prediction, RowKey, RunVideos
 from sosampler.report.tables import between, percent
 
 Pair = tuple[int, int]  # N, T
@@ -26,7 +26,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Headline:
-    """The rows that the finding is about, all with the same N of T."""
+    """The rows that are compared, all with the same N of T."""
 
     pair: Pair
     uniform: Row | None
@@ -35,14 +35,14 @@ class Headline:
 
 
 def headline_of(rows: Sequence[Row], metric: str, pair: Pair | None = None) -> Headline | None:
-    """The rows of one N of T: the given one, or the middle one of those that a learned sampler has."""
-    policies = [row for row in rows if not is_system(row)]  # systems have no N
+    """Return the rows of one N of T: the given one, or the middle one of those that a learned sampler has."""
+    policies = [row for row in rows if not is_system(row)]  # baselines have no N
     learned = [row for row in policies if kind_of(row["policy"]) == LEARNED]
     pairs = sorted({_pair(row) for row in learned or policies if row["policy"] != "all"})
     if not pairs:
         return None
-    # Whoever takes all candidates chooses nothing.
-    choosing = [one for one in pairs if one[0] < one[1]] or pairs
+    # A policy that takes all candidates chooses nothing.
+    choosing = [candidate for candidate in pairs if candidate[0] < candidate[1]] or pairs
     pair = pair or choosing[len(choosing) // 2]
     here = {row["policy"]: row for row in policies if _pair(row) == pair}
     samplers = [row for row in learned if here.get(row["policy"]) is row]
@@ -56,16 +56,16 @@ def _pair(row: Row) -> Pair:
 
 
 def tiles_of(rows: Sequence[Row], metric: str, headline: Pair | None = None) -> list[Tile]:
-    """Uniform, the best learned sampler and the oracle at one N of T; and what was won."""
-    found = headline_of(rows, metric, headline)
-    if found is None:
+    """Return uniform, the best learned sampler, its gain and the oracle at one N of T."""
+    best_rows = headline_of(rows, metric, headline)
+    if best_rows is None:
         return []
-    frames = f"{found.pair[0]} of {found.pair[1]} frames"
+    frames = f"{best_rows.pair[0]} of {best_rows.pair[1]} frames"
     tiles = []
-    if found.uniform is not None:
-        tiles.append(_tile("uniform", found.uniform, metric, f"{frames}, evenly spread"))
-    if found.sampler is not None:
-        best = found.sampler
+    if best_rows.uniform is not None:
+        tiles.append(_tile("uniform", best_rows.uniform, metric, f"{frames}, evenly spread"))
+    if best_rows.sampler is not None:
+        best = best_rows.sampler
         tiles.append(_tile(best["policy"], best, metric, f"{frames}, learned"))
         versus, recovered = best.get("versus_uniform"), best.get("recovered")
         if versus:
@@ -74,8 +74,8 @@ def tiles_of(rows: Sequence[Row], metric: str, headline: Pair | None = None) -> 
             if recovered is not None and not lost:
                 remark += f"; {100 * recovered:.0f} % of what the semi-optimal oracle gains"
             tiles.append(Tile("loss" if lost else "gain", percent(versus["difference"], sign=True), remark, LEARNED))
-    if found.semi_optimal is not None:
-        tiles.append(_tile("semi-optimal", found.semi_optimal, metric, "the oracle that knows the label"))
+    if best_rows.semi_optimal is not None:
+        tiles.append(_tile("semi-optimal", best_rows.semi_optimal, metric, "the oracle that knows the label"))
     return tiles
 
 
@@ -85,23 +85,28 @@ def _tile(name: str, row: Row, metric: str, remark: str) -> Tile:
 
 
 def sentence_of(rows: Sequence[Row], metric: str, facts: Mapping[str, Any], headline: Pair | None = None) -> str:
-    """The finding in words, with its interval and what the interval says; empty where nothing can be compared."""
-    found = headline_of(rows, metric, headline)
-    if found is None or found.sampler is None:
+    """Return the comparison in words, with its interval; empty where nothing can be compared."""
+    compared = headline_of(rows, metric, headline)
+    if compared is None or compared.sampler is None:
         return ""
-    best, versus = found.sampler, found.sampler.get("versus_uniform")
-    if found.uniform is not None:
-        uniform = float(found.uniform[metric])
+    best, versus = compared.sampler, compared.sampler.get("versus_uniform")
+    if compared.uniform is not None:
+        uniform = float(compared.uniform[metric])
     elif versus and versus.get("metric", metric) == metric:  # it was measured, and has no row of its own
         uniform = float(best[metric]) - float(versus["difference"])
     else:
         return ""
-    where = _where(facts)
+    where = ""
+    if facts.get("num_videos") and facts.get("split"):
+        where += f"on {facts['num_videos']} videos of {facts['split']}, "
+    teacher = facts.get("teacher")
+    if isinstance(teacher, Mapping) and teacher.get("name"):
+        where += f"classified by {teacher['name']}, "
     does, scores = ("is right on", "of the videos") if metric == "top1" else ("has a mean average precision of", "")
     text = (
-        f"{where}with {found.pair[0]} of {found.pair[1]} frames {best['policy']} {does} {_with_unit(best[metric])}"
+        f"{where}with {compared.pair[0]} of {compared.pair[1]} frames {best['policy']} {does} {percent(best[metric])} %"
         f"{scores and ' ' + scores}{between((best.get('ci95') or {}).get(metric))}, uniform "
-        f"{'on' if metric == 'top1' else 'one of'} {_with_unit(uniform)}. "
+        f"{'on' if metric == 'top1' else 'one of'} {percent(uniform)} %. "
     )
     text = text[0].upper() + text[1:]
     if not versus:
@@ -118,21 +123,6 @@ def sentence_of(rows: Sequence[Row], metric: str, facts: Mapping[str, Any], head
     return f"{text}."
 
 
-def _where(facts: Mapping[str, Any]) -> str:
-    teacher = facts.get("teacher")
-    judge = teacher.get("name") if isinstance(teacher, Mapping) else None
-    parts = []
-    if facts.get("num_videos") and facts.get("split"):
-        parts.append(f"on {facts['num_videos']} videos of {facts['split']}")
-    if judge:
-        parts.append(f"judged by {judge}")
-    return "".join(f"{part}, " for part in parts)
-
-
-def _with_unit(share: float) -> str:
-    return f"{percent(share)} %"
-
-
 SUCCESS_RULE = (
     "Videos that {sampler} gets right and uniform wrong, those first in which {sampler} leads by most in the "
     "classifier's confidence in the label."
@@ -145,23 +135,23 @@ FAILURE_RULE = (
 
 @dataclass(frozen=True)
 class Contrast:
-    """Who is compared, with the same N of T."""
+    """The rows that are compared, with the same N of T."""
 
     sampler: RowKey
     uniform: RowKey
 
 
 def contrast_of(rows: Sequence[Row], metric: str, known: RunVideos, pair: Pair | None = None) -> Contrast | None:
-    """The best learned sampler and uniform at the headline's N of T; None where one of them is missing."""
-    found = headline_of(rows, metric, pair)
-    if found is None or found.sampler is None:
+    """Return the best learned sampler and uniform at one N of T; None where one of them is missing."""
+    compared = headline_of(rows, metric, pair)
+    if compared is None or compared.sampler is None:
         return None
-    contrast = Contrast((found.sampler["policy"], *found.pair), ("uniform", *found.pair))
+    contrast = Contrast((compared.sampler["policy"], *compared.pair), ("uniform", *compared.pair))
     return contrast if {contrast.sampler, contrast.uniform} <= set(known.keys) else None
 
 
-def cases(sampler: Sequence[Said], uniform: Sequence[Said], *, success: bool) -> list[int]:
-    """Numbers of the videos that one gets right and the other wrong, the largest lead in confidence first.
+def cases(sampler: Sequence[Prediction], uniform: Sequence[Prediction], *, success: bool) -> list[int]:
+    """Return indices of videos that one gets right and the other wrong, the largest lead in confidence first.
 
     Args:
         success: the sampler is the one that is right.
@@ -180,7 +170,7 @@ def cases(sampler: Sequence[Said], uniform: Sequence[Said], *, success: bool) ->
 
 @dataclass(frozen=True)
 class ClassDifference:
-    """How often each is right on the videos of one class; shares."""
+    """How often each is right on the videos of one class; fractions."""
 
     name: str
     videos: int
@@ -194,28 +184,33 @@ class ClassDifference:
 
 
 def class_differences(videos: RunVideos, contrast: Contrast) -> list[ClassDifference]:
-    """The classes that have videos; those that gain most first, among equals by confidence, then by name."""
-    sampler, uniform = videos.said(contrast.sampler), videos.said(contrast.uniform)
+    """Return the classes that have videos; those that gain most first, among equals by confidence, then by name."""
+    sampler, uniform = videos.predictions(contrast.sampler), videos.predictions(contrast.uniform)
     members: dict[int, list[int]] = {}
     for number, video in enumerate(videos.videos):
         for label in video.labels:
             members.setdefault(label, []).append(number)
-    found = [
+    differences = [
         ClassDifference(
             videos.classes[label],
-            len(own),
-            sum(uniform[number].right for number in own) / len(own),
-            sum(sampler[number].right for number in own) / len(own),
-            sum(sampler[number].confidence - uniform[number].confidence for number in own) / len(own),
+            len(of_class),
+            sum(uniform[number].right for number in of_class) / len(of_class),
+            sum(sampler[number].right for number in of_class) / len(of_class),
+            sum(sampler[number].confidence - uniform[number].confidence for number in of_class) / len(of_class),
         )
-        for label, own in members.items()
+        for label, of_class in members.items()
     ]
-    return sorted(found, key=lambda one: (-round(one.difference, 9), -one.confidence, one.name))
+    return sorted(differences, key=lambda row: (-round(row.difference, 9), -row.confidence, row.name))
 
 
 # ---- all videos
 
-WHO = {(True, True): "both", (True, False): "sampler alone", (False, True): "uniform alone", (False, False): "nobody"}
+RIGHT = {
+    (True, True): "both",
+    (True, False): "sampler alone",
+    (False, True): "uniform alone",
+    (False, False): "neither",
+}
 
 
 @dataclass(frozen=True)
@@ -224,11 +219,11 @@ class VideoLine:
 
     id: str
     label: str
-    who: str  # is right
-    uniform: Said
-    sampler: Said
-    uniform_says: str
-    sampler_says: str
+    right: str  # one of RIGHT
+    uniform: Prediction
+    sampler: Prediction
+    uniform_class: str
+    sampler_class: str
 
     @property
     def lead(self) -> float:
@@ -237,17 +232,17 @@ class VideoLine:
 
 
 def video_lines(videos: RunVideos, contrast: Contrast) -> list[VideoLine]:
-    """All videos in the order of the evaluation."""
-    both = zip(videos.videos, videos.said(contrast.sampler), videos.said(contrast.uniform), strict=True)
+    """Return all videos in the order of the evaluation."""
+    sampler, uniform = videos.predictions(contrast.sampler), videos.predictions(contrast.uniform)
     return [
         VideoLine(
             video.id,
             videos.label(video),
-            WHO[sampler.right, uniform.right],
-            uniform,
-            sampler,
-            videos.classes[uniform.predicted],
-            videos.classes[sampler.predicted],
+            RIGHT[mine.right, other.right],
+            other,
+            mine,
+            videos.classes[other.predicted],
+            videos.classes[mine.predicted],
         )
-        for video, sampler, uniform in both
+        for video, mine, other in zip(videos.videos, sampler, uniform, strict=True)
     ]

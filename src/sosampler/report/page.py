@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing beside it: from what is to be shown to the page."""
+"""Write parts of a report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_CLASSES, MAX_VIDEOS = 24, 5000
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What the page shows of one run; what is empty is left out."""
+    """Content of one run; what is empty is left out."""
 
     title: str = ""
     summary: str = ""
@@ -48,7 +48,7 @@ class Part:
     figures: Sequence[Figure] = ()
     grids: Sequence[Grid] = ()
     galleries: Sequence[Gallery] = ()
-    contrast: Contrast | None = None  # whom classes and videos compare
+    contrast: Contrast | None = None  # the rows that classes and videos compare
     classes: Sequence[ClassDifference] = ()
     videos: Sequence[VideoLine] = ()
     notes: Sequence[str] = ()
@@ -67,18 +67,18 @@ def write_report(
     intro: str = "",
     headline: Pair | None = None,
 ) -> Path:
-    """Write `folder`/index.html: the finding, curves, strips of chosen frames, the table with intervals, the facts.
+    """Write `folder`/index.html: the comparison, curves, strips of chosen frames, the table with intervals, the facts.
 
     Args:
-        folder: is made if need be.
+        folder: created if needed.
         title: of the page.
         rows: of an evaluation, as its JSON has them.
         curves: figures; None draws accuracy against frames and against cost.
         strips: videos with the frames that policies chose.
-        facts: what was measured on what; nested names are joined.
+        facts: settings and machine; nested names are joined.
         metric: the main one, "top1" or "mAP".
         intro: a paragraph below the title.
-        headline: N and T of the finding at the top; None takes the middle one of those that a learned sampler has.
+        headline: N and T of the comparison at the top; None takes the middle one of those that a learned sampler has.
     """
     one_of("metric", metric, METRIC_NAMES)
     if not rows:
@@ -94,14 +94,14 @@ def write_report(
 def write_page(path: str | os.PathLike[str], title: str, parts: Sequence[Part], *, intro: str = "") -> Path:
     """Write one file for one or several runs.
 
-    Pictures, figures, style and a script that sorts and filters tables are inside of it. It asks the network for
-    nothing, and no other script may run in it. It follows the reader's choice of light or dark, fits telephones and
-    prints; without the script its tables are plain.
+    Images, figures, style and a script that sorts and filters tables are embedded. It loads nothing from the network,
+    and no other script may run in it. It follows the reader's choice of light or dark, fits telephones and prints;
+    without the script its tables are plain.
     """
     if not parts:
         raise InvalidArgument("a page needs at least one run; give some")
     script = files("sosampler.report").joinpath("templates", "tables.js").read_text(encoding="utf-8")
-    # What stands between the tags, to the letter, is what a browser holds against the hash.
+    # A browser compares the hash with exactly what stands between the tags.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     html = _template().render(
         title=title,
@@ -121,17 +121,17 @@ def write_page(path: str | os.PathLike[str], title: str, parts: Sequence[Part], 
         raise InvalidArgument(f"{target.parent}: the folder cannot be made ({error.strerror}); give another") from error
     try:
         with replacing(target) as temporary:
-            temporary.write_text(html, encoding="utf-8", errors="replace")  # names of files may hold halves of letters
+            temporary.write_text(html, encoding="utf-8", errors="replace")  # names of files may hold lone surrogates
     except OSError as error:
         raise InvalidArgument(f"{target}: cannot be written ({error.strerror}); give another name") from error
     return target
 
 
 def _context(part: Part, number: int) -> dict[str, Any]:
-    """A part as the templates want it; `number` keeps its anchors apart from those of other parts."""
+    """Return a part for the templates; `number` distinguishes its anchors from those of other parts."""
     drawn = [line.policy for gallery in part.galleries for strip in gallery.strips for line in strip.lines]
     looks = looks_of_rows(part.rows, drawn)
-    systems = any(look.kind == SYSTEM for look in looks.values())
+    baselines = any(look.kind == SYSTEM for look in looks.values())
     many = len(part.classes) > MAX_CLASSES
     ends = [*part.classes[: MAX_CLASSES // 2], *part.classes[-(MAX_CLASSES // 2) :]]
     return {
@@ -144,7 +144,7 @@ def _context(part: Part, number: int) -> dict[str, Any]:
         "galleries": part.galleries,
         "contrast": part.contrast,
         "class_tables": [ends, part.classes] if many else [part.classes] if part.classes else [],
-        "widest": max((abs(one.difference) for one in part.classes), default=0.0) or 1.0,
+        "widest": max((abs(row.difference) for row in part.classes), default=0.0) or 1.0,
         "videos": part.videos[:MAX_VIDEOS],
         "num_videos": len(part.videos),
         "groups": groups_of(part.rows),
@@ -152,7 +152,7 @@ def _context(part: Part, number: int) -> dict[str, Any]:
         "metric": part.metric,
         "other": "mAP" if part.metric == "top1" else "top1",
         "looks": looks,
-        "kinds": {kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or systems},
+        "kinds": {kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or baselines},
         "search": search_of(part.rows, part.metric),
         "notes": part.notes,
         "facts": flat(part.facts),

@@ -1,4 +1,4 @@
-"""`write_run_report`: runs on disk as one page."""
+"""Write runs on disk as one page."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sosampler.report.compare import (
     video_lines,
 )
 from sosampler.report.load import (
+    INDEPENDENCE_FIGURE,
     INDEPENDENCE_FILE,
-    INDEPENDENCE_PICTURE,
     RESULT_FILE,
     RUN_FILE,
     AnyRun,
@@ -45,7 +45,7 @@ from sosampler.report.strips import Gallery, OpenedBank, Strip, open_bank, strip
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _ORACLES = ("semi-optimal", "optimal")
-_MOST_SYSTEMS, _MOST_LINES = 2, 4  # in a strip
+_MAX_BASELINES, _MAX_LINES = 2, 4  # in a strip
 
 
 def write_run_report(
@@ -57,9 +57,10 @@ def write_run_report(
     videos: int = 12,
     bank: str | os.PathLike[str] | None = None,
     headline: Pair | None = None,
+    experiments: Callable[[Experiments], Part] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write one HTML file that opens anywhere: the finding, tables, curves, and videos with the chosen frames.
+    """Write one self-contained HTML file: the comparison, tables, curves, and videos with the chosen frames.
 
     Args:
         runs: folders of `Evaluation.write_run`, of the demonstration, of `reproduce` or of `independence`, or files of
@@ -69,9 +70,10 @@ def write_run_report(
         intro: a paragraph below it.
         videos: shown of each run, at most: a third where the sampler is right and uniform wrong, a third the other way
             round, and the first ones of the rest.
-        bank: where the pictures are, if not where the runs say; it must be that of at least one of them.
-        headline: N and T of the finding and of the videos; None: the middle one of those that a learned sampler has.
-        say: told what could not be shown.
+        bank: with the frames, if it was moved; it must be that of at least one of the runs.
+        headline: N and T of the comparison and of the videos; None: the middle one of those that a learned sampler has.
+        experiments: makes the part of experiments of `reproduce`: `sosampler.paper.page.experiments_part`.
+        say: called with a line of text for everything that could not be shown.
     """
     whole_number("videos", videos, at_least=0)
     paths = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
@@ -83,85 +85,70 @@ def write_run_report(
     distinct: dict[Path, Path] = {}
     for path in map(Path, paths):
         distinct.setdefault(_real(path), path)
-    found = [run for path in distinct.values() for run in read_runs(path)]
-    _check_out(Path(out), found)
-    names = names_of([run.path for run in found])
+    loaded = [run for path in distinct.values() for run in read_runs(path)]
+    _check_out(Path(out), loaded)
+    names = names_of([run.path for run in loaded])
     misfits: list[str | None] = []  # of the given bank, run by run
-    parts = [_part(run, name, videos, given, headline, misfits) for run, name in zip(found, names, strict=True)]
-    parts = _told_apart(parts, names)
+    parts = []
+    for run, name in zip(loaded, names, strict=True):
+        if isinstance(run, EvaluationRun):
+            parts.append(_evaluation_part(run, name, videos, given, headline, misfits))
+        elif isinstance(run, Experiments):
+            if experiments is None:
+                raise InvalidArgument(f"{run.path}: is of `sosampler reproduce`; make its page with `sosampler report`")
+            parts.append(experiments(run))
+        else:
+            grid = independence_grid(run.path)
+            assert grid is not None  # it is what made this a run
+            parts.append(Part(title=name, summary=" ".join(grid.above), grids=[grid], facts={"run": str(run.path)}))
+    titles = [part.title for part in parts]
+    parts = [  # reproductions are named by bank and classifier, which may be those of others
+        part if titles.count(part.title) == 1 or part.title == name else replace(part, title=f"{part.title} ({name})")
+        for part, name in zip(parts, names, strict=True)
+    ]
     if misfits and None not in misfits:
         raise InvalidArgument(f"--bank {given}: {misfits[0]}; give the bank that was evaluated, or leave it out")
-    for run, part in zip(found, parts, strict=True):
+    for run, part in zip(loaded, parts, strict=True):
         for note in part.notes[len(run.notes) if isinstance(run, EvaluationRun) else 0 :]:
             say(note)
-    return write_page(out, title or _title(found, names), parts, intro=intro)
+    if title is None and all(isinstance(run, Experiments) for run in loaded):
+        title = "sosampler: the paper's tables and figures"
+    default = f"sosampler: {names[0]}" if len(loaded) == 1 else f"sosampler: {len(loaded)} runs"
+    return write_page(out, title or default, parts, intro=intro)
 
 
 def _real(path: Path) -> Path:
-    """By which two ways to one place are known."""
+    """Return the resolved path, by which two paths of one file are recognised."""
     try:
         return path.resolve()
-    except (OSError, RuntimeError):  # too long, or links in a circle: reading it will tell
+    except (OSError, RuntimeError):  # too long, or circular links: reading it will raise
         return path
 
 
 def _check_out(out: Path, runs: Sequence[AnyRun]) -> None:
-    """A page must not take the place of what it was made from."""
+    """Raise where the page would replace what it is made from."""
+    names = (EVALUATION_FILE, VIDEOS_FILE, INDEPENDENCE_FILE, INDEPENDENCE_FIGURE, RESULT_FILE, RUN_FILE)
     for run in runs:
         folders = (*run.folders, *run.unfinished) if isinstance(run, Experiments) else (run.path,)
-        files = [path for folder in folders for path in ([folder] if folder.is_file() else _files_of(folder))]
+        files = [file for path in folders for file in ([path] if path.is_file() else [path / name for name in names])]
         if any(_real(out) == _real(path) for path in files):
             raise InvalidArgument(f"{out} is a file of the run {run.path}; give another name, for example report.html")
 
 
-def _files_of(folder: Path) -> list[Path]:
-    names = (EVALUATION_FILE, VIDEOS_FILE, INDEPENDENCE_FILE, INDEPENDENCE_PICTURE, RESULT_FILE, RUN_FILE)
-    return [folder / name for name in names]
-
-
-def _title(runs: Sequence[AnyRun], names: Sequence[str]) -> str:
-    if all(isinstance(run, Experiments) for run in runs):
-        return "sosampler: the paper's tables and figures"
-    return f"sosampler: {names[0]}" if len(runs) == 1 else f"sosampler: {len(runs)} runs"
-
-
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """The end of each path, as much of it as tells it from the others.
+    """Return the shortest end of each path that differs from the others.
 
     >>> names_of([Path("/a/run"), Path("/b/run"), Path("/a/other")])
     ['a/run', 'b/run', 'other']
     """
-    ways = [Path(os.path.abspath(path)).parts for path in paths]
+    split = [Path(os.path.abspath(path)).parts for path in paths]
     names = []
-    for way in ways:
-        for length in range(1, len(way) + 1):
-            if sum(other[-length:] == way[-length:] for other in ways) == 1:
+    for parts in split:
+        for length in range(1, len(parts) + 1):
+            if sum(other[-length:] == parts[-length:] for other in split) == 1:
                 break
-        names.append(str(Path(*way[-length:])))
+        names.append(str(Path(*parts[-length:])))
     return names
-
-
-def _told_apart(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
-    """Reproductions are called by bank and classifier, which may be those of others."""
-    titles = [part.title for part in parts]
-    return [
-        part if titles.count(part.title) == 1 or part.title == name else replace(part, title=f"{part.title} ({name})")
-        for part, name in zip(parts, names, strict=True)
-    ]
-
-
-def _part(
-    run: AnyRun, name: str, count: int, given: Path | None, headline: Pair | None, misfits: list[str | None]
-) -> Part:
-    if isinstance(run, EvaluationRun):
-        return _evaluation_part(run, name, count, given, headline, misfits)
-    if isinstance(run, Experiments):
-        from sosampler.paper.page import experiments_part
-
-        return experiments_part(run)
-    grid = independence_grid(run.path)
-    assert grid is not None  # it is what made this a run
-    return Part(title=name, summary=" ".join(grid.above), grids=[grid], facts={"run": str(run.path)})
 
 
 # ---- an evaluation
@@ -194,24 +181,21 @@ def _evaluation_part(
 def _about_videos(
     run: EvaluationRun, videos: RunVideos, count: int, given: Path | None, headline: Pair | None, notes: list[str]
 ) -> tuple[dict[str, Any], str | None]:
-    """Galleries, classes and the list of videos; and what is wrong with the given bank.
-
-    Adds to the notes what is missing.
-    """
+    """Return galleries, classes and the list of videos, and what is wrong with the given bank; adds to the notes."""
     contrast = contrast_of(run.rows, run.metric, videos, headline)
     keys = shown_keys(run.rows, run.metric, videos, headline)
-    found = all_cases(videos, contrast)
+    compared_cases = all_cases(videos, contrast)
     chosen = choose_videos(videos, contrast, count)
     shown = [videos.videos[number] for numbers in chosen.values() for number in numbers]
-    opened = open_bank(run, [(video.id, video.offered[keys[0][2]]) for video in shown], given)
+    opened = open_bank(run, [(video.id, video.candidates[keys[0][2]]) for video in shown], given)
     notes.extend(opened.notes)
     strips = _strips(videos, shown, keys, opened, notes)
     titles = {"success": "Where the sampler helps", "failure": "Where it does harm", "first": "The first videos"}
     galleries = []
     for kind, numbers in chosen.items():
-        note = _rule(kind, contrast, len(numbers), len(found.get(kind, videos.videos)))
+        note = _criterion(kind, contrast, len(numbers), len(compared_cases.get(kind, videos.videos)))
         if numbers or (kind != "first" and count):
-            galleries.append(Gallery(titles[kind], note, tuple(strips[videos.videos[one].id] for one in numbers)))
+            galleries.append(Gallery(titles[kind], note, tuple(strips[videos.videos[number].id] for number in numbers)))
     if contrast is None:
         notes.append("No learned sampler stands beside uniform with the same N of T, so they are not compared.")
         return {"galleries": galleries}, opened.misfit
@@ -226,7 +210,7 @@ def _about_videos(
 def _strips(
     videos: RunVideos, shown: Sequence[RunVideo], keys: Sequence[RowKey], opened: OpenedBank, notes: list[str]
 ) -> dict[str, Strip]:
-    """By the video's name; without pictures where these cannot be read, unless somebody asks for this very bank."""
+    """Return strips by video; without frames where these cannot be read, unless the user gave this very bank."""
     strips, damage = {}, {}
     for video in shown:
         try:
@@ -238,49 +222,49 @@ def _strips(
     if damage:
         name, why = next(iter(damage.items()))
         more = f", and of {len(damage) - 1} more" if len(damage) > 1 else ""
-        notes.append(f"No pictures are shown of {name}{more}, because they cannot be read: {why}.")
+        notes.append(f"No frames are shown of {name}{more}, because they cannot be read: {why}.")
     return strips
 
 
-def _rule(kind: str, contrast: Contrast | None, shown: int, total: int) -> str:
-    """`total`: of the videos that the rule is true of."""
+def _criterion(kind: str, contrast: Contrast | None, shown: int, total: int) -> str:
+    """Return which videos a gallery shows, and how many of all that meet the criterion."""
     if contrast is None or kind == "first":
         which = "the first ones" if contrast is None else "the first ones that are not shown above"
         return f"{shown} of {total} videos: {which}, as they come."
-    rule = (SUCCESS_RULE if kind == "success" else FAILURE_RULE).format(sampler=contrast.sampler[0])
-    return f"{rule} Shown: {shown} of {total}." if total else f"{rule} There is none."
+    criterion = (SUCCESS_RULE if kind == "success" else FAILURE_RULE).format(sampler=contrast.sampler[0])
+    return f"{criterion} Shown: {shown} of {total}." if total else f"{criterion} There is none."
 
 
 def all_cases(videos: RunVideos, contrast: Contrast | None) -> dict[str, list[int]]:
-    """Numbers of all videos that are a success or a failure, the clearest first."""
+    """Return indices of all videos that are a success or a failure, the clearest first."""
     if contrast is None:
         return {}
-    both = videos.said(contrast.sampler), videos.said(contrast.uniform)
+    both = videos.predictions(contrast.sampler), videos.predictions(contrast.uniform)
     return {kind: cases(*both, success=kind == "success") for kind in ("success", "failure")}
 
 
 def choose_videos(videos: RunVideos, contrast: Contrast | None, count: int) -> dict[str, list[int]]:
-    """Numbers of the videos in each gallery, at most `count` in all and none twice."""
-    found = {kind: numbers[: -(-count // 3)] for kind, numbers in all_cases(videos, contrast).items()}
-    if found:
-        found["failure"] = found["failure"][: count - len(found["success"])]
-    taken = {number for numbers in found.values() for number in numbers}
+    """Return indices of the videos in each gallery, at most `count` in all and none twice."""
+    chosen = {kind: numbers[: -(-count // 3)] for kind, numbers in all_cases(videos, contrast).items()}
+    if chosen:
+        chosen["failure"] = chosen["failure"][: count - len(chosen["success"])]
+    taken = {number for numbers in chosen.values() for number in numbers}
     rest = [number for number in range(len(videos.videos)) if number not in taken]
-    return found | {"first": rest[: count - len(taken)]}
+    return chosen | {"first": rest[: count - len(taken)]}
 
 
 def shown_keys(rows: Sequence[Row], metric: str, videos: RunVideos, headline: Pair | None) -> list[RowKey]:
-    """Whose choices a strip shows: uniform, the best sampler, systems and the oracles, with the headline's N of T.
+    """Return the rows of a strip: uniform, the best sampler, baselines and the oracles, with the headline's N of T.
 
-    Where nobody has these, the first rows of one T.
+    Where no policy has these, the first rows of one T.
     """
-    found = headline_of(rows, metric, headline)
-    if found is not None:
-        sampler = [] if found.sampler is None else [found.sampler["policy"]]
-        systems = [key for key in videos.keys if key[1] is None and key[2] == found.pair[1]]
-        keys: list[RowKey] = [(policy, *found.pair) for policy in ("uniform", *sampler)]
-        keys += [*systems[:_MOST_SYSTEMS], *((policy, *found.pair) for policy in _ORACLES)]
+    compared = headline_of(rows, metric, headline)
+    if compared is not None:
+        sampler = [] if compared.sampler is None else [compared.sampler["policy"]]
+        baselines = [key for key in videos.keys if key[1] is None and key[2] == compared.pair[1]]
+        keys: list[RowKey] = [(policy, *compared.pair) for policy in ("uniform", *sampler)]
+        keys += [*baselines[:_MAX_BASELINES], *((policy, *compared.pair) for policy in _ORACLES)]
         known = [key for key in keys if key in videos.keys]
         if known:
             return known
-    return [key for key in videos.keys if key[2] == videos.keys[0][2]][:_MOST_LINES]
+    return [key for key in videos.keys if key[2] == videos.keys[0][2]][:_MAX_LINES]

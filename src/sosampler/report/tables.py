@@ -1,4 +1,4 @@
-"""Numbers and facts of a report as text."""
+"""Format the numbers, columns and facts of a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SHORT_NAMES = {"top1": "top-1", "mAP": "mAP"}
 
 
 def percent(value: float | None, *, sign: bool = False) -> str:
-    """
+    """Format a fraction in percent.
+
     >>> percent(0.1234), percent(-0.05, sign=True), percent(-1e-9), percent(None)
     ('12.3', '−5.0', '0.0', '–')
     """
@@ -28,7 +29,8 @@ def _fixed(value: float, places: int, *, sign: bool = False) -> str:
 
 
 def between(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
-    """
+    """Format a 95 % interval.
+
     >>> between([0.1, 0.25]), between(None)
     (' (95 %: 10.0 to 25.0)', '')
     """
@@ -36,7 +38,7 @@ def between(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
 
 
 def score(value: float | None) -> str:
-    """A score of a sampler, short enough for a small cell.
+    """Format a sampler's score, short enough for a small cell.
 
     >>> score(0.8349), score(-12.3), score(None)
     ('0.83', '−12', '–')
@@ -47,7 +49,8 @@ def score(value: float | None) -> str:
 
 
 def count(frames: float | None) -> str:
-    """
+    """Format a number of frames.
+
     >>> count(6), count(3.42), count(None)
     ('6', '3.4', '–')
     """
@@ -55,7 +58,8 @@ def count(frames: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """
+    """Format seconds as minutes and seconds.
+
     >>> clock(75.26), clock(3.04), clock(-0.5)
     ('1:15.3', '0:03.0', '−0:00.5')
     """
@@ -65,27 +69,27 @@ def clock(seconds: float) -> str:
 
 
 def flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Names and values as text, depth first; what is empty is left out.
+    """Return names and values as text, depth first; what is empty is left out.
 
     >>> flat({"bank": {"name": "b", "size": None}, "pairs": [[1, 4], [2, 4]]})
     [('bank: name', 'b'), ('pairs', '1 of 4; 2 of 4')]
     """
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, value in facts.items():
         label = f"{before}{name}".replace("_", " ")
         if isinstance(value, Mapping):
-            found += flat(value, f"{label}: ")
+            pairs += flat(value, f"{label}: ")
         elif isinstance(value, (list, tuple)):
             if value:
-                found.append((label, "; ".join(_text(one) for one in value)))
+                pairs.append((label, "; ".join(_text(inner) for inner in value)))
         elif value is not None and value != "":
-            found.append((label, _text(value)))
-    return found
+            pairs.append((label, _text(value)))
+    return pairs
 
 
 def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return " of ".join(_text(one) for one in value) if len(value) == 2 else ", ".join(_text(one) for one in value)
+        return (" of " if len(value) == 2 else ", ").join(_text(inner) for inner in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -94,7 +98,7 @@ _NO_GAP = 1e-6  # what rounding leaves
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: what it is called, what it says, and what it means."""
+    """A column of the table and its meaning."""
 
     name: str
     meaning: str
@@ -102,7 +106,7 @@ class Column:
 
 
 def groups_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of one N and T together; rules first, then learned, then oracles. Systems follow what has the same T."""
+    """Group rows by N and T: policies first, then learned, then oracles; baselines follow the rows of the same T."""
     looks = looks_of_rows(rows)
     distinct = {(row["num_candidates"], row["num_frames"]) for row in rows}
     pairs = sorted(distinct, key=lambda pair: (pair[0], pair[1] is None, pair[1] or 0))
@@ -121,12 +125,12 @@ def groups_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
-    """What is known of at least one row."""
+    """Return the columns; one is empty where no row has a value."""
 
     def lacks(name: str) -> bool:
         return all(row.get(name) is None for row in rows)
 
-    systems = any(is_system(row) for row in rows)
+    baselines = any(is_system(row) for row in rows)
     main, other = SHORT_NAMES[metric], SHORT_NAMES["mAP" if metric == "top1" else "top1"]
     several = metric == "mAP"  # labels of a video
     meanings = {
@@ -136,7 +140,7 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
     }
     return {
         "policy": Column(
-            "policy", "who chooses N of the T candidates. Its sign and colour are those of the figures", False
+            "policy", "what chooses N of the T candidates. Its sign and colour are those of the figures", False
         ),
         "main": Column(
             f"{main}, %",
@@ -147,7 +151,7 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
         "versus": Column(
             "against uniform",
             f"difference in {main} from the uniform choice of as many frames"
-            + (" (of a system: as many as it takes in the mean, rounded up)" if systems else "")
+            + (" (of a baseline: as many as it takes in the mean, rounded up)" if baselines else "")
             + ", in percentage points, with the 95 % interval of the paired bootstrap: where it holds 0, the "
             "difference may be chance",
             lacks("versus_uniform"),
@@ -172,31 +176,31 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
         "gmacs": Column(
             "GMACs",
             "billions of multiply-adds for one video: scoring T candidates plus classifying N frames; none for "
-            "oracles, which are told the answers"
-            + ("; of a system its light network and its own layers, plus the heavy network" if systems else ""),
+            "oracles, which know the labels"
+            + ("; of a baseline its light network and its own layers, plus the heavy network" if baselines else ""),
             lacks("gmacs"),
         ),
         "frames": Column(
             "frames",
-            "frames that are classified: N; of a system those that it looked at, mean over videos",
-            not systems,
+            "frames that are classified: N; of a baseline those that it classified, mean over videos",
+            not baselines,
         ),
         "decoded": Column(
             "decoded",
-            "frames that must be decoded: all T to look at them, or only the N"
-            + ("; of a system those that it looked at with any network, mean over videos" if systems else ""),
+            "frames that must be decoded: all T to score them, or only the N"
+            + ("; of a baseline those that any of its networks saw, mean over videos" if baselines else ""),
             lacks("frames_decoded"),
         ),
     }
 
 
 def search_of(rows: Sequence[Row], metric: str) -> str:
-    """How the optimal policy was found, and what its search may have missed."""
-    found = [row for row in rows if row.get("gap")]
-    if not found:
+    """Return how the optimal policy was searched, and what the search may have missed."""
+    searched = [row for row in rows if row.get("gap")]
+    if not searched:
         return ""
-    methods = " and ".join(dict.fromkeys(str(row["method"]) for row in found))
-    missed = max(float(row["gap"]["max"]) for row in found)
+    methods = " and ".join(dict.fromkeys(str(row["method"]) for row in searched))
+    missed = max(float(row["gap"]["max"]) for row in searched)
     what = "true class a {}probability" if metric == "top1" else "labels a {}confidence"
     bound = (
         f"no other set of frames gives the {what.format('')} that is higher by more than {missed:.2g}"

@@ -1,8 +1,13 @@
-"""Which way to a small RGB frame is fastest at equal pixels: swscale, PIL or torch."""
+"""How fast a decoded frame becomes a small RGB frame, and how equal the pixels are: swscale, PIL and torch.
+
+python benchmarks/speed/resize.py CLIP --out benchmarks/results/resize.json
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +20,13 @@ from sosampler.errors import VideoError
 from sosampler.video.limits import Limits, target_size
 from sosampler.video.pyav_decode import FrameConverter
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.common import RESULTS, write_result
+
 
 def bench_resize(clip: Path, *, size: int = 256, frames: int = 16, rounds: int = 7) -> dict[str, Any]:
-    """Time and pixels of three ways from a decoded frame to RGB with the given short side."""
+    """Measure time and pixels of three ways to make RGB with the given short side."""
     import torch
     from torch.nn.functional import interpolate
 
@@ -67,3 +76,20 @@ def _decoded(clip: Path, count: int) -> list[Any]:
     if not frames:
         raise VideoError(f"{clip}: no frame could be decoded; give a video that plays")
     return frames
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clip", type=Path, help="a natural video")
+    parser.add_argument("--size", type=int, default=256, help="short side")
+    parser.add_argument("--out", type=Path, default=RESULTS / "resize.json")
+    given = parser.parse_args()
+    result = bench_resize(given.clip, size=given.size)
+    write_result(given.out, result)
+    for name, took in result["milliseconds_a_frame"].items():
+        difference = result["mean_difference_to_PIL"].get(name, 0.0)
+        print(f"{name:<8}{took:8.3f} ms a frame, mean difference to PIL {difference:.3f}")
+
+
+if __name__ == "__main__":
+    main()

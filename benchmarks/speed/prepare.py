@@ -1,9 +1,14 @@
-"""How many videos a second `prepare` gets through, as ratios to a plain loop in the same run."""
+"""How many videos a second `prepare` gets through with 1 and 2 workers, against a plain loop in the same run.
+
+python benchmarks/speed/prepare.py CLIP... --videos 6 --out benchmarks/results/prepare.json
+"""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +20,12 @@ from sosampler._util.environment import circumstances, compare, in_turns
 from sosampler.bank.prepare import prepare
 from sosampler.datasets.manifest import Item, Manifest
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.common import RESULTS, write_result
+
 _PLAIN = "plain loop"
-# Times faster than the plain loop that is asked for on two cores, by number of workers; the others are reported only.
+# Required ratio to the plain loop on two cores, by number of workers; the others are reported only.
 _BARS = {2: 1.6}
 
 
@@ -34,8 +43,8 @@ def bench_prepare(
 ) -> dict[str, Any]:
     """Time `prepare` and the plain loop over `videos` videos, the clips in turns. The classifier's weights are random.
 
-    The plain loop is what one writes first: decode a video, ask the classifier about its frames, go on to the next.
-    It keeps nothing; `prepare` also writes a bank, starts its processes, and begins from nothing each time.
+    The plain loop is what one writes first: decode a video, classify its frames, continue with the next. It keeps
+    nothing; `prepare` also writes a bank, starts its processes, and begins from nothing each time.
     """
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="prepare-", dir=work) as folder:
@@ -113,7 +122,7 @@ def _compared(seconds: dict[str, list[float]], workers: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """For reading."""
+    """Return the rates and ratios as text."""
     lines = [f"{result['classifier']}, {result['videos']} videos of {', '.join(result['clips'])}"]
     lines += [f"  {name:<22}{rate:8.3f} videos a second" for name, rate in result["videos_a_second"].items()]
     for row in result["comparisons"]:
@@ -121,3 +130,22 @@ def table(result: dict[str, Any]) -> str:
         low, high = row["times_faster_by_round"]
         lines.append(f"  {row['way']}: {row['times_faster']:.2f} times the plain loop ({low:.2f} to {high:.2f}){bar}")
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clips", nargs="+", type=Path, help="natural videos, used in turns")
+    parser.add_argument("--classifier", default="resnet50", help="its weights are random")
+    parser.add_argument("--videos", type=int, default=12, help="how many go into the bank")
+    parser.add_argument("--work", type=Path, default=Path(".bench"), help="folder for the bank while it is timed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "prepare.json")
+    given = parser.parse_args()
+    options = {"classifier": given.classifier, "videos": given.videos, "rounds": given.rounds}
+    result = bench_prepare(given.clips, work=given.work, say=print, **options)
+    write_result(given.out, result)
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

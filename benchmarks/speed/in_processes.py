@@ -1,7 +1,7 @@
-"""Timing ways in turns, each in a process of its own.
+"""Time variants in turns, each in a process of its own.
 
-Some ways change their process for good (what the C library does with freed memory, kernels a library has chosen), so
-that two of them in one process would be measured together.
+Some variants change their process for good (how the C library treats freed memory, kernels a library has chosen), so
+that two of them in one process would affect each other.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 from sosampler.errors import first_line
 
-# Builds what one run of a way does; its argument is whatever the caller gave. Must be importable by a new process.
+# Builds the function that one run of a variant calls, from the caller's argument. A new process must be able to import
+# it.
 Build = Callable[[Any], tuple[Callable[[], Any], Callable[[], dict[str, Any]]]]
 
 
 class WayFailed(Exception):
-    """A way could not be built or run; the text says why."""
+    """A variant could not be built or run; the text has the reason."""
 
 
 class WayProcess:
-    """One way in a process of its own. `build(argument)` gives a function to time and one that tells facts.
+    """One variant in a process of its own. `build(argument)` returns a function to time and one that returns facts.
 
-    The process starts at once and imports what `imports` names, but builds when it is told to.
+    The process starts immediately and imports the modules in `imports`, but builds only when `build` is called.
     """
 
     def __init__(self, build: Build, argument: Any, imports: Sequence[str] = ()) -> None:
@@ -50,8 +51,8 @@ class WayProcess:
 
     def facts(self) -> dict[str, Any]:
         self._connection.send(("facts", None))
-        found: dict[str, Any] = self._answer()
-        return found
+        facts: dict[str, Any] = self._answer()
+        return facts
 
     def end(self) -> None:
         self._connection.close()
@@ -95,12 +96,12 @@ def _serve(connection: Any, build: Build, argument: Any, imports: Sequence[str])
                 last = run()
             wait(last)
             connection.send((True, (time.perf_counter() - begin) / repeats))
-    except Exception as error:  # noqa: BLE001  # told to whoever measures, who leaves this way out
+    except Exception as error:  # noqa: BLE001  # reported to the parent, which leaves this variant out
         connection.send((False, f"{type(error).__name__}: {first_line(error)}"))
 
 
 def wait(result: Any) -> None:
-    """Until the device has finished what it was given."""
+    """Wait until the device has finished."""
     device = getattr(result, "device", None)
     if getattr(device, "type", None) == "cuda":
         import torch
@@ -116,11 +117,11 @@ def in_turns_of_processes(
     imports: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]], dict[str, str]]:
-    """Seconds of each way in each round, facts of each way, and why others failed."""
+    """Return seconds of each variant in each round, facts of each variant, and why others failed."""
     running = {name: WayProcess(build, argument, imports) for name, (build, argument) in ways.items()}
     failed: dict[str, str] = {}
     try:
-        for name in list(running):  # one after the other, so that building troubles nobody
+        for name in list(running):  # one after the other, so that building disturbs no other variant
             _try(name, running, failed, running[name].build, say)
         seconds: dict[str, list[float]] = {name: [] for name in running}
         for number in range(rounds + 1):  # the first is not counted

@@ -1,0 +1,266 @@
+"""The folders of a reproduction: files of an experiment, and checks of what was trained before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sosampler._util.environment import circumstances
+from sosampler._util.files import replacing
+from sosampler.classifiers.factory import WEIGHTS
+from sosampler.errors import InvalidArgument, WeightsError, first_line
+from sosampler.paper.experiments import list_experiments
+from sosampler.paper.locations import Location
+from sosampler.paper.plan import ExperimentPlan, Request, Training, light_fingerprint
+from sosampler.paper.tables import table
+from sosampler.samplers.recipe import SamplerRecipe
+from sosampler.training.baseline_data import heavy_source, light_source
+from sosampler.training.checkpoints import CHECKPOINT, LOG, RESULT, SETTINGS, RunFolder, differences, write_json
+from sosampler.training.train_baseline import KIND as BASELINE
+from sosampler.training.train_sampler import KIND as SAMPLER
+from sosampler.training.train_sampler import new_sampler
+
+RUN, EVALUATION, RESULT_FILE = "run.json", "evaluation.json", "result.json"
+OVERVIEW = "tables.md"
+TABLES = {"markdown": "table.md", "text": "table.txt", "csv": "table.csv"}
+KIND = "sosampler reproduction"
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "transformers")
+_GIT_SECONDS = 20
+_ROW_KEYS = ("policy", "num_frames", "num_candidates", "top1", "mAP", "ci95", "versus_uniform")
+_RESULT_KEYS = (
+    *("experiment", "kind", "title", "claim", "bank", "classifier", "metric", "seeds", "paper", "rows", "left_out"),
+    *("elsewhere", "notes", "files", "refused"),
+)
+
+
+class ExperimentFolder:
+    """Files of one experiment with one bank and one classifier.
+
+    run.json: the settings, which must stay the same, and the machine. evaluation.json: every part as soon as it is
+    measured, so that a killed run resumes. result.json: written last.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def check(self, settings: dict[str, Any]) -> None:
+        """Raise where these settings may not continue here; nothing is written."""
+        if not (self.folder / RUN).exists():
+            others = [name for name in (EVALUATION, RESULT_FILE) if (self.folder / name).exists()]
+            if others:
+                raise InvalidArgument(
+                    f"{self.folder}: holds a {others[0]} that no reproduction wrote and that would be replaced; give "
+                    "another --out"
+                )
+            return
+        run = self._read(RUN)
+        if run.get("kind") != KIND:
+            raise InvalidArgument(f"{self.folder}: holds a {RUN} of something else; give another --out")
+        started = (self.folder / EVALUATION).exists() or (self.folder / RESULT_FILE).exists()
+        changed = differences(run.get("settings"), _as_json(settings))
+        if started and changed:
+            raise InvalidArgument(
+                f"{self.folder}: holds a run with other settings: {'; '.join(changed[:3])}; give the same to resume "
+                "it, another --out, or delete the folder"
+            )
+
+    def begin(self, settings: dict[str, Any], device: str, begun: str) -> None:
+        """Start or resume; `begun`: when training for it began."""
+        self.check(settings)
+        if (self.folder / RUN).exists() and self._read(RUN).get("settings") == _as_json(settings):
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run = {
+            "kind": KIND,
+            "settings": _as_json(settings),
+            "begun": begun,
+            "ended": None,
+            **circumstances(_PACKAGES),
+            "device": device,
+            "git": git_state(Path.cwd()),
+        }
+        write_json(self.folder / RUN, run)
+
+    def finished_parts(self) -> dict[str, Any]:
+        """Return the measured parts by name."""
+        if not (self.folder / EVALUATION).exists():
+            return {}
+        parts = self._read(EVALUATION).get("parts")
+        if not isinstance(parts, dict) or not all(_is_evaluation(part) for part in parts.values()):
+            raise InvalidArgument(
+                f"{self.folder / EVALUATION}: is not what a reproduction writes; delete the folder to start again"
+            )
+        return parts
+
+    def add_part(self, name: str, part: dict[str, Any]) -> None:
+        write_json(self.folder / EVALUATION, {"parts": {**self.finished_parts(), name: part}})
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the result, once it is finished."""
+        if not (self.folder / RESULT_FILE).exists():
+            return None
+        result = self._read(RESULT_FILE)
+        missing = [name for name in _RESULT_KEYS if name not in result]
+        if missing:
+            raise InvalidArgument(
+                f"{self.folder / RESULT_FILE}: has no {', '.join(missing[:3])}; delete the folder to start again"
+            )
+        return result
+
+    def finish(self, result: dict[str, Any]) -> None:
+        write_json(self.folder / RUN, {**self._read(RUN), "ended": now()})
+        write_json(self.folder / RESULT_FILE, result)
+
+    def write_tables(self, result: dict[str, Any], *, only_missing: bool = False) -> None:
+        for style, name in TABLES.items():
+            if not only_missing or not (self.folder / name).is_file():
+                _write_text(self.folder / name, table(result, style))
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InvalidArgument(f"{path}: is not JSON ({error}); delete the folder to start again") from error
+        if not isinstance(values, dict):
+            raise InvalidArgument(f"{path}: is not a JSON object; delete the folder to start again")
+        return values
+
+
+def folder_of(plan: ExperimentPlan, request: Request) -> ExperimentFolder:
+    return ExperimentFolder(plan.location.folder(request.out) / plan.experiment.name)
+
+
+def _is_evaluation(part: Any) -> bool:
+    """Return whether a part has the form of `Evaluation.to_dict`."""
+    if not isinstance(part, dict) or not isinstance(part.get("notes"), list) or not isinstance(part.get("rows"), list):
+        return False
+    return all(isinstance(row, dict) and all(name in row for name in _ROW_KEYS) for row in part["rows"])
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings as they come back from a file."""
+    values: dict[str, Any] = json.loads(json.dumps(settings))
+    return values
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return the commit of the checkout in a folder and whether files differ from it; None where there is none."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def write_overview(folder: Path) -> None:
+    """Write all finished tables of a bank and a classifier into one page, in the paper's order."""
+    finished = [folder / name for name in list_experiments() if (folder / name / RESULT_FILE).is_file()]
+    pages = [path / TABLES["markdown"] for path in finished if (path / TABLES["markdown"]).is_file()]
+    if pages:
+        _write_text(folder / OVERVIEW, "\n".join(page.read_text(encoding="utf-8") for page in pages))
+
+
+# ---- checks before training
+
+
+class TrainingChecks:
+    """Checks every training of a run before the first begins; networks of one kind are built once."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._built: set[str] = set()
+        self._light: dict[Path, dict[str, Any]] = {}
+
+    def check(self, plan: ExperimentPlan) -> None:
+        """Raise where a network cannot be built, or a folder holds a training with other settings."""
+        if self._request.light is not None:
+            light_fingerprint(plan.location.bank, self._request.light)  # raises where there is none
+        for training in plan.trainings:
+            self._check_networks(training, plan.location)
+            for seed in plan.seeds(self._request):
+                folder = training.folder(plan.location.folder(self._request.out), seed)
+                if has_started(folder):
+                    self._check_folder(training, plan.location, folder, seed)
+
+    def _check_networks(self, training: Training, location: Location) -> None:
+        recipe = training.full_recipe()
+        if isinstance(recipe, SamplerRecipe):
+            network = [recipe.backbone, recipe.shift, recipe.input_size, recipe.class_head, dict(recipe.scoring)]
+            key = json.dumps([str(location.bank.path), *network])
+            if key not in self._built:
+                new_sampler(location.bank, recipe, self._request.weights)
+                self._built.add(key)
+        elif recipe.needs_light:
+            self._light_identity(location)
+
+    def _light_identity(self, location: Location) -> dict[str, Any]:
+        bank, request = location.bank, self._request
+        if bank.path not in self._light:
+            try:
+                self._light[bank.path] = light_source(bank, request.light, request.weights).identity(bank)
+            except WeightsError as error:
+                raise WeightsError(
+                    f"the light network of baselines, MobileNetV2, cannot load these weights ({first_line(error)}); "
+                    "give --light as well"
+                ) from error
+        return self._light[bank.path]
+
+    def _check_folder(self, training: Training, location: Location, folder: Path, seed: int) -> None:
+        path = folder / SETTINGS
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
+        wanted = _as_json(self._settings(training, location, seed))
+        # Settings that only `train` knows are left to it.
+        compared = {name: stored.get(name) for name in wanted} if isinstance(stored, dict) else stored
+        changed = differences(compared, wanted)
+        if changed:
+            raise InvalidArgument(
+                f"{folder}: was trained with other settings: {'; '.join(changed[:3])}; give the same to resume "
+                "it, another --out, or delete the folder"
+            )
+
+    def _settings(self, training: Training, location: Location, seed: int) -> dict[str, Any]:
+        """Return what `train` writes about a run and compares, as far as it is known beforehand."""
+        recipe, request = training.full_recipe(seed), self._request
+        settings: dict[str, Any] = {"bank": location.identity, "recipe": recipe.to_dict()}
+        if not isinstance(recipe, SamplerRecipe):
+            heavy = heavy_source(location.bank, location.heavy).identity(location.bank)
+            light = self._light_identity(location) if recipe.needs_light else None
+            return settings | {"kind": BASELINE, "heavy": heavy, "light": light}
+        start = None
+        if request.weights is not None:
+            start = new_sampler(location.bank, recipe, request.weights).fingerprint()
+        settings |= {"kind": SAMPLER, "teacher": {"name": location.teacher, "asked": "bank"}, "start": start}
+        # Without a precision `train` resumes with that of the folder.
+        return settings if request.precision is None else settings | {"precision": request.precision}
+
+
+def has_started(folder: Path) -> bool:
+    """Return whether anything of a training is there that other settings must not continue."""
+    return RunFolder(folder).frames.exists() or any(
+        (folder / name).exists() for name in (CHECKPOINT, LOG, RESULT, WEIGHTS)
+    )
