@@ -13,9 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 import sosampler as so
-from sosampler.baselines.folder import save_system
-from sosampler.baselines.recipe import read_system_recipe
-from sosampler.baselines.registry import create_system
+from sosampler.baselines.folder import save_baseline
+from sosampler.baselines.recipe import read_baseline_recipe
+from sosampler.baselines.registry import create_baseline
 from sosampler.cli.main import app
 from sosampler.training import train_baseline as module
 from tests.learnable_banks import (
@@ -101,7 +101,7 @@ def test_options_that_would_change_nothing(
 @pytest.mark.parametrize("argument", ["classifier", "light"])
 def test_a_system_is_no_network_for_another(few: so.Bank, tmp_path: Path, argument: str) -> None:
     small = {"heavy_width": 6, "num_classes": 4, "hidden": 4, "width": 4}
-    save_system(tmp_path / "marl", create_system("marl", **small), {})
+    save_baseline(tmp_path / "marl", create_baseline("marl", **small), {})
     options: dict[str, Any] = {"sampler": "liteeval"} | KEPT | QUICK["liteeval"] | {argument: str(tmp_path / "marl")}
     with pytest.raises(so.InvalidArgument, match=rf"^{argument}='.*marl' holds a trained system, which shows no"):
         so.train(few, out=tmp_path / "run", **options)
@@ -133,7 +133,7 @@ def test_samplers_take_nothing_of_systems(few: so.Bank, tmp_path: Path) -> None:
     for given, says in (
         ({"light": "light"}, r"light is for systems \(frameexit, .*, not for sosampler"),
         ({"recipe": "frameexit"}, r"of the system frameexit; give sampler='frameexit' \(--sampler frameexit\)"),
-        ({"recipe": read_system_recipe("marl")}, "of the system marl"),
+        ({"recipe": read_baseline_recipe("marl")}, "of the system marl"),
     ):
         with pytest.raises(so.InvalidArgument, match=says):
             so.train(few, out=tmp_path / "run", **given)

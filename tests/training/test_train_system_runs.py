@@ -49,8 +49,8 @@ def test_a_killed_run_started_again_gives_the_same(
     with pytest.raises(KeyboardInterrupt):
         so.train(few, out=run, sampler="frameexit", say=stop_in_the_second_epoch, **KEPT, **SHORT)
     homes = (
-        (module, "measure_system"),
-        (module, "save_system"),
+        (module, "measure_baseline"),
+        (module, "save_baseline"),
         (module.RunFolder, "log"),
         (module.RunFolder, "finish"),
     )

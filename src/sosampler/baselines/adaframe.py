@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import real_number, true_or_false, whole_number
-from sosampler.baselines.base import System, SystemOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.policies.semi_optimal import log_label_confidence
 
@@ -61,7 +61,7 @@ class Episode(NamedTuple):
     positions: Tensor  # int64 [B, S], candidates looked at
 
 
-class AdaFrame(System):
+class AdaFrame(Baseline):
     """An LSTM with a global memory that chooses its next frame.
 
     Args:
@@ -82,8 +82,8 @@ class AdaFrame(System):
     """
 
     name = "adaframe"
-    dial = "patience"
-    dial_values = (1, 2, 3, 4, 6, 10)  # from max_steps on it never stops early
+    threshold = "patience"
+    threshold_values = (1, 2, 3, 4, 6, 10)  # from max_steps on it never stops early
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class AdaFrame(System):
         parts = {"prediction": prediction, "policy": policy, "utility": utility, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         real = views.real
         memory, state, position = self._start(views)
         seen_heavy = torch.zeros_like(real)
@@ -219,9 +219,9 @@ class AdaFrame(System):
             # Who has stopped stays where it is, so that no further frame is read.
             position = torch.where(searching, nearest_candidate(look.location, real), position)
         seen_light = torch.zeros_like(real).scatter_(1, memory.positions, True)
-        return SystemOutput(probabilities, seen_heavy, seen_light, steps)
+        return BaselineOutput(probabilities, seen_heavy, seen_light, steps)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         remembered = seen.seen_light.sum(dim=1)
         attention = 2 * remembered * self.config["width"] / 1e9  # comparing, then mixing
         layers = (self.ask, self.place, self.cell, self.classify, self.locate, self.value)

@@ -51,7 +51,7 @@ class Views(NamedTuple):
         return Views(_raised(self.heavy.to(device)), _raised(self.light.to(device)), mask)
 
 
-class SystemOutput(NamedTuple):
+class BaselineOutput(NamedTuple):
     """What a system said and what it looked at."""
 
     probabilities: Tensor  # [B, C]
@@ -60,7 +60,7 @@ class SystemOutput(NamedTuple):
     steps: Tensor | None = None  # int64 [B], where the system's own layers run more or less often than it sees frames
 
 
-class System(nn.Module):
+class Baseline(nn.Module):
     """Base of all systems.
 
     A subclass sets `name`, and `phases` if it trains in several, calls `super().__init__(config)` with the JSON values
@@ -70,8 +70,8 @@ class System(nn.Module):
 
     name: str = ""
     phases: tuple[str, ...] = ("all",)
-    dial: str = ""  # its key in the config
-    dial_values: tuple[float, ...] = ()  # some, from cheap to costly
+    threshold: str = ""  # its key in the config
+    threshold_values: tuple[float, ...] = ()  # some, from cheap to costly
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -99,11 +99,11 @@ class System(nn.Module):
         """
         raise NotImplementedError
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         """What `run` calls, in eval mode and without gradient."""
         raise NotImplementedError
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         """Giga multiply-adds [B] of the system's own layers for each video, besides the heavy and the light network.
 
         Args:
@@ -112,7 +112,7 @@ class System(nn.Module):
         """
         raise NotImplementedError
 
-    def run(self, views: Views, *, generator: torch.Generator | None = None) -> SystemOutput:
+    def run(self, views: Views, *, generator: torch.Generator | None = None) -> BaselineOutput:
         """Look at videos one decision after another; the same views give the same output."""
         views = self.check(views)
         modes = [(module, module.training) for module in self.modules()]  # in a phase they differ
@@ -124,15 +124,15 @@ class System(nn.Module):
             for module, training in modes:
                 module.training = training
 
-    def turned(self, value: float) -> System:
+    def with_threshold(self, value: float) -> Baseline:
         """A system with the same weights in the same memory and another value of the dial, checked as any setting.
 
         Training one of the two, or moving it to a device, does so to both.
         """
-        if not self.dial:
+        if not self.threshold:
             raise InvalidArgument(f"{self.name} has no dial that could be turned to {value!r}; leave it as it is")
         with torch.device("meta"):  # layers that have a shape and no memory; these weights take their place
-            other = type(self)(**{**self.config, self.dial: value})
+            other = type(self)(**{**self.config, self.threshold: value})
         other._parameters, other._buffers, other._modules = self._parameters, self._buffers, self._modules
         other.training, other.about = self.training, self.about
         return other
@@ -222,18 +222,18 @@ def draw_gumbel(shape: tuple[int, ...], generator: torch.Generator | None, devic
     return -(-draw_uniform(shape, generator, device).clamp_min(tiny).log()).clamp_min(tiny).log()
 
 
-def decoded_frames(output: SystemOutput) -> Tensor:
+def decoded_frames(output: BaselineOutput) -> Tensor:
     """How many frames of each video must be decoded, int64 [B]: those that any network saw."""
     return (output.seen_heavy | output.seen_light).sum(dim=1)
 
 
-def video_gmacs(system: System, output: SystemOutput, *, heavy_gmacs: float, light_gmacs: float) -> Tensor:
+def video_gmacs(system: Baseline, output: BaselineOutput, *, heavy_gmacs: float, light_gmacs: float) -> Tensor:
     """Giga multiply-adds of each video [B], from the cost of one frame in the heavy and the light network."""
     own = system.own_gmacs(output.seen_heavy.shape[1], output)
     return heavy_gmacs * output.seen_heavy.sum(dim=1) + light_gmacs * output.seen_light.sum(dim=1) + own
 
 
-def predict(system: System, views: Views, *, batch_size: int = 256, seed: int = 0) -> SystemOutput:
+def predict(system: Baseline, views: Views, *, batch_size: int = 256, seed: int = 0) -> BaselineOutput:
     """`run` on any number of videos, some at a time; the output is on the CPU."""
     whole_number("batch_size", batch_size)
     generator = torch.Generator().manual_seed(seed)
@@ -241,7 +241,7 @@ def predict(system: System, views: Views, *, batch_size: int = 256, seed: int = 
         system.run(views.some(rows), generator=generator) for rows in torch.arange(len(views.heavy)).split(batch_size)
     ]
     steps = [output.steps.cpu() for output in outputs if output.steps is not None]
-    return SystemOutput(
+    return BaselineOutput(
         torch.cat([output.probabilities.cpu() for output in outputs]),
         torch.cat([output.seen_heavy.cpu() for output in outputs]),
         torch.cat([output.seen_light.cpu() for output in outputs]),

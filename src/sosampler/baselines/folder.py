@@ -11,8 +11,8 @@ import torch
 
 from sosampler._util.devices import check_device
 from sosampler._util.files import check_place, replacing, saved_kind
-from sosampler.baselines.base import System
-from sosampler.baselines.registry import create_system, list_systems, system_arguments
+from sosampler.baselines.base import Baseline
+from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
 from sosampler.classifiers.weights import load_weights, read_state, some_of
 from sosampler.errors import InvalidArgument, WeightsError, first_line
@@ -22,7 +22,7 @@ KIND = "sosampler system"  # how the folder is told from that of a sampler, a cl
 _KEYS = ("name", "config", "about")  # besides kind
 
 
-def save_system(folder: str | Path, system: System, about: Mapping[str, Any]) -> None:
+def save_baseline(folder: str | Path, system: Baseline, about: Mapping[str, Any]) -> None:
     """Write a system; each file appears whole or not at all, config.json last.
 
     Another system in the folder is replaced: its config.json goes first, so that a kill in between never leaves new
@@ -56,11 +56,11 @@ def save_system(folder: str | Path, system: System, about: Mapping[str, Any]) ->
         temporary.write_text(text, encoding="utf-8")
 
 
-def load_system(folder: str | Path, device: str | None = None) -> System:
+def load_system(folder: str | Path, device: str | None = None) -> Baseline:
     """A trained system, frozen and in evaluation mode; its attribute `about` says on what and how it was trained.
 
     Args:
-        folder: that `train` or `save_system` wrote.
+        folder: that `train` or `save_baseline` wrote.
         device: where it is to run; None: the CPU.
     """
     where = None if device is None else check_device(device)
@@ -79,7 +79,7 @@ def load_system(folder: str | Path, device: str | None = None) -> System:
         )
     try:
         with torch.random.fork_rng(devices=[]):  # layers are drawn before they are filled
-            system = create_system(name, **config)
+            system = create_baseline(name, **config)
     except (InvalidArgument, TypeError) as error:
         raise WeightsError(f"{folder / CONFIG}: {first_line(error)}; mend it, or train the system again") from error
     load_weights(system, state, where=str(folder / WEIGHTS))
@@ -88,14 +88,14 @@ def load_system(folder: str | Path, device: str | None = None) -> System:
     return system if where is None else system.to(where)
 
 
-def is_system_folder(path: Any) -> bool:
+def is_baseline_folder(path: Any) -> bool:
     """Whether this is a folder with the config.json of a trained system; looks at nothing else."""
     return saved_kind(path) == KIND
 
 
-def refuse_system_folder(argument: str, given: Any) -> None:
+def refuse_baseline_folder(argument: str, given: Any) -> None:
     """Say so where the folder of a system was given as another network."""
-    if is_system_folder(given):
+    if is_baseline_folder(given):
         raise InvalidArgument(
             f"{argument}={str(given)!r} holds a trained system, which shows no features and answers about whole videos "
             f"only; give the folder of a {argument if argument == 'classifier' else 'sampler without shift'}"
@@ -139,7 +139,7 @@ def _json_of(path: Path) -> Any:
 
 
 def _check_settings(folder: Path, name: str, config: dict[str, Any]) -> None:
-    known = system_arguments(name)
+    known = baseline_arguments(name)
     strange = sorted(set(config) - set(known))
     if strange:
         raise WeightsError(

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler._util.validation import real_number, true_or_false, whole_number
-from sosampler.baselines.base import System, SystemOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import frameexit_order, uniform
 
 
-class FrameExit(System):
+class FrameExit(Baseline):
     """Early exit over frames in a fixed order.
 
     Args:
@@ -42,8 +42,8 @@ class FrameExit(System):
 
     name = "frameexit"
     phases = ("classifiers", "gates")
-    dial = "gate_exit"
-    dial_values = (0.9, 0.5, 0.1, 0.01, 0.001, 0.0)  # gates become sure; 0 leaves only the first exit
+    threshold = "gate_exit"
+    threshold_values = (0.9, 0.5, 0.1, 0.01, 0.001, 0.0)  # gates become sure; 0 leaves only the first exit
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class FrameExit(System):
         if "gates" in phases and len(self.gates) and not bool((visited > 2).any()):
             raise _nothing_to_decide()
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         visits, visited = visiting_order(views.real, self.max_frames)
         last = visited.sum(dim=1) - 1  # [B], the step that ends in any case
         batch, device = len(visits), visits.device
@@ -152,9 +152,9 @@ class FrameExit(System):
             rows, pooled = rows[~leave], pooled[~leave]
             if not len(rows):
                 break
-        return SystemOutput(probabilities, seen, torch.zeros_like(seen), gates_asked)
+        return BaselineOutput(probabilities, seen, torch.zeros_like(seen), gates_asked)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         """The neck for each frame, the gates that were asked, the first classifier and that of the exit.
 
         `seen.steps` counts the gates that were asked; each projects two pooled features.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
-from sosampler.baselines.base import System, SystemOutput, Views, draw_gumbel, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
 from sosampler.errors import InvalidArgument
 
 BUDGET_PER = ("video", "batch")
@@ -27,7 +27,7 @@ BUDGET_PER = ("video", "batch")
 State = tuple[Tensor, Tensor]  # hidden and cell, [B, H] each
 
 
-class LiteEval(System):
+class LiteEval(Baseline):
     """Coarse and fine LSTM with a gate between them.
 
     Args:
@@ -45,8 +45,8 @@ class LiteEval(System):
     """
 
     name = "liteeval"
-    dial = "gate_open"
-    dial_values = (0.9, 0.5, 0.2, 0.05, 0.005, 0.0)  # 0 opens every gate
+    threshold = "gate_open"
+    threshold_values = (0.9, 0.5, 0.2, 0.05, 0.005, 0.0)  # 0 opens every gate
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class LiteEval(System):
         parts = {"label": label.detach(), "budget": budget.detach(), "usage": usage.detach()}
         return label + self.config["budget"] * budget, parts
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         real = views.real
         coarse, fine = self._start(views)
         opened = torch.zeros_like(real)
@@ -153,9 +153,9 @@ class LiteEval(System):
                 sharp = self.fine(torch.cat([heavy, light[looks]], dim=1), _rows(fine_here, looks))
                 next_fine = _put(next_fine, looks, sharp)
             coarse, fine = _put(coarse, rows, coarse_here), _put(fine, rows, next_fine)
-        return SystemOutput(self.activate(self.classify(fine[0])), opened, real)
+        return BaselineOutput(self.activate(self.classify(fine[0])), opened, real)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         """Coarse LSTM and gate for each frame, the fine LSTM where the gate opened, the class layer once."""
         always = matrix_gmacs(self.coarse, self.gate) * seen.seen_light.sum(dim=1)
         return always + matrix_gmacs(self.fine) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classify)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import real_number, true_or_false, whole_number
 from sosampler.baselines.adaframe import candidates_of_ranks, discount_factor, discounted
-from sosampler.baselines.base import System, SystemOutput, Views, draw_gumbel, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
 from sosampler.policies.semi_optimal import log_label_confidence
 
 STAY, LEFT, RIGHT = range(3)  # on a tie the first wins: stay
@@ -45,7 +45,7 @@ class Episode(NamedTuple):
     ranks: Tensor  # int64 [B, S + 1, N], where the agents were, counted in real candidates
 
 
-class MARL(System):
+class MARL(Baseline):
     """Agents that step left or right until all stay.
 
     Args:
@@ -64,8 +64,8 @@ class MARL(System):
     """
 
     name = "marl"
-    dial = "agents"
-    dial_values = (1, 2, 3, 5, 7, 10)
+    threshold = "agents"
+    threshold_values = (1, 2, 3, 5, 7, 10)
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class MARL(System):
         parts = {"prediction": prediction, "policy": policy, "entropy": entropy, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         real = views.real
         ranks = self.start(real)
         state = views.heavy.new_zeros(*ranks.shape, self.config["hidden"])
@@ -203,13 +203,13 @@ class MARL(System):
             positions = candidates_of_ranks(ranks, real)
             seen = seen.scatter(1, positions, True)
         probabilities = self.average(_frames_at(views.heavy, positions))
-        return SystemOutput(probabilities, seen, torch.zeros_like(real), steps)
+        return BaselineOutput(probabilities, seen, torch.zeros_like(real), steps)
 
     def average(self, frames: Tensor) -> Tensor:
         """The prediction [B, C] of agents at frames with heavy features [B, N, D]."""
         return self.activate(self.classify(frames)).mean(dim=1)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         every = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
         steps = every if seen.steps is None else seen.steps
         return self.agents * (steps * matrix_gmacs(self.observe, self.cell, self.policy) + matrix_gmacs(self.classify))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from sosampler._util.validation import one_of, real_number, whole_number
-from sosampler.baselines.base import System
-from sosampler.baselines.registry import create_system, list_systems, system_arguments
+from sosampler.baselines.base import Baseline
+from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.recipe import check_known, read_mapping, read_recipe_file
 from sosampler.training.baseline_loop import OPTIMIZERS
@@ -23,8 +23,8 @@ OF_THE_DATA = ("heavy_width", "light_width", "num_classes", "multi_label")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemRecipe:
-    """How `train` makes a system. `read_system_recipe("frameexit", epochs=3, beta=1e-2)` changes some of it."""
+class BaselineRecipe:
+    """How `train` makes a system. `read_baseline_recipe("frameexit", epochs=3, beta=1e-2)` changes some of it."""
 
     name: str
     system: str  # a name of `list_systems()`
@@ -64,20 +64,20 @@ class SystemRecipe:
         """Whether the system also looks at features of a light network."""
         return _looks_at_light(self.system)
 
-    def build(self, *, heavy_width: int, light_width: int | None, num_classes: int, multi_label: bool) -> System:
+    def build(self, *, heavy_width: int, light_width: int | None, num_classes: int, multi_label: bool) -> Baseline:
         """The system with fresh weights, which depend on the seed alone."""
         widths = {"heavy_width": heavy_width, **({"light_width": light_width} if self.needs_light else {})}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed % 2**63)
-            return create_system(
+            return create_baseline(
                 self.system, **widths, num_classes=num_classes, multi_label=multi_label, **self.settings
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values as JSON and YAML have them; `SystemRecipe(**values)` is the way back."""
+        """Plain values as JSON and YAML have them; `BaselineRecipe(**values)` is the way back."""
         return asdict(self)
 
-    def changed(self, **changes: Any) -> SystemRecipe:
+    def changed(self, **changes: Any) -> BaselineRecipe:
         """The same with other fields, or other settings of the system by their own names.
 
         A number of epochs is that of every phase; by names, the other phases keep theirs.
@@ -88,13 +88,13 @@ class SystemRecipe:
         given |= {name: changes.pop(name) for name in list(changes) if name not in own}
         if isinstance(epochs := changes.get("epochs"), Mapping):
             changes["epochs"] = {**_each_phase(self.epochs, self.system), **epochs}
-        return SystemRecipe(**{**self.to_dict(), **changes, "settings": {**self.settings, **given}})
+        return BaselineRecipe(**{**self.to_dict(), **changes, "settings": {**self.settings, **given}})
 
 
 def recipe_settings(system: str) -> list[str]:
     """Everything that can be changed in the recipe of a system: its fields and the settings of the class."""
-    own = [field.name for field in fields(SystemRecipe) if field.name != "system"]
-    return [*own, *(name for name in system_arguments(system) if name not in OF_THE_DATA)]
+    own = [field.name for field in fields(BaselineRecipe) if field.name != "system"]
+    return [*own, *(name for name in baseline_arguments(system) if name not in OF_THE_DATA)]
 
 
 def refuse_light(system: str, given: Mapping[str, Any]) -> None:
@@ -109,10 +109,12 @@ def refuse_light(system: str, given: Mapping[str, Any]) -> None:
 
 
 def _looks_at_light(system: str) -> bool:
-    return "light_width" in system_arguments(system)
+    return "light_width" in baseline_arguments(system)
 
 
-def read_system_recipe(recipe: str | Path | SystemRecipe, *, system: str | None = None, **changes: Any) -> SystemRecipe:
+def read_baseline_recipe(
+    recipe: str | Path | BaselineRecipe, *, system: str | None = None, **changes: Any
+) -> BaselineRecipe:
     """A recipe by the name of its system or from a YAML file, with some of it changed.
 
     A file may leave out what it takes over from the recipe that comes with the package, in `settings` too. Its name is
@@ -123,12 +125,12 @@ def read_system_recipe(recipe: str | Path | SystemRecipe, *, system: str | None 
         system: whose recipe it must be; a file need not say so then.
         changes: fields, and settings of the system by their own names.
     """
-    if isinstance(recipe, SystemRecipe):
+    if isinstance(recipe, BaselineRecipe):
         found = recipe
     elif not isinstance(recipe, (str, Path)):
         raise InvalidArgument(
             f"recipe={recipe!r} is not allowed for a system; give one of: {', '.join(list_systems())}; a YAML file, or "
-            "a SystemRecipe"
+            "a BaselineRecipe"
         )
     elif str(recipe) in list_systems():
         found = _own_recipe(str(recipe))
@@ -142,12 +144,12 @@ def read_system_recipe(recipe: str | Path | SystemRecipe, *, system: str | None 
     return found.changed(**changes)
 
 
-def _own_recipe(system: str) -> SystemRecipe:
+def _own_recipe(system: str) -> BaselineRecipe:
     text = files("sosampler.baselines").joinpath("recipes", f"{system}.yaml").read_text(encoding="utf-8")
-    return SystemRecipe(**read_mapping(text, f"{system}.yaml"))
+    return BaselineRecipe(**read_mapping(text, f"{system}.yaml"))
 
 
-def _read_file(path: Path, system: str | None) -> SystemRecipe:
+def _read_file(path: Path, system: str | None) -> BaselineRecipe:
     values = read_recipe_file(path, list_systems())
     meant = values.pop("system", system)
     if meant is None:
@@ -159,15 +161,17 @@ def _read_file(path: Path, system: str | None) -> SystemRecipe:
     return base.changed(**{"name": path.stem, **values})
 
 
-def _without_memory(system: str, settings: Any) -> System:
+def _without_memory(system: str, settings: Any) -> Baseline:
     """The system without weights: its class checks the settings."""
-    allowed = [name for name in system_arguments(system) if name not in OF_THE_DATA]
+    allowed = [name for name in baseline_arguments(system) if name not in OF_THE_DATA]
     check_known(_plain(settings), allowed, f"settings of {system}")
     some = {"heavy_width": 1, "light_width": 1, "num_classes": 2}
     try:
         with torch.device("meta"):
-            return create_system(
-                system, **{name: value for name, value in some.items() if name in system_arguments(system)}, **settings
+            return create_baseline(
+                system,
+                **{name: value for name, value in some.items() if name in baseline_arguments(system)},
+                **settings,
             )
     except TypeError as error:  # of a text where a list belongs
         raise InvalidArgument(
@@ -186,7 +190,7 @@ def _each_phase(epochs: int | dict[str, int], system: str) -> dict[str, int]:
     return dict(epochs) if isinstance(epochs, Mapping) else dict.fromkeys(phases, epochs)
 
 
-def _checked_epochs(epochs: Any, system: System) -> int | dict[str, int]:
+def _checked_epochs(epochs: Any, system: Baseline) -> int | dict[str, int]:
     if not isinstance(epochs, Mapping):
         return whole_number("epochs", epochs)
     for phase, count in epochs.items():

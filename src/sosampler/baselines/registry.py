@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sosampler._util.validation import one_of
 
 if TYPE_CHECKING:
-    from sosampler.baselines.base import System
+    from sosampler.baselines.base import Baseline
 
 
 # Name of a system -> its module and class.
@@ -25,18 +25,18 @@ _SYSTEMS = {
 
 
 def list_systems() -> list[str]:
-    """Names that `create_system` knows."""
+    """Names that `create_baseline` knows."""
     return list(_SYSTEMS)
 
 
-def create_system(name: str, **config: Any) -> System:
+def create_baseline(name: str, **config: Any) -> Baseline:
     """A new system with random weights; `config` are the arguments of its class."""
-    system: System = _class_of(name)(**config)
+    system: Baseline = _class_of(name)(**config)
     return system
 
 
-def system_arguments(name: str) -> list[str]:
-    """What `create_system` takes for a system, in the order of its class."""
+def baseline_arguments(name: str) -> list[str]:
+    """What `create_baseline` takes for a system, in the order of its class."""
     return [argument for argument in signature(_class_of(name).__init__).parameters if argument != "self"]
 
 

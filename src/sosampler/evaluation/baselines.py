@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
-from sosampler.baselines.base import System, Views, decoded_frames, predict, video_gmacs
+from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import Videos
 from sosampler.evaluation.result import Cell, Spent, Tally
@@ -37,7 +37,7 @@ class SystemPolicy:
     """A system under the name of its row."""
 
     name: str
-    system: System
+    system: Baseline
     base: str  # the name without the value of its dial
 
     def facts(self) -> dict[str, Any]:
@@ -51,31 +51,31 @@ class SystemPolicy:
         }
         if about.get("light") is not None:
             told["light"] = about["light"]
-        if system.dial:
-            told[system.dial] = system.config[system.dial]
+        if system.threshold:
+            told[system.threshold] = system.config[system.threshold]
         return told
 
 
-def system_policies(name: str, system: System, value: str) -> list[SystemPolicy]:
+def system_policies(name: str, system: Baseline, value: str) -> list[SystemPolicy]:
     """One row, or with "all" one for each value of the dial; an empty `value` leaves the dial where it is."""
     if not value:
         return [SystemPolicy(name, system, name)]
-    if not system.dial:
+    if not system.threshold:
         raise InvalidArgument(f"{name}: {system.name} has no dial that could be turned to {value}; leave out @{value}")
     if value == EVERY:
-        values = list(system.dial_values)
+        values = list(system.threshold_values)
     else:
         number = number_of(value)
         if number is None:
             raise InvalidArgument(
-                f"{name}@{value} is not allowed; write a number for {system.dial} of {system.name} behind the @, "
-                f"for example {', '.join(map(str, system.dial_values))}, or {EVERY} for all of these"
+                f"{name}@{value} is not allowed; write a number for {system.threshold} of {system.name} behind the @, "
+                f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these"
             )
         values = [number]
-    return [SystemPolicy(f"{name}@{one}", system.turned(one), name) for one in values]
+    return [SystemPolicy(f"{name}@{one}", system.with_threshold(one), name) for one in values]
 
 
-def same_but_for_dial(one: System, other: System) -> bool:
+def same_but_for_dial(one: Baseline, other: Baseline) -> bool:
     """Whether two systems would be the same with their dials at one place: points of one curve."""
     if _told_without_dial(one) != _told_without_dial(other):
         return False
@@ -85,8 +85,8 @@ def same_but_for_dial(one: System, other: System) -> bool:
     )
 
 
-def _told_without_dial(system: System) -> str:
-    settings = {key: value for key, value in system.config.items() if key != system.dial}
+def _told_without_dial(system: Baseline) -> str:
+    settings = {key: value for key, value in system.config.items() if key != system.threshold}
     looks_with = [system.about.get("heavy"), system.about.get("light")]
     return json.dumps([system.name, settings, looks_with], sort_keys=True)
 

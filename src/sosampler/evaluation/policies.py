@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sosampler._util.validation import real_number
-from sosampler.baselines.base import System
-from sosampler.baselines.folder import is_system_folder, load_system
+from sosampler.baselines.base import Baseline
+from sosampler.baselines.folder import is_baseline_folder, load_system
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.baselines import SystemPolicy, same_but_for_dial, system_policies
@@ -353,10 +353,10 @@ class ChooserMaker:
             scorer.wants_similarity = True
         return _with_method(ScoreChooser(name, scorer), name, method)
 
-    def loaded_system(self, folder: str) -> System:
+    def loaded_system(self, folder: str) -> Baseline:
         if folder not in self._loaded:
             self._loaded[folder] = load_system(folder, device=str(self.device))
-        system: System = self._loaded[folder]
+        system: Baseline = self._loaded[folder]
         return system
 
     def loaded(self, folder: str) -> Any:
@@ -382,7 +382,7 @@ def policies_of(policies: Any, maker: ChooserMaker) -> tuple[list[Chooser], list
     or {name: any of them}.
     """
     policies = _what_was_trained(policies)
-    if isinstance(policies, (str, os.PathLike, System)) or _is_sampler(policies):
+    if isinstance(policies, (str, os.PathLike, Baseline)) or _is_sampler(policies):
         policies = [policies]
     if not isinstance(policies, Iterable):
         raise InvalidArgument(
@@ -449,7 +449,7 @@ def _is_sampler(policy: Any) -> bool:
 def _found(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser | list[SystemPolicy]:
     """One policy, or the rows of one system."""
     policy = _what_was_trained(policy)
-    if isinstance(policy, System):
+    if isinstance(policy, Baseline):
         return _systems(name or policy.name, policy, "")
     if _is_sampler(policy):
         name = name or "sosampler"
@@ -474,7 +474,7 @@ def _found(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser | list
             f"{', '.join(ALLOWED)}, or give such a folder, also as NAME=FOLDER, and with "
             f"{', '.join('+' + way for way in SUFFIXES)} behind that of a sampler, or @VALUE behind that of a system"
         )
-    if is_system_folder(folder):
+    if is_baseline_folder(folder):
         if method:
             raise InvalidArgument(f"{text!r}: +{method} is for samplers; a system decides for itself, so leave it out")
         return _systems(name or folder, maker.loaded_system(folder), value, taken_as_it_is=name is None)
@@ -487,7 +487,7 @@ def _found(name: str | None, policy: Any, maker: ChooserMaker) -> Chooser | list
     return maker.learned(name or text, maker.loaded(folder), method or in_name)
 
 
-def _systems(name: str, system: System, value: str, *, taken_as_it_is: bool = False) -> list[SystemPolicy]:
+def _systems(name: str, system: Baseline, value: str, *, taken_as_it_is: bool = False) -> list[SystemPolicy]:
     """The rows of a system. As with samplers, what its name ends in is done; unless the name is that of its folder."""
     name, in_name = (name, "") if taken_as_it_is else split_dial(name)
     if in_name and value and in_name != value:

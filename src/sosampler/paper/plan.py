@@ -181,13 +181,13 @@ class Training:
 
     def _base(self) -> Any:
         if self.is_system:
-            from sosampler.baselines.recipe import read_system_recipe
+            from sosampler.baselines.recipe import read_baseline_recipe
 
-            return read_system_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
+            return read_baseline_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
         return read_recipe(self.recipe or RECIPES[self.sampler], seed=0)
 
     def full_recipe(self, seed: int = 0) -> Any:
-        """A `SamplerRecipe` or `SystemRecipe`, checked."""
+        """A `SamplerRecipe` or `BaselineRecipe`, checked."""
         return self._base().changed(**self.settings, seed=seed)
 
     @cached_property

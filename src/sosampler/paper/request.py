@@ -83,14 +83,14 @@ def _check_weights(weights: Any) -> None:
 
 def _checked_light(light: Any) -> Any:
     """The network of a saved folder, so that it is read once; names of features are for the banks to know."""
-    from sosampler.baselines.folder import refuse_system_folder
+    from sosampler.baselines.folder import refuse_baseline_folder
     from sosampler.classifiers.factory import create_classifier, saved_folder
     from sosampler.samplers.folder import is_sampler_folder
     from sosampler.samplers.registry import load_sampler
 
     if not isinstance(light, (str, Path)):
         return light
-    refuse_system_folder("light", light)
+    refuse_baseline_folder("light", light)
     if is_sampler_folder(light):
         return load_sampler(light)
     folder = saved_folder(light)

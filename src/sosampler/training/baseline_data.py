@@ -20,7 +20,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.features import feature_network
 from sosampler.bank.prepare import Progress
 from sosampler.baselines.base import Views, light_network
-from sosampler.baselines.folder import refuse_system_folder
+from sosampler.baselines.folder import refuse_baseline_folder
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
@@ -72,7 +72,7 @@ def heavy_source(bank: Bank, classifier: Any) -> FeatureSource:
     """
     if classifier is None:
         return _only_one(bank)
-    refuse_system_folder("classifier", classifier)
+    refuse_baseline_folder("classifier", classifier)
     known = _kept(bank, classifier, "heavy")
     if known is not None:
         return known
@@ -104,7 +104,7 @@ def light_source(bank: Bank, light: Any, weights: str | Path | None) -> FeatureS
                 f"one of: {_there(bank)}"
             )
         return _of_network(bank, light_network(weights))
-    refuse_system_folder("light", light)
+    refuse_baseline_folder("light", light)
     known = _kept(bank, light, "light")
     if known is not None:
         return known

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sosampler._util.devices import check_device
 from sosampler._util.validation import one_of, real_number, whole_number
-from sosampler.baselines.base import System, Views, decoded_frames, predict, video_gmacs
+from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.training.optim import Diverged, finite_or_none
@@ -55,7 +55,7 @@ OPTIMIZERS = ("adamw", "sgd")
 
 
 def fit(
-    system: System,
+    system: Baseline,
     views: Views,
     labels: Tensor,
     *,
@@ -140,7 +140,7 @@ def fit(
 
 
 def _backward(
-    system: System, views: Views, labels: Tensor, generator: torch.Generator, progress: float, phase: str
+    system: Baseline, views: Views, labels: Tensor, generator: torch.Generator, progress: float, phase: str
 ) -> dict[str, float]:
     """Gradients of one batch; its loss and parts as numbers."""
     loss, parts = system.loss(views, labels, generator=generator, progress=progress, phase=phase)
@@ -154,7 +154,7 @@ def _backward(
     return {"loss": total, **{key: float(value) for key, value in parts.items()}}
 
 
-def _epochs_of_phases(system: System, epochs: int | Mapping[str, int]) -> dict[str, int]:
+def _epochs_of_phases(system: Baseline, epochs: int | Mapping[str, int]) -> dict[str, int]:
     given = dict(epochs) if isinstance(epochs, Mapping) else dict.fromkeys(system.phases, epochs)
     for phase, count in given.items():
         one_of("phase", phase, system.phases), whole_number("epochs", count, at_least=0)
@@ -186,13 +186,13 @@ def _seeded(key: list[int], device: torch.device) -> Iterator[torch.Generator]:
         yield torch.Generator().manual_seed(seed)
 
 
-def metric_of(system: System) -> str:
+def metric_of(system: Baseline) -> str:
     """mAP for several labels a video, else top-1."""
     return "mAP" if system.multi_label else "top1"
 
 
-def measure_system(
-    system: System, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
+def measure_baseline(
+    system: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
 ) -> dict[str, Any]:
     """The measure by its name, and means over videos of frames and giga multiply-adds.
 
@@ -218,9 +218,13 @@ def measure_system(
     }
 
 
-def dial_curve(system: System, views: Views, labels: Tensor, **gmacs: float) -> list[dict[str, Any]]:
-    """`measure_system` for each value of the dial, from cheap to costly."""
+def threshold_curve(system: Baseline, views: Views, labels: Tensor, **gmacs: float) -> list[dict[str, Any]]:
+    """`measure_baseline` for each value of the dial, from cheap to costly."""
     return [
-        {"dial": system.dial, "value": value, **measure_system(system.turned(value), views, labels, **gmacs)}
-        for value in system.dial_values
+        {
+            "dial": system.threshold,
+            "value": value,
+            **measure_baseline(system.with_threshold(value), views, labels, **gmacs),
+        }
+        for value in system.threshold_values
     ]

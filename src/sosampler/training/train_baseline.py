@@ -9,13 +9,13 @@ from typing import Any
 
 from sosampler import __version__
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import System
-from sosampler.baselines.folder import load_system, save_system
-from sosampler.baselines.recipe import SystemRecipe, read_system_recipe
+from sosampler.baselines.base import Baseline
+from sosampler.baselines.folder import load_system, save_baseline
+from sosampler.baselines.recipe import BaselineRecipe, read_baseline_recipe
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
 from sosampler.training.baseline_data import FeatureSource, bank_views, heavy_source, keep_features, light_source
-from sosampler.training.baseline_loop import dial_curve, fit, measure_system, metric_of
+from sosampler.training.baseline_loop import fit, measure_baseline, metric_of, threshold_curve
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.distributed import Processes
 from sosampler.training.examples import labelled_rows
@@ -29,7 +29,7 @@ _ON_DEV = ("metric", "dev", "dev_frames", "dev_frames_decoded", "dev_gmacs")  # 
 class TrainedSystem:
     """What came out of `train`: the system, and how good it is on dev."""
 
-    system: System
+    system: Baseline
     folder: Path
     result: dict[str, Any]
 
@@ -37,7 +37,7 @@ class TrainedSystem:
         return f"TrainedSystem({self.system.name}, {self.folder}, {self.result['metric']}, dev {self.result['dev']})"
 
 
-def train_system(
+def train_baseline(
     bank: str | Path | Bank,
     *,
     out: str | Path,
@@ -90,17 +90,17 @@ def train_system(
     return TrainedSystem(load_system(run.folder, where), run.folder, result)
 
 
-def _recipe_of(system: str, recipe: Any, settings: dict[str, Any]) -> SystemRecipe:
+def _recipe_of(system: str, recipe: Any, settings: dict[str, Any]) -> BaselineRecipe:
     if isinstance(recipe, SamplerRecipe) or (isinstance(recipe, str) and recipe in list_recipes()):
         name = recipe if isinstance(recipe, str) else recipe.name
         raise InvalidArgument(
             f"the recipe {name!r} is of a sampler, but {system} is a system; leave the recipe out, or give a YAML file "
             f"of settings for {system}"
         )
-    return read_system_recipe(system if recipe is None else recipe, system=system, **settings)
+    return read_baseline_recipe(system if recipe is None else recipe, system=system, **settings)
 
 
-def _told(bank: Bank, sources: list[FeatureSource], recipe: SystemRecipe) -> dict[str, Any]:
+def _told(bank: Bank, sources: list[FeatureSource], recipe: BaselineRecipe) -> dict[str, Any]:
     """What decides the outcome of a run."""
     told = [source.identity(bank) for source in sources]
     return {
@@ -111,7 +111,7 @@ def _told(bank: Bank, sources: list[FeatureSource], recipe: SystemRecipe) -> dic
     }
 
 
-def _fitted(recipe: SystemRecipe, stored: int, say: Callable[[str], None]) -> SystemRecipe:
+def _fitted(recipe: BaselineRecipe, stored: int, say: Callable[[str], None]) -> BaselineRecipe:
     """The recipe with no more candidates than the longest video has, and no layers for frames that are never offered.
 
     Such layers would keep the weights they were drawn with, and be asked where videos are longer.
@@ -130,7 +130,7 @@ def _fitted(recipe: SystemRecipe, stored: int, say: Callable[[str], None]) -> Sy
 def _trained(
     bank: Bank,
     sources: list[FeatureSource],
-    recipe: SystemRecipe,
+    recipe: BaselineRecipe,
     run: RunFolder,
     sizes: dict[str, int],
     device: str,
@@ -172,11 +172,11 @@ def _trained(
     measured["metric"] = metric = metric_of(system)
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **asked)
-        found = measure_system(system, views, labels, **gmacs)
+        found = measure_baseline(system, views, labels, **gmacs)
         measured["dev"] = found.pop(metric)
         measured |= {f"dev_{name}": value for name, value in found.items()}
-        curve = dial_curve(system, views, labels, **gmacs)
-    save_system(
+        curve = threshold_curve(system, views, labels, **gmacs)
+    save_baseline(
         run.folder,
         system,
         {
@@ -208,7 +208,7 @@ def _trained(
     return run.result() or {}
 
 
-def _first_words(system: System, device: str, sizes: dict[str, int]) -> str:
+def _first_words(system: Baseline, device: str, sizes: dict[str, int]) -> str:
     parameters = sum(weight.numel() for weight in system.parameters())
     unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
     dev = f"{sizes['dev']} dev" if sizes["dev"] else "no dev split"

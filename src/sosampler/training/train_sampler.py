@@ -15,7 +15,7 @@ from sosampler._util.memory import usable_cores
 from sosampler._util.validation import one_of, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
-from sosampler.baselines.folder import refuse_system_folder
+from sosampler.baselines.folder import refuse_baseline_folder
 from sosampler.baselines.registry import list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
@@ -44,7 +44,7 @@ from sosampler.training.sampler_dev import EvaluationSet, check_rewards, fit_cal
 from sosampler.training.sampler_loop import SamplerLoop
 
 if TYPE_CHECKING:
-    from sosampler.baselines.recipe import SystemRecipe
+    from sosampler.baselines.recipe import BaselineRecipe
 
 
 TEACHERS = ("bank", "online")
@@ -72,7 +72,7 @@ def train(
     bank: str | Path | Bank,
     *,
     out: str | Path,
-    recipe: str | Path | SamplerRecipe | SystemRecipe | None = None,
+    recipe: str | Path | SamplerRecipe | BaselineRecipe | None = None,
     sampler: str = "sosampler",
     classifier: str | Path | Classifier | None = None,
     weights: str | Path | None = None,
@@ -136,10 +136,10 @@ def train(
         True
     """
     if sampler in list_systems():
-        from sosampler.training.train_baseline import train_system
+        from sosampler.training.train_baseline import train_baseline
 
         _refuse_for_systems(sampler, teacher=teacher, precision=precision)
-        return train_system(
+        return train_baseline(
             bank,
             out=out,
             system=sampler,
@@ -244,7 +244,7 @@ def _teacher(
 ) -> tuple[Classifier | None, Teacher]:
     """The classifier if it is to be asked, and its kept answers."""
     meant: Any = classifier
-    refuse_system_folder("classifier", classifier)
+    refuse_baseline_folder("classifier", classifier)
     if isinstance(classifier, (str, Path)) and str(classifier) not in bank.teachers and saved_folder(classifier):
         meant = create_classifier(classifier)
     elif isinstance(classifier, (str, Path)):
