@@ -41,7 +41,7 @@ from sosampler.policies.auto import (
 )
 from sosampler.samplers.onnx_sampler import log_belief, scores_of, sigmoid
 from sosampler.samplers.recipe import read_recipe
-from sosampler.training.sampler_dev import fit_calibration
+from sosampler.training.dev import fit_calibration
 
 Numbers = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from sosampler.baselines.adaframe import (
 )
 from sosampler.baselines.base import BaselineOutput, Views, predict, video_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 SMALL: dict[str, Any] = {"heavy_width": 6, "light_width": 3, "num_classes": 4, "hidden": 12, "width": 8}
 

@@ -18,7 +18,7 @@ from sosampler.baselines.base import BaselineOutput, Views, predict
 from sosampler.baselines.frameexit import FrameExit, exit_labels, running_max, visiting_order
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import FRAMEEXIT_ORDER_10, frameexit_order
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 C, T, D = 4, 10, 12
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sosampler.baselines.base import BaselineOutput, Views, decoded_frames, draw_uniform, predict, video_gmacs
 from sosampler.baselines.liteeval import LiteEval, State, synchronise
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 C, T, D, LIGHT = 4, 10, 8, 5
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from sosampler.baselines.base import Baseline, Views
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import draw_candidates, fit
+from sosampler.training.baseline_data import draw_candidates
+from sosampler.training.train_baseline import fit
 from sosampler.video.candidates import stratified_positions
 
 

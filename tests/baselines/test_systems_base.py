@@ -27,7 +27,7 @@ from sosampler.baselines.base import (
 from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},

@@ -16,8 +16,8 @@ from sosampler.baselines.base import Baseline
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.recipe import check_known, read_mapping, read_recipe_file
-from sosampler.training.baseline_loop import OPTIMIZERS
 
+OPTIMIZERS = ("adamw", "sgd")
 # Arguments of a system that follow from the bank.
 OF_THE_DATA = ("heavy_width", "light_width", "num_classes", "multi_label")
 
