@@ -261,10 +261,10 @@ def test_training_is_the_same_for_the_same_seed() -> None:
     ("given", "text"),
     [
         ({"fine_width": 5}, "coarse_width=6"),
-        ({"target": 1.5}, "between 0 and 1"),
+        ({"target": 1.5}, "share of frames from 0 to 1"),
         ({"budget": -1.0}, "budget"),
         ({"budget_per": "frame"}, "video, batch"),
-        ({"temperature": (5.0,)}, "start and end"),
+        ({"temperature": (5.0,)}, "at the start and at the end"),
         ({"temperature": (5.0, 0.0)}, "temperature"),
         ({"gate_open": 1.01}, "probability from 0 to 1"),
     ],

@@ -117,7 +117,7 @@ def test_other_things_are_not_written_over(tmp_path: Path) -> None:
         save_baseline(tmp_path / "sampler", make("marl"), {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text("[]")
-    with pytest.raises(InvalidArgument, match=r"holds a config.json that is not a system's"):
+    with pytest.raises(InvalidArgument, match=r"holds a config.json that is not a baseline's"):
         save_baseline(tmp_path / "other", make("marl"), {})
     assert (tmp_path / "other/config.json").read_text() == "[]"
 
@@ -126,10 +126,10 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
     class Own(Baseline):
         name = "own"
 
-    with pytest.raises(InvalidArgument, match="a Own cannot be loaded again"):
+    with pytest.raises(InvalidArgument, match="a Own cannot be loaded by its name"):
         save_baseline(tmp_path / "own", Own({}), {})
     for about in ({"dev": float("nan")}, {"net": object()}):
-        with pytest.raises(InvalidArgument, match="give values that JSON has"):
+        with pytest.raises(InvalidArgument, match="must be JSON values"):
             save_baseline(tmp_path / "own", make("marl"), about)
     assert not (tmp_path / "own").exists()
 
@@ -140,7 +140,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
 def test_what_is_no_system_is_named(tmp_path: Path) -> None:
     assert not is_baseline_folder(tmp_path)
     assert not is_baseline_folder(3)
-    with pytest.raises(InvalidArgument, match="give its folder"):
+    with pytest.raises(InvalidArgument, match="give the folder of a trained baseline"):
         load_system(3)  # type: ignore[arg-type]
     with pytest.raises(WeightsError, match="no such folder"):
         load_system(tmp_path / "none")
@@ -151,25 +151,25 @@ def test_what_is_no_system_is_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="is not JSON"):
         load_system(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(WeightsError, match="holds something else instead of a system"):
+    with pytest.raises(WeightsError, match="holds something else instead of a baseline"):
         load_system(tmp_path)
     so.SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32).save_pretrained(tmp_path / "sampler")
-    with pytest.raises(WeightsError, match="holds a sosampler sampler instead of a system"):
+    with pytest.raises(WeightsError, match="holds a sosampler sampler instead of a baseline"):
         load_system(tmp_path / "sampler")
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"name": "glimpse"}, r"'glimpse' is no system that this version knows \(frameexit, .*newer sosampler"),
-        ({"name": ["marl"]}, "is no system that this version knows"),
-        ({"config": [1]}, "not those of a system"),
-        ({"about": None}, "not those of a system"),
+        ({"name": "glimpse"}, r"'glimpse' is no baseline of this version \(frameexit, .*newer sosampler"),
+        ({"name": ["marl"]}, "is no baseline of this version"),
+        ({"config": [1]}, "not those of a baseline"),
+        ({"about": None}, "not those of a baseline"),
         (
             {"config": SMALL["frameexit"] | {"colour": 1}},
             r"unknown settings \(colour\); allowed are heavy_width, .*newer",
         ),
-        ({"config": SMALL["frameexit"] | {"max_frames": 0}}, r"max_frames=0 is not allowed.*train the system again"),
+        ({"config": SMALL["frameexit"] | {"max_frames": 0}}, r"max_frames=0 is not allowed.*train the baseline again"),
         ({"config": {"heavy_width": 5}}, "missing 1 required positional argument: 'num_classes'"),
         ({"config": SMALL["frameexit"] | {"num_classes": 4}}, "another shape: classifiers"),
         ({"config": SMALL["frameexit"] | {"max_frames": 5}}, "missing: classifiers.4"),
@@ -185,7 +185,7 @@ def test_missing_keys_are_named(folder: Path) -> None:
     told = json.loads((folder / "config.json").read_text())
     del told["about"], told["config"]
     (folder / "config.json").write_text(json.dumps(told))
-    with pytest.raises(WeightsError, match="lacks config, about; train the system again"):
+    with pytest.raises(WeightsError, match="lacks config, about; train the baseline again"):
         load_system(folder)
 
 

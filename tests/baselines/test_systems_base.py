@@ -191,7 +191,7 @@ def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:
 
 
 def test_who_has_no_dial_says_so() -> None:
-    with pytest.raises(InvalidArgument, match=r"every-other has no dial that could be turned to 0.5"):
+    with pytest.raises(InvalidArgument, match=r"every-other has no threshold that could be set to 0.5"):
         EveryOther().with_threshold(0.5)
 
 

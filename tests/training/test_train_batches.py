@@ -27,6 +27,7 @@ from sosampler.training.sampler_data import (
     stratified,
 )
 from sosampler.training.train_sampler import OnlineTeacher, train
+from sosampler.video.candidates import uniform_positions
 from tests.sampler_banks import QUICK, make_bank
 
 CPU = torch.device("cpu")
@@ -145,7 +146,7 @@ def test_stratified_frames_are_those_of_the_bank() -> None:
     drawn = np.stack([stratified(counts, 5, rng) for _ in range(300)])  # [300, 4, 5]
     for video, count in enumerate(counts):
         if count < 5:
-            assert (drawn[:, video] == so.data.positions.uniform_positions(count, 5)).all()
+            assert (drawn[:, video] == uniform_positions(count, 5)).all()
             continue
         edges = np.arange(6) * count // 5
         for segment in range(5):

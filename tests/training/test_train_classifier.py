@@ -379,7 +379,7 @@ def test_an_unreadable_picture_is_named(pictures: Path, tmp_path: Path, workers:
     (data / "red/3.png").write_bytes(b"no picture")
     with pytest.raises(so.InvalidArgument) as caught:
         so.train_classifier(data, TINY, out=tmp_path / "run", **QUICK | {"workers": workers})
-    assert "red/3.png: cannot be read as a picture" in str(caught.value)
+    assert "red/3.png: cannot be read as an image" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -512,7 +512,7 @@ def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
         ({"workers": -1}, "workers=-1"),
         ({"device": "tpu"}, "device='tpu' cannot be used here"),
         ({"input_size": 1}, "input_size|cannot take frames"),
-        ({"options": {"weights": "x"}}, "options cannot hold 'weights'"),
+        ({"options": {"weights": "x"}}, "options must not have 'weights'"),
         ({"options": {"drop_rate": 5}}, "drop_rate=5"),
         ({"options": {"stride_on_1x1": "no"}}, "give True or False"),
     ],

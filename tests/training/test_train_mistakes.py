@@ -31,7 +31,7 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
         ({"workers": -1}, "workers=-1"),
         ({"device": "tpu"}, "device='tpu' cannot be used here"),
         ({"classifier": "b" * 16}, "is not in this bank"),
-        ({"teacher": "online"}, "asks the classifier itself"),
+        ({"teacher": "online"}, "runs the classifier itself"),
         ({"weights": "none.safetensors"}, "no such file"),
         ({"recipe": "best"}, "best"),
         ({"backbone": "resnet50"}, "backbone"),
@@ -155,7 +155,7 @@ def test_scores_that_are_none_are_never_best(
 
 def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:
     options = SMALL | {"sampler": "ocsampler", "shift": 0}
-    with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank offers 8"):
+    with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank has 8"):
         so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [9, 50], "reinforce": {"num_frames": 9}})
     with pytest.raises(so.InvalidArgument, match="needs a classifier that averages the logits"):
         check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10, 6)

@@ -52,11 +52,9 @@ def test_nothing_is_left_as_it_was_drawn(tmp_path: Path, stored: int, asked: int
     assert system.about["num_candidates"] == trained.result["num_candidates"] == offered
     assert system.about["recipe"]["num_candidates"] == offered
     assert drawn_weights(trained) == []
-    fewer = f"the bank stores {stored} frames of a video at most, so T is {offered} instead of {asked}"
+    fewer = f"the bank stores at most {stored} frames a video, so T is {offered} instead of {asked}"
     assert (fewer in said) == (offered < asked)
-    assert any(line.startswith(f"frameexit looks at {most} frames at most instead of 10") for line in said) == (
-        most < 10
-    )
+    assert any(line.startswith(f"frameexit sees at most {most} frames instead of 10") for line in said) == (most < 10)
     # Of longer videos it looks at as many as it has learnt.
     system = so.load_system(tmp_path / "run").with_threshold(0.0)
     system.config["first_exit"] = 2.0
@@ -147,7 +145,7 @@ def test_features_beyond_half_precision(tmp_path: Path) -> None:
 def test_numbers_on_dev_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = make_learnable_bank(tmp_path / "bank", train=20, dev=4)
     monkeypatch.setattr(
-        "sosampler.training.baseline_loop.predict",
+        "sosampler.training.train_baseline.predict",
         lambda system, views: predict(system, views)._replace(probabilities=torch.full((4, 4), torch.nan)),
     )
     with pytest.raises(so.InvalidArgument, match="marl gives probabilities that are not finite on dev"):

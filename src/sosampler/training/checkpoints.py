@@ -79,9 +79,10 @@ class RunFolder:
             return  # damaged, so it may be overwritten
         kind = settings.get("kind") if isinstance(settings, dict) else self.kind
         if kind != self.kind:
+            titles = {None: "classifier", "system": "baseline"}
             raise InvalidArgument(
-                f"{self.folder}: holds the run of a {kind or 'classifier'}, not of a {self.kind or 'classifier'}; "
-                "give another folder"
+                f"{self.folder}: holds the run of a {titles.get(kind, kind)}, not of a "
+                f"{titles.get(self.kind, self.kind)}; give another folder"
             )
 
     def _has_begun(self) -> bool:

@@ -164,7 +164,8 @@ class TrainingLoop:
             # By what was evaluated, not by steps: a run may be killed between the last step of an epoch and its end.
             for epoch in range(len(self.history), self.options.epochs):
                 begin = time.perf_counter()
-                self.line = {"epoch": epoch}
+                if self.line.get("epoch") != epoch:  # else it was restored from a checkpoint
+                    self.line = {"epoch": epoch}
                 self.start_epoch(epoch)
                 for batch in self.batches.epoch(epoch, self.step - epoch * per_epoch):
                     loss = self.train_step(batch)
@@ -293,6 +294,7 @@ class TrainingLoop:
                 "scheduler": self.scheduler.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "step": self.step,
+                "line": self.line,
                 # Of all processes, as far as this one knows.
                 "sums": {name: total * self.processes.count for name, total in self._sums.items()},
                 "best": self.best,
@@ -316,7 +318,7 @@ class TrainingLoop:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.scaler.load_state_dict(state["scaler"])
-        self.step, self.best, self.history = state["step"], state["best"], state["history"]
+        self.step, self.line, self.best = state["step"], state["line"], state["best"]
+        self.history, self.best_state = state["history"], state["best_state"]
         self._sums = {name: total.to(self.device) / self.processes.count for name, total in state["sums"].items()}
-        self.best_state = state["best_state"]
         self.say(f"resuming at step {self.step} of {len(self.batches) * self.options.epochs}")

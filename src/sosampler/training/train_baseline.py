@@ -320,11 +320,7 @@ class BaselineLoop(TrainingLoop):
     phase: str
     phase_number: int
     generator: torch.Generator  # on the CPU, so that every device draws the same
-
-    @property
-    def progress(self) -> float:
-        """Share of the phase that is done."""
-        return self.step / (len(self.batches) * self.options.epochs)
+    progress = 0.0  # share of the phase before the current step
 
     def start_epoch(self, epoch: int) -> None:
         self.baseline.train_phase(self.phase)
@@ -339,6 +335,7 @@ class BaselineLoop(TrainingLoop):
 
     def loss(self, batch: tuple[Tensor, Views]) -> tuple[Tensor, dict[str, Tensor]]:
         rows, views = batch
+        self.progress = self.step / (len(self.batches) * self.options.epochs)
         options = {"generator": self.generator, "progress": self.progress, "phase": self.phase}
         return self.baseline.loss(views.to(self.device), self.labels[rows.to(self.device)], **options)
 

@@ -174,7 +174,8 @@ def train_classifier(
     if target.type != "cpu":
         to_channels_last(network.net)
     try:
-        return _train(network, examples, recipe, run, precision=precision, workers=workers, say=say)
+        with torch.random.fork_rng(devices=[]):  # loaders draw a seed for their workers
+            return _train(network, examples, recipe, run, precision=precision, workers=workers, say=say)
     except InvalidArgument as error:
         # A worker process wraps an error into its traceback; the last line is the message.
         raise type(error)(str(error).strip().splitlines()[-1].split("InvalidArgument: ")[-1]) from error
