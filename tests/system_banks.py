@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import FEATURES_KIND, features_schema, tables_batch, write_text
 from sosampler.bank.writer import writing_shard
-from sosampler.baselines.base import System, SystemOutput, Views
-from sosampler.baselines.folder import save_system
-from sosampler.baselines.registry import create_system
+from sosampler.baselines.base import Baseline, BaselineOutput, Views
+from sosampler.baselines.folder import save_baseline
+from sosampler.baselines.registry import create_baseline
 from sosampler.errors import InvalidArgument
 from tests.taught_banks import FINGERPRINT, LABELS, LENGTHS, distinct, random_logits, softmax, teach, write_bank
 from tests.taught_banks import NUM_CANDIDATES as T
@@ -27,10 +27,10 @@ OTHER = "cd" * 8  # fingerprint of the light network
 CLASSES = ["run", "jump", "swim"]
 
 
-class Peek(System):
+class Peek(Baseline):
     """Looks from the first candidate on until a frame tells it to stop; the light network looks one ahead."""
 
-    name, dial, dial_values = "peek", "most", (1, 2, 4)
+    name, threshold, threshold_values = "peek", "most", (1, 2, 4)
 
     def __init__(
         self, heavy_width: int, light_width: int, num_classes: int, *, most: int = 3, multi_label: bool = False
@@ -48,7 +48,7 @@ class Peek(System):
             raise InvalidArgument(f"most={most!r} is not allowed; give a whole number")
         self.weight = nn.Parameter(torch.zeros(1))
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         heavy, light = torch.zeros_like(views.real), torch.zeros_like(views.real)
         probabilities = torch.zeros(len(heavy), self.config["num_classes"])
         for row, count in enumerate(views.real.sum(1).tolist()):
@@ -56,9 +56,9 @@ class Peek(System):
             heavy[row, :stop] = True
             light[row, : min(count, stop + 1)] = True
             probabilities[row] = self.activate(views.heavy[row, :stop, 1:].mean(0))
-        return SystemOutput(probabilities, heavy, light, heavy.sum(1) + 1)
+        return BaselineOutput(probabilities, heavy, light, heavy.sum(1) + 1)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         assert seen.steps is not None
         return STEP_GMACS * seen.steps
 
@@ -133,14 +133,14 @@ def peek(**options: Any) -> Peek:
 def frame_exit(folder: Path, seed: int = 0, **changes: Any) -> str:
     """The folder of a system that looks at no light features."""
     torch.manual_seed(seed)
-    system = create_system(
+    system = create_baseline(
         "frameexit", heavy_width=HEAVY, num_classes=3, max_frames=6, neck_width=8, gate_widths=(4, 4), gate_exit=0.25
     )
     with torch.no_grad():
         for name, weight in system.named_parameters():
             if name.startswith("gates") and "decide" in name:
                 weight.mul_(10)  # gates that differ between videos
-    save_system(folder, system, about(light=None, **changes))
+    save_baseline(folder, system, about(light=None, **changes))
     return str(folder)
 
 

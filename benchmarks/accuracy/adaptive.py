@@ -40,7 +40,7 @@ from sosampler.policies.auto import (
 )
 from sosampler.samplers.onnx_sampler import log_belief, scores_of, sigmoid
 from sosampler.samplers.recipe import read_recipe
-from sosampler.training.sampler_dev import fit_calibration
+from sosampler.training.dev import fit_calibration
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 

@@ -25,7 +25,7 @@ from sosampler._util.environment import circumstances
 from sosampler.engine.inputs import InputMaker
 from sosampler.engine.int8 import int8_net
 from sosampler.engine.quantize import answers, levels_of
-from sosampler.training.examples import read_picture
+from sosampler.training.classifier_data import read_image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
@@ -104,7 +104,7 @@ def labelled(folder: Path, class_names: tuple[str, ...]) -> list[tuple[Path, int
 
 def picture(path: Path, side: int) -> np.ndarray:
     """uint8 [1, 1, H, W, 3]"""
-    return read_picture(path, at_least=side)[None, None].copy()
+    return read_image(path, at_least=side)[None, None].copy()
 
 
 if __name__ == "__main__":

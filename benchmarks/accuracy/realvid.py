@@ -44,7 +44,7 @@ from sosampler._util.files import replacing
 from sosampler.classifiers.factory import saved_folder
 from sosampler.classifiers.penultimate import class_layer
 from sosampler.datasets.manifest import Item
-from sosampler.training.examples import multi_hot
+from sosampler.training.sampler_data import multi_hot
 
 LEAST_CLIPS = 25  # of a label, where clips have several
 DEV_SHARE, TEST_SHARE = 0.2, 0.4

@@ -19,7 +19,7 @@ import torch
 
 import sosampler as so
 from sosampler._util.environment import circumstances
-from sosampler.training.examples import read_picture
+from sosampler.training.classifier_data import read_image
 
 COUNTERPARTS = {
     "baseball": ["baseball", "ballplayer"],
@@ -40,7 +40,7 @@ def name_pictures(weights: Path, pictures: Path) -> dict[str, Any]:
         wanted = [number for number, name in enumerate(classifier.class_names) if name in names]
         ranks = []
         for path in sorted((pictures / folder).glob("*.jpg")):
-            frame = torch.from_numpy(read_picture(path, at_least=448).transpose(2, 0, 1).copy())
+            frame = torch.from_numpy(read_image(path, at_least=448).transpose(2, 0, 1).copy())
             order = classifier.clip_probs(frame[None, None])[0].argsort(descending=True)
             ranks.append(int(torch.isin(order, torch.tensor(wanted)).nonzero()[0]))
         share = [float(np.mean(np.array(ranks) < least)) for least in (1, 5)]

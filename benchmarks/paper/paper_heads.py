@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import sosampler as so
 from sosampler._util.files import replacing
-from sosampler.training.recipe import rate_at
+from sosampler.training.optim import warmup_cosine
 from sosampler.training.train_classifier import starting_network
 
 CLIP_FRAMES = 6  # as the other classifiers of paper_classifiers.py learn from
@@ -98,7 +98,7 @@ def _fit(
             if len(places) < BATCH:
                 continue
             for group in optimizer.param_groups:
-                group["lr"] = rate_at(step, steps, peak=lr, warmup=0.05)
+                group["lr"] = lr * warmup_cosine(step, steps, 0.05)
             drawn = torch.rand(len(places), features.shape[1], device=features.device).argsort(1)[:, :CLIP_FRAMES]
             logits = _logits(neck, fc, features[places[:, None], drawn])
             optimizer.zero_grad()

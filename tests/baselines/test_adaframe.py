@@ -14,18 +14,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sosampler.baselines.adaframe import (
     AdaFrame,
-    Look,
     Memory,
+    StepOutput,
     discounted,
     evenly_spread,
     margin_gains,
     margins,
     nearest_candidate,
-    relative_place,
+    relative_position,
 )
-from sosampler.baselines.base import SystemOutput, Views, predict, video_gmacs
+from sosampler.baselines.base import BaselineOutput, Views, predict, video_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 SMALL: dict[str, Any] = {"heavy_width": 6, "light_width": 3, "num_classes": 4, "hidden": 12, "width": 8}
 
@@ -64,10 +64,10 @@ def hinted_videos(videos: int, seed: int) -> tuple[Views, Tensor]:
 class AnywhereNext(AdaFrame):
     """The same network, but its locations are random."""
 
-    def look(
+    def step(
         self, frames: Tensor, places: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
-    ) -> tuple[Look, tuple[Tensor, Tensor]]:
-        look, state = super().look(frames, places, memory, state)
+    ) -> tuple[StepOutput, tuple[Tensor, Tensor]]:
+        look, state = super().step(frames, places, memory, state)
         return look._replace(location=torch.rand(len(frames))), state
 
 
@@ -80,10 +80,10 @@ class ScriptedUtility(AdaFrame):
         self.spoken = 0
         return super().remember(views)
 
-    def look(
+    def step(
         self, frames: Tensor, places: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
-    ) -> tuple[Look, tuple[Tensor, Tensor]]:
-        look, state = super().look(frames, places, memory, state)
+    ) -> tuple[StepOutput, tuple[Tensor, Tensor]]:
+        look, state = super().step(frames, places, memory, state)
         utility = torch.full_like(look.utility, self.script[self.spoken])
         self.spoken += 1
         return look._replace(utility=utility), state
@@ -104,10 +104,10 @@ def test_place_of_a_candidate_leads_back_to_it() -> None:
     real = random_views(videos=50, candidates=8).real
     for position in range(8):
         rows = real[:, position]
-        places = relative_place(torch.full((50,), position), real)
+        places = relative_position(torch.full((50,), position), real)
         assert bool((nearest_candidate(places[rows], real[rows]) == position).all())
     padded = torch.tensor([[True, True, True, False, False]])
-    assert relative_place(torch.tensor([[0, 1, 2]]), padded).tolist() == [[0, 0.5, 1]]
+    assert relative_position(torch.tensor([[0, 1, 2]]), padded).tolist() == [[0, 0.5, 1]]
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 20])
@@ -269,10 +269,10 @@ def test_policy_gradient_is_that_of_expected_reward(baseline: float, label: int,
 
     # All that can happen: the second look is at one of three frames, split at 1/4 and 3/4.
     memory, empty = system.remember(views), torch.zeros(1, 12)
-    first, state = system.look(views.heavy[:, 1], torch.tensor([0.5]), memory, (empty, empty))
+    first, state = system.step(views.heavy[:, 1], torch.tensor([0.5]), memory, (empty, empty))
     rewards = []
     for position in range(3):
-        second, _ = system.look(views.heavy[:, position], torch.tensor([position / 2]), memory, state)
+        second, _ = system.step(views.heavy[:, position], torch.tensor([position / 2]), memory, state)
         both = torch.stack([first.logits, second.logits], dim=1).softmax(-1)
         rewards.append(float(margin_gains(margins(both, labels)).detach()))
     bounds = torch.distributions.Normal(first.location, 0.3).cdf(torch.tensor([0.25, 0.75]))
@@ -293,7 +293,7 @@ def test_costs_are_those_of_its_layers() -> None:
     with FlopCounterMode(display=False) as counter:
         output = system.run(views)
     assert float(system.own_gmacs(9, output)[0]) == pytest.approx(counter.get_total_flops() / 2 / 1e9)
-    fewer = SystemOutput(output.probabilities, output.seen_heavy, output.seen_light, torch.tensor([1]))
+    fewer = BaselineOutput(output.probabilities, output.seen_heavy, output.seen_light, torch.tensor([1]))
     assert float(system.own_gmacs(9, fewer)[0]) < float(system.own_gmacs(9, output)[0])
     whole = video_gmacs(system, output, heavy_gmacs=4.0, light_gmacs=0.1)
     assert float(whole[0]) == pytest.approx(4 * int(output.seen_heavy.sum()) + 0.5, abs=1e-3)

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sosampler.baselines.base import SystemOutput, Views, predict
+from sosampler.baselines.base import BaselineOutput, Views, predict
 from sosampler.baselines.frameexit import FrameExit, exit_labels, running_max, visiting_order
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import FRAMEEXIT_ORDER_10, frameexit_order
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 C, T, D = 4, 10, 12
 
@@ -88,11 +88,11 @@ def without_first_exit(system: FrameExit) -> FrameExit:
     return deepcopy(system).set_exits(first_exit=2)
 
 
-def frames(output: SystemOutput) -> Tensor:
+def frames(output: BaselineOutput) -> Tensor:
     return output.seen_heavy.sum(dim=1)
 
 
-def accuracy(output: SystemOutput, labels: Tensor) -> float:
+def accuracy(output: BaselineOutput, labels: Tensor) -> float:
     return float(labels.gather(1, output.probabilities.argmax(dim=1, keepdim=True)).float().mean())
 
 
@@ -313,7 +313,7 @@ def test_it_spends_frames_where_they_are_needed() -> None:
         heavy = views.heavy.gather(1, picks[:, :, None].expand(-1, -1, D))
         pooled = system.neck(heavy.flatten(0, 1)).unflatten(0, heavy.shape[:2]).amax(dim=1)
         plain = system.classifiers[count - 1](pooled)
-    random = accuracy(SystemOutput(plain, output.seen_heavy, output.seen_light), labels)
+    random = accuracy(BaselineOutput(plain, output.seen_heavy, output.seen_light), labels)
     assert accuracy(output, labels) > random + 0.06
     assert used.mean() < 0.5 * T
 

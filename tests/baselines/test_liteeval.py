@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sosampler.baselines.base import SystemOutput, Views, decoded_frames, draw_uniform, predict, video_gmacs
+from sosampler.baselines.base import BaselineOutput, Views, decoded_frames, draw_uniform, predict, video_gmacs
 from sosampler.baselines.liteeval import LiteEval, State, synchronise
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 C, T, D, LIGHT = 4, 10, 8, 5
 
@@ -89,13 +89,13 @@ def by_hand(system: LiteEval, heavy: Tensor, light: Tensor) -> tuple[Tensor, lis
         return system.classify(fine[0]).softmax(dim=1)[0], opened
 
 
-def accuracy(output: SystemOutput, labels: Tensor) -> float:
+def accuracy(output: BaselineOutput, labels: Tensor) -> float:
     return float(labels.gather(1, output.probabilities.argmax(dim=1, keepdim=True)).float().mean())
 
 
 @pytest.mark.parametrize("gate_open", [0.5, 0.2, 0.8])
 def test_run_is_the_loop_by_hand(gate_open: float) -> None:
-    system, (views, _, _) = untrained().turned(gate_open), problem(40, seed=2)
+    system, (views, _, _) = untrained().with_threshold(gate_open), problem(40, seed=2)
     assert isinstance(system, LiteEval)
     output = system.run(views)
     for number in range(40):
@@ -108,8 +108,8 @@ def test_run_is_the_loop_by_hand(gate_open: float) -> None:
 
 def test_gates_at_the_ends_of_the_dial() -> None:
     system, (views, _, _) = untrained(), problem(20, seed=2)
-    assert system.turned(0).run(views).seen_heavy.all()
-    assert not system.turned(1).run(views).seen_heavy.any()
+    assert system.with_threshold(0).run(views).seen_heavy.all()
+    assert not system.with_threshold(1).run(views).seen_heavy.any()
 
 
 def test_masked_frames_are_never_visited() -> None:
@@ -261,10 +261,10 @@ def test_training_is_the_same_for_the_same_seed() -> None:
     ("given", "text"),
     [
         ({"fine_width": 5}, "coarse_width=6"),
-        ({"target": 1.5}, "between 0 and 1"),
+        ({"target": 1.5}, "share of frames from 0 to 1"),
         ({"budget": -1.0}, "budget"),
         ({"budget_per": "frame"}, "video, batch"),
-        ({"temperature": (5.0,)}, "start and end"),
+        ({"temperature": (5.0,)}, "at the start and at the end"),
         ({"temperature": (5.0, 0.0)}, "temperature"),
         ({"gate_open": 1.01}, "probability from 0 to 1"),
     ],

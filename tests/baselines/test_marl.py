@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sosampler.baselines.base import Views, predict, video_gmacs
 from sosampler.baselines.marl import LEFT, MARL, RIGHT, STAY
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 SMALL: dict[str, Any] = {"heavy_width": 6, "num_classes": 4, "hidden": 8, "width": 5}
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sosampler.baselines.base import System, Views
+from sosampler.baselines.base import Baseline, Views
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import draw_candidates, fit
+from sosampler.training.baseline_data import draw_candidates
+from sosampler.training.train_baseline import fit
 from sosampler.video.candidates import stratified_positions
 
 
-class Watching(System):
+class Watching(Baseline):
     """Remembers what it was shown."""
 
     name = "watching"

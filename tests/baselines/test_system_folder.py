@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import sosampler as so
-from sosampler.baselines.base import System, Views
-from sosampler.baselines.folder import is_system_folder, load_system, save_system
-from sosampler.baselines.registry import create_system, list_systems
+from sosampler.baselines.base import Baseline, Views
+from sosampler.baselines.folder import is_baseline_folder, load_system, save_baseline
+from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.cli.main import app
 from sosampler.errors import InvalidArgument, WeightsError
 
@@ -28,9 +28,9 @@ SMALL: dict[str, dict[str, Any]] = {
 ABOUT = {"classifier": "resnet50", "num_candidates": 7, "dev": 0.5, "light": None, "recipe": {"lr": 0.001}}
 
 
-def make(name: str, **settings: Any) -> System:
+def make(name: str, **settings: Any) -> Baseline:
     torch.manual_seed(3)
-    return create_system(name, **SMALL[name] | settings)
+    return create_baseline(name, **SMALL[name] | settings)
 
 
 def some_views() -> Views:
@@ -40,7 +40,7 @@ def some_views() -> Views:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_system(tmp_path / "frameexit", make("frameexit"), ABOUT)
+    save_baseline(tmp_path / "frameexit", make("frameexit"), ABOUT)
     return tmp_path / "frameexit"
 
 
@@ -59,9 +59,9 @@ def test_a_loaded_system_is_the_saved_one_bit_for_bit(name: str, multi_label: bo
     for value in system.state_dict().values():  # running statistics that are not those of a new layer
         if value.is_floating_point():
             value.add_(0.1)
-    save_system(tmp_path / "run", system, ABOUT)
+    save_baseline(tmp_path / "run", system, ABOUT)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json", "model.safetensors"]
-    assert is_system_folder(tmp_path / "run")
+    assert is_baseline_folder(tmp_path / "run")
     drawn = torch.get_rng_state()
     loaded = so.load_system(str(tmp_path / "run"), device="cpu")
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -74,9 +74,9 @@ def test_a_loaded_system_is_the_saved_one_bit_for_bit(name: str, multi_label: bo
     assert all(torch.equal(loaded.state_dict()[key], value) for key, value in system.state_dict().items())
     for before, after in zip(system.run(some_views()), loaded.run(some_views()), strict=True):
         assert before is after is None or torch.equal(before, after)
-    turned = loaded.turned(loaded.dial_values[-1])
+    turned = loaded.with_threshold(loaded.threshold_values[-1])
     assert turned.about == ABOUT
-    save_system(tmp_path / "turned", turned, turned.about)
+    save_baseline(tmp_path / "turned", turned, turned.about)
     assert load_system(tmp_path / "turned").config == turned.config
 
 
@@ -89,7 +89,7 @@ def test_config_says_what_it_is(folder: Path) -> None:
 
 
 def test_another_system_is_replaced_and_a_kill_leaves_no_mixture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_system(folder, make("marl"), {})
+    save_baseline(folder, make("marl"), {})
     assert load_system(folder).name == "marl"
 
     def stop(*rest: Any) -> None:
@@ -98,9 +98,9 @@ def test_another_system_is_replaced_and_a_kill_leaves_no_mixture(folder: Path, m
     with monkeypatch.context() as patch:
         patch.setattr("sosampler.baselines.folder.replacing", stop)
         with pytest.raises(KeyboardInterrupt):
-            save_system(folder, make("liteeval"), {})
-    assert not is_system_folder(folder)  # the old weights are no longer under any settings
-    save_system(folder, make("liteeval"), {})
+            save_baseline(folder, make("liteeval"), {})
+    assert not is_baseline_folder(folder)  # the old weights are no longer under any settings
+    save_baseline(folder, make("liteeval"), {})
     assert load_system(folder).name == "liteeval"
     assert not list(folder.glob(".*"))
 
@@ -111,26 +111,26 @@ def test_another_system_is_replaced_and_a_kill_leaves_no_mixture(folder: Path, m
 def test_other_things_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidArgument, match="is a file; give a folder"):
-        save_system(tmp_path / "file", make("marl"), {})
+        save_baseline(tmp_path / "file", make("marl"), {})
     so.SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32).save_pretrained(tmp_path / "sampler")
     with pytest.raises(InvalidArgument, match="holds a saved sosampler sampler, which would be lost"):
-        save_system(tmp_path / "sampler", make("marl"), {})
+        save_baseline(tmp_path / "sampler", make("marl"), {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text("[]")
-    with pytest.raises(InvalidArgument, match=r"holds a config.json that is not a system's"):
-        save_system(tmp_path / "other", make("marl"), {})
+    with pytest.raises(InvalidArgument, match=r"holds a config.json that is not a baseline's"):
+        save_baseline(tmp_path / "other", make("marl"), {})
     assert (tmp_path / "other/config.json").read_text() == "[]"
 
 
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
-    class Own(System):
+    class Own(Baseline):
         name = "own"
 
-    with pytest.raises(InvalidArgument, match="a Own cannot be loaded again"):
-        save_system(tmp_path / "own", Own({}), {})
+    with pytest.raises(InvalidArgument, match="a Own cannot be loaded by its name"):
+        save_baseline(tmp_path / "own", Own({}), {})
     for about in ({"dev": float("nan")}, {"net": object()}):
-        with pytest.raises(InvalidArgument, match="give values that JSON has"):
-            save_system(tmp_path / "own", make("marl"), about)
+        with pytest.raises(InvalidArgument, match="must be JSON values"):
+            save_baseline(tmp_path / "own", make("marl"), about)
     assert not (tmp_path / "own").exists()
 
 
@@ -138,38 +138,38 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_what_is_no_system_is_named(tmp_path: Path) -> None:
-    assert not is_system_folder(tmp_path)
-    assert not is_system_folder(3)
-    with pytest.raises(InvalidArgument, match="give its folder"):
+    assert not is_baseline_folder(tmp_path)
+    assert not is_baseline_folder(3)
+    with pytest.raises(InvalidArgument, match="give the folder of a trained baseline"):
         load_system(3)  # type: ignore[arg-type]
     with pytest.raises(WeightsError, match="no such folder"):
         load_system(tmp_path / "none")
     with pytest.raises(WeightsError, match=r"has no config.json"):
         load_system(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    assert not is_system_folder(tmp_path)
+    assert not is_baseline_folder(tmp_path)
     with pytest.raises(WeightsError, match="is not JSON"):
         load_system(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(WeightsError, match="holds something else instead of a system"):
+    with pytest.raises(WeightsError, match="holds something else instead of a baseline"):
         load_system(tmp_path)
     so.SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32).save_pretrained(tmp_path / "sampler")
-    with pytest.raises(WeightsError, match="holds a sosampler sampler instead of a system"):
+    with pytest.raises(WeightsError, match="holds a sosampler sampler instead of a baseline"):
         load_system(tmp_path / "sampler")
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"name": "glimpse"}, r"'glimpse' is no system that this version knows \(frameexit, .*newer sosampler"),
-        ({"name": ["marl"]}, "is no system that this version knows"),
-        ({"config": [1]}, "not those of a system"),
-        ({"about": None}, "not those of a system"),
+        ({"name": "glimpse"}, r"'glimpse' is no baseline of this version \(frameexit, .*newer sosampler"),
+        ({"name": ["marl"]}, "is no baseline of this version"),
+        ({"config": [1]}, "not those of a baseline"),
+        ({"about": None}, "not those of a baseline"),
         (
             {"config": SMALL["frameexit"] | {"colour": 1}},
             r"unknown settings \(colour\); allowed are heavy_width, .*newer",
         ),
-        ({"config": SMALL["frameexit"] | {"max_frames": 0}}, r"max_frames=0 is not allowed.*train the system again"),
+        ({"config": SMALL["frameexit"] | {"max_frames": 0}}, r"max_frames=0 is not allowed.*train the baseline again"),
         ({"config": {"heavy_width": 5}}, "missing 1 required positional argument: 'num_classes'"),
         ({"config": SMALL["frameexit"] | {"num_classes": 4}}, "another shape: classifiers"),
         ({"config": SMALL["frameexit"] | {"max_frames": 5}}, "missing: classifiers.4"),
@@ -185,7 +185,7 @@ def test_missing_keys_are_named(folder: Path) -> None:
     told = json.loads((folder / "config.json").read_text())
     del told["about"], told["config"]
     (folder / "config.json").write_text(json.dumps(told))
-    with pytest.raises(WeightsError, match="lacks config, about; train the system again"):
+    with pytest.raises(WeightsError, match="lacks config, about; train the baseline again"):
         load_system(folder)
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler.baselines.base import (
-    System,
-    SystemOutput,
+    Baseline,
+    BaselineOutput,
     Views,
     decoded_frames,
     draw_gumbel,
@@ -24,10 +24,10 @@ from sosampler.baselines.base import (
     predict,
     video_gmacs,
 )
-from sosampler.baselines.registry import create_system, list_systems
+from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.training.baseline_loop import fit
+from sosampler.training.train_baseline import fit
 
 SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},
@@ -39,7 +39,7 @@ ALL: dict[str, dict[str, Any]] = SMALL | {
 }
 
 
-class EveryOther(System):
+class EveryOther(Baseline):
     """Looks heavily at the even frames and lightly at the first; in two phases it learns its scale, then its layer."""
 
     name = "every-other"
@@ -77,12 +77,12 @@ class EveryOther(System):
         loss = self.label_loss(self.logits(views), labels).mean()
         return loss, {"half": loss.detach() / 2}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         first = torch.zeros_like(views.real)
         first[:, 0] = True
-        return SystemOutput(self.activate(self.logits(views)), self.looked(views) & views.real, first)
+        return BaselineOutput(self.activate(self.logits(views)), self.looked(views) & views.real, first)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         return matrix_gmacs(self.layer) * torch.ones(len(seen.seen_heavy))
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
@@ -101,8 +101,8 @@ def some_views(batch: int = 20, frames: int = 4, seed: int = 0) -> tuple[Views, 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_config_is_json_and_builds_the_system_again(name: str) -> None:
     torch.manual_seed(0)
-    system = create_system(name, **SMALL[name])
-    again = create_system(name, **json.loads(json.dumps(system.config)))
+    system = create_baseline(name, **SMALL[name])
+    again = create_baseline(name, **json.loads(json.dumps(system.config)))
     again.load_state_dict(system.state_dict())
     views, _ = some_views()
     assert again.config == system.config
@@ -111,7 +111,7 @@ def test_a_config_is_json_and_builds_the_system_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_run_leaves_mode_gradients_and_weights_alone(name: str) -> None:
-    system = create_system(name, **SMALL[name]).train()
+    system = create_baseline(name, **SMALL[name]).train()
     before = {key: value.clone() for key, value in system.state_dict().items()}
     output = system.run(some_views()[0])
     assert system.training
@@ -123,7 +123,7 @@ def test_run_leaves_mode_gradients_and_weights_alone(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_system_trains_by_fit_and_takes_multi_label(name: str) -> None:
     torch.manual_seed(0)
-    system = create_system(name, **SMALL[name], multi_label=True)
+    system = create_baseline(name, **SMALL[name], multi_label=True)
     views, labels = some_views()
     labels[:, 0] = True  # two labels in most videos
     history = fit(system, views, labels, epochs=8, lr=0.02, batch_size=8)
@@ -132,10 +132,10 @@ def test_a_system_trains_by_fit_and_takes_multi_label(name: str) -> None:
     assert predict(system, views).probabilities[:, 0].min() > 0.5
 
 
-def lively(name: str) -> System:
+def lively(name: str) -> Baseline:
     """Random weights, large enough that videos differ in what is done for them."""
     torch.manual_seed(1)
-    system = create_system(name, **ALL[name] | ({"max_frames": 10} if name == "frameexit" else {}))
+    system = create_baseline(name, **ALL[name] | ({"max_frames": 10} if name == "frameexit" else {}))
     for weight in system.parameters():
         nn.init.normal_(weight, std=0.8)
     return system.eval()
@@ -147,15 +147,15 @@ def test_a_turned_system_shares_its_weights_and_costs_more(name: str) -> None:
     system.about = {"dev": 0.5}
     before, drawn, memory = dict(system.config), torch.get_rng_state(), {id(part) for part in system.parameters()}
     spent = []
-    for value in system.dial_values:
-        turned = system.turned(value)
+    for value in system.threshold_values:
+        turned = system.with_threshold(value)
         assert type(turned) is type(system)
-        assert turned.config == before | {system.dial: value}
+        assert turned.config == before | {system.threshold: value}
         assert {id(part) for part in turned.parameters()} == memory
         assert not turned.training
         assert turned.about == system.about
         # Exactly what the class makes of these settings with these weights.
-        fresh = create_system(name, **turned.config)
+        fresh = create_baseline(name, **turned.config)
         fresh.load_state_dict(system.state_dict())
         output, expected = turned.run(views), fresh.run(views)
         assert torch.equal(output.probabilities, expected.probabilities)
@@ -163,19 +163,19 @@ def test_a_turned_system_shares_its_weights_and_costs_more(name: str) -> None:
         spent.append(float(video_gmacs(turned, output, heavy_gmacs=4.0, light_gmacs=0.1).mean()))
     assert system.config == before
     torch.set_rng_state(drawn)
-    system.turned(system.dial_values[0])
+    system.with_threshold(system.threshold_values[0])
     assert torch.equal(torch.get_rng_state(), drawn)
     assert spent == sorted(spent)
     assert spent[-1] > 1.05 * spent[0]
-    assert system.dial in before
-    assert len(set(system.dial_values)) == len(system.dial_values) >= 5
+    assert system.threshold in before
+    assert len(set(system.threshold_values)) == len(system.threshold_values) >= 5
 
 
 def test_a_turned_system_moves_and_learns_with_its_own() -> None:
     system, (views, labels) = lively("marl"), some_views()
-    turned = system.turned(7)
+    turned = system.with_threshold(7)
     fit(system, views, labels, epochs=1)
-    assert torch.equal(turned.run(views).probabilities, system.turned(7).run(views).probabilities)
+    assert torch.equal(turned.run(views).probabilities, system.with_threshold(7).run(views).probabilities)
     turned.double()
     assert next(system.parameters()).dtype == torch.float64
 
@@ -185,18 +185,18 @@ def test_a_turned_system_moves_and_learns_with_its_own() -> None:
     [("frameexit", -0.1), ("frameexit", "much"), ("liteeval", 1.1), ("liteeval", -0.1), ("adaframe", 0), ("marl", 2.5)],
 )
 def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:
-    system = create_system(name, **ALL[name])
-    with pytest.raises(InvalidArgument, match=f"{system.dial}="):
-        system.turned(value)
+    system = create_baseline(name, **ALL[name])
+    with pytest.raises(InvalidArgument, match=f"{system.threshold}="):
+        system.with_threshold(value)
 
 
 def test_who_has_no_dial_says_so() -> None:
-    with pytest.raises(InvalidArgument, match=r"every-other has no dial that could be turned to 0.5"):
-        EveryOther().turned(0.5)
+    with pytest.raises(InvalidArgument, match=r"every-other has no threshold that could be set to 0.5"):
+        EveryOther().with_threshold(0.5)
 
 
 def test_run_in_the_middle_of_a_phase_keeps_fixed_layers_fixed() -> None:
-    system = create_system("frameexit", **SMALL["frameexit"])
+    system = create_baseline("frameexit", **SMALL["frameexit"])
     system.train_phase("gates")
     modes = {name: module.training for name, module in system.named_modules()}
     system.run(some_views()[0])
@@ -216,12 +216,12 @@ def test_names_are_listed_without_torch() -> None:
 def test_every_listed_system_is_there() -> None:
     for name in list_systems():
         with pytest.raises(TypeError, match="heavy_width"):
-            create_system(name)
+            create_baseline(name)
 
 
 def test_an_unknown_system_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="frameexit"):
-        create_system("frameexits")
+        create_baseline("frameexits")
 
 
 def test_views_in_half_precision_are_raised_and_unreal_places_filled() -> None:
@@ -292,7 +292,7 @@ def test_costs_add_up() -> None:
     assert video_gmacs(system, output, heavy_gmacs=4.0, light_gmacs=0.25).tolist() == pytest.approx(
         [4 * 3 + 0.25 + own, 4 * 2 + 0.25 + own, 4 * 3 + 0.25 + own]
     )
-    seen = SystemOutput(torch.zeros(1, 2), torch.tensor([[True, False]]), torch.tensor([[True, True]]))
+    seen = BaselineOutput(torch.zeros(1, 2), torch.tensor([[True, False]]), torch.tensor([[True, True]]))
     assert decoded_frames(seen).tolist() == [2]
 
 

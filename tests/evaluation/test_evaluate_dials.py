@@ -117,7 +117,7 @@ def test_one_system_may_be_given_several_times(bank: Bank, tmp_path: Path, monke
     """Also as an object and as a folder: with its dial turned it is a point of the same curve."""
     monkeypatch.chdir(tmp_path)
     frame_exit(Path("fe"))
-    policies: Any = {"me@0.1": "fe", "me": load_system("fe"), "me@0.3": load_system("fe").turned(0.9)}
+    policies: Any = {"me@0.1": "fe", "me": load_system("fe"), "me@0.3": load_system("fe").with_threshold(0.9)}
     found = evaluate(bank, policies, num_frames=2, num_candidates=T, bootstrap=0, device="cpu")
     assert [row.policy for row in found.rows] == ["me@0.1", "me", "me@0.3"]
     frames = [row.frames_classified for row in found.rows]
@@ -137,6 +137,6 @@ def test_the_name_of_a_system_that_has_none(bank: Bank, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="two policies are called 'frameexit'"):
         evaluate(bank, ["frameexit", system], num_frames=2, num_candidates=T)
     fixed = peek()
-    fixed.dial = ""
+    fixed.threshold = ""
     with pytest.raises(InvalidArgument, match="has no threshold"):
         evaluate(bank, {"a@2": fixed}, num_frames=2, num_candidates=T)

@@ -15,9 +15,9 @@ from sosampler import wrap_classifier
 from sosampler.bank.add_features import add_features
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_teacher
-from sosampler.baselines.base import System, predict, video_gmacs
+from sosampler.baselines.base import Baseline, predict, video_gmacs
 from sosampler.baselines.folder import load_system
-from sosampler.baselines.registry import create_system
+from sosampler.baselines.registry import create_baseline
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import mean_average_precision, top1
@@ -239,7 +239,7 @@ def test_missing_features_and_wrong_classes(tmp_path: Path) -> None:
     bank = write_bank(tmp_path / "bank", LENGTHS, LABELS)
     teach(bank, random_logits(LENGTHS, LABELS))
 
-    def refused(system: System) -> str:
+    def refused(system: Baseline) -> str:
         with pytest.raises(InvalidArgument) as raised:
             evaluate(Bank(bank.path), {"mine": system}, num_frames=2, num_candidates=T)
         return str(raised.value)
@@ -283,7 +283,7 @@ def test_a_classifier_and_its_kept_features_are_known_as_the_same(tmp_path: Path
     bank = add_features(bank, classifier)
     kept = bank.features(classifier)
     torch.manual_seed(0)
-    system = create_system("frameexit", heavy_width=kept.width, num_classes=3, max_frames=4, neck_width=8)
+    system = create_baseline("frameexit", heavy_width=kept.width, num_classes=3, max_frames=4, neck_width=8)
     system.about = about(heavy={"name": kept.name, "fingerprint": classifier.fingerprint()}, light=None)
     found = evaluate(
         bank, ["uniform", system], num_frames=2, num_candidates=T, bootstrap=0, classifier=classifier, device="cpu"

@@ -20,7 +20,7 @@ from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.paper import run as runner
 from sosampler.paper.locations import find_locations
 from sosampler.paper.run import reproduce
-from sosampler.training import preparation
+from sosampler.training import optim as preparation
 from sosampler.training.optim import diverged
 from tests.sampler_banks import TINY, make_bank
 from tests.taught_banks import teach

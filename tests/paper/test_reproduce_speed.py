@@ -71,7 +71,7 @@ def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatc
     heavy[0, [1, 5]] = heavy[2, 7] = True
     light = torch.zeros_like(heavy)
     light[:, :4] = True
-    monkeypatch.setattr(base, "predict", lambda system, views: base.SystemOutput(torch.zeros(3, 2), heavy, light))
+    monkeypatch.setattr(base, "predict", lambda system, views: base.BaselineOutput(torch.zeros(3, 2), heavy, light))
     seen = Counting()
     throughput.baseline_run(None, None, seen, seen, frames)()
     assert [clip.tolist() for clip in seen.clips] == [[[1]], [[5]], [[23]]], "one frame after the other"

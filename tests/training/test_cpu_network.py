@@ -1,4 +1,4 @@
-"""Training on a CPU in bfloat16: gradients of depthwise convolutions with a stride go another way, not elsewhere."""
+"""Training on a CPU: the precision that it picks, and depthwise convolutions that stay in float32."""
 
 from __future__ import annotations
 
@@ -13,67 +13,54 @@ from torch import Tensor, nn
 
 import sosampler as so
 from sosampler.samplers.sosampler import SOSampler
-from sosampler.training import preparation
+from sosampler.training import optim
 from sosampler.training.checkpoints import SETTINGS
-from sosampler.training.cpu_network import StridedDepthwise, _BackInFloat32, prepare_network
+from sosampler.training.train_sampler import Float32Conv2d, _use_float32_for_strided_depthwise
 
 
 def gradients(layer: nn.Module, x: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, and gradients of input and weight, all in float32."""
+    """Return the output, and gradients of input and weight, all in float32."""
     given = x.detach().to(precision, copy=True).requires_grad_()
     layer.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        found = layer(given)
+        output = layer(given)
+    assert output.dtype == precision
     torch.manual_seed(1)
-    found.float().mul(torch.randn(found.shape)).sum().backward()
+    output.float().mul(torch.randn(output.shape)).sum().backward()
     assert isinstance(layer.weight, Tensor)
     assert given.grad is not None
     assert layer.weight.grad is not None
     assert given.grad.dtype == precision
-    return found.detach().float(), given.grad.float(), layer.weight.grad.clone()
+    return output.detach().float(), given.grad.float(), layer.weight.grad.clone()
 
 
 @pytest.mark.parametrize(("stride", "kernel", "dilation"), [(2, 3, 1), (3, 5, 1), ((1, 2), 3, 2)])
 def test_gradients_are_those_of_the_plain_layer(stride: int | tuple[int, int], kernel: int, dilation: int) -> None:
     torch.manual_seed(0)
     plain = nn.Conv2d(8, 8, kernel, stride, padding=1, dilation=dilation, groups=8, bias=False)
-    ours = StridedDepthwise(copy.deepcopy(plain))
+    changed = copy.deepcopy(plain)
+    _use_float32_for_strided_depthwise(changed)
+    assert type(changed) is Float32Conv2d
     x = torch.randn(3, 8, 13, 17).to(memory_format=torch.channels_last)
     exact = gradients(plain, x, torch.float32)
-    for one, other in zip(gradients(ours, x, torch.float32), exact, strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(gradients(ours, x, torch.bfloat16), exact, strict=True):
-        assert (one - other).abs().max() < 0.02 * other.abs().max()  # bfloat16 has 8 bits
-    ours.weight.requires_grad_(False).grad = None
-    given = x.bfloat16().requires_grad_()
-    ours(given).sum().backward()
-    assert given.grad is not None
-    assert ours.weight.grad is None
-    assert torch.equal(ours.eval()(x), plain(x))
+    for value, expected in zip(gradients(changed, x, torch.float32), exact, strict=True):
+        assert torch.equal(value, expected)
+    for value, expected in zip(gradients(changed, x, torch.bfloat16), exact, strict=True):
+        assert (value - expected).abs().max() < 0.02 * expected.abs().max()  # bfloat16 has 8 bits
 
 
-def test_a_sampler_keeps_its_names_and_answers() -> None:
+def test_a_sampler_keeps_its_names_and_outputs() -> None:
     sampler = SOSampler(shift=8, input_size=32, num_classes=3)
-    ready = copy.deepcopy(sampler)
-    prepare_network(ready)
-    assert sum(isinstance(layer, StridedDepthwise) for layer in ready.modules()) == 4
-    assert ready.fingerprint() == sampler.fingerprint()
-    assert list(ready.state_dict()) == list(sampler.state_dict())
+    changed = copy.deepcopy(sampler)
+    _use_float32_for_strided_depthwise(changed)
+    assert sum(isinstance(layer, Float32Conv2d) for layer in changed.modules()) == 4
+    assert changed.fingerprint() == sampler.fingerprint()
+    assert list(changed.state_dict()) == list(sampler.state_dict())
     frames = torch.randn(2, 5, 3, 32, 32)
-    scores = [network.eval()(frames).scores.detach() for network in (ready, sampler)]
-    assert torch.allclose(*scores, atol=1e-5)
-
-
-def test_what_is_left_alone() -> None:
-    net = nn.Sequential(
-        nn.Conv2d(4, 4, 3, stride=2),
-        nn.Conv2d(4, 4, 3, groups=4),
-        nn.Conv2d(4, 4, 3, stride=2, groups=4, bias=True),
-        nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=4, bias=False, padding_mode="reflect"),
-        nn.Conv2d(1, 1, 3, stride=2, bias=False),
-    )
-    prepare_network(net)  # type: ignore[arg-type]
-    assert not any(isinstance(layer, StridedDepthwise) for layer in net)
+    scores = [network.eval()(frames).scores.detach() for network in (changed, sampler)]
+    assert torch.equal(*scores)
+    again = copy.deepcopy(changed)  # as the moving average of the weights is made: no layer is shared
+    assert not {id(weight) for weight in again.parameters()} & {id(weight) for weight in changed.parameters()}
 
 
 def test_precision_is_by_trial_and_stays_with_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,24 +69,25 @@ def test_precision_is_by_trial_and_stays_with_a_run(tmp_path: Path, monkeypatch:
     )
     classifier = so.create_classifier("timm:test_resnet", class_names=bank.classes, input_size=32)
     bank = so.add_teacher(bank, classifier)
-    told: dict[str, Any] = {"recipe": "paper", "device": "cpu", "input_size": 32, "epochs": 2, "batch_size": 2}
+    options: dict[str, Any] = {"recipe": "paper", "device": "cpu", "input_size": 32, "epochs": 2, "batch_size": 2}
     seen: list[torch.dtype] = []
-    plain = _BackInFloat32.backward
+    real = Float32Conv2d.forward
 
-    def watched(ctx: Any, given: Tensor) -> Any:
-        seen.append(given.dtype)
-        return plain(ctx, given)
+    def watched(layer: Float32Conv2d, x: Tensor) -> Tensor:
+        if layer.training:
+            seen.append(x.dtype)
+        return real(layer, x)
 
-    monkeypatch.setattr(_BackInFloat32, "backward", staticmethod(watched))
+    monkeypatch.setattr(Float32Conv2d, "forward", watched)
     for good, name, precision in ((True, "fast", "bfloat16"), (False, "slow", "float32")):
-        monkeypatch.setattr(preparation, "cpu_is_good_at_bfloat16", lambda good=good: good)
-        so.train(bank, out=tmp_path / name, **told)
+        monkeypatch.setattr(optim, "cpu_is_good_at_bfloat16", lambda good=good: good)
+        so.train(bank, out=tmp_path / name, **options)
         assert json.loads((tmp_path / name / SETTINGS).read_text(encoding="utf-8"))["precision"] == precision
     assert seen == [torch.bfloat16] * 4 * 2 * 2  # layers, steps an epoch, epochs
-    monkeypatch.setattr(preparation, "cpu_is_good_at_bfloat16", lambda: True)
-    so.train(bank, out=tmp_path / "slow", **told)  # goes on with what it began with
+    monkeypatch.setattr(optim, "cpu_is_good_at_bfloat16", lambda: True)
+    so.train(bank, out=tmp_path / "slow", **options)  # keeps the precision that it began with
     with pytest.raises(so.InvalidArgument, match="precision"):
-        so.train(bank, out=tmp_path / "slow", precision="bfloat16", **told)
-    small = {**told, "backbone": "timm:test_resnet", "shift": 0}
+        so.train(bank, out=tmp_path / "slow", precision="bfloat16", **options)
+    small = {**options, "backbone": "timm:test_resnet", "shift": 0}
     so.train(bank, out=tmp_path / "small", **small)
     assert json.loads((tmp_path / "small" / SETTINGS).read_text(encoding="utf-8"))["precision"] == "float32"

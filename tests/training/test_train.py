@@ -17,9 +17,9 @@ import torch
 
 import sosampler as so
 from sosampler.samplers.sosampler import SOSampler
-from sosampler.training import sampler_loop
-from sosampler.training.sampler_augment import cut
-from sosampler.training.sampler_dev import clip_answers
+from sosampler.training import train_sampler
+from sosampler.training.augment import crop
+from sosampler.training.dev import clip_outputs
 from sosampler.training.train_sampler import train
 from tests.sampler_banks import QUICK, SMALL, TEACHER, make_bank
 
@@ -103,15 +103,15 @@ def test_the_best_epoch_is_kept_not_the_last(bank: so.Bank, tmp_path: Path, monk
     def of_scores(dev, found):
         return next(scores) if len(states) <= 3 else 0.0
 
-    real = sampler_loop.EvaluationSet.scores
+    real = train_sampler.DevSet.scores
 
     def remembering(dev, sampler, precision):
         states.append({key: tensor.clone() for key, tensor in sampler.state_dict().items()})
         return real(dev, sampler, precision)
 
-    monkeypatch.setattr(sampler_loop.EvaluationSet, "of_scores", of_scores)
-    monkeypatch.setattr(sampler_loop.EvaluationSet, "of_semi_optimal", lambda dev: 1.0)
-    monkeypatch.setattr(sampler_loop.EvaluationSet, "scores", remembering)
+    monkeypatch.setattr(train_sampler.DevSet, "of_scores", of_scores)
+    monkeypatch.setattr(train_sampler.DevSet, "of_semi_optimal", lambda dev: 1.0)
+    monkeypatch.setattr(train_sampler.DevSet, "scores", remembering)
     trained = train(bank, out=tmp_path / "run", **QUICK)
     assert trained.result["best_epoch"] == 1
     for key, tensor in trained.sampler.state_dict().items():
@@ -162,7 +162,7 @@ def test_the_classifier_is_asked_about_the_crops(bank: so.Bank, tmp_path: Path) 
     so.add_teacher(other.path, classifier)
     told = QUICK | {"epochs": 1, "batch_size": 16, "num_candidates": 4}
     seen = []
-    real = sampler_loop.SamplerLoop._shown
+    real = train_sampler.SamplerLoop.inputs
 
     def watching(loop, batch):
         found = real(loop, batch)
@@ -170,12 +170,12 @@ def test_the_classifier_is_asked_about_the_crops(bank: so.Bank, tmp_path: Path) 
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_loop.SamplerLoop, "_shown", watching)
+        patch.setattr(train_sampler.SamplerLoop, "inputs", watching)
         train(other.path, out=tmp_path / "run", classifier=classifier, teacher="online", **told)
     batch, frames, probs, _ = seen[0]
     assert probs.shape == (16, 4, 3)
     # The same box at the classifier's size, from the pictures that the sampler's crops were cut from.
-    crops = cut(batch.frames, batch.draw.cuts, batch.sizes, (24, 24))
+    crops = crop(batch.frames, batch.draw.crops, batch.sizes, (24, 24))
     expected = classifier.probabilities(net(classifier.preprocessing.normalised(crops)))
     assert torch.allclose(probs.flatten(0, 1), expected, atol=1e-5)
     assert frames.shape == (16, 4, 3, 32, 32)
@@ -305,5 +305,5 @@ def test_answers_about_clips_are_those_of_the_mean_logits(multi_label: bool) -> 
     activate = torch.sigmoid if multi_label else lambda values: values.softmax(-1)
     positions = torch.tensor([[0, 2, 5], [1, 2, 3], [0, 1, 4]])
     expected = activate(torch.stack([logits[row, chosen].mean(0) for row, chosen in enumerate(positions)]))
-    found = clip_answers(activate(logits), multi_label=multi_label)(positions)
+    found = clip_outputs(activate(logits), multi_label=multi_label)(positions)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)

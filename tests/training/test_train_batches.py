@@ -13,9 +13,9 @@ from sosampler._util import memory as machine
 from sosampler.samplers.recipe import read_recipe
 from sosampler.training import sampler_data, train_sampler
 from sosampler.training import sampler_data as sampler_frames
-from sosampler.training.online_teacher import OnlineTeacher
-from sosampler.training.optim import RunningMean
-from sosampler.training.sampler_augment import Cuts, cut, draw_cuts, points_a_pixel
+from sosampler.training.augment import Crops, crop, draw_crops, points_per_pixel
+from sosampler.training.dev import fit_calibration
+from sosampler.training.optim import moving_average
 from sosampler.training.sampler_data import (
     BankFrames,
     CachedFrames,
@@ -26,8 +26,8 @@ from sosampler.training.sampler_data import (
     open_frames,
     stratified,
 )
-from sosampler.training.sampler_dev import fit_calibration
-from sosampler.training.train_sampler import train
+from sosampler.training.train_sampler import OnlineTeacher, train
+from sosampler.video.candidates import uniform_positions
 from tests.sampler_banks import QUICK, make_bank
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_an_epoch_holds_every_video_once_and_shares_add_up(bank: so.Bank) -> Non
         halves = [draw.part(slice(0, 3)), draw.part(slice(3, 8))]
         for name in ("videos", "positions"):
             assert np.array_equal(np.concatenate([getattr(half, name) for half in halves]), getattr(draw, name))
-        assert np.array_equal(np.concatenate([half.cuts.boxes for half in halves]), draw.cuts.boxes)
+        assert np.array_equal(np.concatenate([half.crops.boxes for half in halves]), draw.crops.boxes)
     assert not np.array_equal(plan.draw(0, 0).videos, plan.draw(1, 0).videos)
     other = Plan(counts, sizes, recipe.changed(seed=1))
     assert not np.array_equal(plan.draw(0, 0).videos, other.draw(0, 0).videos)
@@ -112,10 +112,10 @@ def test_an_epoch_holds_every_video_once_and_shares_add_up(bank: so.Bank) -> Non
 def test_crops_are_drawn_per_video_or_per_frame() -> None:
     counts, sizes = np.full(8, 8), np.tile([[40, 52]], (8, 1))
     recipe = read_recipe("default", batch_size=4, num_candidates=5, crop_per="video")
-    boxes = Plan(counts, sizes, recipe).draw(0, 0).cuts.boxes.reshape(4, 5, 4)
+    boxes = Plan(counts, sizes, recipe).draw(0, 0).crops.boxes.reshape(4, 5, 4)
     assert (boxes == boxes[:, :1]).all()
     assert not (boxes[0] == boxes[1]).any()
-    boxes = Plan(counts, sizes, recipe.changed(crop_per="frame")).draw(0, 0).cuts.boxes
+    boxes = Plan(counts, sizes, recipe.changed(crop_per="frame")).draw(0, 0).crops.boxes
     assert len(np.unique(boxes, axis=0)) == 20
 
 
@@ -146,7 +146,7 @@ def test_stratified_frames_are_those_of_the_bank() -> None:
     drawn = np.stack([stratified(counts, 5, rng) for _ in range(300)])  # [300, 4, 5]
     for video, count in enumerate(counts):
         if count < 5:
-            assert (drawn[:, video] == so.data.positions.uniform_positions(count, 5)).all()
+            assert (drawn[:, video] == uniform_positions(count, 5)).all()
             continue
         edges = np.arange(6) * count // 5
         for segment in range(5):
@@ -163,8 +163,8 @@ def test_a_whole_box_is_a_plain_resize() -> None:
     smooth = rng.normal(size=(4, 9, 11, 3)).cumsum(1).cumsum(2)
     frames = torch.from_numpy((127 + 15 * smooth).clip(0, 255).astype(np.uint8))
     sizes = np.tile([[9, 11]], (4, 1))
-    cuts = Cuts(np.tile(np.array([0, 0, 11, 9], dtype=np.float32), (4, 1)), np.array([False, True, False, True]))
-    found = cut(frames, cuts, sizes, (18, 33))
+    crops = Crops(np.tile(np.array([0, 0, 11, 9], dtype=np.float32), (4, 1)), np.array([False, True, False, True]))
+    found = crop(frames, crops, sizes, (18, 33))
     expected = torch.nn.functional.interpolate(frames.movedim(-1, 1).float(), (18, 33), mode="bilinear")
     expected[1::2] = expected[1::2].flip(-1)
     assert torch.allclose(found, expected, atol=1e-3)
@@ -181,14 +181,14 @@ def test_boxes_cut_what_slices_cut() -> None:
     frames = smooth_pictures(3, 20, 30)
     corners = ((4, 2), (1, 1), (21, 11))
     boxes = np.array([[left, top, 8, 8] for left, top in corners], dtype=np.float32)
-    found = cut(frames, Cuts(boxes, np.zeros(3, dtype=bool)), np.tile([[20, 30]], (3, 1)), (8, 8))
+    found = crop(frames, Crops(boxes, np.zeros(3, dtype=bool)), np.tile([[20, 30]], (3, 1)), (8, 8))
     # 20 / 8 asks for two points a pixel and side, whose mean on a ramp is the pixel; a box one off differs by 4 to 12.
     for row, (left, top) in enumerate(corners):
         patch = frames[row, top : top + 8, left : left + 8].movedim(-1, 0).float()
         assert (found[row] - patch).abs().max() < 0.01
     noise = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 20, 30, 3), dtype=np.uint8))
-    whole = Cuts(np.array([[0, 0, 30, 20]] * 3, dtype=np.float32), np.zeros(3, dtype=bool))
-    exact = cut(noise, whole, np.tile([[20, 30]], (3, 1)), (20, 30))
+    whole = Crops(np.array([[0, 0, 30, 20]] * 3, dtype=np.float32), np.zeros(3, dtype=bool))
+    exact = crop(noise, whole, np.tile([[20, 30]], (3, 1)), (20, 30))
     assert torch.allclose(exact, noise.movedim(-1, 1).float(), atol=1e-3)
 
 
@@ -206,8 +206,8 @@ def test_a_crop_is_the_same_whoever_is_cut_with_it(tmp_path: Path) -> None:
         next(iter(SamplerBatches(table, source, recipe, part=part, workers=0).epoch(0)))
         for part in (slice(0, 6), *(slice(number, number + 1) for number in range(6)))
     )
-    assert points_a_pixel(source.sizes, (24, 24)) == 5
-    assert any(points_a_pixel(part.sizes, (24, 24)) == 2 for part in parts)
+    assert points_per_pixel(source.sizes, (24, 24)) == 5
+    assert any(points_per_pixel(part.sizes, (24, 24)) == 2 for part in parts)
     expected = teacher(whole.frames, whole)
     found = torch.cat([teacher(part.frames, part) for part in parts])
     assert torch.allclose(found, expected, atol=1e-5)
@@ -218,16 +218,16 @@ def test_padding_is_never_seen() -> None:
     frames = torch.full((2, 40, 40, 3), 255, dtype=torch.uint8)
     frames[:, :16, :20] = 10
     sizes = np.array([[16, 20]] * 2)
-    cuts = draw_cuts(np.random.default_rng(0), sizes, scale=(0.2, 1.0), ratio=(0.5, 2.0), flip=True)
-    assert (cut(frames, cuts, sizes, (32, 32)) - 10).abs().max() < 1e-3
+    crops = draw_crops(np.random.default_rng(0), sizes, scale=(0.2, 1.0), ratio=(0.5, 2.0), flip=True)
+    assert (crop(frames, crops, sizes, (32, 32)) - 10).abs().max() < 1e-3
 
 
 def test_shrinking_does_not_alias() -> None:
     """Stripes of one pixel become grey, not stripes."""
     stripes = np.zeros((1, 64, 64, 3), dtype=np.uint8)
     stripes[:, :, ::2] = 255
-    cuts = Cuts(np.array([[0, 0, 64, 64]], dtype=np.float32), np.zeros(1, dtype=bool))
-    found = cut(torch.from_numpy(stripes), cuts, np.array([[64, 64]]), (16, 16))
+    crops = Crops(np.array([[0, 0, 64, 64]], dtype=np.float32), np.zeros(1, dtype=bool))
+    found = crop(torch.from_numpy(stripes), crops, np.array([[64, 64]]), (16, 16))
     assert (found - 127.5).abs().max() < 1
 
 
@@ -237,12 +237,12 @@ def test_boxes_are_distributed_as_torchvisions() -> None:
     scale, ratio, count = (0.08, 1.0), (3 / 4, 4 / 3), 3000
     for height, width in ((120, 160), (90, 320)):
         sizes = np.tile([[height, width]], (count, 1))
-        cuts = draw_cuts(np.random.default_rng(0), sizes, scale=scale, ratio=ratio, flip=True)
-        boxes = cuts.boxes
+        crops = draw_crops(np.random.default_rng(0), sizes, scale=scale, ratio=ratio, flip=True)
+        boxes = crops.boxes
         assert (boxes >= 0).all()
         assert (boxes[:, 0] + boxes[:, 2] <= width + 1e-3).all()
         assert (boxes[:, 1] + boxes[:, 3] <= height + 1e-3).all()
-        assert 0.45 < cuts.flips.mean() < 0.55
+        assert 0.45 < crops.flips.mean() < 0.55
         torch.manual_seed(0)
         theirs = RandomResizedCrop(8, scale=scale, ratio=ratio)
         image = torch.empty(3, height, width)
@@ -253,7 +253,7 @@ def test_boxes_are_distributed_as_torchvisions() -> None:
                 ours_at, theirs_at = np.percentile(boxes[:, place], share), np.percentile(peer, share)
                 assert abs(ours_at - theirs_at) < 0.04 * max(height, width), (name, share)
     # A shape that never fits: all of the height, in the middle.
-    wide = draw_cuts(np.random.default_rng(0), np.array([[10, 1000]]), scale=(1, 1), ratio=(1, 2), flip=False)
+    wide = draw_crops(np.random.default_rng(0), np.array([[10, 1000]]), scale=(1, 1), ratio=(1, 2), flip=False)
     assert wide.boxes[0].tolist() == pytest.approx([490, 0, 20, 10])
 
 
@@ -326,26 +326,26 @@ def test_threads_decode_the_same(mixed: so.Bank) -> None:
 
 def test_frames_on_the_device_take_no_memory_of_the_machine(mixed: so.Bank) -> None:
     source = BankFrames(mixed, [0, 1], Shape(32))
-    assert train_sampler._bytes_taken(source) == 0
+    assert train_sampler.memory_taken(source) == 0
     kept = CachedFrames(source, workers=1)
-    assert train_sampler._bytes_taken(kept) == source.nbytes
-    assert train_sampler._bytes_taken(kept.to(torch.device("meta"))) == 0
+    assert train_sampler.memory_taken(kept) == source.nbytes
+    assert train_sampler.memory_taken(kept.to(torch.device("meta"))) == 0
 
 
 def test_running_mean_against_a_loop() -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    mean = RunningMean(net, 0.5)
+    mean = moving_average(net, 0.5)
     expected = net[0].weight.detach().clone()
     for step in range(6):
         with torch.no_grad():
             net[0].weight.add_(torch.randn(2, 3))
         net[1](torch.randn(4, 2))
-        mean.follow(step)
+        mean.update(net, step)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * net[0].weight.detach()
-    assert torch.allclose(mean.network[0].weight, expected, atol=1e-6)
-    assert mean.network[1].num_batches_tracked == 6
+    assert torch.allclose(mean.module[0].weight, expected, atol=1e-6)
+    assert mean.module[1].num_batches_tracked == 6
 
 
 def test_calibration_against_a_search() -> None:

@@ -24,10 +24,10 @@ from torch import nn
 import sosampler as so
 from sosampler.cli.main import main
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.training import classifier_loop
-from sosampler.training.examples import PictureExamples, TrainingBatches, read_picture
-from sosampler.training.optim import check_loss, settled_precision
-from sosampler.training.recipe import rate_at
+from sosampler.training import loop as loop_module
+from sosampler.training import train_classifier as module
+from sosampler.training.classifier_data import ClassifierBatches, ImageExamples, read_image
+from sosampler.training.optim import check_loss, settled_precision, warmup_cosine
 from sosampler.video.synthetic import encode_video
 
 TINY = "timm:test_resnet.r160_in1k"
@@ -87,7 +87,7 @@ def test_pictures_are_learnt(pictures: Path, tmp_path: Path) -> None:
     assert again.class_names == tuple(sorted(COLOURS))
     right = 0
     for path in sorted((pictures / "test").rglob("*.png")):
-        frame = torch.from_numpy(read_picture(path, at_least=64).transpose(2, 0, 1).copy())
+        frame = torch.from_numpy(read_image(path, at_least=64).transpose(2, 0, 1).copy())
         right += again.class_names[int(again.clip_probs(frame[None, None]).argmax())] == path.parent.name
     assert right / 15 == pytest.approx(trained.result["test"])
 
@@ -95,14 +95,14 @@ def test_pictures_are_learnt(pictures: Path, tmp_path: Path) -> None:
 def test_the_best_epoch_is_kept_not_the_last(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.2, 0.9, 0.5])
     states = []
-    real = classifier_loop.predict
+    real = module.predict
 
     def predict(classifier, *rest):
         states.append({key: tensor.clone() for key, tensor in classifier.net.state_dict().items()})
         return real(classifier, *rest)
 
-    monkeypatch.setattr(classifier_loop, "predict", predict)
-    monkeypatch.setattr(classifier_loop, "measure", lambda *found, multi_label: {"top1": next(scores)})
+    monkeypatch.setattr(module, "predict", predict)
+    monkeypatch.setattr(module, "measure", lambda *found, multi_label: {"top1": next(scores)})
     trained = so.train_classifier(pictures / "train", TINY, out=tmp_path / "run", **QUICK)
     assert trained.result["best_epoch"] == 1
     for key, tensor in trained.classifier.net.state_dict().items():
@@ -117,23 +117,23 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
     """5 steps an epoch: stopped within the first, the second and the third."""
     options = {"drop_rate": 0.3}
     whole = so.train_classifier(pictures, TINY, out=tmp_path / "whole", options=options, **QUICK)
-    monkeypatch.setattr(classifier_loop, "_SAVE_EVERY", -1.0)  # after every step
-    real = classifier_loop.ClassifierLoop._train_step
+    monkeypatch.setattr(loop_module, "_SAVE_EVERY", -1.0)  # after every step
+    real = module.ClassifierLoop.train_step
 
     def stopping(loop, batch):
         if loop.step == stop_at:
             raise KeyboardInterrupt
         return real(loop, batch)
 
-    monkeypatch.setattr(classifier_loop.ClassifierLoop, "_train_step", stopping)
+    monkeypatch.setattr(module.ClassifierLoop, "train_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         so.train_classifier(pictures, TINY, out=tmp_path / "broken", options=options, **QUICK)
-    monkeypatch.setattr(classifier_loop.ClassifierLoop, "_train_step", real)
+    monkeypatch.setattr(module.ClassifierLoop, "train_step", real)
     said: list[str] = []
     leftover = tmp_path / "broken/.checkpoint.123.part.pt"  # as a kill leaves it
     leftover.write_bytes(b"half")
     so.train_classifier(pictures, TINY, out=tmp_path / "broken", options=options, say=said.append, **QUICK)
-    assert f"going on at step {stop_at} of 15" in said
+    assert f"resuming at step {stop_at} of 15" in said
     assert not leftover.exists()
     for name in ("model.safetensors", "log.jsonl", "result.json", "config.json"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
@@ -144,15 +144,15 @@ def test_stopped_between_the_last_step_and_the_evaluation(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     so.train_classifier(pictures, TINY, out=tmp_path / "whole", **QUICK)
-    monkeypatch.setattr(classifier_loop, "_SAVE_EVERY", -1.0)
+    monkeypatch.setattr(loop_module, "_SAVE_EVERY", -1.0)
 
     def stop(*rest):
         raise KeyboardInterrupt
 
     for epoch in range(3):
         # Stopped in the evaluation of an epoch; then that is made up for, and the next epoch is stopped at once.
-        for home, name in ((classifier_loop, "predict"), (classifier_loop.ClassifierLoop, "_train_step")):
-            if (epoch, name) == (2, "_train_step"):
+        for home, name in ((module, "predict"), (module.ClassifierLoop, "train_step")):
+            if (epoch, name) == (2, "train_step"):
                 break
             with monkeypatch.context() as patch:
                 patch.setattr(home, name, stop)
@@ -167,8 +167,8 @@ def test_stopped_between_the_last_step_and_the_evaluation(
 def test_killed_for_good_and_started_again(pictures: Path, tmp_path: Path) -> None:
     code = (
         "import sys, sosampler as so\n"
-        "from sosampler.training import classifier_loop\n"
-        "classifier_loop._SAVE_EVERY = 0.05\n"
+        "from sosampler.training import loop as loop_module\n"
+        "loop_module._SAVE_EVERY = 0.05\n"
         f"so.train_classifier({str(pictures)!r}, {TINY!r}, out=sys.argv[1], **{QUICK | {'epochs': 12}!r})\n"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -379,7 +379,7 @@ def test_an_unreadable_picture_is_named(pictures: Path, tmp_path: Path, workers:
     (data / "red/3.png").write_bytes(b"no picture")
     with pytest.raises(so.InvalidArgument) as caught:
         so.train_classifier(data, TINY, out=tmp_path / "run", **QUICK | {"workers": workers})
-    assert "red/3.png: cannot be read as a picture" in str(caught.value)
+    assert "red/3.png: cannot be read as an image" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -460,7 +460,7 @@ def test_the_callers_random_numbers_stay(pictures: Path, tmp_path: Path) -> None
 def test_pictures_of_16_bits(tmp_path: Path) -> None:
     grey = (np.arange(64 * 64, dtype=np.uint16) * 16).reshape(64, 64)
     Image.fromarray(grey).save(tmp_path / "deep.png")
-    found = read_picture(tmp_path / "deep.png", at_least=1)
+    found = read_image(tmp_path / "deep.png", at_least=1)
     assert found.shape == (64, 64, 3)
     assert np.abs(found[..., 1].astype(int) - grey // 257).max() == 0
 
@@ -512,7 +512,7 @@ def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
         ({"workers": -1}, "workers=-1"),
         ({"device": "tpu"}, "device='tpu' cannot be used here"),
         ({"input_size": 1}, "input_size|cannot take frames"),
-        ({"options": {"weights": "x"}}, "options cannot hold 'weights'"),
+        ({"options": {"weights": "x"}}, "options must not have 'weights'"),
         ({"options": {"drop_rate": 5}}, "drop_rate=5"),
         ({"options": {"stride_on_1x1": "no"}}, "give True or False"),
     ],
@@ -623,8 +623,8 @@ def test_command_line_mistakes(
 def test_batches_of_an_epoch_hold_every_example_once(pictures: Path) -> None:
     paths = sorted((pictures / "train").rglob("*.png"))
     recipe = so.ClassifierRecipe(batch_size=8)
-    examples = PictureExamples(paths, [(0,)] * len(paths), 3, so.Preprocessing(size=(16, 16), resize=16), recipe)
-    batches = TrainingBatches(examples, workers=0, pin_memory=False)
+    examples = ImageExamples(paths, [(0,)] * len(paths), 3, so.Preprocessing(size=(16, 16), resize=16), recipe)
+    batches = ClassifierBatches(examples, workers=0, pin_memory=False)
     first = [list(batch) for batch in _keys(batches, 0)]
     assert sorted(number for batch in first for _, number in batch) == list(range(48))
     assert first != [list(batch) for batch in _keys(batches, 1)]
@@ -634,7 +634,7 @@ def test_batches_of_an_epoch_hold_every_example_once(pictures: Path) -> None:
     assert torch.equal(examples[(None, 3)][0], examples.preprocessing.resized(_pixels(paths[3])))
 
 
-def _keys(batches: TrainingBatches, epoch: int, begin: int = 0) -> list:
+def _keys(batches: ClassifierBatches, epoch: int, begin: int = 0) -> list:
     batches._sampler.epoch, batches._sampler.begin = epoch, begin
     return list(batches._sampler)
 
@@ -644,7 +644,7 @@ def _pixels(path: Path) -> torch.Tensor:
 
 
 def test_rate_rises_and_falls_to_nothing() -> None:
-    rates = [rate_at(step, 100, peak=2.0, warmup=0.1) for step in range(100)]
+    rates = [2.0 * warmup_cosine(step, 100, 0.1) for step in range(100)]
     assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
     assert max(rates) == 2.0
     assert all(later <= earlier for earlier, later in pairwise(rates[10:]))

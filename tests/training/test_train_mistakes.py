@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import sosampler as so
-from sosampler.training import sampler_loop
-from sosampler.training.sampler_dev import check_rewards
+from sosampler.training import train_sampler
+from sosampler.training.dev import check_rewards
 from sosampler.training.train_sampler import train
 from tests.sampler_banks import QUICK, SMALL, make_bank
 
@@ -31,7 +31,7 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
         ({"workers": -1}, "workers=-1"),
         ({"device": "tpu"}, "device='tpu' cannot be used here"),
         ({"classifier": "b" * 16}, "is not in this bank"),
-        ({"teacher": "online"}, "asks the classifier itself"),
+        ({"teacher": "online"}, "runs the classifier itself"),
         ({"weights": "none.safetensors"}, "no such file"),
         ({"recipe": "best"}, "best"),
         ({"backbone": "resnet50"}, "backbone"),
@@ -109,7 +109,7 @@ def test_float16_that_explodes_is_told_and_never_best(few: so.Bank, tmp_path: Pa
 
 def test_one_overflow_in_float16_is_no_end(few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss that is none, once, while weights stay numbers: the log has no such word in JSON, training goes on."""
-    real = sampler_loop.SamplerLoop._train_step
+    real = train_sampler.SamplerLoop.train_step
 
     def overflowing(loop, batch):
         loss = real(loop, batch)
@@ -117,7 +117,7 @@ def test_one_overflow_in_float16_is_no_end(few: so.Bank, tmp_path: Path, monkeyp
             loop._sums["loss"] = loop._sums["loss"] + float("inf")
         return loss
 
-    monkeypatch.setattr(sampler_loop.SamplerLoop, "_train_step", overflowing)
+    monkeypatch.setattr(train_sampler.SamplerLoop, "train_step", overflowing)
     train(few, out=tmp_path / "run", **HALF)
 
     def none(word: str) -> None:
@@ -131,13 +131,13 @@ def test_one_overflow_in_float16_is_no_end(few: so.Bank, tmp_path: Path, monkeyp
 def test_scores_that_are_none_are_never_best(
     bank: so.Bank, few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = sampler_loop.EvaluationSet.scores, []
+    real, calls = train_sampler.DevSet.scores, []
 
     def broken_at_last(dev, sampler, precision):
         calls.append(1)
         return real(dev, sampler, precision) * (float("nan") if len(calls) == 3 else 1.0)
 
-    monkeypatch.setattr(sampler_loop.EvaluationSet, "scores", broken_at_last)
+    monkeypatch.setattr(train_sampler.DevSet, "scores", broken_at_last)
     said: list[str] = []
     trained = train(bank, out=tmp_path / "run", say=said.append, **QUICK)
     assert trained.result["best_epoch"] < 2
@@ -145,7 +145,7 @@ def test_scores_that_are_none_are_never_best(
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert log[2]["dev_top1"] is None
 
-    monkeypatch.setattr(sampler_loop.EvaluationSet, "scores", lambda *rest: real(*rest) * float("nan"))
+    monkeypatch.setattr(train_sampler.DevSet, "scores", lambda *rest: real(*rest) * float("nan"))
     with pytest.raises(so.InvalidArgument, match="scores on dev are not finite; lower the learning rate"):
         train(few, out=tmp_path / "dev", **QUICK | {"epochs": 1})
     without = make_bank(tmp_path / "bank", train=8, dev=0)
@@ -155,7 +155,7 @@ def test_scores_that_are_none_are_never_best(
 
 def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:
     options = SMALL | {"sampler": "ocsampler", "shift": 0}
-    with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank offers 8"):
+    with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank has 8"):
         so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [9, 50], "reinforce": {"num_frames": 9}})
     with pytest.raises(so.InvalidArgument, match="needs a classifier that averages the logits"):
         check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10, 6)

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 import sosampler as so
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.distributed import OtherProcessFailed, Processes, synchronised
-from sosampler.training.gpu_network import prepare_network
 from sosampler.training.train_sampler import train
 from tests.sampler_banks import QUICK, TINY_WITHOUT_BATCH_NORM, make_bank
 
@@ -37,27 +36,29 @@ OPTIONS = QUICK | {
 # Stopped at the fourth of six steps, the same processes go on.
 CODE = """
 import json, os, pathlib, sys
-from sosampler.training import sampler_loop, train
-real = sampler_loop.SamplerLoop._train_step
+from sosampler.training import loop as loop_module
+from sosampler.training.train_sampler import SamplerLoop, train
+real = SamplerLoop.train_step
 def stopping(loop, batch):
     if loop.step == 3:
         raise KeyboardInterrupt
     return real(loop, batch)
 def run():
     return train(sys.argv[1], out=sys.argv[3], say=lambda text: print(text, flush=True), **json.loads(sys.argv[2]))
-sampler_loop._SAVE_EVERY = -1.0
-sampler_loop.SamplerLoop._train_step = stopping
+loop_module._SAVE_EVERY = -1.0
+SamplerLoop.train_step = stopping
 try:
     run()
 except KeyboardInterrupt:
-    sampler_loop.SamplerLoop._train_step = real
+    SamplerLoop.train_step = real
 pathlib.Path(sys.argv[3] + os.environ["RANK"]).write_text(run().sampler.fingerprint())
 """
 # What goes wrong in one process or in all; each tells what it met.
 FAILING = """
 import json, os, pathlib, sys
 from sosampler.errors import SosamplerError
-from sosampler.training import sampler_dev, sampler_loop, train
+from sosampler.training import dev, loop as loop_module
+from sosampler.training.train_sampler import train
 from sosampler.training.checkpoints import RunFolder
 bank, options, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 rank = int(os.environ["RANK"])
@@ -72,15 +73,15 @@ attempt("other settings", out=f"{folder}/one", lr=0.01)
 attempt("few videos", batch_size=1)
 attempt("exploding", lr=1e30, clip=None)
 opened = []
-real_init, real_save = sampler_dev.EvaluationSet.__init__, RunFolder.save
+real_init, real_save = dev.DevSet.__init__, RunFolder.save
 def counting(self, *rest, **named):
     opened.append(1)
     real_init(self, *rest, **named)
-sampler_dev.EvaluationSet.__init__ = counting
+dev.DevSet.__init__ = counting
 def full(self, state):
     raise OSError(28, "No space left on device", "checkpoint.pt")
 RunFolder.save = full
-sampler_loop._SAVE_EVERY = -1.0  # within the epoch, where only rank 0 writes
+loop_module._SAVE_EVERY = -1.0  # within the epoch, where only rank 0 writes
 attempt("full disk")
 met["dev sets"] = len(opened)
 pathlib.Path(f"{folder}/met{rank}.json").write_text(json.dumps(met))
@@ -105,7 +106,7 @@ def test_two_processes_train_what_one_does_and_go_on_after_a_stop(bank: so.Bank,
     done = two_processes([str(tmp_path / "script.py"), str(bank.path), json.dumps(OPTIONS), str(tmp_path / "two")])
     assert done.returncode == 0, done.stderr
     assert "in 2 processes" in done.stdout
-    assert "going on at step 3 of 6" in done.stdout
+    assert "resuming at step 3 of 6" in done.stdout
     ends = [(tmp_path / f"two{rank}").read_text() for rank in (0, 1)]  # both return the same sampler, one speaks
     assert ends[0] == ends[1]
     assert done.stdout.count("epoch 3/3") == 1
@@ -169,13 +170,10 @@ def test_one_process_raises_its_own_errors(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("backbone", ["timm:test_efficientnet.r160_in1k", "timm:test_resnet.r160_in1k", "mobilenet_v2"])
-def test_synchronised_batch_norm_is_the_same_network(backbone: str, prepared: bool) -> None:
+def test_synchronised_batch_norm_is_the_same_network(backbone: str) -> None:
     torch.manual_seed(0)
     sampler = SOSampler(backbone=backbone, input_size=64).eval()
-    if prepared:  # as several processes are for a long training on GPUs
-        prepare_network(sampler, norms=False)
     for name, buffer in sampler.named_buffers():  # statistics that are not those of a fresh network
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 1.5) if name.endswith("var") else buffer.normal_(0, 0.1)

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import sosampler as so
-from sosampler.training import sampler_loop
-from sosampler.training.sampler_loop import SamplerLoop
-from sosampler.training.train_sampler import train
+from sosampler.samplers.sosampler import SOSampler
+from sosampler.training import loop as loop_module
+from sosampler.training.checkpoints import RunFolder
+from sosampler.training.train_sampler import SamplerLoop, train
 from tests.sampler_banks import QUICK, make_bank
 
 # Everything that keeps a state: dropout, a running mean, momenta, random T, crops.
@@ -56,39 +57,39 @@ def test_stopped_at_a_step(
     bank: so.Bank, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     """Within an epoch, at the first step of one, at the last step of all."""
-    monkeypatch.setattr(sampler_loop, "_SAVE_EVERY", -1.0)  # after every step
-    real = SamplerLoop._train_step
+    monkeypatch.setattr(loop_module, "_SAVE_EVERY", -1.0)  # after every step
+    real = SamplerLoop.train_step
 
     def stopping(loop, batch):
         if loop.step == stop_at:
             raise KeyboardInterrupt
         return real(loop, batch)
 
-    monkeypatch.setattr(SamplerLoop, "_train_step", stopping)
+    monkeypatch.setattr(SamplerLoop, "train_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(bank, out=tmp_path / "run", **OPTIONS)
-    monkeypatch.setattr(SamplerLoop, "_train_step", real)
+    monkeypatch.setattr(SamplerLoop, "train_step", real)
     (tmp_path / "run/.checkpoint.123.part.pt").write_bytes(b"half")  # as a kill leaves it
     said: list[str] = []
     train(bank, out=tmp_path / "run", say=said.append, **OPTIONS)
-    assert f"going on at step {stop_at} of {2 * STEPS}" in said
+    assert f"resuming at step {stop_at} of {2 * STEPS}" in said
     assert_same(tmp_path / "run", whole)
 
 
 def test_stopped_between_steps_and_evaluation_and_while_writing(
     bank: so.Bank, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_loop, "_SAVE_EVERY", -1.0)
+    monkeypatch.setattr(loop_module, "_SAVE_EVERY", -1.0)
 
     def stop(*rest: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
     homes = (
-        (SamplerLoop, "_judge"),
+        (SamplerLoop, "evaluate"),
         (SamplerLoop, "save"),
-        (sampler_loop.RunFolder, "log"),
-        (so.samplers.SOSampler, "save_pretrained"),
-        (sampler_loop.RunFolder, "finish"),
+        (RunFolder, "log"),
+        (SOSampler, "save_pretrained"),
+        (RunFolder, "finish"),
     )
     for home, name in homes:
         with monkeypatch.context() as patch:
@@ -101,7 +102,7 @@ def test_stopped_between_steps_and_evaluation_and_while_writing(
 
 def _train_and_save_often(bank: Path, out: Path, threads: int, dies_after: int | None = None) -> None:
     torch.set_num_threads(threads)
-    sampler_loop._SAVE_EVERY = 0.05
+    loop_module._SAVE_EVERY = 0.05
     if dies_after is not None:
         save, saved = SamplerLoop.save, []
 
@@ -179,7 +180,7 @@ def test_damaged_run_folders_are_told(bank: so.Bank, tmp_path: Path) -> None:
 
 def test_checkpoints_are_read_to_the_cpu(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of steps stay there: on a GPU, reading them would wait for it in every step."""
-    run = sampler_loop.RunFolder(tmp_path, "sampler")
+    run = RunFolder(tmp_path, "sampler")
     run.save({"step": torch.tensor(3.0)})
     places = []
     real = torch.load
@@ -198,8 +199,8 @@ def test_checkpoints_are_read_to_the_cpu(bank: so.Bank, tmp_path: Path, monkeypa
 def test_on_a_gpu_the_counts_of_steps_stay_on_the_cpu(
     bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler_loop, "_SAVE_EVERY", -1.0)
-    real = SamplerLoop._train_step
+    monkeypatch.setattr(loop_module, "_SAVE_EVERY", -1.0)
+    real = SamplerLoop.train_step
     places: list[set[str]] = []
 
     def stopping(loop, batch):
@@ -210,7 +211,7 @@ def test_on_a_gpu_the_counts_of_steps_stay_on_the_cpu(
         places[-1:] = [{state["step"].device.type for state in loop.optimizer.state.values()}] if places else []
         return found
 
-    monkeypatch.setattr(SamplerLoop, "_train_step", stopping)
+    monkeypatch.setattr(SamplerLoop, "train_step", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(bank, out=tmp_path / "run", **OPTIONS | {"device": "cuda"})
     train(bank, out=tmp_path / "run", **OPTIONS | {"device": "cuda"})

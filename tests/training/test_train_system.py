@@ -13,7 +13,7 @@ import torch
 
 import sosampler as so
 from sosampler.baselines.base import predict, video_gmacs
-from sosampler.baselines.recipe import read_system_recipe
+from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_systems
 from sosampler.training.baseline_data import bank_views
 from tests.learnable_banks import (
@@ -95,7 +95,7 @@ def test_a_system_learns_and_beats_random_frames(
     assert (about["light"] or {}).get("fingerprint") == (LIGHT_PRINT if light else None)
     assert about["dev"] == result["dev"]
     assert about["sosampler"] == so.__version__
-    assert read_system_recipe(name).changed(**about["recipe"]["settings"]).settings == about["recipe"]["settings"]
+    assert read_baseline_recipe(name).changed(**about["recipe"]["settings"]).settings == about["recipe"]["settings"]
     assert loaded.config | about["recipe"]["settings"] == loaded.config
     assert repr(trained) == f"TrainedSystem({name}, {trained.folder}, top1, dev {result['dev']})"
 
@@ -104,12 +104,14 @@ def test_a_system_learns_and_beats_random_frames(
 def test_the_dial_trades_accuracy_for_cost(runs: Callable[[str], so.TrainedSystem], name: str) -> None:
     trained = runs(name)
     system, curve = trained.system, trained.result["dev_curve"]
-    assert [(row["dial"], row["value"]) for row in curve] == [(system.dial, value) for value in system.dial_values]
+    assert [(row["dial"], row["value"]) for row in curve] == [
+        (system.threshold, value) for value in system.threshold_values
+    ]
     spent = [row["gmacs"] for row in curve]
     assert spent == sorted(spent)
     assert spent[-1] > spent[0]
     assert max(row["top1"] for row in curve[1:]) >= curve[0]["top1"]
-    own = [row for row in curve if row["value"] == system.config[system.dial]]
+    own = [row for row in curve if row["value"] == system.config[system.threshold]]
     if own:
         (row,) = own
         shared = ("frames", "frames_decoded", "gmacs")
@@ -174,4 +176,4 @@ def test_the_seed_decides(few: so.Bank, tmp_path: Path) -> None:
 
 def test_who_needs_no_light_network_is_not_asked_for_one(runs: Callable[[str], so.TrainedSystem]) -> None:
     assert runs("frameexit").system.about["light"] is None
-    assert not read_system_recipe("marl").needs_light
+    assert not read_baseline_recipe("marl").needs_light

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +54,8 @@ def test_by_the_command_with_features_that_are_computed_once(
     assert told["folder"] == str(tmp_path / "run")
     assert len(told["dev_curve"]) == 6
     assert told["epochs"] == 2
-    assert "asking timm:test_resnet" in done.stderr
-    assert "asking mobilenet_v2" in done.stderr
+    assert "features of 9 videos with timm:test_resnet" in done.stderr
+    assert "features of 9 videos with mobilenet_v2" in done.stderr
     assert "liteeval all 2/2: loss" in done.stderr
     kept = so.Bank(plain.path).feature_sets
     heavy, light = (
@@ -135,16 +137,19 @@ def test_features_that_were_broken_off_go_on(
 ) -> None:
     options: dict[str, Any] = BRIEF | {"epochs": 1, "hidden": 8, "width": 4, "sampler": "marl"}
 
-    def stop(*rest: Any, **named: Any) -> Callable[[Any], None]:
-        def tell(progress: Any) -> None:
-            if progress.done == 6:
+    @contextmanager
+    def stopping(what: str, total: int, *, done: int = 0) -> Iterator[Any]:
+        numbers = count(done + 1)
+
+        def advance() -> None:
+            if next(numbers) == 6:
                 raise KeyboardInterrupt
 
-        return tell
+        yield SimpleNamespace(advance=advance)
 
     classifier = so.create_classifier(networks.classifier)
     with monkeypatch.context() as patch:
-        patch.setattr("sosampler.training.baseline_data._shown", stop)
+        patch.setattr("sosampler.training.baseline_data.progress_bar", stopping)
         with pytest.raises(KeyboardInterrupt):
             so.train(plain, out=tmp_path / "run", classifier=classifier, **options)
     name = classifier.fingerprint()
@@ -182,7 +187,7 @@ def test_features_too_large_for_half_precision_are_kept_in_float32(tmp_path: Pat
     assert plain.folder.feature_answers(classifier.fingerprint()).missing(3) == [2]
     said: list[str] = []
     trained = so.train(plain, classifier=classifier, say=said.append, **options)
-    assert f"{plain.path}: features of huge are too large for half precision; they are kept in float32" in said
+    assert f"{plain.path}: features of huge are too large for half precision; they are stored in float32" in said
     kept = so.Bank(plain.path).features(classifier)
     assert kept.precision == "float32"
     assert np.isfinite(kept[5]).all()
@@ -209,11 +214,14 @@ def test_other_mistakes_of_a_network_are_its_own(plain: so.Bank, tmp_path: Path)
 
 def test_classifiers_that_are_not_clear(plain: so.Bank, networks: SimpleNamespace, tmp_path: Path) -> None:
     options: dict[str, Any] = BRIEF | {"sampler": "marl", "out": tmp_path / "run"}
-    with pytest.raises(so.InvalidArgument, match=r"is not clear; give classifier.*the bank has no features yet"):
+    with pytest.raises(
+        so.InvalidArgument,
+        match=r"or of several; give classifier.*the bank has no features yet",
+    ):
         so.train(plain, **options)
     for name in ("one", "two"):
         so.add_features(plain, so.create_classifier(networks.classifier), name=name)
-    with pytest.raises(so.InvalidArgument, match="is not clear"):
+    with pytest.raises(so.InvalidArgument, match="has no features of a classifier, or of several"):
         so.train(plain, **options)
     with pytest.raises(so.InvalidArgument, match=f"'{TINY}' fits several features: one, two"):
         so.train(plain, classifier=TINY, **options)

@@ -12,7 +12,7 @@ import torch
 import sosampler as so
 from sosampler.baselines.base import Views, predict
 from sosampler.baselines.frameexit import FrameExit
-from sosampler.baselines.recipe import read_system_recipe
+from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.training.baseline_data import bank_views
 from tests.learnable_banks import QUICK, STORED, make_learnable_bank
 from tests.system_runs import KEPT, make_random_bank
@@ -23,7 +23,7 @@ EXIT = QUICK["frameexit"] | {"max_frames": 10, "epochs": {"classifiers": 3, "gat
 def drawn_weights(trained: so.TrainedSystem) -> list[str]:
     """Layers of the trained system that still have the weights they were drawn with."""
     told = trained.system.about["recipe"]
-    recipe = read_system_recipe("frameexit").changed(
+    recipe = read_baseline_recipe("frameexit").changed(
         **{name: value for name, value in told.items() if name not in ("system", "settings")}, **told["settings"]
     )
     fresh = recipe.build(heavy_width=6, light_width=None, num_classes=4, multi_label=False).state_dict()
@@ -52,13 +52,11 @@ def test_nothing_is_left_as_it_was_drawn(tmp_path: Path, stored: int, asked: int
     assert system.about["num_candidates"] == trained.result["num_candidates"] == offered
     assert system.about["recipe"]["num_candidates"] == offered
     assert drawn_weights(trained) == []
-    fewer = f"the bank stores {stored} frames of a video at most, so T is {offered} instead of {asked}"
+    fewer = f"the bank stores at most {stored} frames a video, so T is {offered} instead of {asked}"
     assert (fewer in said) == (offered < asked)
-    assert any(line.startswith(f"frameexit looks at {most} frames at most instead of 10") for line in said) == (
-        most < 10
-    )
+    assert any(line.startswith(f"frameexit sees at most {most} frames instead of 10") for line in said) == (most < 10)
     # Of longer videos it looks at as many as it has learnt.
-    system = so.load_system(tmp_path / "run").turned(0.0)
+    system = so.load_system(tmp_path / "run").with_threshold(0.0)
     system.config["first_exit"] = 2.0
     output = predict(system, Views(torch.randn(5, 20, 6), torch.zeros(5, 20, 0)))
     assert output.seen_heavy.sum(1).tolist() == [most] * 5
@@ -87,7 +85,7 @@ def test_trained_with_few_candidates_it_is_no_worse_with_more(tmp_path: Path) ->
     right = []
     for count in (4, STORED):
         views, labels = bank_views(bank.split("dev"), heavy="heavy", num_candidates=count)
-        output = predict(trained.system.turned(0.02), views)
+        output = predict(trained.system.with_threshold(0.02), views)
         right.append(float((output.probabilities.argmax(1) == labels.argmax(1)).float().mean()))
     assert right[0] == pytest.approx(trained.result["dev_curve"][-1]["top1"])
     assert right[1] > right[0] - 0.1
@@ -147,7 +145,7 @@ def test_features_beyond_half_precision(tmp_path: Path) -> None:
 def test_numbers_on_dev_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = make_learnable_bank(tmp_path / "bank", train=20, dev=4)
     monkeypatch.setattr(
-        "sosampler.training.baseline_loop.predict",
+        "sosampler.training.train_baseline.predict",
         lambda system, views: predict(system, views)._replace(probabilities=torch.full((4, 4), torch.nan)),
     )
     with pytest.raises(so.InvalidArgument, match="marl gives probabilities that are not finite on dev"):

@@ -13,9 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 import sosampler as so
-from sosampler.baselines.folder import save_system
-from sosampler.baselines.recipe import read_system_recipe
-from sosampler.baselines.registry import create_system
+from sosampler.baselines.folder import save_baseline
+from sosampler.baselines.recipe import read_baseline_recipe
+from sosampler.baselines.registry import create_baseline
 from sosampler.cli.main import app
 from sosampler.training import train_baseline as module
 from tests.learnable_banks import (
@@ -37,14 +37,14 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
         ({"teacher": "online"}, "teacher='online' is for samplers; liteeval learns from labels"),
         ({"teacher": "web"}, "bank, online"),
         ({"precision": "bfloat16"}, "liteeval trains in float32"),
-        ({"recipe": "paper"}, "'paper' is of a sampler, but liteeval is a system"),
+        ({"recipe": "paper"}, "'paper' is of a sampler, but liteeval is a baseline"),
         ({"recipe": so.read_recipe("default")}, "'default' is of a sampler"),
         ({"recipe": "marl"}, "'marl' is of marl, but liteeval is to be trained"),
         ({"recipe": "none.yaml"}, r"'none.yaml' cannot be read .*frameexit, liteeval"),
-        ({"recipe": 3}, "recipe=3 is not allowed for a system"),
+        ({"recipe": 3}, "recipe=3 must be one of: frameexit"),
         ({"colour": 1}, "colour: no such setting in a recipe of liteeval; choose from: name, .*, gate_open"),
         ({"heavy_width": 1}, "heavy_width: no such setting"),
-        ({"target": 2}, "target=2 is not allowed"),
+        ({"target": 2}, "target=2 must be a share"),
         ({"temperature": 3}, "do not fit liteeval"),
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": {"gates": 1}}, "phase of epochs='gates'"),
@@ -83,8 +83,8 @@ def test_one_split_is_no_more_than_that(few: so.Bank, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--light", "nowhere"], "--light would change nothing: {} looks at no light features, only liteeval and"),
-        (["--weights", "nowhere"], "--weights would change nothing: {} looks at"),
+        (["--light", "nowhere"], "--light would change nothing: {} has no light features, only liteeval and"),
+        (["--weights", "nowhere"], "--weights would change nothing: {} has no"),
         (["--weights", "nowhere", "--light", "light"], "--light and --weights would change nothing: .*leave them out"),
     ],
 )
@@ -101,12 +101,12 @@ def test_options_that_would_change_nothing(
 @pytest.mark.parametrize("argument", ["classifier", "light"])
 def test_a_system_is_no_network_for_another(few: so.Bank, tmp_path: Path, argument: str) -> None:
     small = {"heavy_width": 6, "num_classes": 4, "hidden": 4, "width": 4}
-    save_system(tmp_path / "marl", create_system("marl", **small), {})
+    save_baseline(tmp_path / "marl", create_baseline("marl", **small), {})
     options: dict[str, Any] = {"sampler": "liteeval"} | KEPT | QUICK["liteeval"] | {argument: str(tmp_path / "marl")}
-    with pytest.raises(so.InvalidArgument, match=rf"^{argument}='.*marl' holds a trained system, which shows no"):
+    with pytest.raises(so.InvalidArgument, match=rf"^{argument}='.*marl' holds a trained baseline, which has no"):
         so.train(few, out=tmp_path / "run", **options)
     if argument == "classifier":
-        with pytest.raises(so.InvalidArgument, match=r"classifier='.*marl' holds a trained system"):
+        with pytest.raises(so.InvalidArgument, match=r"classifier='.*marl' holds a trained baseline"):
             so.train(few, out=tmp_path / "run", classifier=tmp_path / "marl")
     assert not (tmp_path / "run").exists()
 
@@ -131,9 +131,9 @@ def test_several_processes_are_refused(few: so.Bank, tmp_path: Path, monkeypatch
 
 def test_samplers_take_nothing_of_systems(few: so.Bank, tmp_path: Path) -> None:
     for given, says in (
-        ({"light": "light"}, r"light is for systems \(frameexit, .*, not for sosampler"),
-        ({"recipe": "frameexit"}, r"of the system frameexit; give sampler='frameexit' \(--sampler frameexit\)"),
-        ({"recipe": read_system_recipe("marl")}, "of the system marl"),
+        ({"light": "light"}, r"light is for baselines \(frameexit, .*, not for sosampler"),
+        ({"recipe": "frameexit"}, r"of the baseline frameexit; give sampler='frameexit' \(--sampler frameexit\)"),
+        ({"recipe": read_baseline_recipe("marl")}, "of the system marl"),
     ):
         with pytest.raises(so.InvalidArgument, match=says):
             so.train(few, out=tmp_path / "run", **given)

@@ -49,8 +49,8 @@ def test_a_killed_run_started_again_gives_the_same(
     with pytest.raises(KeyboardInterrupt):
         so.train(few, out=run, sampler="frameexit", say=stop_in_the_second_epoch, **KEPT, **SHORT)
     homes = (
-        (module, "measure_system"),
-        (module, "save_system"),
+        (module, "measure_baseline"),
+        (module, "save_baseline"),
         (module.RunFolder, "log"),
         (module.RunFolder, "finish"),
     )
@@ -118,5 +118,5 @@ def test_other_folders_are_left_alone(few: so.Bank, networks: SimpleNamespace, t
         so.train(few, out=networks.classifier, overwrite=True, **options)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/run.json").write_text('{"kind": "sampler"}')
-    with pytest.raises(so.InvalidArgument, match="holds the run of a sampler, not of a system"):
+    with pytest.raises(so.InvalidArgument, match="holds the run of a sampler, not of a baseline"):
         so.train(few, out=tmp_path / "run", overwrite=True, **options)

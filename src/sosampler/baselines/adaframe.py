@@ -1,21 +1,21 @@
-"""AdaFrame: one agent jumps about the video and stops when another look promises nothing more.
+"""AdaFrame: an agent jumps between frames of a video and stops when it expects no further gain.
 
 After Wu, Xiong, Ma, Socher and Davis, "AdaFrame: Adaptive Frame Selection for Fast Video Recognition", CVPR 2019.
 
-Taken: an LSTM that is fed the heavy features of the frame it looks at and a context, which it reads by attention from a
-global memory of light features (16 frames there). Every step gives class scores, the next location (the mean of a
-Gaussian over 0..1) and a utility, the reward that is still to come. Reward is by how much the best margin so far,
-p_label − the highest other p, grows. Locations learn by REINFORCE with the utility as baseline, the utility by
+As in the paper: an LSTM whose input is the heavy features of the current frame and a context, which it reads by
+attention from a global memory of light features (16 frames there). Every step gives class scores, the next location
+(the mean of a Gaussian over 0..1) and a utility, the expected further reward. The reward is the growth of the best
+margin so far, p_label − the highest other p. Locations learn by REINFORCE with the utility as baseline, the utility by
 regression on the discounted reward, the scores by cross-entropy. At run time the mean is the location.
 
-Different, or a choice of this file where the paper's own is not known to us:
-- Places are coded as waves of the place in 0..1, which fits any T. The context holds them, and the LSTM also gets the
-  place of the frame it looks at.
+Different, or chosen here where the paper does not specify it:
+- Positions are encoded as sines and cosines of the position in 0..1, for any T. The context holds them, and the LSTM
+  also gets the position of the current frame.
 - Cross-entropy is taken at every step, because at run time any step may be the last.
 - It stops when the utility has not exceeded its highest value for `patience` steps in a row.
-- The first look is at the middle of the video. A frame may be looked at twice; the heavy network runs for it once.
+- The first frame is in the middle of the video. A frame may be seen twice; the heavy network runs for it once.
 
-No weight's shape depends on `max_steps` or `patience`: trained ones can be loaded into a system with other values.
+No weight's shape depends on `max_steps` or `patience`: trained weights work with other values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import real_number, true_or_false, whole_number
-from sosampler.baselines.base import System, SystemOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.ranking import log_label_confidence
 
@@ -35,16 +35,16 @@ _WAVES = 4  # sine and cosine of 1/2, 1, 2 and 4 periods a video
 _SMALLEST = 1e-12  # probabilities are clamped here before a logarithm
 
 
-class Look(NamedTuple):
-    """What the agent says after a look."""
+class StepOutput(NamedTuple):
+    """The agent's output after a frame."""
 
     logits: Tensor  # [B, C]
-    location: Tensor  # [B] in 0..1, where it would look next
-    utility: Tensor  # [B], the reward it still expects
+    location: Tensor  # [B] in 0..1, of the next frame
+    utility: Tensor  # [B], expected further reward
 
 
 class Memory(NamedTuple):
-    """The light features of some frames, with their places."""
+    """Encoded light features of some frames."""
 
     entries: Tensor  # [B, M, W]
     real: Tensor  # bool [B, M], False = the video has fewer frames
@@ -52,16 +52,16 @@ class Memory(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """S looks of training, S − 1 jumps between them."""
+    """S frames of training, S − 1 jumps between them."""
 
     logits: Tensor  # [B, S, C]
     utilities: Tensor  # [B, S]
     means: Tensor  # [B, S − 1], of the Gaussians; carries the gradient of the policy
     locations: Tensor  # [B, S − 1], drawn from them
-    positions: Tensor  # int64 [B, S], candidates looked at
+    positions: Tensor  # int64 [B, S], candidates that were seen
 
 
-class AdaFrame(System):
+class AdaFrame(Baseline):
     """An LSTM with a global memory that chooses its next frame.
 
     Args:
@@ -70,9 +70,9 @@ class AdaFrame(System):
         num_classes: classes, at least 2.
         hidden: units of the LSTM.
         width: of the memory's entries.
-        memory_frames: so many evenly spread candidates go through the light network.
-        max_steps: looks in training, and at most so many at run time.
-        patience: stop after so many steps in a row without a new highest utility.
+        memory_frames: number of evenly spread candidates for the light network.
+        max_steps: frames in training, and the maximum at run time.
+        patience: stop after this many steps in a row without a new highest utility.
         deviation: standard deviation of the location in training.
         discount: of rewards, per step.
         rollouts: episodes of every video in a training batch.
@@ -82,8 +82,8 @@ class AdaFrame(System):
     """
 
     name = "adaframe"
-    dial = "patience"
-    dial_values = (1, 2, 3, 4, 6, 10)  # from max_steps on it never stops early
+    threshold = "patience"
+    threshold_values = (1, 2, 3, 4, 6, 10)  # from max_steps on, it never stops early
 
     def __init__(
         self,
@@ -129,46 +129,47 @@ class AdaFrame(System):
         self.classify = nn.Linear(hidden, num_classes)
         self.locate = nn.Linear(hidden, 1)
         self.value = nn.Linear(hidden, 1)
-        nn.init.zeros_(self.locate.weight)  # it starts to search from the middle, to either side alike
+        nn.init.zeros_(self.locate.weight)  # it starts from the middle
         nn.init.zeros_(self.locate.bias)
 
     def remember(self, views: Views) -> Memory:
-        """Put the light features of evenly spread real candidates into the memory."""
+        """Encode the light features of evenly spread real candidates."""
         positions, real = evenly_spread(views.real, self.config["memory_frames"])
         light = views.light.gather(1, positions[:, :, None].expand(-1, -1, views.light.shape[2]))
-        entries = self.memorise(light) + self._place_code(relative_place(positions, views.real))
+        entries = self.memorise(light) + self._encode(relative_position(positions, views.real))
         return Memory(entries, real, positions)
 
-    def look(
-        self, frames: Tensor, places: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
-    ) -> tuple[Look, tuple[Tensor, Tensor]]:
-        """One step: heavy features [B, D] of the frames at places [B], and the state before, give the state after."""
-        alike = (memory.entries @ self.ask(state[0])[:, :, None])[:, :, 0] / math.sqrt(memory.entries.shape[2])
-        attention = alike.masked_fill(~memory.real, -math.inf).softmax(dim=1)
+    def step(
+        self, frames: Tensor, locations: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
+    ) -> tuple[StepOutput, tuple[Tensor, Tensor]]:
+        """Return output and next state from heavy features [B, D] of the frames at locations [B] in 0..1."""
+        similarity = (memory.entries @ self.ask(state[0])[:, :, None])[:, :, 0] / math.sqrt(memory.entries.shape[2])
+        attention = similarity.masked_fill(~memory.real, -math.inf).softmax(dim=1)
         context = (attention[:, None] @ memory.entries)[:, 0]
-        state = self.cell(torch.cat([frames, self._place_code(places), context], dim=1), state)
+        state = self.cell(torch.cat([frames, self._encode(locations), context], dim=1), state)
         hidden = state[0]
-        return Look(self.classify(hidden), self.locate(hidden)[:, 0].sigmoid(), self.value(hidden)[:, 0]), state
+        output = StepOutput(self.classify(hidden), self.locate(hidden)[:, 0].sigmoid(), self.value(hidden)[:, 0])
+        return output, state
 
     def episode(self, views: Views, generator: torch.Generator | None) -> Episode:
-        """Look `max_steps` times, each time at a location drawn around what the agent says."""
+        """Run `max_steps` steps with locations drawn around those of the agent."""
         memory, state, position = self._start(views)
-        looks, locations, positions = [], [], [position]
+        outputs, locations, positions = [], [], [position]
         for step in range(self.max_steps):
-            look, state = self.look(
-                _frames_at(views.heavy, position), relative_place(position, views.real), memory, state
+            output, state = self.step(
+                _frames_at(views.heavy, position), relative_position(position, views.real), memory, state
             )
-            looks.append(look)
+            outputs.append(output)
             if step + 1 < self.max_steps:
-                # The draw has no gradient. One beyond 0..1 keeps its likelihood, and looks at the first or last frame.
-                drawn = look.location.detach() + self.deviation * _draw_normal(look.location, generator)
+                # The draw has no gradient. One beyond 0..1 keeps its likelihood and means the first or last frame.
+                drawn = output.location.detach() + self.deviation * _draw_normal(output.location, generator)
                 position = nearest_candidate(drawn.clamp(0, 1), views.real)
                 locations.append(drawn)
                 positions.append(position)
         return Episode(
-            torch.stack([look.logits for look in looks], dim=1),
-            torch.stack([look.utility for look in looks], dim=1),
-            torch.stack([look.location for look in looks[:-1]], dim=1),
+            torch.stack([output.logits for output in outputs], dim=1),
+            torch.stack([output.utility for output in outputs], dim=1),
+            torch.stack([output.location for output in outputs[:-1]], dim=1),
             torch.stack(locations, dim=1),
             torch.stack(positions, dim=1),
         )
@@ -182,13 +183,13 @@ class AdaFrame(System):
         progress: float = 1.0,
         phase: str | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean over videos and steps of cross-entropy, REINFORCE and squared error of the utility."""
+        """Return the mean over videos and steps of cross-entropy, REINFORCE and squared error of the utility."""
         rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
         labels, episode = labels[rows], self.episode(views.some(rows), generator)
         rewards = margin_gains(margins(self.activate(episode.logits.detach()), labels))
         returns = discounted(rewards, self.discount)
         utilities = episode.utilities[:, :-1]
-        # Log-likelihood of the drawn locations but for a constant.
+        # Log-likelihood of the drawn locations up to a constant.
         log_likelihood = -(((episode.locations - episode.means) / self.deviation) ** 2) / 2
         prediction = self.label_loss(episode.logits, labels[:, None]).mean()
         policy = -(log_likelihood * (returns - utilities.detach())).mean()
@@ -197,7 +198,7 @@ class AdaFrame(System):
         parts = {"prediction": prediction, "policy": policy, "utility": utility, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         real = views.real
         memory, state, position = self._start(views)
         seen_heavy = torch.zeros_like(real)
@@ -208,93 +209,94 @@ class AdaFrame(System):
         highest = views.heavy.new_full((len(real),), -math.inf)
         for _ in range(self.max_steps):
             seen_heavy |= searching[:, None] & (torch.arange(real.shape[1], device=real.device) == position[:, None])
-            look, state = self.look(_frames_at(views.heavy, position), relative_place(position, real), memory, state)
-            probabilities = torch.where(searching[:, None], self.activate(look.logits), probabilities)
+            frames, locations = _frames_at(views.heavy, position), relative_position(position, real)
+            output, state = self.step(frames, locations, memory, state)
+            probabilities = torch.where(searching[:, None], self.activate(output.logits), probabilities)
             steps += searching
-            stale = torch.where(look.utility > highest, 0, stale + 1)
-            highest = torch.maximum(highest, look.utility)
+            stale = torch.where(output.utility > highest, 0, stale + 1)
+            highest = torch.maximum(highest, output.utility)
             searching = searching & (stale < self.patience)
             if not bool(searching.any()):
                 break
-            # Who has stopped stays where it is, so that no further frame is read.
-            position = torch.where(searching, nearest_candidate(look.location, real), position)
+            # Videos that have stopped keep their position, so that no further frame is read.
+            position = torch.where(searching, nearest_candidate(output.location, real), position)
         seen_light = torch.zeros_like(real).scatter_(1, memory.positions, True)
-        return SystemOutput(probabilities, seen_heavy, seen_light, steps)
+        return BaselineOutput(probabilities, seen_heavy, seen_light, steps)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
         remembered = seen.seen_light.sum(dim=1)
-        attention = 2 * remembered * self.config["width"] / 1e9  # comparing, then mixing
+        attention = 2 * remembered * self.config["width"] / 1e9  # similarities, then the weighted sum
         layers = (self.ask, self.place, self.cell, self.classify, self.locate, self.value)
         steps = seen.seen_heavy.sum(dim=1) if seen.steps is None else seen.steps
         return remembered * matrix_gmacs(self.memorise, self.place) + steps * (attention + matrix_gmacs(*layers))
 
     def _start(self, views: Views) -> tuple[Memory, tuple[Tensor, Tensor], Tensor]:
-        """The memory, a state of zeros, and the middle of each video."""
+        """Return the memory, a state of zeros, and the middle of each video."""
         empty = views.heavy.new_zeros(len(views.heavy), self.config["hidden"])
         middle = nearest_candidate(views.heavy.new_full((len(views.heavy),), 0.5), views.real)
         return self.remember(views), (empty, empty), middle
 
-    def _place_code(self, places: Tensor) -> Tensor:
-        """Places in 0..1 [...] as vectors [..., W]."""
-        angles = math.pi * places[..., None] * 2.0 ** torch.arange(_WAVES, device=places.device)
-        return self.place(torch.cat([2 * places[..., None] - 1, angles.sin(), angles.cos()], dim=-1))
+    def _encode(self, locations: Tensor) -> Tensor:
+        """Encode locations in 0..1 [...] as vectors [..., W]."""
+        angles = math.pi * locations[..., None] * 2.0 ** torch.arange(_WAVES, device=locations.device)
+        return self.place(torch.cat([2 * locations[..., None] - 1, angles.sin(), angles.cos()], dim=-1))
 
 
 def discount_factor(value: float) -> float:
-    """A number from 0 to 1."""
+    """Check that a discount is a number from 0 to 1."""
     factor = real_number("discount", value, at_least=0)
     if factor > 1:
-        raise InvalidArgument(f"discount={value!r} is not allowed; give a number from 0 to 1")
+        raise InvalidArgument(f"discount={value!r} must be a number from 0 to 1")
     return factor
 
 
 def evenly_spread(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Positions [B, count] of evenly spread real candidates, and which of these count: a video may have fewer."""
+    """Return positions [B, count] of evenly spread real candidates, and a mask [B, count]: a video may have fewer."""
     available = real.sum(dim=1, keepdim=True)
     number = torch.arange(count, device=real.device)
-    # The middles of equal parts; a video with fewer candidates than parts gives each of them once.
+    # The middles of equal segments; a video with fewer candidates than segments gives each of them once.
     ranks = torch.where(available > count, ((2 * number + 1) * available) // (2 * count), number)
     used = ranks < available
     return candidates_of_ranks(torch.where(used, ranks, 0), real), used
 
 
 def candidates_of_ranks(ranks: Tensor, real: Tensor) -> Tensor:
-    """The positions [B, K] of each video's real candidates number `ranks` [B, K], counted from 0."""
+    """Return the positions [B, K] of the real candidates with these ranks [B, K] in their video, counted from 0."""
     real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
     return real_first.gather(1, ranks)
 
 
 def nearest_candidate(locations: Tensor, real: Tensor) -> Tensor:
-    """The real candidate [B] that is nearest to a location [B] in 0..1; of two equally near ones the earlier.
+    """Return the real candidate [B] nearest to a location [B] in 0..1; of two equally near ones the earlier.
 
     0 is the first real candidate and 1 the last, so that padding is no part of the video.
     """
     position = torch.arange(real.shape[1], device=real.device)
     first, length = _extent(real)
-    away = (position - (first + locations * length)[:, None]).abs()
-    return away.masked_fill(~real, math.inf).argmin(dim=1)
+    distance = (position - (first + locations * length)[:, None]).abs()
+    return distance.masked_fill(~real, math.inf).argmin(dim=1)
 
 
-def relative_place(positions: Tensor, real: Tensor) -> Tensor:
-    """Where candidates [B, ...] lie between the first and the last real one, as 0..1; the inverse of the above."""
+def relative_position(positions: Tensor, real: Tensor) -> Tensor:
+    """Return locations in 0..1 of candidates [B, ...] between the first and the last real one of their video."""
     first, length = (value.reshape(-1, *(1,) * (positions.dim() - 1)) for value in _extent(real))
     return (positions - first) / length.clamp_min(1)
 
 
 def margins(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Confidence in the labels [B, C] less the highest other probability: probabilities [B, S, C] -> [B, S]."""
+    """Return confidence in the labels [B, C] minus the highest other probability, [B, S, C] -> [B, S]."""
     confidence = log_label_confidence(probabilities.clamp_min(_SMALLEST).log(), labels).exp()
     return confidence - probabilities.masked_fill(labels[:, None] > 0, 0).amax(dim=-1)
 
 
 def margin_gains(margin: Tensor) -> Tensor:
-    """By how much each look after the first raised the best margin: [B, S] -> [B, S − 1], never negative."""
+    """Return the growth of the best margin at each step after the first, [B, S] -> [B, S − 1], never negative."""
     best = margin.cummax(dim=1).values
     return best[:, 1:] - best[:, :-1]
 
 
 def discounted(rewards: Tensor, discount: float) -> Tensor:
-    """At each step [B, S] its reward and, discounted, those that follow.
+    """Return the discounted sum of the rewards from each step on, [B, S].
 
     >>> discounted(torch.tensor([[1.0, 0.0, 4.0]]), 0.5).tolist()
     [[2.0, 2.0, 4.0]]
@@ -306,7 +308,7 @@ def discounted(rewards: Tensor, discount: float) -> Tensor:
 
 
 def _extent(real: Tensor) -> tuple[Tensor, Tensor]:
-    """The first real candidate of each video, and how far behind it the last one is; both [B]."""
+    """Return the first real candidate of each video, and the distance to the last one; both [B]."""
     first = real.to(torch.uint8).argmax(dim=1)
     last = real.shape[1] - 1 - real.flip(1).to(torch.uint8).argmax(dim=1)
     return first, last - first
@@ -317,6 +319,6 @@ def _frames_at(features: Tensor, position: Tensor) -> Tensor:
 
 
 def _draw_normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Normal noise of a tensor's shape, drawn where the generator lives: every device gets the same."""
+    """Draw normal noise of a tensor's shape on the generator's device, so that every device gets the same."""
     source = like.device if generator is None else generator.device
     return torch.randn(like.shape, generator=generator, device=source).to(like.device)

@@ -1,8 +1,8 @@
-"""What every sequential or early-exit system is: views in, probabilities and the frames it really used out.
+"""The base of sequential and early-exit baselines: from views to probabilities and the frames that were used.
 
 Shapes: B videos, T candidates in time order, C classes, D heavy and d light features a frame. The heavy features come
-from the frozen classifier (before its class layer), the light ones from a small network. A system may read the features
-of a frame only if it says so in `seen_heavy` and `seen_light`: these two are what it costs.
+from the frozen classifier (before its class layer), the light ones from a small network. A baseline may read the
+features of a frame only if it marks it in `seen_heavy` and `seen_light`: these two decide its cost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sosampler.samplers.sosampler import SOSampler
 
 
 class Views(NamedTuple):
-    """What is known about the candidates of some videos."""
+    """Features of the candidates of some videos."""
 
     heavy: Tensor  # [B, T, D]
     light: Tensor  # [B, T, d]
@@ -35,48 +35,48 @@ class Views(NamedTuple):
         return self.mask if self.mask is not None else self.heavy.new_ones(self.heavy.shape[:2], dtype=torch.bool)
 
     def some(self, rows: Tensor) -> Views:
-        """Some of the videos; `rows` int64 or bool as torch indexes."""
+        """Select some of the videos; `rows` int64 or bool as torch indexes."""
         return Views(self.heavy[rows], self.light[rows], None if self.mask is None else self.mask[rows])
 
     def filled(self) -> Views:
-        """With 0 at what is not real: padding, even NaN, then reaches no sum and no gradient."""
+        """Set padding to 0, so that even NaN there reaches no sum and no gradient."""
         if self.mask is None:
             return self
         unreal = ~self.mask[:, :, None]
         return Views(self.heavy.masked_fill(unreal, 0), self.light.masked_fill(unreal, 0), self.mask)
 
     def to(self, device: torch.device) -> Views:
-        """On a device, in at least float32."""
+        """Copy to a device, in at least float32."""
         mask = None if self.mask is None else self.mask.to(device)
         return Views(_raised(self.heavy.to(device)), _raised(self.light.to(device)), mask)
 
 
-class SystemOutput(NamedTuple):
-    """What a system said and what it looked at."""
+class BaselineOutput(NamedTuple):
+    """Predictions of a baseline and the frames that it used."""
 
     probabilities: Tensor  # [B, C]
     seen_heavy: Tensor  # bool [B, T], frames that went through the heavy network
     seen_light: Tensor  # bool [B, T], frames that went through the light network
-    steps: Tensor | None = None  # int64 [B], where the system's own layers run more or less often than it sees frames
+    steps: Tensor | None = None  # int64 [B], where the baseline's own layers do not run once a frame
 
 
-class System(nn.Module):
-    """Base of all systems.
+class Baseline(nn.Module):
+    """Base class.
 
     A subclass sets `name`, and `phases` if it trains in several, calls `super().__init__(config)` with the JSON values
-    that build it again, and defines `loss`, `decide` and `own_gmacs`. It may have a dial: a setting that trades
-    accuracy for cost when it runs and that no weight's shape depends on.
+    that build it again, and defines `loss`, `decide` and `own_gmacs`. It may have a threshold: a setting that trades
+    accuracy for cost at run time and that no weight's shape depends on.
     """
 
     name: str = ""
     phases: tuple[str, ...] = ("all",)
-    dial: str = ""  # its key in the config
-    dial_values: tuple[float, ...] = ()  # some, from cheap to costly
+    threshold: str = ""  # its key in the config
+    threshold_values: tuple[float, ...] = ()  # usual ones, from cheap to costly
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config: dict[str, Any] = dict(config)
-        self.about: dict[str, Any] = {}  # of a trained one: on what and how, as `load_system` found it
+        self.about: dict[str, Any] = {}  # how a trained one was trained, from its folder
         self.multi_label = bool(config.get("multi_label", False))
 
     def loss(
@@ -88,7 +88,7 @@ class System(nn.Module):
         progress: float = 1.0,
         phase: str | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to minimise and its parts without gradient.
+        """Return the loss to minimise, and its parts without gradient.
 
         Args:
             views: of a batch, in float32.
@@ -99,23 +99,23 @@ class System(nn.Module):
         """
         raise NotImplementedError
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
-        """What `run` calls, in eval mode and without gradient."""
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+        """Run on a batch; called by `run` in eval mode and without gradient."""
         raise NotImplementedError
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
-        """Giga multiply-adds [B] of the system's own layers for each video, besides the heavy and the light network.
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+        """Return giga multiply-adds [B] of the own layers for each video, without the heavy and the light network.
 
         Args:
             num_candidates: T.
-            seen: what `run` returned.
+            seen: the output of `run`.
         """
         raise NotImplementedError
 
-    def run(self, views: Views, *, generator: torch.Generator | None = None) -> SystemOutput:
-        """Look at videos one decision after another; the same views give the same output."""
+    def run(self, views: Views, *, generator: torch.Generator | None = None) -> BaselineOutput:
+        """Classify videos, one decision after another; the same views give the same output."""
         views = self.check(views)
-        modes = [(module, module.training) for module in self.modules()]  # in a phase they differ
+        modes = [(module, module.training) for module in self.modules()]  # they differ within a phase
         self.eval()
         try:
             with torch.no_grad():
@@ -124,25 +124,27 @@ class System(nn.Module):
             for module, training in modes:
                 module.training = training
 
-    def turned(self, value: float) -> System:
-        """A system with the same weights in the same memory and another value of the dial, checked as any setting.
+    def with_threshold(self, value: float) -> Baseline:
+        """Return a baseline with the same weights in the same memory and another threshold.
 
-        Training one of the two, or moving it to a device, does so to both.
+        Training one of the two, or moving it to a device, changes both.
         """
-        if not self.dial:
-            raise InvalidArgument(f"{self.name} has no dial that could be turned to {value!r}; leave it as it is")
-        with torch.device("meta"):  # layers that have a shape and no memory; these weights take their place
-            other = type(self)(**{**self.config, self.dial: value})
+        if not self.threshold:
+            raise InvalidArgument(f"{self.name} has no threshold that could be set to {value!r}; leave it as it is")
+        with torch.device("meta"):  # layers without memory, which are then replaced by these
+            other = type(self)(**{**self.config, self.threshold: value})
         other._parameters, other._buffers, other._modules = self._parameters, self._buffers, self._modules
         other.training, other.about = self.training, self.about
         return other
 
+    turned = with_threshold  # its public name until 0.1
+
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
-        """What is trained in a phase."""
+        """Yield the parameters that are trained in a phase."""
         yield from self.parameters()
 
     def train_phase(self, phase: str) -> None:
-        """Train mode for what is trained in a phase; a subclass leaves the rest in eval mode."""
+        """Set train mode for what is trained in a phase; a subclass leaves the rest in eval mode."""
         self.train()
 
     @property
@@ -150,15 +152,15 @@ class System(nn.Module):
         return next(self.parameters()).device
 
     def activate(self, logits: Tensor) -> Tensor:
-        """Probabilities of classes from logits [..., C]."""
+        """Return probabilities of classes from logits [..., C]."""
         return logits.sigmoid() if self.multi_label else logits.softmax(dim=-1)
 
     def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """How badly logits [..., C] name the labels [..., C], one number each: [...].
+        """Return the loss of logits [..., C] and labels [..., C], [...].
 
         Cross-entropy, where several true labels share the target. For `multi_label` the binary one, summed over classes
         for each true label: a mean over classes would shrink with their number, and what is weighed against it (a
-        budget, a reward) or measured by it (the loss that is good enough to leave) would mean something else.
+        budget, a reward) or compared with it (the loss at which FrameExit exits) would change its meaning.
         """
         if self.multi_label:
             wanted = labels.to(logits.dtype).expand_as(logits)
@@ -167,21 +169,21 @@ class System(nn.Module):
         return -(label_shares(labels, logits.dtype) * logits.log_softmax(dim=-1)).sum(dim=-1)
 
     def check_training(self, frames: Tensor, *, smallest_batch: int, phases: Collection[str]) -> None:
-        """Say before training what could not be learnt; a subclass knows what it needs.
+        """Refuse data from which a subclass cannot learn.
 
         Args:
-            frames: int64 [V], candidates that each video offers.
+            frames: int64 [V], candidates of each video.
             smallest_batch: videos in the smallest batch.
             phases: those that are trained.
         """
 
     def check(self, views: Views) -> Views:
-        """Views on this device and in float32, or say what does not fit; `heavy_width`, `light_width` of the config."""
+        """Check views and copy them to this device, in float32."""
         self.check_shapes(views)
         return views.to(self.device)
 
     def check_shapes(self, views: Views) -> None:
-        """Say what does not fit."""
+        """Refuse views whose shapes do not fit the config."""
         for name, features in (("heavy", views.heavy), ("light", views.light)):
             width = self.config.get(f"{name}_width", features.shape[-1])
             if features.dim() != 3 or features.shape[-1] != width:
@@ -201,47 +203,47 @@ class System(nn.Module):
                     f"give bool {list(views.heavy.shape[:2])}"
                 )
             if not bool(views.mask.any(dim=1).all()):
-                raise InvalidArgument("a video has no real candidate in the mask; leave such videos out")
+                raise InvalidArgument("a video has no real candidate in the mask; leave out such videos")
 
 
 def matrix_gmacs(*modules: nn.Module) -> float:
-    """Giga multiply-adds of one row through layers that are matrices: Linear, LSTMCell, GRUCell."""
+    """Count giga multiply-adds of one row through Linear, LSTMCell and GRUCell layers."""
     weights = [weight for module in modules for weight in module.parameters() if weight.dim() == 2]
     return sum(int(weight.numel()) for weight in weights) / 1e9
 
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Numbers in 0..1. Drawn where the generator lives, so that every device gets the same from one of the CPU."""
+    """Draw numbers in 0..1 on the generator's device, so that every device gets the same from one of the CPU."""
     source = device if generator is None else generator.device
     return torch.rand(shape, generator=generator, device=source).to(device)
 
 
 def draw_gumbel(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Gumbel noise: −log(−log u)."""
+    """Draw Gumbel noise, −log(−log u)."""
     tiny = torch.finfo(torch.float32).tiny
     return -(-draw_uniform(shape, generator, device).clamp_min(tiny).log()).clamp_min(tiny).log()
 
 
-def decoded_frames(output: SystemOutput) -> Tensor:
-    """How many frames of each video must be decoded, int64 [B]: those that any network saw."""
+def decoded_frames(output: BaselineOutput) -> Tensor:
+    """Count the frames of each video that any network saw and that must be decoded, int64 [B]."""
     return (output.seen_heavy | output.seen_light).sum(dim=1)
 
 
-def video_gmacs(system: System, output: SystemOutput, *, heavy_gmacs: float, light_gmacs: float) -> Tensor:
-    """Giga multiply-adds of each video [B], from the cost of one frame in the heavy and the light network."""
-    own = system.own_gmacs(output.seen_heavy.shape[1], output)
+def video_gmacs(baseline: Baseline, output: BaselineOutput, *, heavy_gmacs: float, light_gmacs: float) -> Tensor:
+    """Return giga multiply-adds of each video [B], from the cost of one frame in the heavy and the light network."""
+    own = baseline.own_gmacs(output.seen_heavy.shape[1], output)
     return heavy_gmacs * output.seen_heavy.sum(dim=1) + light_gmacs * output.seen_light.sum(dim=1) + own
 
 
-def predict(system: System, views: Views, *, batch_size: int = 256, seed: int = 0) -> SystemOutput:
-    """`run` on any number of videos, some at a time; the output is on the CPU."""
+def predict(baseline: Baseline, views: Views, *, batch_size: int = 256, seed: int = 0) -> BaselineOutput:
+    """Run on any number of videos, some at a time; the output is on the CPU."""
     whole_number("batch_size", batch_size)
     generator = torch.Generator().manual_seed(seed)
     outputs = [
-        system.run(views.some(rows), generator=generator) for rows in torch.arange(len(views.heavy)).split(batch_size)
+        baseline.run(views.some(rows), generator=generator) for rows in torch.arange(len(views.heavy)).split(batch_size)
     ]
     steps = [output.steps.cpu() for output in outputs if output.steps is not None]
-    return SystemOutput(
+    return BaselineOutput(
         torch.cat([output.probabilities.cpu() for output in outputs]),
         torch.cat([output.seen_heavy.cpu() for output in outputs]),
         torch.cat([output.seen_light.cpu() for output in outputs]),
@@ -253,14 +255,14 @@ def _raised(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-LIGHT_SIZE = 128  # pixels, as samplers see frames
+LIGHT_SIZE = 128  # pixels, as for samplers
 _SEED = 0
 
 
 def light_network(weights: str | Path) -> SOSampler:
-    """MobileNetV2 without shift, frozen; the same weights always give the same fingerprint.
+    """Return MobileNetV2 without shift, frozen; the same weights always give the same fingerprint.
 
-    It has the form of a sampler because features of these are kept in banks; nobody asks for its score.
+    It is a sampler because banks store features of these; its score is not used.
 
     Args:
         weights: of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained".

@@ -1,12 +1,12 @@
-"""FrameExit: look at frames from coarse to fine and stop as soon as a gate says that enough was seen.
+"""FrameExit: see frames from coarse to fine and stop as soon as a gate closes.
 
 After Ghodrati, Bejnordi and Habibian, "FrameExit: Conditional Early Exiting for Efficient Video Recognition", CVPR
-2021. Taken over: the order of frames, the running element-wise maximum of per-frame features, one classifier for each
-number of frames seen, the first exit by a threshold on the probability, gates on the pooled features of this step and
-the one before, their training by pseudo-labels with the tolerance beta·exp(t/2), and the sizes of all layers.
-Different: the backbone is frozen, so that only what stands behind it is trained, in two phases (classifiers, then gates
-with everything else fixed); a video with fewer frames than classifiers ends at its last frame; one with more is first
-thinned to equal stretches; neck, gates and classifiers are counted in the cost.
+2021. As in the paper: the order of frames, the running element-wise maximum of per-frame features, one classifier for
+each number of frames seen, the first exit by a threshold on the probability, gates on the pooled features of this step
+and the one before, their training by pseudo-labels with the tolerance beta·exp(t/2), and the sizes of all layers.
+Different: the backbone is frozen, so that only the layers after it are trained, in two phases (classifiers, then gates
+with everything else fixed); a video with fewer frames than classifiers ends at its last frame; of one with more, one
+frame of each of equal segments is used; neck, gates and classifiers are counted in the cost.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler._util.validation import real_number, true_or_false, whole_number
-from sosampler.baselines.base import System, SystemOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import frameexit_order, uniform
 
 
-class FrameExit(System):
+class FrameExit(Baseline):
     """Early exit over frames in a fixed order.
 
     Args:
         heavy_width: D, features of a frame.
         num_classes: C.
-        max_frames: K, frames that are looked at where no gate closes; each number of frames has its classifier, which
-            learns only from videos that offer so many candidates.
+        max_frames: K, frames that are seen where no gate closes; each number of frames has its own classifier, which
+            learns only from videos with that many candidates.
         neck_width: of the layer between the heavy features and their maximum; None where the heavy features are already
             those of a FrameExit head.
         gate_widths: of the two projections in each gate.
-        beta: how large a loss a gate takes for good enough; a larger one exits earlier. To be chosen on a dev split.
-        first_exit: leave after one frame if the highest probability is above this.
-        gate_exit: leave after later frames if the gate is below this; it is what gates are trained for at 0.5.
+        beta: loss at which a gate is trained to exit; a larger one exits earlier. To be chosen on a dev split.
+        first_exit: exit after one frame if the highest probability is above this.
+        gate_exit: exit after later frames if the gate is below this; gates are trained for 0.5.
         multi_label: probabilities by sigmoid instead of softmax.
     """
 
     name = "frameexit"
     phases = ("classifiers", "gates")
-    dial = "gate_exit"
-    dial_values = (0.9, 0.5, 0.1, 0.01, 0.001, 0.0)  # gates become sure; 0 leaves only the first exit
+    threshold = "gate_exit"
+    threshold_values = (0.9, 0.5, 0.1, 0.01, 0.001, 0.0)  # trained gates are near 0 or 1; 0 leaves only the first exit
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class FrameExit(System):
         multi_label: bool = False,
     ) -> None:
         if len(gate_widths) != 2:
-            raise InvalidArgument(f"gate_widths={gate_widths!r} is not allowed; give two whole numbers")
+            raise InvalidArgument(f"gate_widths={gate_widths!r} must be two ints")
         super().__init__(
             {
                 "heavy_width": whole_number("heavy_width", heavy_width),
@@ -77,11 +77,11 @@ class FrameExit(System):
         self.max_frames = max_frames
         self.neck = nn.Identity() if neck_width is None else _projection(heavy_width, neck_width)
         self.classifiers = nn.ModuleList(nn.Linear(width, num_classes) for _ in range(max_frames))
-        # The first exit has a threshold and the last none to decide; gates[i] stands behind frame i + 1 (from 0).
+        # The first exit has a threshold and the last needs no decision; gates[i] follows frame i + 1 (from 0).
         self.gates = nn.ModuleList(Gate(width, *gate_widths) for _ in range(max_frames - 2))
 
     def set_exits(self, *, first_exit: float | None = None, gate_exit: float | None = None) -> FrameExit:
-        """Other thresholds for the same weights: a higher `first_exit` or a lower `gate_exit` looks at more frames."""
+        """Set other thresholds; a higher `first_exit` or a lower `gate_exit` sees more frames."""
         given = {"first_exit": first_exit, "gate_exit": gate_exit}
         self.config |= {
             name: real_number(name, value, at_least=0) for name, value in given.items() if value is not None
@@ -97,7 +97,9 @@ class FrameExit(System):
         progress: float = 1.0,
         phase: str | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Phase "classifiers": mean over the steps of a video of their label losses, then over videos.
+        """Return the loss of a phase.
+
+        Phase "classifiers": mean over the steps of a video of their label losses, then over videos.
 
         Phase "gates", after `train_phase("gates")`: binary cross-entropy of all gates, mean over their decisions.
         """
@@ -118,51 +120,55 @@ class FrameExit(System):
         if "classifiers" in phases and normalised and smallest_batch < 2 and bool((visited < 2).any()):
             raise InvalidArgument(
                 "a batch of one video with one frame cannot be normalised, but batches may be of one video and "
-                f"{int((visited < 2).sum())} videos have one frame; give a larger batch_size, or leave these videos out"
+                f"{int((visited < 2).sum())} videos have one frame; give a larger batch_size, or leave out these videos"
             )
         if "gates" in phases and len(self.gates) and not bool((visited > 2).any()):
             raise _nothing_to_decide()
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         visits, visited = visiting_order(views.real, self.max_frames)
         last = visited.sum(dim=1) - 1  # [B], the step that ends in any case
         batch, device = len(visits), visits.device
         probabilities = views.heavy.new_zeros(batch, self.config["num_classes"])
         seen = torch.zeros_like(views.real)
-        gates_asked = torch.zeros(batch, dtype=torch.int64, device=device)
-        rows = torch.arange(batch, device=device)  # videos that still look
+        gates_run = torch.zeros(batch, dtype=torch.int64, device=device)
+        rows = torch.arange(batch, device=device)  # videos that have not exited
         pooled = views.heavy.new_empty(0)  # [len(rows), W]
         for step in range(visits.shape[1]):
-            places = visits[rows, step]
-            seen[rows, places] = True
-            found, before = self.neck(views.heavy[rows, places]), pooled
-            pooled = found if step == 0 else torch.maximum(before, found)
+            positions = visits[rows, step]
+            seen[rows, positions] = True
+            features, before = self.neck(views.heavy[rows, positions]), pooled
+            pooled = features if step == 0 else torch.maximum(before, features)
             leave = last[rows] == step
             if step == 0:
                 first = self.activate(self.classifiers[0](pooled))
                 probabilities[rows] = first
                 leave = leave | (first.amax(dim=1) > self.config["first_exit"])
             else:
-                asked = ~leave
-                if asked.any():
-                    gates_asked[rows[asked]] += 1
-                    value = self.gates[step - 1](pooled[asked], before[asked]).sigmoid()
-                    leave[asked] = value < self.config["gate_exit"]
+                gated = ~leave
+                if gated.any():
+                    gates_run[rows[gated]] += 1
+                    value = self.gates[step - 1](pooled[gated], before[gated]).sigmoid()
+                    leave[gated] = value < self.config["gate_exit"]
                 probabilities[rows[leave]] = self.activate(self.classifiers[step](pooled[leave]))
             rows, pooled = rows[~leave], pooled[~leave]
             if not len(rows):
                 break
-        return SystemOutput(probabilities, seen, torch.zeros_like(seen), gates_asked)
+        return BaselineOutput(probabilities, seen, torch.zeros_like(seen), gates_run)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
-        """The neck for each frame, the gates that were asked, the first classifier and that of the exit.
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+        """Count the neck for each frame, the gates that ran, the first classifier and that of the exit.
 
-        `seen.steps` counts the gates that were asked; each projects two pooled features.
+        `seen.steps` counts the gates that ran; each projects two pooled features.
         """
         frames = seen.seen_heavy.sum(dim=1)
-        asked = frames * 0 if seen.steps is None else seen.steps
+        gates_run = frames * 0 if seen.steps is None else seen.steps
         gate = self.gates[0].gmacs() if len(self.gates) else 0.0
-        return matrix_gmacs(self.neck) * frames + gate * asked + matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
+        return (
+            matrix_gmacs(self.neck) * frames
+            + gate * gates_run
+            + matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
+        )
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         trained = [self.gates] if phase == "gates" else [self.neck, self.classifiers]
@@ -174,44 +180,46 @@ class FrameExit(System):
         self.gates.train(phase == "gates")
 
     def _pooled(self, views: Views, visits: Tensor, visited: Tensor) -> Tensor:
-        """Maximum over the first 1, 2, ... visited frames, [B, K, W]; it stays as it is behind the last one."""
+        """Return the maximum over the first 1, 2, ... visited frames, [B, K, W]; constant after the last one."""
         rows, steps = visited.nonzero(as_tuple=True)
-        found = self.neck(views.heavy[rows, visits[rows, steps]])
-        frames = found.new_full((*visits.shape, found.shape[-1]), -torch.inf)
-        return running_max(frames.index_put((rows, steps), found))
+        features = self.neck(views.heavy[rows, visits[rows, steps]])
+        frames = features.new_full((*visits.shape, features.shape[-1]), -torch.inf)
+        return running_max(frames.index_put((rows, steps), features))
 
     def _step_losses(self, pooled: Tensor, labels: Tensor) -> Tensor:
-        """Label loss of each step's classifier, [B, K]."""
+        """Return the label loss of each step's classifier, [B, K]."""
         logits = [self.classifiers[step](pooled[:, step]) for step in range(pooled.shape[1])]
         return self.label_loss(torch.stack(logits, dim=1), labels[:, None])
 
     def _gate_loss(self, pooled: Tensor, exits: Tensor, visited: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # No gate decides at a video's last frame, so none is taught there.
+        # No gate decides at a video's last frame, so none is trained there.
         decides = torch.cat([visited[:, 1:], torch.zeros_like(visited[:, :1])], dim=1)
-        values, wanted = [pooled.new_zeros(0)], [pooled.new_zeros(0)]
+        values, targets = [pooled.new_zeros(0)], [pooled.new_zeros(0)]
         for step in range(1, pooled.shape[1] - 1):
             rows = decides[:, step].nonzero()[:, 0]
             if len(rows):
                 values.append(self.gates[step - 1](pooled[rows, step], pooled[rows, step - 1]))
-                wanted.append((~exits[rows, step]).to(pooled.dtype))
-        logits, go_on = torch.cat(values), torch.cat(wanted)
+                targets.append((~exits[rows, step]).to(pooled.dtype))
+        logits, stay = torch.cat(values), torch.cat(targets)
         if not len(self.gates):
             raise _nothing_to_decide()
-        if not len(logits):  # short videos alone; others of the same training have longer ones
+        if not len(logits):  # a batch of short videos; other batches have longer ones
             nothing = torch.stack([weight.sum() for weight in self.gates.parameters()]).sum() * 0
             return nothing, {"exits": nothing.detach(), "right": nothing.detach()}
-        right = ((logits >= 0) == (go_on > 0)).to(pooled.dtype)
-        parts = {"exits": 1 - go_on.mean(), "right": right.mean().detach()}
-        return F.binary_cross_entropy_with_logits(logits, go_on), parts
+        right = ((logits >= 0) == (stay > 0)).to(pooled.dtype)
+        parts = {"exits": 1 - stay.mean(), "right": right.mean().detach()}
+        return F.binary_cross_entropy_with_logits(logits, stay), parts
 
 
 class Gate(nn.Module):
-    """Whether to look on, from what was pooled until now and until the frame before. The sigmoid of its logit is the
-    gate's value; a low one means exit."""
+    """Decides whether to see another frame, from what was pooled until now and until the frame before.
+
+    The sigmoid of its logit is the gate's value; a low one means exit.
+    """
 
     def __init__(self, width: int, first: int, second: int) -> None:
         super().__init__()
-        # Convolutions of size 1 on one place are Linear layers. The same ones see both inputs.
+        # Convolutions of size 1 on one pixel are Linear layers. The same ones project both inputs.
         self.project = nn.Sequential(_projection(width, first), _projection(first, second))
         self.decide = nn.Linear(2 * second, 1)
 
@@ -226,25 +234,25 @@ class Gate(nn.Module):
 
 
 def visiting_order(real: Tensor, max_frames: int) -> tuple[Tensor, Tensor]:
-    """Positions in the order of visits, int64 [B, K], and which of them are visits, bool [B, K].
+    """Return positions in the order of visits, int64 [B, K], and which of them are visits, bool [B, K].
 
     Each video has FrameExit's coarse-to-fine order over its own real candidates. If these are more than `max_frames`,
-    it is the order over the middles of `max_frames` equal stretches. K is `max_frames`, or T if that is less.
+    it is the order over the middles of `max_frames` equal segments. K is `max_frames`, or T if that is less.
     """
     steps = min(max_frames, real.shape[1])
-    real_places = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # real ones first, in time order
+    real_positions = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # real ones first, in time order
     counts = real.sum(dim=1)
     ranks = torch.zeros(len(real), steps, dtype=torch.int64, device=real.device)
     for count in counts.unique().tolist():
-        kept = min(count, steps)
-        grid = uniform(count, kept)[frameexit_order(kept)]
-        ranks[counts == count, :kept] = torch.from_numpy(grid).to(real.device)
+        visits = min(count, steps)
+        grid = uniform(count, visits)[frameexit_order(visits)]
+        ranks[counts == count, :visits] = torch.from_numpy(grid).to(real.device)
     visited = torch.arange(steps, device=real.device) < counts[:, None]
-    return real_places.gather(1, ranks), visited
+    return real_positions.gather(1, ranks), visited
 
 
 def running_max(frames: Tensor) -> Tensor:
-    """Element-wise maximum over frames 0..t for every t, [B, K, W] -> [B, K, W]."""
+    """Return the element-wise maximum over frames 0..t for every t, [B, K, W] -> [B, K, W]."""
     pooled = [frames[:, 0]]
     for step in range(1, frames.shape[1]):
         pooled.append(torch.maximum(pooled[-1], frames[:, step]))
@@ -252,14 +260,14 @@ def running_max(frames: Tensor) -> Tensor:
 
 
 def exit_labels(losses: Tensor, beta: float) -> Tensor:
-    """Where a gate should exit, bool [B, K]: the loss at step t = 0, 1, ... is at most beta·exp(t/2)."""
+    """Return where a gate should exit, bool [B, K]: the loss at step t = 0, 1, ... is at most beta·exp(t/2)."""
     steps = torch.arange(losses.shape[1], device=losses.device)
     return losses <= beta * torch.exp(steps / 2)
 
 
 def _nothing_to_decide() -> InvalidArgument:
     return InvalidArgument(
-        "no gate has anything to decide: a gate stands between the first and the last frame; "
+        "no gate has anything to decide: a gate is between the first and the last frame; "
         "give videos with at least 3 candidates and max_frames of at least 3, or train the classifiers only"
     )
 

@@ -1,14 +1,13 @@
 """LiteEval: a small recurrent network sees every frame and decides when the large one is worth its cost.
 
 After Wu, Xiong, Jiang and Davis, "LiteEval: A Coarse-to-Fine Framework for Resource Efficient Video Recognition",
-NeurIPS 2019. Taken over: a coarse LSTM on light features of every frame, a fine LSTM on heavy ones, a binary gate by
-hard Gumbel-softmax, the fine state's first entries overwritten by the coarse state where the gate is closed, the class
-layer on the fine state, and cross-entropy plus the squared distance of the gates' mean from a target. It is online:
-what is decided at a frame depends on no later one.
-Different: both networks that make features are frozen; the budget may also be held by a batch instead of each video;
-the temperature's schedule is a choice of this file. While training, gates are drawn; when running, the likelier side is
-taken (or what is above another threshold, `gate_open`), so that the frames used come near the target only as far as the
-gates have become sure.
+NeurIPS 2019. As in the paper: a coarse LSTM on light features of every frame, a fine LSTM on heavy ones, a binary gate
+by hard Gumbel-softmax, the first entries of the fine state replaced by the coarse state where the gate is closed, the
+class layer on the fine state, and cross-entropy plus the squared distance of the gates' mean from a target. It is
+online: a decision at a frame depends on no later one.
+Different: both feature networks are frozen; the budget may also hold for a batch instead of each video; the schedule of
+the temperature is chosen here. In training, gates are drawn; at run time a gate opens above the threshold `gate_open`,
+so that the number of frames is near the target only as far as the gates are near 0 or 1.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
-from sosampler.baselines.base import System, SystemOutput, Views, draw_gumbel, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
 from sosampler.errors import InvalidArgument
 
 BUDGET_PER = ("video", "batch")
@@ -27,7 +26,7 @@ BUDGET_PER = ("video", "batch")
 State = tuple[Tensor, Tensor]  # hidden and cell, [B, H] each
 
 
-class LiteEval(System):
+class LiteEval(Baseline):
     """Coarse and fine LSTM with a gate between them.
 
     Args:
@@ -38,15 +37,15 @@ class LiteEval(System):
         fine_width: state of the fine LSTM, at least `coarse_width`.
         target: share of the frames for which the gate should open.
         budget: weight of the budget term.
-        budget_per: "video" holds the target in every video; "batch" lets videos differ.
+        budget_per: "video": the target holds for every video; "batch": videos may differ.
         temperature: of the Gumbel-softmax at the start and at the end of training.
-        gate_open: when running, the gate opens where its probability of opening is above this; 0 opens it always.
+        gate_open: at run time the gate opens where its probability of opening is above this; 0 opens it always.
         multi_label: probabilities by sigmoid instead of softmax.
     """
 
     name = "liteeval"
-    dial = "gate_open"
-    dial_values = (0.9, 0.5, 0.2, 0.05, 0.005, 0.0)  # 0 opens every gate
+    threshold = "gate_open"
+    threshold_values = (0.9, 0.5, 0.2, 0.05, 0.005, 0.0)  # 0 opens every gate
 
     def __init__(
         self,
@@ -69,11 +68,11 @@ class LiteEval(System):
                 "give at least as much"
             )
         if real_number("target", target, at_least=0) > 1:
-            raise InvalidArgument(f"target={target!r} is not allowed; give a share of frames between 0 and 1")
+            raise InvalidArgument(f"target={target!r} must be a share of frames from 0 to 1")
         if real_number("gate_open", gate_open, at_least=0) > 1:
-            raise InvalidArgument(f"gate_open={gate_open!r} is not allowed; give a probability from 0 to 1")
+            raise InvalidArgument(f"gate_open={gate_open!r} must be a probability from 0 to 1")
         if len(temperature) != 2:
-            raise InvalidArgument(f"temperature={temperature!r} is not allowed; give that of start and end")
+            raise InvalidArgument(f"temperature={temperature!r} must be two numbers, at the start and at the end")
         super().__init__(
             {
                 "heavy_width": whole_number("heavy_width", heavy_width),
@@ -95,7 +94,7 @@ class LiteEval(System):
         self.classify = nn.Linear(fine_width, num_classes)
 
     def temperature(self, progress: float) -> float:
-        """Falls from the first to the second value by the same factor in each step."""
+        """Return the temperature, which falls from the first to the second value by the same factor in each step."""
         start, end = self.config["temperature"]
         return float(start * (end / start) ** progress)
 
@@ -108,7 +107,7 @@ class LiteEval(System):
         progress: float = 1.0,
         phase: str | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Label loss after the last frame + budget · (mean gate − target)²."""
+        """Return the label loss after the last frame + budget · (mean gate − target)²."""
         real, views = views.real, views.filled()
         coarse, fine = self._start(views)
         temperature, gates = self.temperature(progress), []
@@ -125,17 +124,17 @@ class LiteEval(System):
             gates.append(torch.where(here, opened, 0)[:, 0])
         opened_frames, frames = torch.stack(gates, dim=1).sum(dim=1), real.sum(dim=1)
         usage = opened_frames.sum() / frames.sum()
-        held = opened_frames / frames if self.config["budget_per"] == "video" else usage
-        budget = ((held - self.config["target"]) ** 2).mean()
+        shares = opened_frames / frames if self.config["budget_per"] == "video" else usage
+        budget = ((shares - self.config["target"]) ** 2).mean()
         label = self.label_loss(self.classify(fine[0]), labels).mean()
         parts = {"label": label.detach(), "budget": budget.detach(), "usage": usage.detach()}
         return label + self.config["budget"] * budget, parts
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         real = views.real
         coarse, fine = self._start(views)
         opened = torch.zeros_like(real)
-        least_gap = log_odds(self.config["gate_open"])  # of the gate's two logits
+        min_gap = log_odds(self.config["gate_open"])  # of the gate's two logits
         for step in range(real.shape[1]):
             rows = real[:, step].nonzero()[:, 0]
             if not len(rows):
@@ -144,19 +143,19 @@ class LiteEval(System):
             coarse_here, fine_here = _rows(coarse, rows), _rows(fine, rows)
             coarse_here = self.coarse(light, coarse_here)
             logits = self._gate_logits(coarse_here, fine_here)
-            looks = (logits[:, 1] - logits[:, 0] > least_gap).nonzero()[:, 0]
+            opening = (logits[:, 1] - logits[:, 0] > min_gap).nonzero()[:, 0]
             next_fine = synchronise(fine_here, coarse_here)
-            if len(looks):
-                # Only here is a heavy feature touched.
-                opened[rows[looks], step] = True
-                heavy = views.heavy[rows[looks], step]
-                sharp = self.fine(torch.cat([heavy, light[looks]], dim=1), _rows(fine_here, looks))
-                next_fine = _put(next_fine, looks, sharp)
+            if len(opening):
+                # Heavy features are read only here.
+                opened[rows[opening], step] = True
+                heavy = views.heavy[rows[opening], step]
+                sharp = self.fine(torch.cat([heavy, light[opening]], dim=1), _rows(fine_here, opening))
+                next_fine = _put(next_fine, opening, sharp)
             coarse, fine = _put(coarse, rows, coarse_here), _put(fine, rows, next_fine)
-        return SystemOutput(self.activate(self.classify(fine[0])), opened, real)
+        return BaselineOutput(self.activate(self.classify(fine[0])), opened, real)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
-        """Coarse LSTM and gate for each frame, the fine LSTM where the gate opened, the class layer once."""
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+        """Count coarse LSTM and gate for each frame, the fine LSTM where the gate opened, the class layer once."""
         always = matrix_gmacs(self.coarse, self.gate) * seen.seen_light.sum(dim=1)
         return always + matrix_gmacs(self.fine) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classify)
 
@@ -167,20 +166,20 @@ class LiteEval(System):
         return (coarse, coarse), (fine, fine)
 
     def _gate_logits(self, coarse: State, fine: State) -> Tensor:
-        """[B, 2] from the coarse state that has seen this frame and the fine one that has not."""
+        """Return [B, 2] from the coarse state after this frame and the fine one before it."""
         logits: Tensor = self.gate(torch.cat([coarse[0], fine[0]], dim=1))
         return logits
 
 
 def synchronise(fine: State, coarse: State) -> State:
-    """The fine state with its first entries taken from the coarse one."""
+    """Return the fine state with its first entries replaced by the coarse one."""
     width = coarse[0].shape[1]
     hidden, cell = (torch.cat([small, large[:, width:]], dim=1) for small, large in zip(coarse, fine, strict=True))
     return hidden, cell
 
 
 def log_odds(probability: float) -> float:
-    """log(p / (1 − p)): the least logit of a sigmoid above p.
+    """Return log(p / (1 − p)), the logit at which a sigmoid is p.
 
     >>> log_odds(0.5), log_odds(0.0), log_odds(1.0)
     (0.0, -inf, inf)
@@ -191,7 +190,7 @@ def log_odds(probability: float) -> float:
 
 
 def _mix(gate: Tensor, opened: State, closed: State) -> State:
-    """One state where the gate [B, 1] is 1, the other where it is 0; the gate gets a gradient."""
+    """Mix two states by the gate [B, 1], which gets a gradient."""
     return gate * opened[0] + (1 - gate) * closed[0], gate * opened[1] + (1 - gate) * closed[1]
 
 
@@ -204,5 +203,5 @@ def _rows(state: State, rows: Tensor) -> State:
 
 
 def _put(state: State, rows: Tensor, new: State) -> State:
-    """The state with some rows replaced."""
+    """Replace some rows of a state."""
     return state[0].index_copy(0, rows, new[0]), state[1].index_copy(0, rows, new[1])

@@ -3,18 +3,18 @@
 After Wu, He, Tan, Chen and Wen, "Multi-Agent Reinforcement Learning Based Frame Sampling for Effective Untrimmed Video
 Recognition", ICCV 2019.
 
-Taken: N agents on a uniform grid; at every step each stays or moves left or right by a stride. All share one recurrent
-network (a GRU) that observes the agent's frame together with the frames of its two neighbours, and one policy.
-Reward is the change of p_label of the averaged prediction. They stop when all stay; the prediction is the average over
-the frames they ended at. Every distinct frame on the way went through the heavy network, and counts.
+As in the paper: N agents on a uniform grid; at every step each stays or moves left or right by a stride. All share one
+recurrent network (a GRU) that observes an agent's frame together with those of its two neighbours, and one policy.
+The reward is the change of p_label of the averaged prediction. They stop when all stay; the prediction is the average
+over their last frames. Every distinct frame on the way went through the heavy network, and counts.
 
-Different, or a choice of this file where the paper's own is not known to us:
+Different, or chosen here where the paper does not specify it:
 - The frame classifier is one linear layer on the frozen heavy features, trained along with the policy.
-- A move that would leave the video is not offered (one that overshoots ends at the last frame), so that "all stay" and
-  "nothing moved" are the same.
+- An agent at the end of the video cannot move further (a move that overshoots ends at the last frame), so that "all
+  stay" and "nothing moved" are the same.
 - Baseline of REINFORCE: the mean return of the other `rollouts` of the same video, which leaves the gradient unbiased.
   An entropy bonus that fades with training keeps the agents moving at first.
-- An agent is told its place, so that it knows the ends.
+- An agent also observes its position.
 
 Light features are not used. No weight's shape depends on `agents`, `stride` or `max_steps`.
 """
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import real_number, true_or_false, whole_number
 from sosampler.baselines.adaframe import candidates_of_ranks, discount_factor, discounted
-from sosampler.baselines.base import System, SystemOutput, Views, draw_gumbel, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
 from sosampler.samplers.ranking import log_label_confidence
 
 STAY, LEFT, RIGHT = range(3)  # on a tie the first wins: stay
@@ -41,19 +41,19 @@ class Episode(NamedTuple):
     probabilities: Tensor  # [B, S + 1, C], the averaged prediction before, between and after the moves
     log_likelihood: Tensor  # [B, S, N] of the moves that were drawn
     entropy: Tensor  # [B, S, N] of the policy
-    moving: Tensor  # bool [B, S], False = all had stayed before, the video is done
-    ranks: Tensor  # int64 [B, S + 1, N], where the agents were, counted in real candidates
+    moving: Tensor  # bool [B, S], False = all agents had stayed before, the video is done
+    ranks: Tensor  # int64 [B, S + 1, N], positions of the agents, counted in real candidates
 
 
-class MARL(System):
+class MARL(Baseline):
     """Agents that step left or right until all stay.
 
     Args:
         heavy_width: features of a frame from the heavy network.
         num_classes: classes, at least 2.
         agents: frames that the prediction is averaged over.
-        stride: real candidates that a move goes.
-        max_steps: at most so many moves of each agent.
+        stride: real candidates per move.
+        max_steps: max moves of each agent.
         hidden: units of the GRU.
         width: of the observation of one frame.
         discount: of rewards, per step.
@@ -64,8 +64,8 @@ class MARL(System):
     """
 
     name = "marl"
-    dial = "agents"
-    dial_values = (1, 2, 3, 5, 7, 10)
+    threshold = "agents"
+    threshold_values = (1, 2, 3, 5, 7, 10)
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class MARL(System):
         self.classify = nn.Linear(heavy_width, num_classes)
 
     def start(self, real: Tensor) -> Tensor:
-        """Where the agents start, int64 [B, N]: the middles of N equal parts of each video's real candidates."""
+        """Return the start of the agents, int64 [B, N]: the middles of N equal segments of the real candidates."""
         number = torch.arange(self.agents, device=real.device)
         return ((2 * number + 1) * real.sum(dim=1, keepdim=True)) // (2 * self.agents)
 
     def advise(self, frames: Tensor, ranks: Tensor, real: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the moves [B, N, 3] and the state after, from heavy features [B, N, D]."""
+        """Return log-probabilities of the moves [B, N, 3] and the next state, from heavy features [B, N, D]."""
         last = real.sum(dim=1, keepdim=True) - 1
-        own = self.observe(frames).relu()
-        edge = torch.zeros_like(own[:, :1])  # the outer agents have one neighbour
-        left, right = torch.cat([edge, own[:, :-1]], dim=1), torch.cat([own[:, 1:], edge], dim=1)
-        place = (ranks / last.clamp_min(1))[:, :, None]
-        observed = torch.cat([left, own, right, place], dim=2)
+        seen = self.observe(frames).relu()
+        edge = torch.zeros_like(seen[:, :1])  # the outer agents have one neighbour
+        left, right = torch.cat([edge, seen[:, :-1]], dim=1), torch.cat([seen[:, 1:], edge], dim=1)
+        position = (ranks / last.clamp_min(1))[:, :, None]
+        observed = torch.cat([left, seen, right, position], dim=2)
         state = self.cell(observed.flatten(0, 1), state.flatten(0, 1)).unflatten(0, ranks.shape)
         blocked = torch.stack([torch.zeros_like(ranks, dtype=torch.bool), ranks == 0, ranks == last], dim=2)
         # Not -inf: that times a probability of 0 would be NaN in the entropy.
@@ -124,38 +124,38 @@ class MARL(System):
         return logits.log_softmax(dim=2), state
 
     def move(self, ranks: Tensor, actions: Tensor, real: Tensor) -> Tensor:
-        """Where the agents [B, N] are after their moves; never outside of the real candidates."""
+        """Return the ranks [B, N] after moves; never outside of the real candidates."""
         step = (actions == RIGHT).long() - (actions == LEFT).long()
         last = real.sum(dim=1, keepdim=True) - 1
         return (ranks + self.stride * step).clamp_min(0).minimum(last)
 
     def episode(self, views: Views, generator: torch.Generator | None) -> Episode:
-        """Move `max_steps` times by moves drawn from the policy; a video where all stayed is done."""
+        """Run `max_steps` moves drawn from the policy; a video where all agents stayed is done."""
         real = views.real
         ranks = self.start(real)
         state = views.heavy.new_zeros(*ranks.shape, self.config["hidden"])
         moving = torch.ones(len(ranks), dtype=torch.bool, device=ranks.device)
         frames = _frames_at(views.heavy, candidates_of_ranks(ranks, real))
-        places, predictions = [ranks], [self.average(frames)]
+        visited, predictions = [ranks], [self.average(frames)]
         likelihoods, entropies, movings = [], [], []
         for _ in range(self.max_steps):
-            advice, state = self.advise(frames, ranks, real, state)
-            noise = draw_gumbel(tuple(advice.shape), generator, advice.device)
-            actions = (advice.detach() + noise).argmax(dim=2)  # a draw from the policy
-            likelihoods.append(advice.gather(2, actions[:, :, None])[:, :, 0])
-            entropies.append(-(advice.exp() * advice).sum(dim=2))
+            moves, state = self.advise(frames, ranks, real, state)
+            noise = draw_gumbel(tuple(moves.shape), generator, moves.device)
+            actions = (moves.detach() + noise).argmax(dim=2)  # a draw from the policy
+            likelihoods.append(moves.gather(2, actions[:, :, None])[:, :, 0])
+            entropies.append(-(moves.exp() * moves).sum(dim=2))
             movings.append(moving)
             ranks = torch.where(moving[:, None], self.move(ranks, actions, real), ranks)
             moving = moving & (actions != STAY).any(dim=1)
             frames = _frames_at(views.heavy, candidates_of_ranks(ranks, real))
-            places.append(ranks)
+            visited.append(ranks)
             predictions.append(self.average(frames))
         return Episode(
             torch.stack(predictions, dim=1),
             torch.stack(likelihoods, dim=1),
             torch.stack(entropies, dim=1),
             torch.stack(movings, dim=1),
-            torch.stack(places, dim=1),
+            torch.stack(visited, dim=1),
         )
 
     def loss(
@@ -167,13 +167,13 @@ class MARL(System):
         progress: float = 1.0,
         phase: str | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy of the averaged prediction, REINFORCE and entropy; means over videos, steps and agents."""
+        """Return cross-entropy of the averaged prediction, REINFORCE and entropy; means over videos, steps, agents."""
         rollouts = self.config["rollouts"]
         rows = torch.arange(len(labels), device=labels.device).repeat_interleave(rollouts)
         labels = labels[rows]
         episode = self.episode(views.some(rows), generator)
-        known = log_label_confidence(episode.probabilities.detach().clamp_min(_SMALLEST).log(), labels).exp()
-        rewards = known[:, 1:] - known[:, :-1]
+        confidence = log_label_confidence(episode.probabilities.detach().clamp_min(_SMALLEST).log(), labels).exp()
+        rewards = confidence[:, 1:] - confidence[:, :-1]
         advantage = without_baseline(discounted(rewards, self.config["discount"]), rollouts)
         moving = episode.moving[:, :, None]
         policy = -(episode.log_likelihood * advantage[:, :, None] * moving).mean()
@@ -184,7 +184,7 @@ class MARL(System):
         parts = {"prediction": prediction, "policy": policy, "entropy": entropy, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> SystemOutput:
+    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         real = views.real
         ranks = self.start(real)
         state = views.heavy.new_zeros(*ranks.shape, self.config["hidden"])
@@ -193,8 +193,8 @@ class MARL(System):
         positions = candidates_of_ranks(ranks, real)
         seen = torch.zeros_like(real).scatter_(1, positions, True)
         for _ in range(self.max_steps):
-            advice, state = self.advise(_frames_at(views.heavy, positions), ranks, real, state)
-            actions = advice.argmax(dim=2)
+            moves, state = self.advise(_frames_at(views.heavy, positions), ranks, real, state)
+            actions = moves.argmax(dim=2)
             steps += moving
             moving = moving & (actions != STAY).any(dim=1)
             if not bool(moving.any()):
@@ -203,24 +203,24 @@ class MARL(System):
             positions = candidates_of_ranks(ranks, real)
             seen = seen.scatter(1, positions, True)
         probabilities = self.average(_frames_at(views.heavy, positions))
-        return SystemOutput(probabilities, seen, torch.zeros_like(real), steps)
+        return BaselineOutput(probabilities, seen, torch.zeros_like(real), steps)
 
     def average(self, frames: Tensor) -> Tensor:
-        """The prediction [B, C] of agents at frames with heavy features [B, N, D]."""
+        """Return the averaged prediction [B, C] from heavy features [B, N, D]."""
         return self.activate(self.classify(frames)).mean(dim=1)
 
-    def own_gmacs(self, num_candidates: int, seen: SystemOutput) -> Tensor:
-        every = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
-        steps = every if seen.steps is None else seen.steps
+    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+        most = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
+        steps = most if seen.steps is None else seen.steps
         return self.agents * (steps * matrix_gmacs(self.observe, self.cell, self.policy) + matrix_gmacs(self.classify))
 
     def _as_logits(self, probabilities: Tensor) -> Tensor:
-        """Logits whose `activate` gives the probabilities back, for the loss of an average."""
+        """Return logits whose `activate` gives these probabilities, for the loss of an average."""
         return probabilities.logit(eps=1e-6) if self.multi_label else probabilities.clamp_min(_SMALLEST).log()
 
 
 def without_baseline(returns: Tensor, rollouts: int) -> Tensor:
-    """Returns [B·K, S] less the mean return of the other K − 1 rollouts of the same video at the same step.
+    """Subtract from returns [B·K, S] the mean of the other K − 1 rollouts of the same video at the same step.
 
     >>> without_baseline(torch.tensor([[1.0], [2.0], [6.0]]), 3).tolist()
     [[-3.0], [-1.5], [4.5]]
@@ -231,5 +231,5 @@ def without_baseline(returns: Tensor, rollouts: int) -> Tensor:
 
 
 def _frames_at(features: Tensor, positions: Tensor) -> Tensor:
-    """Features [B, T, D] at positions [B, N] -> [B, N, D]."""
+    """Return features [B, T, D] at positions [B, N], [B, N, D]."""
     return features.gather(1, positions[:, :, None].expand(-1, -1, features.shape[2]))

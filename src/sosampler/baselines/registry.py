@@ -1,6 +1,6 @@
-"""Systems that decide one after another which frames to look at, with a classifier of their own.
+"""Baselines that samplers are compared with: they see frames one after another and classify the video themselves.
 
-They are what samplers are compared with. All work on features that were computed once; see `base.py` for the rules.
+All work on features that were computed once; see `base.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from sosampler._util.validation import one_of
 
 if TYPE_CHECKING:
-    from sosampler.baselines.base import System
+    from sosampler.baselines.base import Baseline
 
 
-# Name of a system -> its module and class.
-_SYSTEMS = {
+# Name -> module and class.
+_BASELINES = {
     "frameexit": ("sosampler.baselines.frameexit", "FrameExit"),
     "liteeval": ("sosampler.baselines.liteeval", "LiteEval"),
     "adaframe": ("sosampler.baselines.adaframe", "AdaFrame"),
@@ -25,21 +25,21 @@ _SYSTEMS = {
 
 
 def list_systems() -> list[str]:
-    """Names that `create_system` knows."""
-    return list(_SYSTEMS)
+    """Return the names of all baselines."""
+    return list(_BASELINES)
 
 
-def create_system(name: str, **config: Any) -> System:
-    """A new system with random weights; `config` are the arguments of its class."""
-    system: System = _class_of(name)(**config)
-    return system
+def create_baseline(name: str, **config: Any) -> Baseline:
+    """Create a baseline with random weights; `config` are the arguments of its class."""
+    baseline: Baseline = _class_of(name)(**config)
+    return baseline
 
 
-def system_arguments(name: str) -> list[str]:
-    """What `create_system` takes for a system, in the order of its class."""
+def baseline_arguments(name: str) -> list[str]:
+    """Return the arguments of `create_baseline` for a baseline, in the order of its class."""
     return [argument for argument in signature(_class_of(name).__init__).parameters if argument != "self"]
 
 
 def _class_of(name: str) -> Any:
-    module, kind = _SYSTEMS[one_of("system", name, list_systems())]
+    module, kind = _BASELINES[one_of("baseline", name, list_systems())]
     return getattr(import_module(module), kind)

@@ -11,14 +11,14 @@ import typer
 
 
 def train_command(
-    bank: Annotated[Path, typer.Argument(help="A bank with a classifier's answers; `sosampler prepare` writes it.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the sampler or system, the log and the result.")],
+    bank: Annotated[Path, typer.Argument(help="A bank with outputs of a classifier, from `sosampler prepare`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the sampler or baseline, the log and the result.")],
     sampler: Annotated[
         str,
         typer.Option(
             "--sampler",
-            help="sosampler, ocsampler, scsampler; or a system, which brings a classifier of its own: frameexit, "
-            "liteeval, adaframe, marl. Its own recipe is taken.",
+            help="sosampler, ocsampler, scsampler; or a baseline, which classifies itself: frameexit, liteeval, "
+            "adaframe, marl.",
         ),
     ] = "sosampler",
     recipe: Annotated[
@@ -26,7 +26,7 @@ def train_command(
         typer.Option(
             "--recipe",
             help="default, paper, authors, ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
-            "system a YAML file.",
+            "baseline a YAML file. Default: the sampler's own.",
         ),
     ] = None,
     classifier: Annotated[
@@ -34,58 +34,59 @@ def train_command(
         typer.Option(
             "--classifier",
             "-c",
-            help="Whose answers, for a system whose features: a saved folder, a fingerprint or a name.",
+            help="The teacher, or for a baseline the source of its features: a saved folder, a fingerprint or a name.",
         ),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
             "--weights",
-            help="Start of the backbone: a file, or 'pretrained' from the web; of liteeval and adaframe: MobileNetV2, "
-            "their light network.",
+            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval and adaframe "
+            "those of their light network, MobileNetV2.",
         ),
     ] = None,
     light: Annotated[
         str | None,
         typer.Option(
             "--light",
-            help="Of liteeval and adaframe, another light network: the folder of a sampler without shift, or the name "
+            help="Another light network for liteeval and adaframe: the folder of a sampler without shift, or the name "
             "of features in the bank.",
         ),
     ] = None,
     teacher: Annotated[
-        str, typer.Option("--teacher", help="bank: the kept answers; online: ask the classifier about each crop.")
+        str, typer.Option("--teacher", help="bank: the stored outputs; online: run the classifier on each crop.")
     ] = "bank",
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="KEY=VALUE of the recipe, e.g. loss=listwise, or of the system, e.g. beta=1e-2; repeatable."
+            "--set", help="KEY=VALUE of the recipe, e.g. loss=listwise, or of the baseline, e.g. beta=1e-2; repeatable."
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the training split.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Videos a step, of all processes.")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Videos per step, of all processes.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Highest learning rate.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of everything that is drawn at random.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed.")] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
     ] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=0, help="Threads or processes that decode.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=0, help="Threads or processes that decode frames.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again where --out holds another run.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a sampler or a system on a bank. Run again after a kill, it goes on where it stopped.
+    """Train a sampler or a baseline on a bank. Run again, a run that was killed resumes.
 
-    A system first computes features of the classifier and of its light network for the whole bank, unless they are
-    kept there. Its training, of minutes, starts again after a kill and gives the same weights.
+    A baseline first computes features of the classifier and of its light network for the whole bank, unless they are
+    stored there. Its training takes minutes, starts again after a kill and gives the same weights.
 
     Several GPUs: accelerate launch --num_processes 2 -m sosampler train ...; without GPUs: torchrun --nproc-per-node 2.
     """
-    given: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     import os
     import time
 
-    from sosampler import train  # says how to install what it needs
+    from sosampler import train  # raises where packages are missing
     from sosampler.baselines.recipe import recipe_settings, refuse_light
     from sosampler.baselines.registry import list_systems
     from sosampler.samplers.recipe import SETTINGS, read_settings
@@ -95,10 +96,10 @@ def train_command(
     if sampler in list_systems():
         allowed = recipe_settings(sampler)
         refuse_light(sampler, {"--light": light, "--weights": weights})
+    given: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     settings = read_settings(setting or [], allowed) | {
         name: value for name, value in given.items() if value is not None
     }
-
     try:
         trained = train(
             bank,
@@ -117,7 +118,7 @@ def train_command(
             **settings,
         )
     except OtherProcessFailed as error:
-        time.sleep(1)  # launchers end all when one ends: the process that found it speaks first
+        time.sleep(1)  # launchers end all when one ends: the process that failed prints first
         raise typer.Exit(2) from error
     if json_output and os.environ.get("RANK", "0") == "0":
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))

@@ -11,7 +11,7 @@ import typer
 
 def train_classifier_command(
     data: Annotated[
-        Path, typer.Argument(help="A folder with one folder a class (pictures or videos), a CSV or JSONL, or a bank.")
+        Path, typer.Argument(help="A folder with one folder a class (images or videos), a CSV or JSONL, or a bank.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the best weights, the log and the result.")],
     classifier: Annotated[
@@ -25,18 +25,22 @@ def train_classifier_command(
     ] = None,
     input_size: Annotated[int | None, typer.Option("--input-size", help="Height and width of the input.")] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the training split (30).")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Clips a step (64).")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Clips per step (64).")] = None,
     optimizer: Annotated[str | None, typer.Option("--optimizer", help="sgd or adamw; default: by network.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Highest learning rate; default: by optimiser.")] = None,
     weight_decay: Annotated[float | None, typer.Option("--weight-decay", help="Default: by optimiser.")] = None,
     label_smoothing: Annotated[float | None, typer.Option("--label-smoothing", help="0 to below 1 (0.1).")] = None,
     crop_scale: Annotated[
-        tuple[float, float] | None, typer.Option("--crop-scale", help="Least and most area of random crops (0.3 1).")
+        tuple[float, float] | None, typer.Option("--crop-scale", help="Min and max area of random crops (0.3 1).")
     ] = None,
-    trainable: Annotated[str | None, typer.Option("--trainable", help="all, or head alone.")] = None,
-    num_frames: Annotated[int | None, typer.Option("--num-frames", "-n", help="Frames a clip of a video (8).")] = None,
-    dev_share: Annotated[float | None, typer.Option("--dev-share", help="Dev, where none is given (0.1).")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of order, crops, dropout and the fresh head (0).")] = None,
+    trainable: Annotated[str | None, typer.Option("--trainable", help="all, or only the head.")] = None,
+    num_frames: Annotated[
+        int | None, typer.Option("--num-frames", "-n", help="Frames per clip of a video (8).")
+    ] = None,
+    dev_share: Annotated[
+        float | None, typer.Option("--dev-share", help="Share of train for dev, where there is none (0.1).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (0).")] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
     ] = None,
@@ -45,7 +49,7 @@ def train_classifier_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again where --out holds another run.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Fine-tune a classifier on your own videos or pictures. Run again after a kill, it goes on where it stopped."""
+    """Fine-tune a classifier on your own videos or images. Run again, a run that was killed resumes."""
     given: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch_size,

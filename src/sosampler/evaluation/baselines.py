@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
-from sosampler.baselines.base import System, Views, decoded_frames, predict, video_gmacs
+from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import Videos
 from sosampler.evaluation.result import Cell, Spent, Tally
@@ -37,7 +37,7 @@ class BaselineRow:
     """A baseline under the name of its row."""
 
     name: str
-    system: System
+    system: Baseline
     base: str  # the name without the threshold
 
     def facts(self) -> dict[str, Any]:
@@ -51,33 +51,33 @@ class BaselineRow:
         }
         if about.get("light") is not None:
             facts["light"] = about["light"]
-        if system.dial:
-            facts[system.dial] = system.config[system.dial]
+        if system.threshold:
+            facts[system.threshold] = system.config[system.threshold]
         return facts
 
 
-def baseline_rows(name: str, system: System, value: str) -> list[BaselineRow]:
+def baseline_rows(name: str, system: Baseline, value: str) -> list[BaselineRow]:
     """Return one row, or with "all" one for each threshold; an empty `value` leaves the threshold as it is."""
     if not value:
         return [BaselineRow(name, system, name)]
-    if not system.dial:
+    if not system.threshold:
         raise InvalidArgument(
             f"{name}: {system.name} has no threshold that could be set to {value}; leave out @{value}"
         )
     if value == EVERY:
-        values = list(system.dial_values)
+        values = list(system.threshold_values)
     else:
         number = number_of(value)
         if number is None:
             raise InvalidArgument(
-                f"{name}@{value} cannot be read; @VALUE must be a number for {system.dial} of {system.name}, "
-                f"for example {', '.join(map(str, system.dial_values))}, or {EVERY} for all of these"
+                f"{name}@{value} cannot be read; @VALUE must be a number for {system.threshold} of {system.name}, "
+                f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these"
             )
         values = [number]
-    return [BaselineRow(f"{name}@{threshold}", system.turned(threshold), name) for threshold in values]
+    return [BaselineRow(f"{name}@{threshold}", system.with_threshold(threshold), name) for threshold in values]
 
 
-def same_but_for_threshold(first: System, other: System) -> bool:
+def same_but_for_threshold(first: Baseline, other: Baseline) -> bool:
     """Return whether two baselines differ in their thresholds alone: points of one curve."""
     if _without_threshold(first) != _without_threshold(other):
         return False
@@ -87,8 +87,8 @@ def same_but_for_threshold(first: System, other: System) -> bool:
     )
 
 
-def _without_threshold(system: System) -> str:
-    settings = {key: value for key, value in system.config.items() if key != system.dial}
+def _without_threshold(system: Baseline) -> str:
+    settings = {key: value for key, value in system.config.items() if key != system.threshold}
     networks = [system.about.get("heavy"), system.about.get("light")]
     return json.dumps([system.name, settings, networks], sort_keys=True)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from sosampler._util.validation import real_number, whole_number
-from sosampler.baselines.base import System
-from sosampler.baselines.folder import is_system_folder, load_system
+from sosampler.baselines.base import Baseline
+from sosampler.baselines.folder import is_baseline_folder, load_system
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.baselines import BaselineRow, baseline_rows, same_but_for_threshold, whole_frames
@@ -118,12 +118,12 @@ class Resolver:
     def __init__(self, device: Any, where: torch.device, precision: str | None) -> None:
         self._device, self._where, self._precision = device, where, precision
         self._policies: dict[str, Policy] = {}
-        self._baselines: dict[str, System] = {}
+        self._baselines: dict[str, Baseline] = {}
 
     def resolve(self, policies: Any) -> tuple[list[Policy], list[BaselineRow]]:
         """Resolve names, policies, samplers, baselines, what `train` returns, folders, "NAME=FOLDER", {name: any}."""
         policies = _unwrapped(policies)
-        if isinstance(policies, (str, os.PathLike, System, Policy)) or _is_sampler(policies):
+        if isinstance(policies, (str, os.PathLike, Baseline, Policy)) or _is_sampler(policies):
             policies = [policies]
         if not isinstance(policies, Iterable):
             raise InvalidArgument(
@@ -154,7 +154,7 @@ class Resolver:
         return resolved, baselines
 
     def _one(self, name: str | None, policy: Any) -> Policy | list[BaselineRow]:
-        if isinstance(policy, System):
+        if isinstance(policy, Baseline):
             return _baseline(name or policy.name, policy, "")
         if not isinstance(policy, (str, os.PathLike)):
             resolved = get_policy(policy, teacher=True)
@@ -170,14 +170,14 @@ class Resolver:
         folder, method = (text, "") if is_saved_folder(text) else split_method(text)
         before, _, value = text.rpartition("@")
         if not is_saved_folder(folder) and before and value and is_saved_folder(before):
-            if not is_system_folder(before):
+            if not is_baseline_folder(before):
                 raise InvalidArgument(
                     f"{text!r}: {before} holds no trained baseline, and only these have a threshold; leave out @"
                 )
             folder, method = before, ""
         else:
             value = ""
-        if is_saved_folder(folder) and is_system_folder(folder):
+        if is_saved_folder(folder) and is_baseline_folder(folder):
             if method:
                 raise InvalidArgument(f"{text!r}: +{method} is for samplers, not for baselines; leave it out")
             if folder not in self._baselines:
@@ -215,7 +215,7 @@ def _is_sampler(policy: Any) -> bool:
     return hasattr(policy, "look") or hasattr(policy, "score")
 
 
-def _baseline(name: str, system: System, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
+def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
     """Return the rows of a baseline. A threshold that its name ends in is set, unless the name is its folder's."""
     name, in_name = (name, "") if name_is_folder else split_dial(name)
     if in_name and value and in_name != value:

@@ -91,14 +91,14 @@ def checked_request(
 
 def _loaded_light(light: Any) -> Any:
     """Load the network of a saved folder, so that it is read once; names of features are resolved by each bank."""
-    from sosampler.baselines.folder import refuse_system_folder
+    from sosampler.baselines.folder import refuse_baseline_folder
     from sosampler.classifiers.factory import create_classifier, saved_folder
     from sosampler.samplers.folder import is_sampler_folder
     from sosampler.samplers.registry import load_sampler
 
     if not isinstance(light, (str, Path)):
         return light
-    refuse_system_folder("light", light)
+    refuse_baseline_folder("light", light)
     if is_sampler_folder(light):
         return load_sampler(light)
     folder = saved_folder(light)
@@ -157,9 +157,9 @@ class Training:
 
     def _base(self) -> Any:
         if self.is_baseline:
-            from sosampler.baselines.recipe import read_system_recipe
+            from sosampler.baselines.recipe import read_baseline_recipe
 
-            return read_system_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
+            return read_baseline_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
         return read_recipe(self.recipe or RECIPES[self.sampler], seed=0)
 
     def full_recipe(self, seed: int = 0) -> Any:

@@ -38,10 +38,10 @@ def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
         32
     """
     from sosampler._util.devices import check_device
-    from sosampler.baselines.folder import is_system_folder
+    from sosampler.baselines.folder import is_baseline_folder
     from sosampler.samplers.sosampler import SOSampler
 
-    if is_system_folder(path):
+    if is_baseline_folder(path):
         raise InvalidArgument(
             f"{path}: holds a system, which classifies videos itself and chooses no frames for another classifier; "
             "load it with so.load_system, compare it with `sosampler evaluate`, or give the folder of a sampler"

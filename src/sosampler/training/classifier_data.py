@@ -1,13 +1,24 @@
-"""What `train_classifier` takes as data: a folder of pictures, a manifest of pictures or videos, a bank."""
+"""Data of `train_classifier`: folders of images, manifests of images or videos, banks; and the batches they give.
+
+An example is read by (epoch, number). Its random crop and frames depend on these and the seed alone, so a run that was
+killed resumes with the same examples. Epoch None gives the fixed view of evaluation.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision.transforms import v2
 
 from sosampler._util.progress import progress_bar
 from sosampler.bank.bank import Bank
@@ -15,15 +26,148 @@ from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.datasets.splits import SPLITS, make_splits
 from sosampler.errors import InvalidArgument
-from sosampler.training.examples import BankExamples, ClipExamples, PictureExamples, read_picture
 from sosampler.training.recipe import ClassifierRecipe
+from sosampler.training.sampler_data import multi_hot
+from sosampler.video.folder_reader import upright_rgb
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
-# Frames stored for each video that is trained on: enough for fresh ones in every epoch.
+# Frames stored for each video: enough for other ones in every epoch.
 _STORED_FRAMES = 32
 _STORED_SIZE = 256  # short side, or the classifier's own input where that is larger
 
-MakeExamples = Callable[[str, Preprocessing, ClassifierRecipe], ClipExamples]
+Key = tuple[int | None, int]
+Example = tuple[Tensor, Tensor, Tensor]  # frames uint8 [N, 3, h, w], targets float [C], positions float [N]
+MakeExamples = Callable[[str, Preprocessing, ClassifierRecipe], "ClipExamples"]
+
+
+# ---- examples
+
+
+class ClipExamples(Dataset[Example]):
+    """Labelled clips, resized to the classifier's input size."""
+
+    def __init__(
+        self, labels: Sequence[Sequence[int]], num_classes: int, preprocessing: Preprocessing, recipe: ClassifierRecipe
+    ) -> None:
+        self.labels = labels
+        self.num_classes = num_classes
+        self.preprocessing = preprocessing
+        self.recipe = recipe
+        self._augment = v2.Compose(
+            [
+                v2.RandomResizedCrop(
+                    list(preprocessing.size), scale=recipe.crop_scale, ratio=recipe.crop_ratio, antialias=True
+                ),
+                v2.RandomHorizontalFlip(0.5 if recipe.flip else 0.0),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: Key) -> Example:
+        epoch, number = key
+        rng = None if epoch is None else np.random.default_rng([self.recipe.seed, epoch, number])
+        frames, positions = self.clip(number, rng)  # [N, H, W, 3]
+        pixels = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))
+        if rng is None:
+            pixels = self.preprocessing.resized(pixels)
+        else:
+            with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's own generator
+                torch.default_generator.manual_seed(int(rng.integers(2**62)))
+                pixels = self._augment(pixels)  # one box for all frames
+        return pixels, multi_hot(self.labels[number], self.num_classes), torch.from_numpy(positions).float()
+
+    def clip(self, number: int, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return frames uint8 [N, H, W, 3] and their times in the video, [N] in 0..1."""
+        raise NotImplementedError
+
+
+class ImageExamples(ClipExamples):
+    """Images as clips of one frame."""
+
+    def __init__(self, paths: Sequence[Path], *rest: Any) -> None:
+        super().__init__(*rest)
+        self.paths = paths
+
+    def clip(self, number: int, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        return read_image(self.paths[number], at_least=2 * max(self.preprocessing.size))[None], np.array([0.5])
+
+
+class BankExamples(ClipExamples):
+    """Clips of a frame bank: a random frame of each of N segments in training, the middle ones in evaluation."""
+
+    def __init__(self, bank: Bank, rows: Sequence[int], *rest: Any) -> None:
+        super().__init__(*rest)
+        self.bank = bank
+        self.rows = rows
+
+    def clip(self, number: int, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        video, wanted = self.bank[self.rows[number]], self.recipe.num_frames
+        chosen = video.uniform(wanted) if rng is None else video.stratified(wanted, rng)
+        return video.frames(chosen), video.positions[chosen]
+
+
+def read_image(path: Path, *, at_least: int) -> np.ndarray:
+    """Read uint8 [H, W, 3], upright; a large JPEG is decoded at the smallest scale with `at_least` pixels a side."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (at_least, at_least))
+            return np.asarray(upright_rgb(image))
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidArgument(f"{path}: cannot be read as an image ({error}); fix or remove it") from error
+
+
+class _Batches(Sampler[list[Key]]):
+    """The keys of each batch of an epoch, from step `begin` on; the last, smaller batch is left out."""
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self.count, self.batch_size, self.seed = count, min(batch_size, count), seed
+        self.epoch, self.begin = 0, 0
+
+    def __len__(self) -> int:
+        return self.count // self.batch_size
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count).tolist()
+        for step in range(self.begin, len(self)):
+            numbers = order[step * self.batch_size : (step + 1) * self.batch_size]
+            yield [(self.epoch, number) for number in numbers]
+
+
+class ClassifierBatches:
+    """Batches of every epoch, from any step on."""
+
+    def __init__(self, examples: ClipExamples, *, workers: int, pin_memory: bool) -> None:
+        self._sampler = _Batches(len(examples), examples.recipe.batch_size, examples.recipe.seed)
+        self._loader = DataLoader(
+            examples,
+            batch_sampler=self._sampler,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=workers > 0,
+        )
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def epoch(self, number: int, begin: int = 0) -> Iterator[Example]:
+        self._sampler.epoch, self._sampler.begin = number, begin
+        return iter(self._loader)
+
+
+def evaluation_batches(examples: ClipExamples, *, batch_size: int, workers: int) -> DataLoader[Example]:
+    """Load all examples once, in order, in their fixed view."""
+    keys: list[list[Key]] = [
+        [(None, number) for number in range(begin, min(begin + batch_size, len(examples)))]
+        for begin in range(0, len(examples), batch_size)
+    ]
+    return DataLoader(examples, batch_sampler=keys, num_workers=workers, persistent_workers=workers > 0)
+
+
+# ---- sources
 
 
 @dataclass(frozen=True)
@@ -31,18 +175,18 @@ class ClassifierData:
     """Labelled examples by split."""
 
     sizes: dict[str, int]
-    unreadable: int  # videos that could not be decoded; they are in no split
+    unreadable: int  # videos that cannot be decoded; they are in no split
     examples: MakeExamples
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Data as it was named: its classes and splits are known, nothing is decoded yet."""
+    """Data before anything is decoded: its classes and splits are known."""
 
     name: str
-    kind: str  # "pictures", "videos" or "bank"
+    kind: str  # "images", "videos" or "bank"
     manifest: Manifest  # with its splits
-    path: Path  # where it was read from
+    path: Path  # file or folder that it was read from
     bank: Bank | None = None
 
     @property
@@ -58,17 +202,17 @@ class DataSource:
         return sum(item.split == "train" for item in self.manifest.items)
 
     def digest(self) -> str:
-        """16 hexadecimal digits that change with every id, path, label, split and class."""
-        told = [[asdict(item) for item in self.manifest.items], self.classes, self.multi_label]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        """Return 16 hexadecimal digits that change with every id, path, label, split and class."""
+        contents = [[asdict(item) for item in self.manifest.items], self.classes, self.multi_label]
+        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
 
     def check(self) -> None:
-        """Enough to train on, as far as can be told before anything is decoded."""
+        """Refuse data that is too little to train on, as far as is known before anything is decoded."""
         _check_sizes(self.name, self.manifest.items, "")
         if len(self.classes) < 2 and not self.multi_label:
-            raise InvalidArgument(f"{self.name}: has one class, {self.classes[0]!r}; give at least 2 to tell apart")
+            raise InvalidArgument(f"{self.name}: has one class, {self.classes[0]!r}; give at least 2")
 
-    def opened(
+    def open(
         self,
         preprocessing: Preprocessing,
         recipe: ClassifierRecipe,
@@ -77,14 +221,17 @@ class DataSource:
         workers: int,
         check: bool,
     ) -> ClassifierData:
-        """Ready to be read. Videos are decoded once, into a bank in `frames_folder`, which is used again.
+        """Open the data. Videos are decoded once, into a bank in `frames_folder`, which is used again.
 
-        `check`: whether to look at every picture first, so that an unreadable one is told before hours of training.
+        `check`: read every image first, so that an unreadable one is reported before hours of training.
         """
-        if self.kind == "pictures":
+        if self.kind == "images":
             if check:
-                _check_pictures([self.manifest.path_of(item) for item in self.manifest.items], workers)
-            return _from_pictures(self.manifest)
+                paths = [self.manifest.path_of(item) for item in self.manifest.items]
+                with ThreadPoolExecutor(max(1, workers)) as pool, progress_bar("reading images", len(paths)) as bar:
+                    for _ in pool.map(lambda path: read_image(path, at_least=1).shape, paths):
+                        bar.advance()
+            return _from_images(self.manifest)
         if self.bank is not None:
             return _from_bank(self.bank, self.manifest.items)
         from sosampler.bank.prepare import prepare
@@ -105,23 +252,23 @@ class DataSource:
 
 
 def open_source(source: str | Path | Manifest | Bank, recipe: ClassifierRecipe) -> DataSource:
-    """See what a user gave: classes, splits and whether it is pictures, videos or a bank."""
+    """Find classes, splits and kind (images, videos or a bank) of what a user gave."""
     if isinstance(source, (str, Path)) and (Path(source) / "bank.json").is_file():
         source = Bank(source)
     if isinstance(source, Bank):
-        listed = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
-        return DataSource(str(source.path), "bank", _with_dev(listed, recipe), source.path, source)
-    manifest = source if isinstance(source, Manifest) else read_any(Path(source))
+        items = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
+        return DataSource(str(source.path), "bank", _with_dev(items, recipe), source.path, source)
+    manifest = source if isinstance(source, Manifest) else _read_any(Path(source))
     name = "the manifest" if isinstance(source, Manifest) else str(source)
     kinds = {Path(item.path).suffix.lower() in IMAGE_SUFFIXES for item in manifest.items}
     if len(kinds) > 1:
-        raise InvalidArgument(f"{name}: holds pictures and videos; train on one of them at a time")
+        raise InvalidArgument(f"{name}: holds images and videos; train on one of them at a time")
     path = manifest.root if isinstance(source, Manifest) else Path(source)
-    return DataSource(name, "pictures" if kinds == {True} else "videos", _with_dev(manifest, recipe), path)
+    return DataSource(name, "images" if kinds == {True} else "videos", _with_dev(manifest, recipe), path)
 
 
-def read_any(path: Path) -> Manifest:
-    """A manifest file, or a folder with one folder a class, of pictures or of videos."""
+def _read_any(path: Path) -> Manifest:
+    """Read a manifest file, or a folder with one folder a class, of images or videos."""
     if not path.exists():
         raise InvalidArgument(
             f"{path}: no such file or folder; give a folder with one folder a class, a CSV or JSONL manifest, or a bank"
@@ -135,30 +282,24 @@ def _with_dev(manifest: Manifest, recipe: ClassifierRecipe) -> Manifest:
 
 def _check_sizes(name: str, items: Sequence[Item], remark: str) -> None:
     splits = {split: [item for item in items if item.split == split] for split in ("train", "dev")}
-    for split, least in (("train", 2), ("dev", 1)):
-        if len(splits[split]) < least:
+    for split, needed in (("train", 2), ("dev", 1)):
+        if len(splits[split]) < needed:
             raise InvalidArgument(
-                f"{name}: {len(splits[split])} examples in the {split} split{remark}; give at least {least}"
+                f"{name}: {len(splits[split])} examples in the {split} split{remark}; give at least {needed}"
                 + (", or a dev_share above 0" if split == "dev" else "")
             )
     if not any(item.labels for item in splits["dev"]):
-        raise InvalidArgument(f"{name}: no label in the dev split{remark}, nothing can be measured there; enlarge it")
+        raise InvalidArgument(f"{name}: no label in the dev split{remark}, so it cannot be measured; enlarge it")
 
 
-def _check_pictures(paths: Sequence[Path], workers: int) -> None:
-    with ThreadPoolExecutor(max(1, workers)) as pool, progress_bar("looking at pictures", len(paths)) as bar:
-        for _ in pool.map(lambda path: read_picture(path, at_least=1).shape, paths):
-            bar.advance()
-
-
-def _from_pictures(manifest: Manifest) -> ClassifierData:
+def _from_images(manifest: Manifest) -> ClassifierData:
     parts = {name: manifest.split(name) for name in SPLITS}
 
     def examples(split: str, preprocessing: Preprocessing, recipe: ClassifierRecipe) -> ClipExamples:
         part = parts[split]
         paths = [part.path_of(item) for item in part.items]
         labels = [item.labels for item in part.items]
-        return PictureExamples(paths, labels, len(part.classes), preprocessing, recipe)
+        return ImageExamples(paths, labels, len(part.classes), preprocessing, recipe)
 
     return ClassifierData({name: len(part) for name, part in parts.items()}, 0, examples)
 
@@ -170,4 +311,4 @@ def _from_bank(bank: Bank, items: Sequence[Item]) -> ClassifierData:
         labels = [items[row].labels for row in rows[split]]
         return BankExamples(bank, rows[split], labels, len(bank.classes), preprocessing, recipe)
 
-    return ClassifierData({name: len(found) for name, found in rows.items()}, len(bank.failures), examples)
+    return ClassifierData({name: len(split) for name, split in rows.items()}, len(bank.failures), examples)

@@ -1,6 +1,6 @@
-"""One process or several: who writes, which share of a batch is whose, and how gradients meet.
+"""One process or several: which one writes, which share of a batch each has, and how gradients are averaged.
 
-Several are started by `accelerate launch` on GPUs, by `torchrun` on processors; each runs the same program.
+`accelerate launch` starts several on GPUs, `torchrun` on CPUs; each runs the same program.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from sosampler.classifiers.pooled import import_timm
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 
 # How long the others wait while one evaluates; NCCL alone would give up after ten minutes.
-_PATIENCE = timedelta(minutes=30)
+_TIMEOUT = timedelta(minutes=30)
 
 
 class OtherProcessFailed(SosamplerError):
-    """Another process of the run found what is wrong and says it."""
+    """Another process of the run failed and reports why."""
 
 
 class Processes:
-    """This process among all of the run."""
+    """This process among all of the run.
 
-    def __init__(self, device: str | None = None) -> None:
-        self.count = _number("WORLD_SIZE", 1)
+    `alone`: ignore the variables that launchers set, for trainings in one process.
+    """
+
+    def __init__(self, device: str | None = None, *, alone: bool = False) -> None:
+        self.count = 1 if alone else _number("WORLD_SIZE", 1)
         self.rank = _number("RANK", 0) if self.count > 1 else 0
         self.local_count = _number("LOCAL_WORLD_SIZE", self.count) if self.count > 1 else 1
         if self.count == 1:
@@ -40,7 +43,7 @@ class Processes:
         kind = None if device is None else check_device(device).type
         if device is not None and (kind not in ("cpu", "cuda") or ":" in device):
             raise InvalidArgument(
-                f"device={device!r} is not allowed with {self.count} processes; give cpu, cuda or nothing: "
+                f"device={device!r} must be cpu, cuda or left out with {self.count} processes: "
                 "every process has a device of its own"
             )
         self._accelerator = _accelerator(cpu=kind == "cpu" or not torch.cuda.is_available())
@@ -53,15 +56,15 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this one writes and speaks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def part(self, batch_size: int) -> slice:
-        """The share of a batch that is this process's."""
+        """Return this process's share of a batch."""
         return slice(self.rank * batch_size // self.count, (self.rank + 1) * batch_size // self.count)
 
     def wrapped(self, network: nn.Module) -> nn.Module:
-        """The network with gradients averaged over processes; on GPUs its batch statistics are those of all."""
+        """Wrap a network so that gradients are averaged over processes, on GPUs with batch statistics of all."""
         if self._accelerator is None:
             return network
         if self.device.type == "cuda":
@@ -70,52 +73,52 @@ class Processes:
         return prepared
 
     def total(self, sums: Tensor) -> Tensor:
-        """A tensor summed over processes."""
+        """Sum a tensor over processes."""
         if self._accelerator is None:
             return sums
-        found: Tensor = self._accelerator.reduce(sums, reduction="sum")
-        return found
+        total: Tensor = self._accelerator.reduce(sums, reduction="sum")
+        return total
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What the processes do side by side, or one of them alone: all go on, or none does.
+        """Run a block in all processes, or in one of them alone, and end all if it fails in any.
 
-        Bad input that any of them finds ends all. The first of those that found it raises it, the others raise
-        `OtherProcessFailed`, so that nobody waits for one that is gone and each sentence is said once.
+        The first process that failed raises its own error and the others `OtherProcessFailed`, so that none waits for
+        one that is gone and each message is printed once.
         """
-        own: SosamplerError | OSError | None = None
+        own_error: SosamplerError | OSError | None = None
         try:
             yield
         except (SosamplerError, OSError) as error:
-            own = error
-        told = self._gathered(None if own is None else str(own))
-        first = next((rank for rank, text in enumerate(told) if text is not None), None)
+            own_error = error
+        messages = self._gathered(None if own_error is None else str(own_error))
+        first = next((rank for rank, message in enumerate(messages) if message is not None), None)
         if first is None:
             return
-        if own is not None and first == self.rank:
-            raise own
-        raise OtherProcessFailed(f"process {first} of {self.count}: {told[first]}") from own
+        if own_error is not None and first == self.rank:
+            raise own_error
+        raise OtherProcessFailed(f"process {first} of {self.count}: {messages[first]}") from own_error
 
-    def _gathered(self, text: str | None) -> list[str | None]:
-        """What each process says; waits for all."""
+    def _gathered(self, message: str | None) -> list[str | None]:
+        """Return the message of each process; waits for all."""
         if self._accelerator is None:
-            return [text]
-        found: list[str | None] = [None] * self.count
-        torch.distributed.all_gather_object(found, text)
-        return found
+            return [message]
+        messages: list[str | None] = [None] * self.count
+        torch.distributed.all_gather_object(messages, message)
+        return messages
 
 
 def synchronised(network: nn.Module) -> nn.Module:
-    """The network with batch statistics of all processes, around the same parameters.
+    """Return the network with batch statistics of all processes, around the same parameters.
 
-    By timm's own way, which knows its layers that are batch norm and activation in one; PyTorch's loses the activation.
+    timm's conversion knows its layers that are batch norm and activation in one; PyTorch's loses the activation.
     """
-    found: nn.Module = import_timm().layers.convert_sync_batchnorm(network)
-    return found
+    converted: nn.Module = import_timm().layers.convert_sync_batchnorm(network)
+    return converted
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device; the program goes on while it travels."""
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device without waiting for the copy."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -130,11 +133,11 @@ def _accelerator(*, cpu: bool) -> Any:
         )
     except ImportError as error:
         raise MissingDependency("training in several processes needs accelerate; install sosampler[train]") from error
-    # Autocast, batches and schedules are the loop's own.
+    # The loop does autocast, batches and schedules itself.
     # The loss reaches every head, but some networks of timm have weights that no output depends on.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    patient = InitProcessGroupKwargs(timeout=_PATIENCE)
-    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[unused, patient])
+    timeout = InitProcessGroupKwargs(timeout=_TIMEOUT)
+    return Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[unused, timeout])
 
 
 def _number(variable: str, default: int) -> int:

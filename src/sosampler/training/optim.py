@@ -1,62 +1,76 @@
-"""The optimisers of all trainings."""
+"""Optimisers, schedules, the moving average of weights, precision and divergence: what every training shares."""
 
 from __future__ import annotations
 
-import copy
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from sosampler._util.cpu_bfloat16 import cpu_is_good_at_bfloat16
 from sosampler._util.validation import one_of
 from sosampler.classifiers.base import PRECISIONS
+from sosampler.classifiers.pooled import import_timm
 from sosampler.errors import InvalidArgument
+from sosampler.samplers.backbones import MOBILENET
+
+if TYPE_CHECKING:
+    from sosampler.samplers.recipe import SamplerRecipe
+    from sosampler.training.distributed import Processes
 
 
 def make_optimizer(
     network: nn.Module, name: str, *, lr: float, weight_decay: float, momentum: float = 0.9, nesterov: bool = False
 ) -> torch.optim.Optimizer:
-    """ "adamw" or "sgd" for what is trainable; weight decay for weights alone, not for biases and norms."""
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    """Create "adamw" or "sgd" for the trainable parameters; biases and norms have no weight decay."""
+    trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in trainable if parameter.ndim > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trainable if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=lr)
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
-class RunningMean:
-    """A copy of a network that follows it: each step takes the share 1 - decay of the difference.
+def warmup_cosine(step: int, steps: int, warmup: float) -> float:
+    """Return the learning rate of a step relative to the peak: a linear warm-up, then half a cosine down to 0.
 
-    The decay grows over the first steps, (1 + step) / (10 + step), so that the random start is soon forgotten.
+    `warmup` is the share of all steps in which the rate rises.
+
+    >>> [round(warmup_cosine(step, 10, 0.2), 3) for step in range(10)]
+    [0.5, 1.0, 1.0, 0.962, 0.854, 0.691, 0.5, 0.309, 0.146, 0.038]
+    """
+    rising = round(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+def warmup_cosine_schedule(optimizer: torch.optim.Optimizer, steps: int, warmup: float) -> LambdaLR:
+    """Let the learning rate of an optimiser follow `warmup_cosine`, one step at a time."""
+    return LambdaLR(optimizer, lambda step: warmup_cosine(step, steps, warmup))
+
+
+def moving_average(network: nn.Module, decay: float) -> Any:
+    """Return timm's exponential moving average of a network; `update(network, step)` follows optimiser step `step`.
+
+    The decay of the first steps is (1 + step) / (10 + step), so that the random start is soon forgotten.
     """
 
-    def __init__(self, network: nn.Module, decay: float) -> None:
-        self.network = copy.deepcopy(network).requires_grad_(False)
-        self.decay = decay
-        self._pairs = self._matched(network)
+    class MovingAverage(import_timm().utils.ModelEmaV3):  # type: ignore[misc]
+        def get_decay(self, step: int | None = None) -> float:
+            return self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
 
-    def _matched(self, network: nn.Module) -> tuple[list[torch.Tensor], ...]:
-        """Tensors that are averaged, here and there, and whole numbers, which are copied."""
-        ours, theirs = self.network.state_dict(), network.state_dict()
-        real = [key for key in ours if ours[key].is_floating_point()]
-        whole = [key for key in ours if key not in real]
-        return tuple([state[key] for key in keys] for keys in (real, whole) for state in (ours, theirs))
-
-    @torch.no_grad()
-    def follow(self, step: int) -> None:
-        """After optimiser step number `step`, from 0."""
-        ours, theirs, our_counts, their_counts = self._pairs
-        decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(ours, theirs, 1 - decay)
-        if our_counts:
-            torch._foreach_copy_(our_counts, their_counts)
+    average = MovingAverage(network, decay=decay)
+    average.module.requires_grad_(False)
+    return average
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
-    """Seed the CPU's generator and that of the device a network runs on, not those of all other GPUs."""
+    """Seed the generator of the CPU and that of the device a network runs on, not those of all other GPUs."""
     seed %= 2**63
     if device.type == "cuda":
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -66,41 +80,47 @@ def seed_generators(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+# ---- divergence
+
+
 class Diverged(InvalidArgument):
-    """A training came to nothing, as with too high a rate; what it was given may be all right."""
+    """Training diverged, for example because of too high a learning rate; its data may be fine."""
 
 
 def is_finite(network: nn.Module) -> bool:
-    """Whether all weights and running statistics are numbers."""
-    real = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
-    return all(torch.stack([tensor.isfinite().all() for tensor in real]).tolist()) if real else True
+    """Return whether all weights and running statistics are finite."""
+    values = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
+    return all(torch.stack([tensor.isfinite().all() for tensor in values]).tolist()) if values else True
 
 
 def check_loss(loss: float, *networks: nn.Module, step: int, lr: float, precision: str) -> None:
-    """Say so where the loss is no number and training cannot recover.
+    """Raise `Diverged` where the loss is not finite and training cannot recover.
 
-    In float16 a step whose gradients overflow is left out and the next may be a good one, unless weights or the
-    statistics of a batch norm were hit: those stay broken.
+    In float16 a step whose gradients overflow is skipped and the next may succeed, unless weights or the statistics of
+    a batch norm were hit: those stay broken.
     """
     if math.isfinite(loss) or (precision == "float16" and all(is_finite(network) for network in networks)):
         return
     raise diverged(f"the loss is {loss} near step {step}", lr=lr, precision=precision)
 
 
-def diverged(what: str, *, lr: float, precision: str) -> Diverged:
+def diverged(reason: str, *, lr: float, precision: str) -> Diverged:
     more = "" if precision == "float32" else " or train with precision='float32'"
-    return Diverged(f"{what}; lower the learning rate (lr={lr:.3g}){more}")
+    return Diverged(f"{reason}; lower the learning rate (lr={lr:.3g}){more}")
 
 
 def finite_or_none(value: float) -> float | None:
-    """For files: JSON has no word for numbers that are none."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return value if math.isfinite(value) else None
 
 
-def settled_precision(device: torch.device, precision: str | None) -> str:
-    """What was asked for; else bfloat16 on GPUs that have it, float16 on others and float32 elsewhere.
+# ---- precision
 
-    GPUs that only imitate bfloat16 (before NVIDIA's Ampere) are slower in it than in float32.
+
+def settled_precision(device: torch.device, precision: str | None) -> str:
+    """Return the given precision; by default bfloat16 on GPUs that have it, float16 on others and float32 elsewhere.
+
+    GPUs that only emulate bfloat16 (before NVIDIA's Ampere) are slower in it than in float32.
     """
     if precision is not None:
         return one_of("precision", precision, PRECISIONS)
@@ -108,3 +128,18 @@ def settled_precision(device: torch.device, precision: str | None) -> str:
         return "float32"
     with torch.cuda.device(device):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def sampler_precision(processes: Processes, precision: str | None, begun: Any, recipe: SamplerRecipe) -> str:
+    """Return the precision in which `train` trains a sampler.
+
+    By default it is that of `settled_precision`, but bfloat16 also for MobileNetV2 on CPUs that are fast in it. A trial
+    decides that, so a run that has `begun` keeps its precision, and several processes, whose trials could disagree, do
+    not try.
+    """
+    on_cpu = processes.device.type == "cpu" and processes.count == 1
+    if precision is None and on_cpu and recipe.backbone == MOBILENET:
+        if begun in PRECISIONS:
+            return str(begun)
+        return "bfloat16" if cpu_is_good_at_bfloat16() else "float32"
+    return settled_precision(processes.device, precision)

@@ -1,8 +1,7 @@
-"""How a classifier is fine-tuned: every setting once, with its default and its check."""
+"""The settings of `train_classifier` with their defaults and checks."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,13 +25,13 @@ class ClassifierRecipe:
     lr: float | None = None  # None: 0.01 (SGD) or 1e-4 (AdamW) for a batch of 64, in proportion to the batch
     weight_decay: float | None = None  # None: 1e-4 (SGD) or 0.05 (AdamW); not for biases and norms
     warmup: float = 0.05  # share of all steps in which the rate rises from 0
-    label_smoothing: float = 0.1  # one label a video only
+    label_smoothing: float = 0.1  # for one label a video
     crop_scale: tuple[float, float] = (0.3, 1.0)  # area of the random crop, one for all frames of a clip
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its width over its height
     flip: bool = True
-    trainable: str = "all"  # or "head": everything else stays as it is
-    num_frames: int = 8  # of a clip from videos; pictures are clips of one frame
-    dev_share: float = 0.1  # carved out of train where there is no dev split
+    trainable: str = "all"  # or "head": everything else is frozen
+    num_frames: int = 8  # of a clip from videos; images are clips of one frame
+    dev_share: float = 0.1  # of train, where there is no dev split
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -46,18 +45,18 @@ class ClassifierRecipe:
             real_number("weight_decay", self.weight_decay, at_least=0.0)
         for name in ("warmup", "label_smoothing", "dev_share"):
             if not 0 <= real_number(name, getattr(self, name)) < 1:
-                raise InvalidArgument(f"{name}={getattr(self, name)!r} is not allowed; give a share of 0 to below 1")
+                raise InvalidArgument(f"{name}={getattr(self, name)!r} must be a share from 0 to below 1")
         for name in ("crop_scale", "crop_ratio"):
             object.__setattr__(self, name, least_and_most(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
-            raise InvalidArgument(f"crop_scale={self.crop_scale} is not allowed; a crop has at most the whole area, 1")
+            raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the whole area")
         true_or_false("flip", self.flip)
         one_of("trainable", self.trainable, TRAINABLE)
         whole_number("num_frames", self.num_frames)
         whole_number("seed", self.seed, at_least=0)
 
     def filled(self, *, transformer: bool) -> ClassifierRecipe:
-        """The same with optimiser, rate and decay settled for a kind of network."""
+        """Return the recipe with optimiser, rate and decay for a kind of network."""
         optimizer = self.optimizer or ("adamw" if transformer else "sgd")
         lr, decay = _RATES[optimizer]
         values = self.to_dict() | {
@@ -69,15 +68,3 @@ class ClassifierRecipe:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def rate_at(step: int, steps: int, *, peak: float, warmup: float) -> float:
-    """Learning rate of one step: a linear rise over the first share `warmup`, then half a cosine down to 0.
-
-    >>> [round(rate_at(step, 10, peak=1.0, warmup=0.2), 3) for step in range(10)]
-    [0.5, 1.0, 1.0, 0.962, 0.854, 0.691, 0.5, 0.309, 0.146, 0.038]
-    """
-    rising = round(warmup * steps)
-    if step < rising:
-        return peak * (step + 1) / rising
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))

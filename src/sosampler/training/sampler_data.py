@@ -1,7 +1,7 @@
-"""The pictures that a sampler is trained on, small: decoded once into memory where they fit, else read as needed.
+"""Batches that a sampler is trained on: small frames, decoded once into memory where they fit, else for every batch.
 
-Both ways give the same pixels. Large pictures are shrunk partly by the JPEG decoder (`fast` of `BankItem.frames`),
-which halves the time of decoding and moves pixels a little: training cuts them at random anyway.
+Both give the same pixels. Large images are partly shrunk by the JPEG decoder (`fast` of `BankItem.frames`), which
+halves the time of decoding and changes pixels a little; training crops them at random anyway.
 """
 
 from __future__ import annotations
@@ -20,39 +20,72 @@ from sosampler._util.memory import free_memory, free_shared_memory
 from sosampler._util.progress import progress_bar
 from sosampler.bank.bank import Bank, BankItem
 from sosampler.bank.outputs import Teacher
+from sosampler.errors import InvalidArgument
 from sosampler.samplers.recipe import SamplerRecipe
-from sosampler.training.distributed import sent
-from sosampler.training.examples import multi_hot
-from sosampler.training.sampler_augment import Cuts, draw_cuts
+from sosampler.training.augment import Crops, draw_crops
+from sosampler.training.distributed import send
 from sosampler.video.candidates import uniform_positions
 from sosampler.video.limits import target_size
 from sosampler.video.timeline import Indices
 
-_MOST_CACHE = 16 << 30
+_MAX_CACHE = 16 << 30  # bytes
 _SHARE_OF_MEMORY = 0.4
 _SHARE_OF_DEVICE = 0.25
+_MAX_LENGTHS = 3  # different T in a training
+
+
+# ---- labels
+
+
+def multi_hot(labels: Sequence[int], num_classes: int) -> Tensor:
+    """Return float32 [C] with 1 at the labels."""
+    target = torch.zeros(num_classes)
+    target[list(labels)] = 1
+    return target
+
+
+def labelled_rows(bank: Bank, *, min_train: int = 2) -> dict[str, list[int]]:
+    """Return rows of "train" and "dev" videos with a label, and of the "unlabelled" ones of both.
+
+    Args:
+        bank: a bank, or one split of it.
+        min_train: videos that train must have.
+    """
+    rows: dict[str, list[int]] = {"train": [], "dev": [], "unlabelled": []}
+    for row, item in enumerate(bank.items):
+        split = item.split or "train"
+        if split in ("train", "dev"):
+            rows[split if item.labels else "unlabelled"].append(row)
+    if len(rows["train"]) < min_train:
+        raise InvalidArgument(
+            f"{bank.path}: {len(rows['train'])} videos with a label in the train split; give at least {min_train}"
+        )
+    return rows
+
+
+# ---- frames
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the pictures of a store are.
+    """The size of frames in training.
 
-    `square`: short side and centre cut to `side`, enlarged where they are smaller: what a network sees in evaluation.
-    Otherwise the short side is at most `side`, the other follows.
+    `square`: the centre of `side` x `side` pixels, enlarged where images are smaller, as a network sees them in
+    evaluation. Otherwise the short side is at most `side` and the other follows.
     """
 
     side: int
     square: bool = False
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """(height, width) of a stored picture in this shape."""
+        """Return (height, width) of a stored image in this shape."""
         if self.square:
             return self.side, self.side
         new_width, new_height = target_size(width, height, min(self.side, width, height))
         return new_height, new_width
 
     def read(self, video: BankItem, positions: Indices | None = None) -> np.ndarray:
-        """uint8 [T, h, w, 3]"""
+        """Read frames of a video, uint8 [T, h, w, 3]."""
         if not self.square:
             size = min(self.side, video.width, video.height)
             return video.frames(positions, size, fast=True)
@@ -65,24 +98,24 @@ class Shape:
 class FrameSource(Protocol):
     """Where batches of frames come from."""
 
-    sizes: np.ndarray  # [V, 2] height and width of the pictures of each video
+    sizes: np.ndarray  # [V, 2] height and width of the frames of each video
 
     def frames(self, videos: Indices, positions: Indices) -> Tensor:
-        """videos [B], positions [B, T] -> uint8 [B, T, h, w, 3], smaller pictures at the top left, the rest black."""
+        """Return uint8 [B, T, h, w, 3] of videos [B] and positions [B, T]; small frames are padded right and below."""
         ...
 
 
 class BankFrames:
-    """Frames that are decoded each time they are asked for. Pickles as its bank's path, for worker processes.
+    """Frames that are decoded for every batch. Pickles as its bank's path, for worker processes.
 
     `threads`: how many decode the videos of a batch.
     """
 
     def __init__(self, bank: Bank, rows: Sequence[int], shape: Shape, *, threads: int = 1) -> None:
         self._bank, self._rows, self._shape, self._threads = bank, rows, shape, max(1, threads)
-        found = [bank[row] for row in rows]
-        self.sizes = np.array([shape.of(video.width, video.height) for video in found], dtype=np.int64).reshape(-1, 2)
-        self.counts = np.array([len(video) for video in found], dtype=np.int64)
+        videos = [bank[row] for row in rows]
+        self.sizes = np.array([shape.of(video.width, video.height) for video in videos], dtype=np.int64).reshape(-1, 2)
+        self.counts = np.array([len(video) for video in videos], dtype=np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -97,8 +130,8 @@ class BankFrames:
         canvas = np.zeros((*positions.shape, height, width, 3), dtype=np.uint8)
 
         def decode(row: int) -> None:
-            read = self.read(int(videos[row]), positions[row])
-            canvas[row, :, : read.shape[1], : read.shape[2]] = read
+            frames = self.read(int(videos[row]), positions[row])
+            canvas[row, :, : frames.shape[1], : frames.shape[2]] = frames
 
         if self._threads == 1:
             for row in range(len(videos)):
@@ -114,23 +147,23 @@ class CachedFrames:
 
     def __init__(self, source: BankFrames, *, workers: int, show: bool = True) -> None:
         self.sizes = source.sizes
-        kinds, self._kind = np.unique(source.sizes, axis=0, return_inverse=True)  # [K, 2], [V]
-        self._first = np.zeros(len(self._kind), dtype=np.int64)  # of each video, in the array of its kind
+        sizes, self._array_of = np.unique(source.sizes, axis=0, return_inverse=True)  # [K, 2], [V]
+        self._first = np.zeros(len(self._array_of), dtype=np.int64)  # row of each video's first frame in its array
         arrays = []
-        for kind, (height, width) in enumerate(kinds.tolist()):
-            members = self._kind == kind
+        for number, (height, width) in enumerate(sizes.tolist()):
+            members = self._array_of == number
             ends = np.cumsum(source.counts[members])
             self._first[members] = ends - source.counts[members]
             arrays.append(np.empty((ends[-1], height, width, 3), dtype=np.uint8))
 
         def decode(video: int) -> int:
             begin = self._first[video]
-            arrays[self._kind[video]][begin : begin + source.counts[video]] = source.read(video)
+            arrays[self._array_of[video]][begin : begin + source.counts[video]] = source.read(video)
             return int(source.counts[video])
 
         total = int(source.counts.sum())
         with ThreadPoolExecutor(max(1, workers)) as pool, progress_bar("decoding", total if show else 0) as bar:
-            for count in pool.map(decode, range(len(self._kind))):
+            for count in pool.map(decode, range(len(self._array_of))):
                 bar.advance(count)
         self._arrays = [torch.from_numpy(array) for array in arrays]
         self.device = torch.device("cpu")
@@ -144,19 +177,18 @@ class CachedFrames:
         return self
 
     def frames(self, videos: Indices, positions: Indices) -> Tensor:
-        kinds = self._kind[videos]
-        places = torch.from_numpy(self._first[videos][:, None] + positions)  # [B, T] in the arrays of their kinds
-        if len(found := np.unique(kinds)) == 1:
-            array = self._arrays[found[0]]
-            picked = array.index_select(0, sent(places.flatten(), self.device))
-            return picked.unflatten(0, places.shape)
+        numbers = self._array_of[videos]
+        frame_rows = torch.from_numpy(self._first[videos][:, None] + positions)  # [B, T] in the videos' arrays
+        if len(used := np.unique(numbers)) == 1:
+            frames = self._arrays[used[0]].index_select(0, send(frame_rows.flatten(), self.device))
+            return frames.unflatten(0, frame_rows.shape)
         height, width = self.sizes[videos].max(0).tolist()
-        canvas = torch.zeros((*places.shape, height, width, 3), dtype=torch.uint8, device=self.device)
-        for kind in found.tolist():
-            rows = torch.from_numpy(np.flatnonzero(kinds == kind))
-            array = self._arrays[kind]
-            picked = array[sent(places[rows], self.device)]
-            canvas[sent(rows, self.device), :, : array.shape[1], : array.shape[2]] = picked
+        canvas = torch.zeros((*frame_rows.shape, height, width, 3), dtype=torch.uint8, device=self.device)
+        for number in used.tolist():
+            rows = torch.from_numpy(np.flatnonzero(numbers == number))
+            array = self._arrays[number]
+            frames = array[send(frame_rows[rows], self.device)]
+            canvas[send(rows, self.device), :, : array.shape[1], : array.shape[2]] = frames
         return canvas
 
 
@@ -171,7 +203,7 @@ def open_frames(
     threads: int = 1,
     show: bool = True,
 ) -> CachedFrames | BankFrames:
-    """Frames of some videos of a bank, in memory if they take at most `cache_bytes`, on the device if that has room.
+    """Open frames of some videos, in memory if they take at most `cache_bytes`, on the device if that has room.
 
     Otherwise `threads` decode each batch again.
     """
@@ -185,38 +217,38 @@ def open_frames(
 
 
 def default_cache_bytes(processes: int = 1) -> int:
-    """Two fifths of the memory that is free, at most 16 GiB, shared between the processes of one machine."""
-    return min(int(_SHARE_OF_MEMORY * free_memory()), _MOST_CACHE) // processes
+    """Return two fifths of the free memory, at most 16 GiB, shared between the processes of one machine."""
+    return min(int(_SHARE_OF_MEMORY * free_memory()), _MAX_CACHE) // processes
 
 
-_MOST_LENGTHS = 3  # different T that a training meets
+# ---- batches
 
 
 class VideoTable:
-    """All about some videos of a bank but their pixels: labels, times and what the teacher said, in memory."""
+    """Labels, times and teacher outputs of some videos, in memory."""
 
     def __init__(self, bank: Bank, rows: Sequence[int], teacher: Teacher) -> None:
         self.rows = list(rows)
         self.labels = torch.stack([multi_hot(bank.rows[row].item.labels, len(bank.classes)) for row in rows])  # [V, C]
-        answers = [teacher[row].frame_probs for row in rows]
-        self.counts = np.array([len(answer) for answer in answers], dtype=np.int64)  # stored frames of each
+        probs = [teacher[row].frame_probs for row in rows]
+        self.counts = np.array([len(video) for video in probs], dtype=np.int64)  # stored frames of each
         self._first = np.cumsum(self.counts) - self.counts  # [V] in the flat arrays
-        self._probs = torch.from_numpy(np.concatenate(answers))  # [F, C] float16
+        self._probs = torch.from_numpy(np.concatenate(probs))  # [F, C] float16
         self._times = torch.from_numpy(np.concatenate([bank[row].positions for row in rows]))  # [F] in 0..1
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _places(self, videos: Indices, positions: Indices) -> Tensor:
+    def _frame_rows(self, videos: Indices, positions: Indices) -> Tensor:
         return torch.from_numpy(self._first[videos][:, None] + positions)
 
     def probs(self, videos: Indices, positions: Indices) -> Tensor:
-        """videos [B], positions [B, T] -> the teacher's float16 [B, T, C]."""
-        return self._probs[self._places(videos, positions)]
+        """Return the teacher's float16 [B, T, C] of videos [B] and positions [B, T]."""
+        return self._probs[self._frame_rows(videos, positions)]
 
     def times(self, videos: Indices, positions: Indices) -> Tensor:
-        """float32 [B, T] in 0..1: where in its video each frame lies."""
-        return self._times[self._places(videos, positions)]
+        """Return the time of each frame in its video, float32 [B, T] in 0..1."""
+        return self._times[self._frame_rows(videos, positions)]
 
 
 class Draw(NamedTuple):
@@ -224,27 +256,27 @@ class Draw(NamedTuple):
 
     videos: Indices  # [B]
     positions: Indices  # [B, T]
-    cuts: Cuts  # of B * T frames
+    crops: Crops  # of B * T frames
 
     def part(self, rows: slice) -> Draw:
-        """The share of some of the videos."""
+        """Return the share of some of the videos."""
         count = self.positions.shape[1]
         frames = slice(rows.start * count, rows.stop * count)
-        return Draw(self.videos[rows], self.positions[rows], self.cuts.part(frames))
+        return Draw(self.videos[rows], self.positions[rows], self.crops.part(frames))
 
 
 class Plan:
-    """The batches of every epoch; the last, smaller batch of each is left out."""
+    """The draws of every epoch by (seed, epoch, step); the last, smaller batch of each epoch is left out."""
 
     def __init__(self, counts: np.ndarray, sizes: np.ndarray, recipe: SamplerRecipe) -> None:
         self.counts, self.sizes, self.recipe = counts, sizes, recipe  # [V], [V, 2]
         self.batch_size = min(recipe.batch_size, len(counts))
-        asked = recipe.num_candidates
+        wanted = recipe.num_candidates
         # More than any video has would only repeat frames.
-        fewest, most = (asked, asked) if isinstance(asked, int) else asked
+        lowest, highest = (wanted, wanted) if isinstance(wanted, int) else wanted
         stored = max(2, int(counts.max()))
-        # A few numbers between the two: libraries for GPUs prepare themselves for every shape, which takes seconds.
-        spread = np.geomspace(min(fewest, stored), min(most, stored), _MOST_LENGTHS)
+        # A few numbers between the two: libraries for GPUs prepare for every shape, which takes seconds.
+        spread = np.geomspace(min(lowest, stored), min(highest, stored), _MAX_LENGTHS)
         self.num_candidates = tuple(np.unique(np.rint(spread).astype(int)).tolist())
 
     @property
@@ -254,40 +286,40 @@ class Plan:
 
     def draw(self, epoch: int, step: int) -> Draw:
         recipe = self.recipe
-        # Zeros at the end of a seed count for nothing, so the steps begin at 1.
+        # Trailing zeros of a seed are ignored, so the steps begin at 1.
         order = np.random.default_rng([recipe.seed, epoch, 0]).permutation(len(self.counts))
         videos = order[step * self.batch_size : (step + 1) * self.batch_size]
         rng = np.random.default_rng([recipe.seed, epoch, 1 + step])
         count = self.num_candidates[int(rng.integers(len(self.num_candidates)))]
         positions = stratified(self.counts[videos], count, rng)
-        each_frame = recipe.crop_per == "frame"
-        cuts = draw_cuts(
+        per_frame = recipe.crop_per == "frame"
+        crops = draw_crops(
             rng,
-            np.repeat(self.sizes[videos], count if each_frame else 1, axis=0),
+            np.repeat(self.sizes[videos], count if per_frame else 1, axis=0),
             scale=recipe.crop_scale,
             ratio=recipe.crop_ratio,
             flip=recipe.flip,
         )
-        if not each_frame:
-            cuts = Cuts(*(np.repeat(part, count, axis=0) for part in cuts))
-        return Draw(videos, positions, cuts)
+        if not per_frame:
+            crops = Crops(*(np.repeat(part, count, axis=0) for part in crops))
+        return Draw(videos, positions, crops)
 
 
 def stratified(counts: np.ndarray, wanted: int, rng: np.random.Generator) -> Indices:
-    """One random stored frame of each of `wanted` equal stretches of each video, [B, wanted] in time order.
+    """Draw a stored frame of each of `wanted` equal segments of each video, [B, wanted] in time order.
 
-    A video with fewer frames than that repeats them evenly, as `BankItem.stratified` does.
+    A video with fewer frames repeats them evenly, as `BankItem.stratified` does.
     """
     stored = counts[:, None].astype(np.int64)
     edges = np.arange(wanted + 1, dtype=np.int64) * stored // wanted
     drawn = edges[:, :-1] + (rng.random((len(counts), wanted)) * np.diff(edges, axis=1)).astype(np.int64)
     centres = (2 * np.arange(wanted, dtype=np.int64) + 1) * stored // (2 * wanted)
-    found: Indices = np.where(stored < wanted, centres, drawn)
-    return found
+    positions: Indices = np.where(stored < wanted, centres, drawn)
+    return positions
 
 
 def uniform(counts: np.ndarray, wanted: int) -> Indices:
-    """The grid of evaluation for each video, [V, wanted]."""
+    """Return the evenly spread positions of evaluation for each video, [V, wanted]."""
     return np.stack([uniform_positions(int(count), wanted) for count in counts])
 
 
@@ -295,7 +327,7 @@ class Batch(NamedTuple):
     """One process's share of a step."""
 
     frames: Tensor  # uint8 [B * T, h, w, 3], in memory or on the device
-    sizes: np.ndarray  # [B * T, 2] height and width of the picture in each
+    sizes: np.ndarray  # [B * T, 2] height and width of the image in each
     draw: Draw
     labels: Tensor  # float32 [B, C]
     probs: Tensor  # float16 [B, T, C]
@@ -324,23 +356,23 @@ class _Steps(Sampler[tuple[int, int]]):
         return self.count - self.begin
 
 
-def batches_ahead(workers: int, nbytes: int, room: int | None) -> tuple[int, int | None]:
-    """How many worker processes there may be and how many batches each may have ready, in `room` bytes for them all.
+def prefetch(workers: int, nbytes: int, room: int | None) -> tuple[int, int | None]:
+    """Return how many worker processes fit and how many batches each may prefetch, in `room` bytes for them all.
 
-    Batches wait in memory that processes share; a container may have little of it and ends who takes more.
+    Batches wait in shared memory; a container may have little of it and kills a process that takes more.
 
-    >>> batches_ahead(8, 10, None), batches_ahead(8, 10, 1000), batches_ahead(8, 10, 200), batches_ahead(8, 10, 15)
+    >>> prefetch(8, 10, None), prefetch(8, 10, 1000), prefetch(8, 10, 200), prefetch(8, 10, 15)
     ((8, 2), (8, 2), (8, 1), (0, None))
     """
-    # Besides those that wait, each worker is writing one.
-    fits = workers if room is None else min(workers, room // (2 * nbytes))
-    if fits == 0:
+    # Besides those that are ready, each worker is writing one.
+    workers_that_fit = workers if room is None else min(workers, room // (2 * nbytes))
+    if workers_that_fit == 0:
         return 0, None
-    return fits, 2 if room is None or 3 * nbytes * fits <= room else 1
+    return workers_that_fit, 2 if room is None or 3 * nbytes * workers_that_fit <= room else 1
 
 
 class SamplerBatches:
-    """Batches of an epoch, from any step on."""
+    """Batches of every epoch, from any step on."""
 
     def __init__(
         self,
@@ -352,25 +384,25 @@ class SamplerBatches:
         workers: int,
         sharers: int = 1,
     ) -> None:
-        """`sharers`: how many processes of this machine train together."""
+        """`sharers`: processes of this machine that train together."""
         self.table, self.source, self.part = table, source, part
         self.plan = Plan(table.counts, source.sizes, recipe)
         self._steps = _Steps(len(self))
-        # Frames in memory are there at once; others are decoded by processes while the network learns.
+        # Frames in memory need no workers; others are decoded by processes while the network trains.
         share = (part.stop - part.start) * max(self.plan.num_candidates)
         nbytes = int(source.sizes.max(0).prod()) * 3 * share
         room = free_shared_memory()
-        self.workers, ahead = (
+        self.workers, factor = (
             (0, None)
             if isinstance(source, CachedFrames)
-            else batches_ahead(workers, nbytes, None if room is None else room // sharers)
+            else prefetch(workers, nbytes, None if room is None else room // sharers)
         )
         self._loader = DataLoader(
             _StepFrames(self.plan, source, part),
             batch_size=None,
             sampler=self._steps,
             num_workers=self.workers,
-            prefetch_factor=ahead,
+            prefetch_factor=factor,
             persistent_workers=self.workers > 0,
         )
 

@@ -1,35 +1,49 @@
-"""`train` for systems that decide one after another which frames to look at: FrameExit, LiteEval, AdaFrame, MARL."""
+"""`train` for baselines, which decide frame by frame what to see next: FrameExit, LiteEval, AdaFrame, MARL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from sosampler import __version__
+from sosampler._util.devices import check_device
+from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import System
-from sosampler.baselines.folder import load_system, save_system
-from sosampler.baselines.recipe import SystemRecipe, read_system_recipe
+from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
+from sosampler.baselines.folder import load_system, save_baseline
+from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
 from sosampler.errors import InvalidArgument
+from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
-from sosampler.training.baseline_data import FeatureSource, bank_views, heavy_source, keep_features, light_source
-from sosampler.training.baseline_loop import dial_curve, fit, measure_system, metric_of
+from sosampler.training.baseline_data import (
+    BaselineBatches,
+    FeatureSource,
+    bank_views,
+    heavy_source,
+    keep_features,
+    light_source,
+)
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.distributed import Processes
-from sosampler.training.examples import labelled_rows
-from sosampler.training.optim import diverged, is_finite
+from sosampler.training.loop import LoopOptions, TrainingLoop
+from sosampler.training.optim import Diverged, diverged, finite_or_none, is_finite, seed_generators
+from sosampler.training.sampler_data import labelled_rows
 
-KIND = "system"
+KIND = "system"  # in files
 _ON_DEV = ("metric", "dev", "dev_frames", "dev_frames_decoded", "dev_gmacs")  # None where there is no dev split
 
 
 @dataclass(frozen=True)
 class TrainedSystem:
-    """What came out of `train`: the system, and how good it is on dev."""
+    """The result of `train`: the baseline, and its scores on dev."""
 
-    system: System
+    system: Baseline
     folder: Path
     result: dict[str, Any]
 
@@ -37,11 +51,11 @@ class TrainedSystem:
         return f"TrainedSystem({self.system.name}, {self.folder}, {self.result['metric']}, dev {self.result['dev']})"
 
 
-def train_system(
+def train_baseline(
     bank: str | Path | Bank,
     *,
     out: str | Path,
-    system: str,
+    name: str,
     recipe: Any = None,
     classifier: Any = None,
     light: Any = None,
@@ -51,25 +65,31 @@ def train_system(
     say: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> TrainedSystem:
-    """Train a system on the train split of a bank; `train` says what the arguments are.
+    """Train a baseline on the train split of a bank; see `train` for the arguments.
 
-    Features that the bank does not keep yet are computed for all of its videos first, which is most of the work and
-    goes on after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
-    Features of all stored frames of the split are in memory, 2 bytes a number, 4 where they are kept in float32. Each
-    epoch shows other T of these, as samplers are shown them. T is at most what the longest video has, and no system
-    looks at more frames than it was trained with.
+    Features that are not in the bank yet are computed for all of its videos first, which is most of the work and
+    resumes after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
+    Features of all stored frames of the split are in memory, 2 bytes a number, or 4 where they are stored in float32.
+    Each epoch shows other T of these, as for samplers. T is at most the frames of the longest video, and no baseline
+    sees more frames than in its training.
 
-    The last epoch is kept: dev chooses none, because a system spends more or less from epoch to epoch.
+    The last epoch is kept and not the best on dev, because the cost of a baseline differs from epoch to epoch.
     """
     processes = Processes(device)
     with processes.together():
         if processes.count > 1:
             raise InvalidArgument(
-                f"{system} is trained in one process, not in {processes.count}; start it without a launcher"
+                f"{name} is trained in one process, not in {processes.count}; start it without a launcher"
             )
-    recipe = _recipe_of(system, recipe, settings)
+    if isinstance(recipe, SamplerRecipe) or (isinstance(recipe, str) and recipe in list_recipes()):
+        given = recipe if isinstance(recipe, str) else recipe.name
+        raise InvalidArgument(
+            f"the recipe {given!r} is of a sampler, but {name} is a baseline; leave out the recipe, or give a YAML "
+            f"file of settings for {name}"
+        )
+    recipe = read_baseline_recipe(name if recipe is None else recipe, system=name, **settings)
     bank = bank if isinstance(bank, Bank) else Bank(bank)
-    sizes = {name: len(rows) for name, rows in labelled_rows(bank).items()}
+    sizes = {split: len(rows) for split, rows in labelled_rows(bank).items()}
     sources = [heavy_source(bank, classifier)]
     if recipe.needs_light:
         sources.append(light_source(bank, light, weights))
@@ -77,81 +97,76 @@ def train_system(
     check_apart(run.folder, bank)
     if overwrite:
         run.clear()
-    run.begin(_told(bank, sources, recipe))
+    run.begin(_settings(bank, sources, recipe))
     finished = run.result()
-    where = str(processes.device)
+    target = str(processes.device)
     if finished is not None:
         say(f"{run.folder}: this run is finished")
-        return TrainedSystem(load_system(run.folder, where), run.folder, finished)
+        return TrainedSystem(load_system(run.folder, target), run.folder, finished)
     for source in sources:
-        keep_features(bank, source, device=where, say=say)
-    run.begin(_told(bank, sources, recipe))  # again, for features may have become others than they were meant to be
-    result = _trained(Bank(bank.path), sources, recipe, run, sizes, where, say)
-    return TrainedSystem(load_system(run.folder, where), run.folder, result)
+        keep_features(bank, source, device=target, say=say)
+    run.begin(_settings(bank, sources, recipe))  # again, because features may differ from what was expected
+    result = _train(Bank(bank.path), sources, recipe, run, sizes, target, say)
+    return TrainedSystem(load_system(run.folder, target), run.folder, result)
 
 
-def _recipe_of(system: str, recipe: Any, settings: dict[str, Any]) -> SystemRecipe:
-    if isinstance(recipe, SamplerRecipe) or (isinstance(recipe, str) and recipe in list_recipes()):
-        name = recipe if isinstance(recipe, str) else recipe.name
-        raise InvalidArgument(
-            f"the recipe {name!r} is of a sampler, but {system} is a system; leave the recipe out, or give a YAML file "
-            f"of settings for {system}"
-        )
-    return read_system_recipe(system if recipe is None else recipe, system=system, **settings)
-
-
-def _told(bank: Bank, sources: list[FeatureSource], recipe: SystemRecipe) -> dict[str, Any]:
-    """What decides the outcome of a run."""
-    told = [source.identity(bank) for source in sources]
+def _settings(bank: Bank, sources: list[FeatureSource], recipe: BaselineRecipe) -> dict[str, Any]:
+    """Return what decides the outcome of a run."""
+    features = [source.identity(bank) for source in sources]
     return {
         "bank": bank_identity(bank),
-        "heavy": told[0],
-        "light": told[1] if recipe.needs_light else None,
+        "heavy": features[0],
+        "light": features[1] if recipe.needs_light else None,
         "recipe": recipe.to_dict(),
     }
 
 
-def _fitted(recipe: SystemRecipe, stored: int, say: Callable[[str], None]) -> SystemRecipe:
-    """The recipe with no more candidates than the longest video has, and no layers for frames that are never offered.
+def _limit_frames(recipe: BaselineRecipe, stored: int, say: Callable[[str], None]) -> BaselineRecipe:
+    """Return the recipe with no more candidates than the longest video has, and no layers for further frames.
 
-    Such layers would keep the weights they were drawn with, and be asked where videos are longer.
+    Such layers would keep their random weights, and run where videos are longer.
     """
-    offered = min(recipe.num_candidates, stored)
-    changes = {"num_candidates": offered}
-    if offered < recipe.num_candidates:
-        say(f"the bank stores {stored} frames of a video at most, so T is {offered} instead of {recipe.num_candidates}")
-    most = recipe.settings.get("max_frames", 0)
-    if most > offered:
-        say(f"{recipe.system} looks at {offered} frames at most instead of {most}, for T is {offered}")
-        changes["max_frames"] = offered
+    available = min(recipe.num_candidates, stored)
+    changes = {"num_candidates": available}
+    if available < recipe.num_candidates:
+        say(f"the bank stores at most {stored} frames a video, so T is {available} instead of {recipe.num_candidates}")
+    max_frames = recipe.settings.get("max_frames", 0)
+    if max_frames > available:
+        say(f"{recipe.system} sees at most {available} frames instead of {max_frames}, because T is {available}")
+        changes["max_frames"] = available
     return recipe.changed(**changes)
 
 
-def _trained(
+def _train(
     bank: Bank,
     sources: list[FeatureSource],
-    recipe: SystemRecipe,
+    recipe: BaselineRecipe,
     run: RunFolder,
     sizes: dict[str, int],
     device: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Train, measure on dev, write the folder; returns the result."""
-    heavy = sources[0].told(bank)
-    light = sources[1].told(bank) if recipe.needs_light else None
-    asked: dict[str, Any] = {"heavy": heavy["name"], "light": None if light is None else light["name"]}
+    """Train, measure on dev, write the folder and return the result."""
+    heavy = sources[0].describe(bank)
+    light = sources[1].describe(bank) if recipe.needs_light else None
+    names: dict[str, Any] = {"heavy": heavy["name"], "light": None if light is None else light["name"]}
     gmacs = {"heavy_gmacs": heavy["gmacs"], "light_gmacs": 0.0 if light is None else light["gmacs"]}
-    views, labels = bank_views(bank.split("train"), num_candidates=None, **asked)
-    recipe = _fitted(recipe, views.heavy.shape[1], say)
-    system = recipe.build(
+    views, labels = bank_views(bank.split("train"), num_candidates=None, **names)
+    recipe = _limit_frames(recipe, views.heavy.shape[1], say)
+    baseline = recipe.build(
         heavy_width=heavy["width"],
         light_width=None if light is None else light["width"],
         num_classes=len(bank.classes),
         multi_label=bank.multi_label,
     )
-    say(_first_words(system, device, sizes))
+    parameters = sum(weight.numel() for weight in baseline.parameters())
+    unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
+    say(
+        f"{baseline.name}, {parameters / 1e6:.2f} M parameters, on {device}: {sizes['train']} videos to train on, "
+        f"{sizes['dev'] or 'no'} dev{'' if sizes['dev'] else ' split'}{unlabelled}"
+    )
     history = fit(
-        system,
+        baseline,
         views,
         labels,
         num_candidates=recipe.num_candidates,
@@ -165,64 +180,219 @@ def _trained(
         clip=recipe.clip,
         say=say,
     )
-    if not is_finite(system):
-        raise diverged(f"weights of {system.name} are not finite", lr=recipe.lr, precision="float32")
+    if not is_finite(baseline):
+        raise diverged(f"weights of {baseline.name} are not finite", lr=recipe.lr, precision="float32")
     del views, labels
     measured, curve = dict.fromkeys(_ON_DEV), []
-    measured["metric"] = metric = metric_of(system)
+    measured["metric"] = metric = metric_of(baseline)
     if sizes["dev"]:
-        views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **asked)
-        found = measure_system(system, views, labels, **gmacs)
-        measured["dev"] = found.pop(metric)
-        measured |= {f"dev_{name}": value for name, value in found.items()}
-        curve = dial_curve(system, views, labels, **gmacs)
-    save_system(
-        run.folder,
-        system,
-        {
-            "classifier": heavy["network"],
-            "bank": bank.path.resolve().name,
-            "classes": list(bank.classes),
-            "num_candidates": recipe.num_candidates,
-            "heavy": heavy,
-            "light": light,
-            **measured,
-            "seed": recipe.seed,
-            "sosampler": __version__,
-            "recipe": recipe.to_dict(),
-        },
-    )
-    run.log(history)
-    result = {
-        **measured,
-        "dev_curve": curve,
-        "sizes": sizes,
+        views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
+        scores = measure_baseline(baseline, views, labels, **gmacs)
+        measured["dev"] = scores.pop(metric)
+        measured |= {f"dev_{key}": value for key, value in scores.items()}
+        curve = threshold_curve(baseline, views, labels, **gmacs)
+    about = {
+        "classifier": heavy["network"],
+        "bank": bank.path.resolve().name,
+        "classes": list(bank.classes),
         "num_candidates": recipe.num_candidates,
-        "epochs": recipe.epochs,
+        "heavy": heavy,
+        "light": light,
+        **measured,
         "seed": recipe.seed,
-        "heavy": heavy["fingerprint"],
-        "light": None if light is None else light["fingerprint"],
+        "sosampler": __version__,
+        "recipe": recipe.to_dict(),
     }
-    run.finish(result)
-    say(_last_words(measured, run.folder))
+    save_baseline(run.folder, baseline, about)
+    run.log(history)
+    run.finish(
+        {
+            **measured,
+            "dev_curve": curve,
+            "sizes": sizes,
+            "num_candidates": recipe.num_candidates,
+            "epochs": recipe.epochs,
+            "seed": recipe.seed,
+            "heavy": heavy["fingerprint"],
+            "light": None if light is None else light["fingerprint"],
+        }
+    )
+    scored = (
+        f"dev {metric} {100 * measured['dev']:.2f} % with {measured['dev_frames']:.2f} frames in the heavy network, "
+        f"{measured['dev_frames_decoded']:.2f} decoded, {measured['dev_gmacs']:.3f} GMACs a video; "
+        if measured["dev"] is not None
+        else ""
+    )
+    say(f"{scored}written to {run.folder}")
     return run.result() or {}
 
 
-def _first_words(system: System, device: str, sizes: dict[str, int]) -> str:
-    parameters = sum(weight.numel() for weight in system.parameters())
-    unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
-    dev = f"{sizes['dev']} dev" if sizes["dev"] else "no dev split"
-    return (
-        f"{system.name}, {parameters / 1e6:.2f} M parameters, on {device}: "
-        f"{sizes['train']} videos to train on, {dev}{unlabelled}"
-    )
+def fit(
+    baseline: Baseline,
+    views: Views,
+    labels: Tensor,
+    *,
+    num_candidates: int | None = None,
+    epochs: int | Mapping[str, int] = 20,
+    lr: float = 1e-3,
+    batch_size: int = 64,
+    seed: int = 0,
+    device: Any = None,
+    optimizer: str = "adamw",
+    weight_decay: float = 1e-4,
+    clip: float | None = 10.0,
+    say: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Train all phases of a baseline on features in memory; the same arguments give the same weights.
+
+    The weights of the last epoch are kept: those of an earlier one would also have another cost.
+
+    Args:
+        baseline: trained in place; left in eval mode on `device`.
+        views: of the training videos. They keep their device and precision; a batch at a time goes to the device, in
+            float32.
+        labels: multi-hot [B, C].
+        num_candidates: K, if the views hold more frames than the baseline's candidates: each epoch shows others, one of
+            each of K equal segments of a video; None = all, every time.
+        epochs: of each phase, or one number a phase; a phase with 0, or with nothing to train, is left out.
+        lr: at the start of each phase; falls to 0 as a cosine.
+        batch_size: max videos a step; batches of an epoch differ by at most one video.
+        seed: of the order of videos and of everything that is drawn.
+        device: None = that of the baseline.
+        optimizer: "adamw", or "sgd" with momentum 0.9.
+        weight_decay: of the optimiser.
+        clip: max norm of the gradient over all weights; None = any.
+        say: is given a line of text for each epoch.
+
+    Returns:
+        For each epoch: phase, epoch, loss and its parts (means over videos), and the lr of its first step.
+    """
+    real_number("lr", lr, above=0), real_number("weight_decay", weight_decay, at_least=0)
+    one_of("optimizer", optimizer, OPTIMIZERS)
+    given = dict(epochs) if isinstance(epochs, Mapping) else dict.fromkeys(baseline.phases, epochs)
+    for phase, count in given.items():
+        one_of("phase", phase, baseline.phases), whole_number("epochs", count, at_least=0)
+    if labels.dim() != 2 or len(labels) != len(views.heavy) or not len(labels):
+        raise InvalidArgument(
+            f"labels of shape {list(labels.shape)} must be [B, C] for {len(views.heavy)} videos; give one row a video"
+        )
+    if not bool((labels > 0).any(dim=1).all()):
+        raise InvalidArgument("a video has no label; leave out such videos")
+    baseline.to(check_device(device) if device is not None else baseline.device)
+    baseline.check_shapes(views)
+    candidates = views.real.shape[1] if num_candidates is None else whole_number("num_candidates", num_candidates)
+    steps = -(-len(labels) // whole_number("batch_size", batch_size))
+    counts = {phase: given[phase] for phase in baseline.phases if given.get(phase)}
+    frames = views.real.sum(dim=1).clamp_max(candidates)
+    baseline.check_training(frames, smallest_batch=len(labels) // steps, phases=[*counts])
+    labels = labels.to(baseline.device)
+    history: list[dict[str, Any]] = []
+    for number, (phase, count) in enumerate(counts.items()):
+        weights = [weight for weight in baseline.phase_parameters(phase) if weight.requires_grad]
+        if not weights:
+            continue
+        if optimizer == "sgd":
+            algorithm: Any = torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=weight_decay)
+        else:
+            algorithm = torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
+        loop = BaselineLoop(
+            baseline,
+            BaselineBatches(views, num_candidates=candidates, steps=steps, seed=[seed, number]),
+            LoopOptions(epochs=count, lr=lr, seed=seed, clip=clip),
+            optimizer=algorithm,
+            scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(algorithm, count * steps),
+            processes=Processes(str(baseline.device), alone=True),
+            say=say or (lambda text: None),
+        )
+        loop.baseline, loop.labels, loop.phase, loop.phase_number = baseline, labels, phase, number
+        loop.train()
+        history += loop.history
+    baseline.eval()
+    return history
 
 
-def _last_words(measured: dict[str, Any], folder: Path) -> str:
-    if measured["dev"] is None:
-        return f"written to {folder}"
-    return (
-        f"dev {measured['metric']} {100 * measured['dev']:.2f} % with {measured['dev_frames']:.2f} frames in the heavy "
-        f"network, {measured['dev_frames_decoded']:.2f} decoded, {measured['dev_gmacs']:.3f} GMACs a video; "
-        f"written to {folder}"
-    )
+class BaselineLoop(TrainingLoop):
+    """One phase of the training of a baseline on features in memory."""
+
+    check_every = 1
+    baseline: Baseline
+    labels: Tensor  # multi-hot [V, C], on the device
+    phase: str
+    phase_number: int
+    generator: torch.Generator  # on the CPU, so that every device draws the same
+    progress = 0.0  # share of the phase before the current step
+
+    def start_epoch(self, epoch: int) -> None:
+        self.baseline.train_phase(self.phase)
+        self.line |= {"phase": self.phase, "lr": self.scheduler.get_last_lr()[0]}
+
+    def seed_step(self) -> None:
+        epoch, step = divmod(self.step, len(self.batches))
+        key = [self.options.seed, self.phase_number, epoch, step]
+        seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
+        seed_generators(self.device, seed)  # of layers that draw by themselves, such as dropout
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def loss(self, batch: tuple[Tensor, Views]) -> tuple[Tensor, dict[str, Tensor]]:
+        rows, views = batch
+        self.progress = self.step / (len(self.batches) * self.options.epochs)
+        options = {"generator": self.generator, "progress": self.progress, "phase": self.phase}
+        return self.baseline.loss(views.to(self.device), self.labels[rows.to(self.device)], **options)
+
+    def share(self, batch: tuple[Tensor, Views]) -> float:
+        return len(batch[0]) * len(self.batches) / len(self.labels)
+
+    def check(self, loss: float) -> None:
+        if not np.isfinite(loss):
+            raise Diverged(
+                f"the loss of {self.baseline.name} is {loss} in phase {self.phase!r}, {self.progress:.0%} of it done; "
+                "look for such numbers in the features, or give a lower lr"
+            )
+
+    def epoch_text(self, losses: dict[str, float], scores: dict[str, float | None], *, best: bool) -> str:
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        return f"{self.baseline.name} {self.phase} {self.line['epoch'] + 1}/{self.options.epochs}: {numbers}"
+
+
+def metric_of(baseline: Baseline) -> str:
+    """Return "mAP" for several labels a video, else "top1"."""
+    return "mAP" if baseline.multi_label else "top1"
+
+
+def measure_baseline(
+    baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
+) -> dict[str, Any]:
+    """Return the metric by its name, and means over videos of frames and giga multiply-adds.
+
+    Args:
+        baseline: with its current threshold.
+        views, labels: of videos, from `bank_views`.
+        heavy_gmacs, light_gmacs: of one frame in the two networks.
+    """
+    output = predict(baseline, views)
+    if not bool(output.probabilities.isfinite().all()):
+        raise InvalidArgument(
+            f"{baseline.name} gives probabilities that are not finite on dev; look for such numbers in the features of "
+            "its videos, or give a lower lr"
+        )
+    probabilities, truth = output.probabilities.numpy(), labels.cpu().numpy()
+    score = mean_average_precision(probabilities, truth) if baseline.multi_label else top1(probabilities, truth)
+    gmacs = video_gmacs(baseline, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)
+    return {
+        metric_of(baseline): finite_or_none(score),
+        "frames": float(output.seen_heavy.sum(dim=1).double().mean()),
+        "frames_decoded": float(decoded_frames(output).double().mean()),
+        "gmacs": float(gmacs.double().mean()),
+    }
+
+
+def threshold_curve(baseline: Baseline, views: Views, labels: Tensor, **gmacs: float) -> list[dict[str, Any]]:
+    """Return `measure_baseline` for each value of the threshold, from cheap to costly."""
+    return [
+        {
+            "dial": baseline.threshold,
+            "value": value,
+            **measure_baseline(baseline.with_threshold(value), views, labels, **gmacs),
+        }
+        for value in baseline.threshold_values
+    ]

@@ -1,4 +1,4 @@
-"""The network that training starts from: by name with or without weights, a saved one, or a user's own."""
+"""`train_classifier`: fine-tune a classifier on images, videos or a bank."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
-from sosampler._util.devices import check_device
+from sosampler._util.devices import autocast, check_device
 from sosampler._util.memory import usable_cores
 from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
@@ -22,120 +26,34 @@ from sosampler.classifiers.factory import (
     create_classifier,
     fit_weights,
     read_settings,
+    save_classifier,
     saved_folder,
     set_input_size,
 )
 from sosampler.classifiers.weights import read_state
 from sosampler.classifiers.wrap import WrappedClassifier
 from sosampler.datasets.manifest import Manifest
-from sosampler.errors import InvalidArgument
+from sosampler.errors import ClassifierError, InvalidArgument
+from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.training.checkpoints import RunFolder
-from sosampler.training.classifier_data import ClassifierData, open_source
-from sosampler.training.classifier_loop import ClassifierLoop, main_metric, measure, predict
-from sosampler.training.examples import TrainingBatches, evaluation_batches
-from sosampler.training.optim import settled_precision
+from sosampler.training.classifier_data import (
+    ClassifierBatches,
+    ClassifierData,
+    Example,
+    evaluation_batches,
+    open_source,
+)
+from sosampler.training.distributed import Processes
+from sosampler.training.loop import LoopOptions, TrainingLoop
+from sosampler.training.optim import diverged, make_optimizer, settled_precision, warmup_cosine_schedule
 from sosampler.training.recipe import ClassifierRecipe
 
 InputSize = int | tuple[int, int] | None
 
 
-def starting_network(
-    classifier: str | Path | Classifier,
-    classes: tuple[str, ...],
-    *,
-    multi_label: bool,
-    weights: str | Path | None,
-    input_size: InputSize,
-    options: dict[str, Any],
-) -> Classifier:
-    """A classifier for these classes; `fresh_head` tells whether its last layer is random."""
-    if isinstance(classifier, Classifier):
-        if input_size is not None or options:
-            raise InvalidArgument(f"{classifier.name} is built already; leave input_size and options out, or name it")
-        return _own_network(classifier, classes, multi_label=multi_label, weights=weights)
-    for option in options:
-        if option in signature(create_classifier).parameters:
-            raise InvalidArgument(f"options cannot hold {option!r}; it is an argument of its own, or follows the data")
-    folder = saved_folder(classifier)
-    if folder is None:
-        if weights is not None and Path(weights).name == WEIGHTS and saved_folder(Path(weights).parent) is not None:
-            known = read_settings(Path(weights).parent, for_weights=True).class_names
-            new_head = True if known != classes else None  # the same classes may stand behind another kind of head
-        else:
-            new_head = None  # by the number of classes, all that a plain file tells
-        return create_classifier(
-            classifier,
-            class_names=classes,
-            multi_label=multi_label,
-            weights=weights,
-            new_head=new_head,
-            input_size=input_size,
-            **options,
-        )
-    if weights is not None or options:
-        raise InvalidArgument(f"{classifier} is a saved classifier and brings its own weights and options")
-    return _saved_network(read_settings(folder), folder, classes, multi_label=multi_label, input_size=input_size)
-
-
-def _own_network(
-    classifier: Classifier, classes: tuple[str, ...], *, multi_label: bool, weights: str | Path | None
-) -> Classifier:
-    if classifier.num_classes != len(classes):
-        raise InvalidArgument(
-            f"{classifier.name} has {classifier.num_classes} classes, the data {len(classes)} "
-            f"({', '.join(classes[:5])}, ...); give a network with as many outputs"
-        )
-    if classifier.class_names not in (classes, numbered_names(len(classes))):
-        place = next(
-            i for i, (own, of_data) in enumerate(zip(classifier.class_names, classes, strict=True)) if own != of_data
-        )
-        raise InvalidArgument(
-            f"{classifier.name} calls class {place} {classifier.class_names[place]!r}, the data {classes[place]!r}; "
-            "give the data a class list in the network's order, or the network no names"
-        )
-    if isinstance(classifier, WrappedClassifier) and classifier.outputs == "probabilities":
-        raise InvalidArgument(f"{classifier.name} returns probabilities; training needs its logits")
-    classifier.class_names, classifier.fresh_head = classes, False
-    classifier.activation = "sigmoid" if multi_label else "softmax"
-    if weights is not None:
-        fit_weights(classifier, read_state(weights), where=str(weights))
-    return classifier
-
-
-def _saved_network(
-    saved: SavedSettings, folder: Path, classes: tuple[str, ...], *, multi_label: bool, input_size: InputSize
-) -> Classifier:
-    """A saved classifier; with other classes it gets a fresh head."""
-    network = create_classifier(
-        saved.source,
-        class_names=classes,
-        multi_label=multi_label,
-        preprocessing=saved.preprocessing,
-        **saved.options,
-    )
-    network.name = saved.name
-    state = read_state(folder / WEIGHTS)
-    fit_weights(network, state, where=str(folder / WEIGHTS), new_head=saved.class_names != classes)
-    network.preprocessing = saved.preprocessing
-    if input_size is not None:
-        set_input_size(network, input_size)
-    return network
-
-
-def check_trainable(network: Classifier, recipe: ClassifierRecipe) -> None:
-    """What can be told about a recipe before anything is decoded or written."""
-    network.length.fitted(recipe.num_frames, network.name)
-    if recipe.trainable == "head" and not network.head_names():
-        raise InvalidArgument(f"the head of {network.name} is not known; train all of it: trainable='all'")
-
-
-def is_transformer(network: Classifier) -> bool:
-    return any(isinstance(module, torch.nn.LayerNorm) for module in network.modules())
-
-
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """What came out of `train_classifier`: the best weights by dev, and how good they are."""
+    """The result of `train_classifier`: the best weights by dev, and their scores."""
 
     classifier: Classifier
     folder: Path
@@ -164,12 +82,12 @@ def train_classifier(
     """Fine-tune a classifier and keep the weights that are best on the dev split.
 
     Args:
-        data: a folder with one folder a class (of pictures or videos; `train`, `dev`, `test` folders may stand above
-            them), a CSV or JSONL manifest, or a bank. Where there is no dev split it is carved out of train.
+        data: a folder with one folder a class (of images or videos; folders `train`, `dev` and `test` may be above
+            them), a CSV or JSONL manifest, or a bank. Without a dev split, a part of train is used.
         classifier: a name for `create_classifier`, a saved folder, or a classifier whose classes are those of the data.
-        out: folder for the best weights (`create_classifier(out)` loads them), the log and the result. Run again with
-            the same settings, a killed run goes on.
-        weights: to start from; the head is fresh unless the file's head has as many classes as the data. SlowOnly
+        out: folder for the best weights (`create_classifier(out)` loads them), the log and the result. Called again
+            with the same settings, a killed run resumes.
+        weights: to start from; the head is new unless that of the file has as many classes as the data. SlowOnly
             also starts from a 2-D ResNet-50.
         input_size: height and width of the classifier's input.
         recipe, settings: a `ClassifierRecipe`, and single fields of it: epochs=30, lr=0.02, ...
@@ -191,17 +109,22 @@ def train_classifier(
         ...     so.create_classifier(f"{folder}/classifier").class_names == bank.classes
         True
     """
-    recipe = _recipe(recipe, settings)
-    place = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    precision = settled_precision(place, precision)
+    recipe = recipe or ClassifierRecipe()
+    for name in settings:
+        if name not in ClassifierRecipe.__dataclass_fields__:
+            allowed = ", ".join(ClassifierRecipe.__dataclass_fields__)
+            raise InvalidArgument(f"train_classifier has no setting {name!r}; a recipe has: {allowed}")
+    recipe = replace(recipe, **settings)
+    target = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    precision = settled_precision(target, precision)
     workers = min(8, usable_cores()) if workers is None else whole_number("workers", workers, at_least=0)
     source = open_source(data, recipe)
     source.check()
-    if source.kind == "pictures":
+    if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
     recipe = replace(recipe, batch_size=min(recipe.batch_size, source.num_train))
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed % 2**63)  # the fresh head, on the CPU
+        torch.default_generator.manual_seed(recipe.seed % 2**63)  # the new head is drawn on the CPU
         network = starting_network(
             classifier,
             source.classes,
@@ -210,21 +133,24 @@ def train_classifier(
             input_size=input_size,
             options=options or {},
         )
-    check_trainable(network, recipe)
-    recipe = recipe.filled(transformer=is_transformer(network))
+    network.length.fitted(recipe.num_frames, network.name)
+    if recipe.trainable == "head" and not network.head_names():
+        raise InvalidArgument(f"the head of {network.name} is not known; train all of it: trainable='all'")
+    recipe = recipe.filled(transformer=any(isinstance(module, nn.LayerNorm) for module in network.modules()))
     run = RunFolder(Path(out))
-    here, there = run.folder.resolve(), source.path.resolve()
-    # A folder of classes would take the run for a class; a bank in the run's folder would go with the run.
-    is_folder = isinstance(data, (str, Path)) and source.kind != "bank" and there.is_dir()
-    if here == there or here in there.parents or (is_folder and there in here.parents):
+    run_path, data_path = run.folder.resolve(), source.path.resolve()
+    # In a folder of classes the run would be taken for a class; a bank in the run's folder would be deleted with it.
+    is_folder = isinstance(data, (str, Path)) and source.kind != "bank" and data_path.is_dir()
+    if run_path == data_path or run_path in data_path.parents or (is_folder and data_path in run_path.parents):
         raise InvalidArgument(f"out={run.folder} and the data {source.name} lie inside each other; keep them apart")
     if overwrite:
         run.clear()
+    kind = "pictures" if source.kind == "images" else source.kind  # the name in files
     run.begin(
         {
-            "data": {"kind": source.kind, "path": str(source.path.resolve()), "digest": source.digest()},
+            "data": {"kind": kind, "path": str(data_path), "digest": source.digest()},
             "classifier": network.settings(),
-            # A network of the user's own is the user's to build again.
+            # The user is responsible for the weights of a network that is given as an object.
             "start": None if isinstance(classifier, Classifier) else network.fingerprint(),
             "recipe": recipe.to_dict(),
             "precision": precision,
@@ -233,22 +159,26 @@ def train_classifier(
     finished = run.result()
     if finished is not None:
         say(f"{run.folder}: this run is finished")
-        return TrainedClassifier(_best_of(network, run), run.folder, finished)
-    opened = source.opened(
+        fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
+        return TrainedClassifier(network.freeze(), run.folder, finished)
+    examples = source.open(
         network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not run.has_checkpoint
     )
-    head = "a fresh head" if network.fresh_head else "the head of the weights"
-    left_out = f" ({opened.unreadable} videos are unreadable)" if opened.unreadable else ""
+    head = "a new head" if network.fresh_head else "the head of the weights"
+    left_out = f" ({examples.unreadable} videos are unreadable)" if examples.unreadable else ""
     say(
-        f"{network!r} with {head}, on {place} in {precision}: {opened.sizes['train']} {source.kind} to train on, "
-        f"{opened.sizes['dev']} dev, {opened.sizes['test']} test{left_out}"
+        f"{network!r} with {head}, on {target} in {precision}: {examples.sizes['train']} {source.kind} to train on, "
+        f"{examples.sizes['dev']} dev, {examples.sizes['test']} test{left_out}"
     )
-    network.to(place)
-    if place.type != "cpu":
+    network.to(target)
+    if target.type != "cpu":
         to_channels_last(network.net)
     try:
-        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-            return _train(network, opened, recipe, run, precision=precision, workers=workers, say=say)
+        with torch.random.fork_rng(devices=[]):  # loaders draw a seed for their workers
+            return _train(network, examples, recipe, run, precision=precision, workers=workers, say=say)
+    except InvalidArgument as error:
+        # A worker process wraps an error into its traceback; the last line is the message.
+        raise type(error)(str(error).strip().splitlines()[-1].split("InvalidArgument: ")[-1]) from error
     finally:
         network.freeze()
 
@@ -265,47 +195,202 @@ def _train(
 ) -> TrainedClassifier:
     fresh_head = network.fresh_head
     train, dev = (data.examples(split, network.preprocessing, recipe) for split in ("train", "dev"))
-    batches = TrainingBatches(train, workers=workers, pin_memory=network.device.type == "cuda")
+    batches = ClassifierBatches(train, workers=workers, pin_memory=network.device.type == "cuda")
     dev_batches = evaluation_batches(dev, batch_size=recipe.batch_size, workers=min(workers, 4))
     loop = ClassifierLoop(network, recipe, batches, dev_batches, run, precision=precision, say=say)
-    try:
-        loop.train()
-        best = _best_of(network, run)
-        scores: dict[str, Any] = {"dev": loop.best["score"]}
-        if data.sizes["test"]:
-            test = data.examples("test", network.preprocessing, recipe)
-            found = predict(best, evaluation_batches(test, batch_size=recipe.batch_size, workers=workers), precision)
-            scores["test"] = measure(*found, multi_label=best.multi_label)[main_metric(best)]
-    except InvalidArgument as error:
-        # A worker process wraps what it raised into its traceback; the last line is the sentence.
-        raise InvalidArgument(str(error).strip().splitlines()[-1].split("InvalidArgument: ")[-1]) from error
+    loop.train()
+    loop.load_best()
+    save_classifier(network, run.folder, state=loop.best_state)
+    scores: dict[str, Any] = {"dev": loop.best["score"]}
+    if data.sizes["test"]:
+        test = data.examples("test", network.preprocessing, recipe)
+        outputs = predict(network, evaluation_batches(test, batch_size=recipe.batch_size, workers=workers), precision)
+        scores["test"] = measure(*outputs, multi_label=network.multi_label)[loop.metric]
+    network.freeze()
     result = {
-        "metric": main_metric(best),
+        "metric": loop.metric,
         **scores,
         "best_epoch": loop.best["epoch"],
         "epochs": recipe.epochs,
         "fresh_head": fresh_head,
         "sizes": data.sizes,
         "unreadable": data.unreadable,
-        "num_classes": best.num_classes,
-        "fingerprint": best.fingerprint(),
+        "num_classes": network.num_classes,
+        "fingerprint": network.fingerprint(),
     }
     run.finish(result)
     shown = ", ".join(f"{name} {100 * scores[name]:.2f} %" for name in scores)
-    say(f"best of epoch {loop.best['epoch'] + 1}: {main_metric(best)} {shown}; written to {run.folder}")
-    return TrainedClassifier(best, run.folder, result)
+    say(f"best of epoch {loop.best['epoch'] + 1}: {loop.metric} {shown}; written to {run.folder}")
+    return TrainedClassifier(network, run.folder, result)
 
 
-def _recipe(recipe: ClassifierRecipe | None, settings: dict[str, Any]) -> ClassifierRecipe:
-    recipe = recipe or ClassifierRecipe()
-    for name in settings:
-        if name not in ClassifierRecipe.__dataclass_fields__:
-            allowed = ", ".join(ClassifierRecipe.__dataclass_fields__)
-            raise InvalidArgument(f"train_classifier has no setting {name!r}; a recipe has: {allowed}")
-    return replace(recipe, **settings)
+class ClassifierLoop(TrainingLoop):
+    """The fine-tuning of a classifier on labelled clips."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        recipe: ClassifierRecipe,
+        batches: ClassifierBatches,
+        dev: DataLoader[Example],
+        run: RunFolder,
+        *,
+        precision: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.classifier, self.recipe, self.dev, self.precision = classifier, recipe, dev, precision
+        self.metric = "mAP" if classifier.multi_label else "top1"
+        layers = dict(classifier.net.named_modules())
+        self.head = [layers[name] for name in classifier.head_names() if name in layers]
+        classifier.requires_grad_(recipe.trainable == "all")
+        if recipe.trainable == "head":
+            for layer in self.head:
+                layer.requires_grad_(True)
+        assert recipe.optimizer is not None, "a recipe is filled before its training begins"
+        assert recipe.lr is not None
+        assert recipe.weight_decay is not None
+        optimizer = make_optimizer(
+            classifier, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, nesterov=True
+        )
+        super().__init__(
+            classifier.net,
+            batches,
+            LoopOptions(epochs=recipe.epochs, lr=recipe.lr, seed=recipe.seed, precision=precision),
+            optimizer=optimizer,
+            scheduler=warmup_cosine_schedule(optimizer, len(batches) * recipe.epochs, recipe.warmup),
+            processes=Processes(str(classifier.device), alone=True),
+            run=run,
+            say=say,
+        )
+
+    def start_epoch(self, epoch: int) -> None:
+        self.classifier.train(self.recipe.trainable == "all")
+        if self.recipe.trainable == "head":  # running statistics of the frozen part do not change
+            for layer in self.head:
+                layer.train()
+
+    def loss(self, batch: Example) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy for one label a clip, binary cross-entropy for several."""
+        frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
+        clips = self.classifier.preprocessing.normalised(frames)
+        with autocast(self.device, self.precision):
+            scores = self.classifier(clips, positions).float()
+        if self.classifier.multi_label:
+            return functional.binary_cross_entropy_with_logits(scores, targets), {}
+        smoothing = self.recipe.label_smoothing
+        return functional.cross_entropy(scores, targets.argmax(1), label_smoothing=smoothing), {}
+
+    def evaluate(self) -> dict[str, float | None]:
+        try:
+            probabilities, targets = predict(self.classifier, self.dev, self.precision)
+        except ClassifierError as error:
+            reason = f"the scores on dev are not finite after epoch {self.line['epoch'] + 1}"
+            raise diverged(reason, lr=self.options.lr, precision=self.precision) from error
+        return {**measure(probabilities, targets, multi_label=self.classifier.multi_label)}
 
 
-def _best_of(network: Classifier, run: RunFolder) -> Classifier:
-    """The network with its best weights."""
-    fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
-    return network.freeze()
+@torch.no_grad()
+def predict(classifier: Classifier, batches: DataLoader[Example], precision: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities [B, C] and multi-hot targets [B, C] of all examples in their fixed view."""
+    classifier.eval()
+    probabilities, truth = [], []
+    for frames, targets, positions in batches:
+        clips = classifier.preprocessing.normalised(frames.to(classifier.device, non_blocking=True))
+        with autocast(classifier.device, precision):
+            scores = classifier(clips, positions.to(classifier.device))
+        probabilities.append(classifier.probabilities(scores.float()).cpu())
+        truth.append(targets)
+    return torch.cat(probabilities).numpy(), torch.cat(truth).numpy()
+
+
+def measure(probabilities: np.ndarray, targets: np.ndarray, *, multi_label: bool) -> dict[str, float]:
+    scores = {"top1": top1(probabilities, targets)}
+    if multi_label:
+        scores["mAP"] = mean_average_precision(probabilities, targets)
+    return scores
+
+
+def starting_network(
+    classifier: str | Path | Classifier,
+    classes: tuple[str, ...],
+    *,
+    multi_label: bool,
+    weights: str | Path | None,
+    input_size: InputSize,
+    options: dict[str, Any],
+) -> Classifier:
+    """Create a classifier for these classes; its `fresh_head` is True where the last layer is random."""
+    if isinstance(classifier, Classifier):
+        if input_size is not None or options:
+            raise InvalidArgument(
+                f"{classifier.name} is already built; leave out input_size and options, or give its name"
+            )
+        return _user_network(classifier, classes, multi_label=multi_label, weights=weights)
+    for option in options:
+        if option in signature(create_classifier).parameters:
+            raise InvalidArgument(
+                f"options must not have {option!r}; it is an argument of its own, or follows from the data"
+            )
+    folder = saved_folder(classifier)
+    if folder is None:
+        if weights is not None and Path(weights).name == WEIGHTS and saved_folder(Path(weights).parent) is not None:
+            known = read_settings(Path(weights).parent, for_weights=True).class_names
+            new_head = True if known != classes else None  # the same classes may have another kind of head
+        else:
+            new_head = None  # by the number of classes, all that is known of a plain file
+        return create_classifier(
+            classifier,
+            class_names=classes,
+            multi_label=multi_label,
+            weights=weights,
+            new_head=new_head,
+            input_size=input_size,
+            **options,
+        )
+    if weights is not None or options:
+        raise InvalidArgument(f"{classifier} is a saved classifier with weights and options of its own; leave both out")
+    return _saved_network(read_settings(folder), folder, classes, multi_label=multi_label, input_size=input_size)
+
+
+def _user_network(
+    classifier: Classifier, classes: tuple[str, ...], *, multi_label: bool, weights: str | Path | None
+) -> Classifier:
+    if classifier.num_classes != len(classes):
+        raise InvalidArgument(
+            f"{classifier.name} has {classifier.num_classes} classes, the data {len(classes)} "
+            f"({', '.join(classes[:5])}, ...); give a network with as many outputs"
+        )
+    if classifier.class_names not in (classes, numbered_names(len(classes))):
+        pairs = enumerate(zip(classifier.class_names, classes, strict=True))
+        number, name, wanted = next((number, name, wanted) for number, (name, wanted) in pairs if name != wanted)
+        raise InvalidArgument(
+            f"{classifier.name} calls class {number} {name!r}, the data {wanted!r}; "
+            "give the data a class list in the network's order, or the network no names"
+        )
+    if isinstance(classifier, WrappedClassifier) and classifier.outputs == "probabilities":
+        raise InvalidArgument(f"{classifier.name} returns probabilities; training needs its logits")
+    classifier.class_names, classifier.fresh_head = classes, False
+    classifier.activation = "sigmoid" if multi_label else "softmax"
+    if weights is not None:
+        fit_weights(classifier, read_state(weights), where=str(weights))
+    return classifier
+
+
+def _saved_network(
+    saved: SavedSettings, folder: Path, classes: tuple[str, ...], *, multi_label: bool, input_size: InputSize
+) -> Classifier:
+    """Load a saved classifier; with other classes it gets a new head."""
+    network = create_classifier(
+        saved.source,
+        class_names=classes,
+        multi_label=multi_label,
+        preprocessing=saved.preprocessing,
+        **saved.options,
+    )
+    network.name = saved.name
+    state = read_state(folder / WEIGHTS)
+    fit_weights(network, state, where=str(folder / WEIGHTS), new_head=saved.class_names != classes)
+    network.preprocessing = saved.preprocessing
+    if input_size is not None:
+        set_input_size(network, input_size)
+    return network

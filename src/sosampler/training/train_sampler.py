@@ -1,4 +1,4 @@
-"""`train`: teach a sampler which frames a frozen classifier is sure about."""
+"""`train`: train a sampler to find the frames that a frozen classifier is sure about."""
 
 from __future__ import annotations
 
@@ -8,57 +8,62 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from sosampler import __version__
+from sosampler._util.devices import autocast
 from sosampler._util.memory import usable_cores
 from sosampler._util.validation import one_of, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
-from sosampler.baselines.folder import refuse_system_folder
+from sosampler.baselines.folder import refuse_baseline_folder
 from sosampler.baselines.registry import list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.engine.cuda_graphs import keep_memory
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
+from sosampler.samplers.losses import SamplerLoss
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES, list_samplers
 from sosampler.samplers.sosampler import SOSampler
-from sosampler.training import cpu_network, gpu_network
+from sosampler.training.augment import Normaliser, crop, points_per_pixel
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
-from sosampler.training.distributed import Processes
-from sosampler.training.examples import labelled_rows
-from sosampler.training.optim import diverged
-from sosampler.training.preparation import can_be_graphed, preparation_pays, sampler_precision
+from sosampler.training.dev import DevSet, check_rewards, clip_outputs, fit_calibration
+from sosampler.training.distributed import Processes, send
+from sosampler.training.loop import LoopOptions, TrainingLoop
+from sosampler.training.optim import diverged, make_optimizer, sampler_precision, warmup_cosine_schedule
 from sosampler.training.sampler_data import (
+    Batch,
     CachedFrames,
-    FrameSource,
     SamplerBatches,
     Shape,
     VideoTable,
     default_cache_bytes,
+    labelled_rows,
     open_frames,
 )
-from sosampler.training.sampler_dev import EvaluationSet, check_rewards, fit_calibration
-from sosampler.training.sampler_loop import SamplerLoop
 
 if TYPE_CHECKING:
-    from sosampler.baselines.recipe import SystemRecipe
-
+    from sosampler.baselines.recipe import BaselineRecipe
 
 TEACHERS = ("bank", "online")
 KIND = "sampler"
-# Pictures are kept this much larger than the network's input, so that crops are seldom enlarged much.
+# Compiling takes longer than it saves in a short run. None: never compile.
+COMPILE_FROM_STEPS: int | None = None
+# Frames are kept this much larger than the network's input, so that crops are seldom enlarged much.
 _ROOM_TO_CROP = 1.15
-_EVALUATED_CANDIDATES = 10  # T on dev where the recipe draws T at random
-_MOST_WORKERS = 16
+_DEV_CANDIDATES = 10  # T on dev where the recipe draws T at random
+_MAX_WORKERS = 16
 _CALIBRATION_VIDEOS = 256  # of train, where there is no dev
+_FRAMES_AT_A_TIME = 256  # for the online teacher
 
 
 @dataclass(frozen=True)
 class TrainedSampler:
-    """What came out of `train`: the best sampler by dev, and how good it is."""
+    """The result of `train`: the best sampler by dev, and its scores."""
 
     sampler: SOSampler
     folder: Path
@@ -72,7 +77,7 @@ def train(
     bank: str | Path | Bank,
     *,
     out: str | Path,
-    recipe: str | Path | SamplerRecipe | SystemRecipe | None = None,
+    recipe: str | Path | SamplerRecipe | BaselineRecipe | None = None,
     sampler: str = "sosampler",
     classifier: str | Path | Classifier | None = None,
     weights: str | Path | None = None,
@@ -85,42 +90,45 @@ def train(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
     **settings: Any,
-) -> TrainedSampler | Any:  # Any: a `TrainedSystem`; who trains samplers need not tell the two apart
-    """Train a sampler on a bank and keep the weights that are best on its dev split; or train a system.
+) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that users of samplers need not tell the two apart
+    """Train a sampler on a bank and keep the weights that are best on its dev split; or train a baseline.
 
-    A sampler chooses frames for a classifier. A system (frameexit, liteeval, adaframe, marl) classifies itself, on
-    features of the classifier and of a light network. Those that the bank does not keep yet are computed for all of its
-    videos, once; then it trains within minutes, in memory and in float32. Its last epoch is kept, for what it spends
-    differs between epochs; dev is measured only. Returns a `TrainedSampler`, of a system a `TrainedSystem`.
+    A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, adaframe, marl) classifies itself, from
+    features of the classifier and of a light network. Features that are not in the bank yet are computed for all of its
+    videos, once; then it trains within minutes, in memory and in float32. Its last epoch is kept, because its cost
+    differs between epochs; dev is only measured.
 
     Args:
-        bank: frames and a classifier's answers about them, from `prepare`; of one split of it, `bank.split("train")`,
-            no more is used. Without a dev split the last epoch is kept. Systems need no answers.
-        out: folder for the sampler (`SOSampler.from_pretrained(out)` loads it) or the system (`load_system(out)`), the
-            log and the result. Run again with the same settings, a killed run goes on; that of a system starts again
-            and gives the same weights.
+        bank: frames and a classifier's outputs for them, from `prepare`; with one split, `bank.split("train")`, only
+            that is used. Without a dev split the last epoch is kept. Baselines need no outputs.
+        out: folder for the sampler (`SOSampler.from_pretrained(out)` loads it) or the baseline (`load_system(out)`),
+            the log and the result. Called again with the same settings, a killed run resumes; that of a baseline
+            starts again and gives the same weights.
         recipe, settings: a name of `list_recipes()`, a YAML file or a `SamplerRecipe`, and single settings of it:
-            epochs=20, lr=1e-3, ...; for a system a YAML file, and its own settings as well: beta=1e-2, ...
-        sampler: a name of `list_samplers()`, whose own recipe is taken where none is given.
-        classifier: whose answers: the classifier, its saved folder, its fingerprint or its name in the bank; needed
-            where the bank has several teachers, and as classifier or folder for teacher="online". For a system, whose
-            features: the same, where a name or a fingerprint will do if the bank keeps them.
+            epochs=20, lr=1e-3, ...; for a baseline a YAML file, and its own settings as well: beta=1e-2, ...
+        sampler: a name of `list_samplers()`; its own recipe is the default.
+        classifier: the teacher: the classifier, its saved folder, its fingerprint or its name in the bank; needed where
+            the bank has several teachers, and as classifier or folder for teacher="online". For a baseline, the source
+            of its features: the same; a name or a fingerprint is enough if the bank has them.
         weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained". For a
-            system, those of its light network, MobileNetV2, which they stay.
-        light: of a system, instead of that: a `SOSampler` without shift, its folder, or the name of features in the
-            bank. Systems that look at no light features (frameexit, marl) take no notice of it and of `weights`.
-        teacher: "bank": targets are the kept answers about whole frames. "online": the classifier is asked about the
-            same random crops that the sampler sees, which costs its forward pass a step; dev uses the kept answers.
-            A classifier that is given as such is frozen and stays on the device.
+            baseline, the fixed weights of its light network, MobileNetV2.
+        light: for a baseline, another light network: a `SOSampler` without shift, its folder, or the name of features
+            in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`.
+        teacher: "bank": targets are the stored outputs for whole frames. "online": the classifier runs on the same
+            random crops that the sampler sees, which costs its forward pass in each step; dev uses the stored outputs.
+            A classifier that is given as an object is frozen and stays on the device.
         device: default: the GPU if there is one. Under `accelerate launch` every process has its own.
         precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it, and for MobileNetV2 on
-            CPUs that are fast in it; for systems float32.
-        workers: threads that decode frames into memory, or processes that decode them again and again where they do
-            not fit; default: as many as there are cores for this process, at most 16.
-        cache_bytes: memory for decoded frames; default: 40 % of what is free (in a container: under its limit), at
-            most 16 GiB. It and `workers` change nothing for systems.
-        overwrite: start again in a folder that holds another run of the same kind, sampler or system.
+            CPUs that are fast in it; for baselines float32.
+        workers: threads that decode frames into memory, or processes that decode them for every batch where they do not
+            fit; default: the cores of this process, at most 16.
+        cache_bytes: memory for decoded frames; default: 40 % of the free memory (in a container: under its limit), at
+            most 16 GiB. Baselines ignore it and `workers`.
+        overwrite: start again in a folder that holds another run of the same kind, sampler or baseline.
         say: is given a line of text for each epoch.
+
+    Returns:
+        A `TrainedSampler`; for a baseline a `TrainedSystem`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -136,13 +144,18 @@ def train(
         True
     """
     if sampler in list_systems():
-        from sosampler.training.train_baseline import train_system
+        from sosampler.training.train_baseline import train_baseline
 
-        _refuse_for_systems(sampler, teacher=teacher, precision=precision)
-        return train_system(
+        if one_of("teacher", teacher, TEACHERS) != "bank":
+            raise InvalidArgument(f"teacher={teacher!r} is for samplers; {sampler} learns from labels, so leave it out")
+        if precision not in (None, "float32"):
+            raise InvalidArgument(
+                f"precision={precision!r} is for samplers; {sampler} trains in float32, so leave it out"
+            )
+        return train_baseline(
             bank,
             out=out,
-            system=sampler,
+            name=sampler,
             recipe=recipe,
             classifier=classifier,
             light=light,
@@ -159,121 +172,236 @@ def train(
     with processes.together():
         recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
         one_of("teacher", teacher, TEACHERS)
-        workers = _default_workers(processes) if workers is None else whole_number("workers", workers, at_least=0)
+        if workers is None:  # the cores are shared between the processes of one machine
+            workers = max(1, min(_MAX_WORKERS, usable_cores() // processes.local_count))
+        whole_number("workers", workers, at_least=0)
         begun = None if overwrite else run.begun_with("precision")
         precision = sampler_precision(processes, precision, begun, recipe)
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(processes.local_count)
         whole_number("cache_bytes", cache_bytes, at_least=0)
         bank = bank if isinstance(bank, Bank) else Bank(bank)
-        asked, answers = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
-        rows = _rows(bank, recipe, processes)
+        online, outputs = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
+        rows = labelled_rows(bank, min_train=max(2, processes.count))
+        if recipe.batch_size < processes.count:
+            raise InvalidArgument(
+                f"batch_size={recipe.batch_size} is less than the {processes.count} processes; give each at least one "
+                "video"
+            )
         network = new_sampler(bank, recipe, weights)
     with processes.together():
         if processes.is_main:
-            start = None if weights is None else network.fingerprint()
-            _begin(run, bank, answers, recipe, overwrite, teacher=teacher, start=start, precision=precision)
+            check_apart(run.folder, bank)
+            if overwrite:
+                run.clear()
+            run.begin(
+                {
+                    "bank": bank_identity(bank),
+                    "teacher": {"name": outputs.name, "asked": teacher},
+                    "start": None if weights is None else network.fingerprint(),
+                    "recipe": recipe.to_dict(),
+                    "precision": precision,
+                }
+            )
     with processes.together():
         finished = run.result()
         if finished is not None:
             say(f"{run.folder}: this run is finished")
             return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, finished)
-        network.to(processes.device)
-        open_ = _Opening(bank, answers, cache_bytes, processes, workers)
-        batches = open_.training(rows["train"], recipe, asked)
-        offered = batches.plan.num_candidates[0]
-        check_rewards(recipe, answers.pooling, answers.about["name"], offered, drawn_frames(recipe))
-        taken = _bytes_taken(batches.source)
-        # One process evaluates.
-        dev = open_.evaluation(rows["dev"], recipe, taken) if rows["dev"] and processes.is_main else None
-        fast = preparation_pays(processes.device, batches, recipe)
-        if fast:
-            gpu_network.prepare_network(network, norms=processes.count == 1)
-        if processes.device.type == "cpu":
-            cpu_network.prepare_network(network)
-            keep_memory()  # with channels-last 2.8 times as many steps a second on two cores
-        say(_first_words(network, processes, precision, batches, rows))
-    with torch.random.fork_rng(devices=[processes.device] if processes.device.type == "cuda" else []):
-        loop = SamplerLoop(
-            *(network, recipe, batches, dev, run),
-            processes=processes,
-            precision=precision,
-            asked=asked,
-            graphed=fast and processes.count == 1 and can_be_graphed(network, precision, recipe),
-            say=say,
+        data = _Data(bank, outputs, recipe, cache_bytes, processes, workers)
+        batches = data.training(rows["train"], online)
+        check_rewards(
+            recipe, outputs.pooling, outputs.about["name"], batches.plan.num_candidates[0], drawn_frames(recipe)
         )
-        loop.train()
-        with processes.together():
-            if processes.is_main:
-                fitted = open_.evaluation(rows["train"][:_CALIBRATION_VIDEOS], recipe, taken) if dev is None else dev
-                run.finish(_finish(loop, fitted, bank, answers, rows, say))
+        taken = memory_taken(batches.source)
+        # One process evaluates.
+        dev = data.evaluation(rows["dev"], taken) if rows["dev"] and processes.is_main else None
+        network.to(processes.device, memory_format=torch.channels_last)
+        if processes.device.type == "cpu":
+            keep_memory()  # with channels-last memory 2.8 times as many steps a second on two cores
+        say(_start_text(network, processes, precision, batches, rows))
+    loop = SamplerLoop(
+        network, recipe, batches, dev, run, processes=processes, precision=precision, online=online, say=say
+    )
+    loop.train()
+    with processes.together():
+        if processes.is_main:
+            calibration = data.evaluation(rows["train"][:_CALIBRATION_VIDEOS], taken) if dev is None else dev
+            run.finish(_finish(loop, calibration, bank, outputs, rows, run.folder, say))
     return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, run.result() or {})
 
 
-def _refuse_for_systems(system: str, *, teacher: str, precision: str | None) -> None:
-    """What would change nothing must not seem to."""
-    if one_of("teacher", teacher, TEACHERS) != "bank":
-        raise InvalidArgument(f"teacher={teacher!r} is for samplers; {system} learns from labels, so leave it out")
-    if precision not in (None, "float32"):
-        raise InvalidArgument(f"precision={precision!r} is for samplers; {system} trains in float32, so leave it out")
+class SamplerLoop(TrainingLoop):
+    """The training of a sampler by the outputs of a classifier.
+
+    `online`: the classifier, where it runs on the crops of every step.
+    """
+
+    save_every_epoch, prefer_later, logged = True, True, ("lr", "seconds")
+
+    def __init__(
+        self,
+        sampler: SOSampler,
+        recipe: SamplerRecipe,
+        batches: SamplerBatches,
+        dev: DevSet | None,
+        run: RunFolder,
+        *,
+        processes: Processes,
+        precision: str,
+        online: Classifier | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.sampler, self.recipe, self.plan, self.dev, self.precision = sampler, recipe, batches.plan, dev, precision
+        self.metric = "" if dev is None else dev.metric
+        self.sampler_loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
+        self.normalise = Normaliser(sampler.preprocessing, processes.device)
+        # By the largest image of all, so that a crop is the same whichever others are in the batch.
+        self.points = points_per_pixel(batches.source.sizes, sampler.preprocessing.size)
+        self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, processes.device)
+        if processes.device.type == "cpu" and precision == "bfloat16":
+            _use_float32_for_strided_depthwise(sampler)
+        optimizer = make_optimizer(
+            sampler, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=recipe.momentum
+        )
+        steps = len(batches) * recipe.epochs
+        long_enough = COMPILE_FROM_STEPS is not None and steps >= COMPILE_FROM_STEPS
+        super().__init__(
+            sampler,
+            batches,
+            LoopOptions(
+                epochs=recipe.epochs,
+                lr=recipe.lr,
+                seed=recipe.seed,
+                precision=precision,
+                clip=recipe.clip,
+                ema=recipe.ema,
+                compile_step=long_enough and processes.device.type == "cuda" and processes.count == 1,
+            ),
+            optimizer=optimizer,
+            scheduler=warmup_cosine_schedule(optimizer, steps, recipe.warmup),
+            processes=processes,
+            run=run,
+            say=say,
+        )
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return normalised crops [B, T, 3, h, w], the teacher's probabilities [B, T, C] and the labels [B, C]."""
+        frames = send(batch.frames, self.device)
+        crops = crop(frames, batch.draw.crops, batch.sizes, self.sampler.preprocessing.size, self.points)
+        crops = self.normalise(crops).contiguous(memory_format=torch.channels_last)
+        probs = send(batch.probs, self.device).float() if self.teacher is None else self.teacher(frames, batch)
+        return crops.unflatten(0, batch.draw.positions.shape), probs, send(batch.labels, self.device)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        frames, probs, labels = self.inputs(batch)
+        with autocast(self.device, self.precision):
+            output = self.forward(frames)
+        reinforce = self.sampler_loss.reinforce
+        clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label) if reinforce else None
+        return self.sampler_loss(output, probs, labels, clip_probs=clip_probs)
+
+    def share(self, batch: Batch) -> float:
+        return len(batch.labels) / self.plan.batch_size
+
+    def evaluate(self) -> dict[str, float | None]:
+        if self.dev is None:
+            return {}
+        scores = self.dev.scores(self.trained, self.precision)
+        # Scores may overflow in float16.
+        return {self.metric: self.dev.of_scores(scores) if bool(scores.isfinite().all()) else None}
+
+    @property
+    def trained(self) -> SOSampler:
+        """The sampler that is evaluated and kept."""
+        assert isinstance(self.evaluated, SOSampler)
+        return self.evaluated
+
+
+class OnlineTeacher:
+    """The frozen classifier, run on the crops that the sampler sees instead of the outputs in the bank.
+
+    `sizes`: [V, 2] height and width of the frames of all videos.
+    """
+
+    def __init__(self, classifier: Classifier, sizes: np.ndarray, device: torch.device) -> None:
+        self.classifier = classifier.eval()
+        self._size = classifier.preprocessing.size
+        self._normalise = Normaliser(classifier.preprocessing, device)
+        self._points = points_per_pixel(sizes, self._size)
+
+    @torch.no_grad()
+    def __call__(self, frames: Tensor, batch: Batch) -> Tensor:
+        """Return probabilities [B, T, C] of each crop as a clip of one frame, at the classifier's own input size.
+
+        `frames`: those of the batch on the device, uint8 [B * T, h, w, 3].
+        """
+        times = send(batch.times.flatten(), frames.device)[:, None]  # [B * T, 1]
+        probs = []
+        for begin in range(0, len(frames), _FRAMES_AT_A_TIME):
+            part = slice(begin, begin + _FRAMES_AT_A_TIME)
+            crops = crop(frames[part], batch.draw.crops.part(part), batch.sizes[part], self._size, self._points)
+            clips = self._normalise(crops)[:, None]  # [F, 1, 3, h, w]
+            probs.append(self.classifier.probabilities(self.classifier.scores(clips, times[part])))
+        return torch.cat(probs).unflatten(0, batch.draw.positions.shape)
+
+
+class Float32Conv2d(nn.Conv2d):
+    """A convolution that is computed in float32 under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.float()).to(x.dtype)
+
+
+def _use_float32_for_strided_depthwise(network: nn.Module) -> None:
+    """Change such layers in place: oneDNN's backward pass through them in bfloat16 takes half of a step."""
+    for layer in network.modules():
+        if type(layer) is nn.Conv2d and layer.groups == layer.in_channels > 1 and max(layer.stride) > 1:
+            layer.__class__ = Float32Conv2d
 
 
 def _sampler_recipe(sampler: str, recipe: Any, light: Any) -> Any:
-    """The recipe that is meant, where nothing given is for systems alone."""
-    own = RECIPES[one_of("sampler", sampler, list_samplers())]
+    """Return the recipe, by default the sampler's own, and refuse what is for baselines alone."""
+    default = RECIPES[one_of("sampler", sampler, list_samplers())]
     if light is not None:
-        raise InvalidArgument(f"light is for systems ({', '.join(list_systems())}), not for {sampler}; leave it out")
-    system = recipe if isinstance(recipe, str) and recipe in list_systems() else getattr(recipe, "system", None)
-    if system is not None:
-        raise InvalidArgument(f"the recipe is of the system {system}; give sampler={system!r} (--sampler {system})")
-    return own if recipe is None else recipe
+        raise InvalidArgument(f"light is for baselines ({', '.join(list_systems())}), not for {sampler}; leave it out")
+    name = recipe if isinstance(recipe, str) and recipe in list_systems() else getattr(recipe, "system", None)
+    if name is not None:
+        raise InvalidArgument(f"the recipe is of the baseline {name}; give sampler={name!r} (--sampler {name})")
+    return default if recipe is None else recipe
 
 
-def _bytes_taken(source: FrameSource) -> int:
-    """Memory of the machine that frames have; none where they went to the GPU or are decoded again and again."""
+def memory_taken(source: Any) -> int:
+    """Return the bytes of memory that frames take: none on the GPU, and none where each batch is decoded."""
     return source.nbytes if isinstance(source, CachedFrames) and source.device.type == "cpu" else 0
-
-
-def _default_workers(processes: Processes) -> int:
-    """The cores, shared between the processes of one machine."""
-    return max(1, min(_MOST_WORKERS, usable_cores() // processes.local_count))
 
 
 def _teacher(
     bank: Bank, classifier: str | Path | Classifier | None, *, online: bool, device: torch.device
 ) -> tuple[Classifier | None, Teacher]:
-    """The classifier if it is to be asked, and its kept answers."""
-    meant: Any = classifier
-    refuse_system_folder("classifier", classifier)
+    """Return the classifier where it runs online, and its outputs in the bank."""
+    found: Any = classifier
+    refuse_baseline_folder("classifier", classifier)
     if isinstance(classifier, (str, Path)) and str(classifier) not in bank.teachers and saved_folder(classifier):
-        meant = create_classifier(classifier)
+        found = create_classifier(classifier)
     elif isinstance(classifier, (str, Path)):
-        named = [name for name, about in bank.teachers.items() if about["name"] == str(classifier)]
-        meant = named[0] if len(named) == 1 else str(classifier)
+        names = [name for name, about in bank.teachers.items() if about["name"] == str(classifier)]
+        found = names[0] if len(names) == 1 else str(classifier)
     if not online:
-        return None, bank.teacher(meant)
-    if not isinstance(meant, Classifier):
+        return None, bank.teacher(found)
+    if not isinstance(found, Classifier):
         raise InvalidArgument(
-            f"teacher='online' asks the classifier itself, but classifier={classifier!r} is none; "
+            f"teacher='online' runs the classifier itself, but classifier={classifier!r} is none; "
             "give the classifier or its saved folder"
         )
-    return meant.to(device).freeze(), bank.teacher(meant)
-
-
-def _rows(bank: Bank, recipe: SamplerRecipe, processes: Processes) -> dict[str, list[int]]:
-    """Places in the bank of the videos of train and dev that have a label."""
-    found = labelled_rows(bank, least=max(2, processes.count))
-    if recipe.batch_size < processes.count:
-        raise InvalidArgument(
-            f"batch_size={recipe.batch_size} is less than the {processes.count} processes; give each a video at least"
-        )
-    return found
+    return found.to(device).freeze(), bank.teacher(found)
 
 
 def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
-    """The network of a recipe before its first step, with its fresh layers drawn by the recipe's seed."""
+    """Create the network of a recipe before its first step; its new layers depend on the recipe's seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed % 2**63)  # fresh layers, on the CPU
+        torch.default_generator.manual_seed(recipe.seed % 2**63)  # new layers are drawn on the CPU
         sampler = SOSampler(
             backbone=recipe.backbone,
             shift=recipe.shift,
@@ -296,59 +424,34 @@ def _saved_sampler(folder: Path, device: torch.device) -> SOSampler:
     return sampler.freeze()
 
 
-def _begin(
-    run: RunFolder,
-    bank: Bank,
-    answers: Teacher,
-    recipe: SamplerRecipe,
-    overwrite: bool,
-    *,
-    teacher: str,
-    start: str | None,
-    precision: str,
-) -> None:
-    check_apart(run.folder, bank)
-    if overwrite:
-        run.clear()
-    run.begin(
-        {
-            "bank": bank_identity(bank),
-            "teacher": {"name": answers.name, "asked": teacher},
-            "start": start,
-            "recipe": recipe.to_dict(),
-            "precision": precision,
-        }
-    )
-
-
 @dataclass(frozen=True)
-class _Opening:
-    """How videos of the bank become batches."""
+class _Data:
+    """Opens videos of the bank for training and evaluation."""
 
     bank: Bank
-    answers: Teacher
+    outputs: Teacher
+    recipe: SamplerRecipe
     cache_bytes: int
     processes: Processes
     workers: int
 
-    def training(self, rows: list[int], recipe: SamplerRecipe, asked: Classifier | None) -> SamplerBatches:
-        largest = max(recipe.input_size, *(asked.preprocessing.size if asked else ()), 1)
-        source = self._frames(rows, Shape(math.ceil(_ROOM_TO_CROP * largest)))
-        table = VideoTable(self.bank, rows, self.answers)
+    def training(self, rows: list[int], online: Classifier | None) -> SamplerBatches:
+        largest = max(self.recipe.input_size, *(online.preprocessing.size if online else ()), 1)
         return SamplerBatches(
-            *(table, source, recipe),
-            part=self.processes.part(min(recipe.batch_size, len(rows))),
+            VideoTable(self.bank, rows, self.outputs),
+            self._frames(rows, Shape(math.ceil(_ROOM_TO_CROP * largest))),
+            self.recipe,
+            part=self.processes.part(min(self.recipe.batch_size, len(rows))),
             workers=self.workers,
             sharers=self.processes.local_count,
         )
 
-    def evaluation(self, rows: list[int], recipe: SamplerRecipe, taken: int) -> EvaluationSet:
-        """`taken`: bytes of memory that the frames of training have."""
-        source = self._frames(rows, Shape(recipe.input_size, square=True), taken, threads=self.workers)
-        asked = recipe.num_candidates
-        most = max(len(self.bank[row]) for row in rows)
-        wanted = min(asked if isinstance(asked, int) else _EVALUATED_CANDIDATES, most)
-        return EvaluationSet(self.bank, rows, self.answers, source, num_candidates=wanted)
+    def evaluation(self, rows: list[int], taken: int) -> DevSet:
+        """`taken`: bytes of memory that the frames of training take."""
+        source = self._frames(rows, Shape(self.recipe.input_size, square=True), taken, threads=self.workers)
+        wanted = self.recipe.num_candidates if isinstance(self.recipe.num_candidates, int) else _DEV_CANDIDATES
+        longest = max(len(self.bank[row]) for row in rows)
+        return DevSet(self.bank, rows, self.outputs, source, num_candidates=min(wanted, longest))
 
     def _frames(self, rows: list[int], shape: Shape, taken: int = 0, *, threads: int = 1) -> Any:
         return open_frames(
@@ -363,48 +466,47 @@ class _Opening:
         )
 
 
-def _first_words(
+def _start_text(
     sampler: SOSampler, processes: Processes, precision: str, batches: SamplerBatches, rows: dict[str, list[int]]
 ) -> str:
     source = batches.source
-    where = (
+    frames = (
         f"frames in memory ({source.nbytes / 1e9:.2f} GB, {source.device.type})"
         if isinstance(source, CachedFrames)
-        else f"frames do not fit into memory and are decoded again in every epoch ({batches.workers} worker processes)"
+        else f"frames do not fit into memory and are decoded in every epoch ({batches.workers} worker processes)"
     )
     several = f" in {processes.count} processes" if processes.count > 1 else ""
     unlabelled = f" ({len(rows['unlabelled'])} without a label are left out)" if rows["unlabelled"] else ""
     dev = f"{len(rows['dev'])} dev" if rows["dev"] else "no dev split, so the last epoch is kept"
     return (
         f"{sampler!r}, on {processes.device}{several} in {precision}: "
-        f"{len(rows['train'])} videos to train on, {dev}{unlabelled}; {where}"
+        f"{len(rows['train'])} videos to train on, {dev}{unlabelled}; {frames}"
     )
 
 
 def _finish(
     loop: SamplerLoop,
-    fitted: EvaluationSet,
+    calibration: DevSet,
     bank: Bank,
-    answers: Teacher,
+    outputs: Teacher,
     rows: dict[str, list[int]],
+    folder: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Calibrate the best sampler, write it, and tell how good it is."""
-    sampler, recipe = loop.best_sampler(), loop.recipe
-    scores = fitted.scores(sampler, loop.precision)
+    """Calibrate the best sampler on a set of videos, write it, and return the result."""
+    loop.load_best()
+    sampler, recipe = loop.trained, loop.recipe
+    scores = calibration.scores(sampler, loop.precision)
     if not scores.isfinite().all():
         raise diverged("the sampler's scores are not finite", lr=recipe.lr, precision=loop.precision)
-    sampler.calibration = fit_calibration(scores, fitted.confidence)
-    measured: dict[str, Any] = {"metric": fitted.metric, "dev": loop.best["score"]}
+    sampler.calibration = fit_calibration(scores, calibration.confidence)
+    measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
-        measured |= {
-            "dev_uniform": loop.dev.of_uniform(),
-            "dev_semi_optimal": loop.dev.of_semi_optimal(),
-        }
-    measured |= {"num_candidates": fitted.num_candidates, "num_frames": fitted.num_frames}
+        measured |= {"dev_uniform": loop.dev.of_uniform(), "dev_semi_optimal": loop.dev.of_semi_optimal()}
+    measured |= {"num_candidates": calibration.num_candidates, "num_frames": calibration.num_frames}
     sampler.about = {
-        "classifier": answers.about["name"],
-        "teacher": answers.name,
+        "classifier": outputs.about["name"],
+        "teacher": outputs.name,
         "bank": bank.path.resolve().name,
         "num_classes": len(bank.classes),
         **measured,
@@ -414,24 +516,23 @@ def _finish(
         "sosampler": __version__,
         "recipe": recipe.to_dict(),
     }
-    sampler.save_pretrained(loop.run.folder)
-    shown = ", ".join(
-        f"{words} {100 * measured[name]:.2f} %"
-        for name, words in (("dev", "sampler"), ("dev_uniform", "uniform"), ("dev_semi_optimal", "semi-optimal"))
-        if measured.get(name) is not None
-    )
-    best = f"best of epoch {loop.best['epoch'] + 1}: dev {fitted.metric} of {fitted.num_frames} of "
-    say(
-        (f"{best}{fitted.num_candidates} frames: {shown}; " if loop.dev is not None else "")
-        + f"written to {loop.run.folder}"
-    )
+    sampler.save_pretrained(folder)
+    text = f"written to {folder}"
+    if loop.dev is not None:
+        titles = {"dev": "sampler", "dev_uniform": "uniform", "dev_semi_optimal": "semi-optimal"}
+        shown = ", ".join(f"{title} {100 * measured[name]:.2f} %" for name, title in titles.items())
+        text = (
+            f"best of epoch {loop.best['epoch'] + 1}: dev {calibration.metric} of {calibration.num_frames} of "
+            f"{calibration.num_candidates} frames: {shown}; {text}"
+        )
+    say(text)
     return {
         **measured,
         "best_epoch": loop.best["epoch"],
         "epochs": recipe.epochs,
-        "sizes": {name: len(found) for name, found in rows.items()},
+        "sizes": {name: len(split) for name, split in rows.items()},
         "calibration": list(sampler.calibration or ()),
-        "teacher": answers.name,
+        "teacher": outputs.name,
         "fingerprint": sampler.fingerprint(),
     }
 

@@ -1,0 +1,324 @@
+"""The epoch loop of every training: steps, dev score, best weights, log, checkpoints, several processes.
+
+A subclass says how a batch becomes a loss and how dev is measured. Everything random depends on (seed, epoch, step)
+alone, so a run that was killed resumes with the same numbers and ends with the same weights. A step does not wait for
+the device: losses are summed there and read once an epoch, and now and then for the progress bar.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sosampler._util.progress import progress_bar
+from sosampler.errors import WeightsError
+from sosampler.training.checkpoints import EventLog, RunFolder
+from sosampler.training.distributed import Processes
+from sosampler.training.optim import check_loss, diverged, finite_or_none, moving_average, seed_generators
+
+# Seconds between checkpoints within an epoch; a killed run repeats at most as much.
+_SAVE_EVERY = 60.0
+
+
+class Batches(Protocol):
+    """Batches of every epoch, the same whenever they are asked for."""
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        ...
+
+    def epoch(self, number: int, begin: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch from step `begin` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """What a recipe means for the loop."""
+
+    epochs: int
+    lr: float  # the highest, for messages
+    seed: int
+    precision: str = "float32"
+    clip: float | None = None  # largest norm of the gradient
+    ema: float | None = None  # decay of the moving average of weights
+    compile_step: bool = False  # run the forward and backward pass as one CUDA graph for each shape
+
+
+class TrainingLoop:
+    """Trains a network in place and keeps the state that is best on dev, or the last where there is no dev.
+
+    Args:
+        network: what is trained and checkpointed.
+        batches: of every epoch.
+        options: see there.
+        optimizer, scheduler: both advance once a step.
+        run: folder for checkpoints and the log; None keeps nothing.
+        processes: this process among all of the run.
+        say: is given a line of text for each epoch.
+    """
+
+    metric = ""  # key of the dev score that decides which epoch is kept
+    check_every = 50  # steps between looks at the loss, which waits for the device
+    save_every_epoch = False
+    prefer_later = False  # which of two epochs with the same dev score is kept
+    logged: tuple[str, ...] = ()  # of "lr" and "seconds"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        batches: Batches,
+        options: LoopOptions,
+        *,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler,
+        processes: Processes,
+        run: RunFolder | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.network, self.batches, self.options, self.run = network, batches, options, run
+        self.optimizer, self.scheduler, self.processes, self.say = optimizer, scheduler, processes, say
+        self.device = processes.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
+        self.average = moving_average(network, options.ema) if options.ema else None
+        self.step = 0  # of all epochs together
+        self.line: dict[str, Any] = {}  # of the log, for the current epoch
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {"score": None, "epoch": -1}
+        self.best_state: dict[str, Tensor] = {}  # on the CPU
+        self._sums: dict[str, Tensor] = {}  # losses of the current epoch, on the device
+        self._saved_at = time.perf_counter()
+        self._save_error: OSError | None = None  # of the last checkpoint within an epoch
+        with processes.together():
+            self._resume()
+        self.forward: Any = processes.wrapped(network)  # what a step calls
+        if options.compile_step:
+            self.forward = torch.compile(self.forward, mode="reduce-overhead", dynamic=False)
+
+    # ---- what differs between trainings
+
+    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a batch with its gradient, and parts of it for the log without."""
+        raise NotImplementedError
+
+    def share(self, batch: Any) -> float:
+        """Return the weight of a batch in the mean of an epoch, 1 for one of full size."""
+        return 1.0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Set the training mode."""
+        self.forward.train()
+
+    def seed_step(self) -> None:
+        """Seed what layers draw from, such as dropout; called before each step."""
+        number = self.step * self.processes.count + self.processes.rank
+        seed_generators(self.device, self.options.seed * 1_000_003 + number)
+
+    def evaluate(self) -> dict[str, float | None]:
+        """Return dev scores by name, None for one that is not finite; nothing where there is no dev split."""
+        return {}
+
+    def check(self, loss: float) -> None:
+        """Raise `Diverged` where training cannot recover from a loss."""
+        networks = {self.network, self.evaluated}
+        check_loss(loss, *networks, step=self.step, lr=self.options.lr, precision=self.options.precision)
+
+    def epoch_text(self, losses: dict[str, float], scores: dict[str, float | None], *, best: bool) -> str:
+        """Describe an epoch in a line."""
+        text = f"epoch {self.line['epoch'] + 1}/{self.options.epochs}: loss {losses['loss']:.4f}"
+        if self.metric in scores:
+            score = scores[self.metric]
+            text += ", dev scores are not finite" if score is None else f", dev {self.metric} {100 * score:.2f} %"
+            text += " (best)" if best else ""
+        return text
+
+    # ---- the loop
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network that is evaluated and kept."""
+        network: nn.Module = self.network if self.average is None else self.average.module
+        return network
+
+    def train(self) -> None:
+        """Run all epochs that are left."""
+        per_epoch, total = len(self.batches), len(self.batches) * self.options.epochs
+        events, shown = None, 0
+        if self.run is not None and self.processes.is_main:
+            events, shown = EventLog(self.run.folder, len(self.history)), total
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices=gpus),
+            warnings.catch_warnings(),
+            progress_bar("training", shown, done=min(self.step, shown)) as bar,
+        ):
+            # GradScaler may skip the first step of the optimiser; the schedule goes by steps all the same.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            # By what was evaluated, not by steps: a run may be killed between the last step of an epoch and its end.
+            for epoch in range(len(self.history), self.options.epochs):
+                begin = time.perf_counter()
+                if self.line.get("epoch") != epoch:  # else it was restored from a checkpoint
+                    self.line = {"epoch": epoch}
+                self.start_epoch(epoch)
+                for batch in self.batches.epoch(epoch, self.step - epoch * per_epoch):
+                    loss = self.train_step(batch)
+                    text = ""
+                    if self.step % self.check_every == 0:
+                        text = f"epoch {epoch + 1}/{self.options.epochs} loss {self._read(loss):.4f}"
+                        if self.best["score"] is not None:
+                            text += f" best dev {self.metric} {100 * self.best['score']:.1f} %"
+                    bar.advance(text=text)
+                    self._save_if_due(loss)
+                self._end_epoch(begin)
+                if events is not None:
+                    events.write(self.history[-1])
+        if events is not None:
+            events.close()
+
+    def train_step(self, batch: Any) -> Tensor:
+        """Update the network by a batch and return the loss, on the device."""
+        self.seed_step()
+        if self.options.compile_step:
+            torch.compiler.cudagraph_mark_step_begin()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, parts = self.loss(batch)
+        share = self.share(batch)
+        # Gradients are averaged over processes; one with more videos counts for more.
+        weight = share * self.processes.count if self.processes.count > 1 else 1.0
+        self.scaler.scale(loss * weight).backward()
+        if self.options.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(trained, self.options.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if "lr" in self.logged:
+            self.line["lr"] = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        if self.average is not None:
+            self.average.update(self.network, self.step)
+        self.step += 1
+        for name, part in {"loss": loss.detach(), **parts}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + part * share
+        return loss.detach()
+
+    def _read(self, loss: Tensor) -> float:
+        """Wait for the loss. One process stops here if it is not finite, several stop together after the epoch."""
+        value = float(loss)
+        if self.processes.count == 1 and self.options.precision != "float16":
+            self.check(value)
+        return value
+
+    def _end_epoch(self, begin: float) -> None:
+        names = list(self._sums)
+        sums = self.processes.total(torch.stack([self._sums[name] for name in names])).tolist()
+        losses = {name: total / len(self.batches) for name, total in zip(names, sums, strict=True)}
+        with self.processes.together():
+            self.check(losses["loss"])
+            if self._save_error is not None:
+                raise self._save_error
+        self._sums = {}
+        self.line |= {name: finite_or_none(value) for name, value in losses.items()}
+        self.history.append(self.line)
+        with self.processes.together():
+            if not self.processes.is_main:
+                return
+            scores = self.evaluate()
+            self.line |= {f"dev_{name}": score for name, score in scores.items()}
+            best = self._keep_best(scores)
+            seconds = time.perf_counter() - begin
+            if "seconds" in self.logged:
+                self.line["seconds"] = round(seconds, 3)
+            text = self.epoch_text(losses, scores, best=best)
+            if self.run is not None:
+                text += f", {seconds:.1f} s"
+                self.run.log(self.history)
+                self._save_if_due(None, now=self.save_every_epoch)
+            self.say(text)
+
+    def _keep_best(self, scores: dict[str, float | None]) -> bool:
+        """Copy the weights where no epoch before was better; return whether they were copied."""
+        score, highest = scores.get(self.metric), self.best["score"]
+        if self.run is None or (scores and score is None):
+            return False
+        if (
+            score is not None
+            and highest is not None
+            and (score < highest or (score == highest and not self.prefer_later))
+        ):
+            return False
+        self.best = {"score": score, "epoch": self.line["epoch"]}
+        state = self.evaluated.state_dict()
+        self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
+        return True
+
+    def load_best(self) -> None:
+        """Give the evaluated network its best weights."""
+        if not self.best_state:
+            reason = "the scores on dev are not finite"
+            raise diverged(reason, lr=self.options.lr, precision=self.options.precision)
+        self.evaluated.load_state_dict(self.best_state)
+
+    # ---- checkpoints
+
+    def _save_if_due(self, loss: Tensor | None, *, now: bool = False) -> None:
+        """Save where the last checkpoint is old; weights after a loss that is not finite are not saved."""
+        due = now or time.perf_counter() - self._saved_at > _SAVE_EVERY
+        if self.run is None or not self.processes.is_main or not due:
+            return
+        if loss is not None and not math.isfinite(self._read(loss)) and self.options.precision != "float16":
+            return
+        try:
+            self.save()
+        except OSError as error:
+            if loss is None or self.processes.count == 1:
+                raise
+            self._save_error = error  # raised at the end of the epoch: now the others would wait for this one
+            self._saved_at = time.perf_counter()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        assert self.run is not None, "only a run with a folder is saved"
+        self.run.save(
+            {
+                "network": self.network.state_dict(),
+                "average": {} if self.average is None else self.average.module.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "step": self.step,
+                "line": self.line,
+                # Of all processes, as far as this one knows.
+                "sums": {name: total * self.processes.count for name, total in self._sums.items()},
+                "best": self.best,
+                "best_state": self.best_state,
+                "history": self.history,
+            }
+        )
+        self._saved_at, self._save_error = time.perf_counter(), None
+
+    def _resume(self) -> None:
+        if self.run is None or (state := self.run.load()) is None:
+            return
+        if "scheduler" not in state:
+            raise WeightsError(
+                f"{self.run.folder}: holds a checkpoint of an earlier version; finish the run with "
+                "that version, or start it again: overwrite it"
+            )
+        self.network.load_state_dict(state["network"])
+        if self.average is not None:
+            self.average.module.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.line, self.best = state["step"], state["line"], state["best"]
+        self.history, self.best_state = state["history"], state["best_state"]
+        self._sums = {name: total.to(self.device) / self.processes.count for name, total in state["sums"].items()}
+        self.say(f"resuming at step {self.step} of {len(self.batches) * self.options.epochs}")
