@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.validation import one_of, whole_number
-from sosampler.baselines.registry import list_systems
+from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.paper.experiments import (
     CASES,
@@ -31,7 +31,7 @@ from sosampler.paper.experiments import (
 )
 from sosampler.paper.locations import Place
 from sosampler.samplers.recipe import SamplerRecipe, check_known, read_mapping, read_recipe
-from sosampler.samplers.registry import RECIPES, list_samplers
+from sosampler.samplers.registry import RECIPES
 from sosampler.training.checkpoints import RESULT
 
 Pair = tuple[int, int]  # N, T

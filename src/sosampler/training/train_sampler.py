@@ -16,14 +16,14 @@ from sosampler._util.validation import one_of, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.baselines.folder import refuse_system_folder
-from sosampler.baselines.registry import list_systems
+from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.engine.cuda_graphs import keep_memory
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
-from sosampler.samplers.registry import RECIPES, list_samplers
+from sosampler.samplers.registry import RECIPES
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training import cpu_network, gpu_network
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
