@@ -19,7 +19,7 @@ from sosampler.baselines.folder import refuse_system_folder
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.engine.cuda_graphs import keep_memory
+from sosampler.engine.memory import keep_memory
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
