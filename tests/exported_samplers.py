@@ -59,12 +59,6 @@ def shifted_onnx() -> tuple[bytes, Exported]:
     return file.read_bytes(), done
 
 
-@cache
-def shifted_program() -> tuple[Path, Exported]:
-    folder = _folder()
-    return folder / "model.pt2", export_sampler(shifted(), format="torch-export", out=folder)
-
-
 def scenes(videos: int, candidates: int, height: int = 48, width: int = 64, *, seed: int = 0) -> Tensor:
     """uint8 [B, T, 3, H, W]: coarse shapes under fine grain, so that scores and the way of resizing both matter."""
     generator = torch.Generator().manual_seed(seed)

@@ -24,7 +24,7 @@ import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler.engine.inputs import InputMaker
 from sosampler.engine.int8 import int8_net
-from sosampler.engine.quantize import answers, levels_of
+from sosampler.engine.quantize import classify_pixels, resized_pixels
 from sosampler.training.classifier_data import read_image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
@@ -56,7 +56,7 @@ def main() -> None:
     took = time.perf_counter() - begin
     test = labelled(given.pictures / "test", classifier.class_names)
     truth = torch.tensor([label for _, label in test])
-    levels = levels_of(classifier, (picture(path, side) for path, _ in test))
+    levels = resized_pixels(classifier, (picture(path, side) for path, _ in test))
     inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
     ways: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "float32": lambda part: classifier.net(inputs.normalised(part)),
@@ -64,7 +64,7 @@ def main() -> None:
     }
     told = {}
     for name, net in ways.items():
-        told[name] = answers(classifier, net, levels)
+        told[name] = classify_pixels(classifier, net, levels)
         print(f"{name}: asked about {len(levels)} pictures")
     rows = list(compared(told, truth))
     result = {

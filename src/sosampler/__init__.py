@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sosampler.bank.prepare import add_teacher, prepare
     from sosampler.bank.subset import subset
     from sosampler.baselines.folder import load_system
+    from sosampler.baselines.registry import list_samplers
     from sosampler.classifiers.base import Classifier, VideoClassifier
     from sosampler.classifiers.factory import create_classifier, list_classifiers, save_classifier
     from sosampler.classifiers.pooled import PooledClassifier
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from sosampler.reels.make import make_reels
     from sosampler.reels.recipe import ReelRecipe
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
-    from sosampler.samplers.registry import list_samplers, load_sampler
+    from sosampler.samplers.registry import load_sampler
     from sosampler.samplers.sosampler import SOSampler
     from sosampler.training.recipe import ClassifierRecipe
     from sosampler.training.train_baseline import TrainedSystem
@@ -100,7 +101,7 @@ _HOMES = {
     "TrainedSystem": "sosampler.training.train_baseline",
     "SOSampler": "sosampler.samplers.sosampler",
     "load_sampler": "sosampler.samplers.registry",
-    "list_samplers": "sosampler.samplers.registry",
+    "list_samplers": "sosampler.baselines.registry",
     "load_system": "sosampler.baselines.folder",
     "SamplerRecipe": "sosampler.samplers.recipe",
     "read_recipe": "sosampler.samplers.recipe",

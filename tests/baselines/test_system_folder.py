@@ -213,7 +213,7 @@ def test_a_device_that_is_not_there(folder: Path) -> None:
 
 
 def test_who_wants_a_sampler_hears_that_it_is_a_system(folder: Path, clip: Path) -> None:
-    says = r"holds a system, which classifies videos itself.*so.load_system.*sosampler evaluate"
+    says = r"holds a trained baseline, which classifies videos itself.*so.load_system.*sosampler evaluate"
     with pytest.raises(InvalidArgument, match=says):
         so.load_sampler(folder)
     with pytest.raises(InvalidArgument, match=says):

@@ -1,4 +1,4 @@
-"""The frame engine says what sampler and classifier say, in every layout and by every backend."""
+"""The frame engine agrees with its sampler and classifier, in every layout and by every backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sosampler.errors import ClassifierError, InvalidArgument, WeightsError
 
 @pytest.fixture(autouse=True)
 def _float32_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever chip runs the tests."""
+    """Do not depend on the CPU that runs the tests."""
     monkeypatch.setattr(module, "cpu_is_good_at_bfloat16", lambda: False)
 
 
@@ -41,7 +41,7 @@ def frames() -> Tensor:
 
 
 def plain(sampler: Any, classifier: Any, frames: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """By the objects themselves, one video at a time: chosen, scores, probabilities."""
+    """Run the objects themselves, one video at a time: chosen, scores, probabilities."""
     planes = frames.movedim(-1, -3).contiguous()
     scores = torch.cat([sampler.score(planes[video : video + 1]) for video in range(len(planes))])
     chosen = torch.stack([row.topk(count).indices.sort().values for row in scores])
@@ -50,7 +50,7 @@ def plain(sampler: Any, classifier: Any, frames: Tensor, count: int) -> tuple[Te
 
 
 @pytest.mark.parametrize("layout", ["numpy, pixels", "torch, pixels", "torch, planes", "numpy, read only"])
-def test_the_same_as_the_plain_way(sampler: Any, classifier: Any, frames: Tensor, layout: str) -> None:
+def test_agrees_with_sampler_and_classifier(sampler: Any, classifier: Any, frames: Tensor, layout: str) -> None:
     chosen, scores, probabilities = plain(sampler, classifier, frames, 4)
     given: Any = frames
     if layout == "torch, planes":
@@ -77,20 +77,20 @@ def test_every_scoring_and_the_shift(scoring: dict[str, Any], shift: int, frames
     assert engine.run(frames).probabilities is None
 
 
-def test_parts_do_not_matter(sampler: Any, classifier: Any) -> None:
-    """More frames than go through a network at once, in numbers that do not divide."""
+def test_batches_do_not_change_results(sampler: Any, classifier: Any) -> None:
+    """More frames than one forward pass takes, in numbers that do not divide."""
     many = smooth_frames(5, 7, (64, 64), seed=3)
     engine = FrameEngine(sampler, classifier, num_frames=3)
     together = engine.run(many)
     alone = [engine.run(many[video : video + 1]) for video in range(5)]
-    assert torch.equal(together.chosen, torch.cat([one.chosen for one in alone]))
+    assert torch.equal(together.chosen, torch.cat([result.chosen for result in alone]))
     assert together.probabilities is not None
-    for row, one in zip(together.probabilities, alone, strict=True):
-        assert one.probabilities is not None
-        assert torch.allclose(row, one.probabilities[0], atol=1e-5)
+    for row, result in zip(together.probabilities, alone, strict=True):
+        assert result.probabilities is not None
+        assert torch.allclose(row, result.probabilities[0], atol=1e-5)
 
 
-def test_the_given_networks_stay_as_they_are(sampler: Any, classifier: Any, frames: Tensor) -> None:
+def test_the_originals_do_not_change(sampler: Any, classifier: Any, frames: Tensor) -> None:
     before = sampler.fingerprint(), classifier.fingerprint()
     engine = FrameEngine(sampler, classifier, num_frames=3)
     first = engine.run(frames)
@@ -102,35 +102,35 @@ def test_the_given_networks_stay_as_they_are(sampler: Any, classifier: Any, fram
     assert torch.equal(first.scores, again.scores)
 
 
-class KnowsTime(nn.Module):
-    """Answers by the mean grey level of a clip; the classifier around it hands over positions."""
+class BrightnessNet(nn.Module):
+    """Classify by the mean pixel value of a clip."""
 
     def forward(self, clips: Tensor) -> Tensor:
         level = clips.mean((1, 2, 3, 4))
         return torch.stack([level, -level], 1)
 
 
-def test_classifiers_of_clips_get_their_frames_and_positions(sampler: Any, frames: Tensor) -> None:
-    wrapped = so.wrap_classifier(KnowsTime(), input_size=32, num_classes=2)
+def test_clip_classifiers_get_frames_and_positions(sampler: Any, frames: Tensor) -> None:
+    wrapped = so.wrap_classifier(BrightnessNet(), input_size=32, num_classes=2)
     seen: list[Tensor] = []
     original = wrapped.clip_logits
 
-    def watching(clips: Tensor, positions: Tensor | None = None) -> Tensor:
+    def recording(clips: Tensor, positions: Tensor | None = None) -> Tensor:
         assert positions is not None
         seen.append(positions)
         return original(clips, positions)
 
-    wrapped.clip_logits = watching  # type: ignore[method-assign]
+    wrapped.clip_logits = recording  # type: ignore[method-assign]
     engine = FrameEngine(sampler, wrapped, num_frames=2)
-    where = torch.linspace(0, 1, 6).repeat(3, 1)
-    result = engine.run(frames, where)
-    expected = plain(sampler, so.wrap_classifier(KnowsTime(), input_size=32, num_classes=2), frames, 2)[2]
+    positions = torch.linspace(0, 1, 6).repeat(3, 1)
+    result = engine.run(frames, positions)
+    expected = plain(sampler, so.wrap_classifier(BrightnessNet(), input_size=32, num_classes=2), frames, 2)[2]
     assert result.probabilities is not None
     assert torch.allclose(result.probabilities, expected, atol=1e-5)
-    assert torch.allclose(torch.cat(seen), where.gather(1, result.chosen))
+    assert torch.allclose(torch.cat(seen), positions.gather(1, result.chosen))
 
 
-def test_frameexit_keeps_the_layer_behind_its_pool(sampler: Any, frames: Tensor) -> None:
+def test_frameexit_keeps_the_layer_after_its_pool(sampler: Any, frames: Tensor) -> None:
     torch.manual_seed(0)
     classifier = so.create_classifier("timm:resnet18", num_classes=5, head="frameexit", input_size=64)
     result = FrameEngine(sampler, classifier, num_frames=3).run(frames)
@@ -156,26 +156,26 @@ def test_backends_agree(sampler: Any, classifier: Any, frames: Tensor, backend: 
 AFTER_TWO_NETWORKS = """
 import os, signal, torch
 import sosampler as so
-from sosampler.engine.openvino_backend import OpenVINONet
+from sosampler.engine.backends import OpenVINONet
 
 first, second = (OpenVINONet(torch.nn.Conv2d(3, 2, 3), so.Preprocessing(size=(8, 8), resize=8)) for _ in range(2))
 del first
 del second
-signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
+signal.signal(signal.SIGINT, lambda *_: print("received", flush=True))
 os.kill(os.getpid(), signal.SIGINT)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
-def test_signals_are_heard_after_openvino() -> None:
-    """Its networks go in the order in which they came: what they left for signal handlers must still be there."""
+def test_signals_are_handled_after_openvino() -> None:
+    """Networks are deleted in the order of creation: the stack for signal handlers must still exist."""
     pytest.importorskip("openvino")
-    said = subprocess.run([sys.executable, "-c", AFTER_TWO_NETWORKS], capture_output=True, text=True, timeout=120)
-    assert said.stdout.split() == ["heard"], said.stderr
-    assert said.returncode == 0, said.stderr
+    done = subprocess.run([sys.executable, "-c", AFTER_TWO_NETWORKS], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["received"], done.stderr
+    assert done.returncode == 0, done.stderr
 
 
-def test_anything_with_score_and_clip_probs_will_do(frames: Tensor) -> None:
+def test_any_object_with_score_and_clip_probs(frames: Tensor) -> None:
     class Sampler:
         def score(self, given: Tensor) -> Tensor:
             return given.float().mean((2, 3, 4))
@@ -193,7 +193,7 @@ def test_anything_with_score_and_clip_probs_will_do(frames: Tensor) -> None:
     assert result.probabilities.shape == (3, 2)
 
 
-def test_wrong_input_is_told(sampler: Any, classifier: Any, frames: Tensor) -> None:
+def test_wrong_input(sampler: Any, classifier: Any, frames: Tensor) -> None:
     engine = FrameEngine(sampler, classifier, num_frames=6)
     with pytest.raises(InvalidArgument, match="more than the 5 real candidates"):
         engine.run(frames[:, :5])
@@ -203,15 +203,14 @@ def test_wrong_input_is_told(sampler: Any, classifier: Any, frames: Tensor) -> N
         engine.run(frames.numpy().astype(np.float32))
     with pytest.raises(InvalidArgument, match="give one a frame"):
         engine.run(frames, torch.zeros(3, 5))
-    for wrong, said in (
+    for wrong, message in (
         ({"num_frames": 0}, "whole number"),
         ({"num_frames": 2, "backend": "tensorrt"}, "openvino"),
         ({"num_frames": 2, "precision": "int4"}, "float32"),
         ({"num_frames": 2, "compiled": "graphs"}, "CUDA"),
         ({"num_frames": 2, "device": "cuda:99"}, "cpu"),
-        ({"num_frames": 2, "keep_memory": "no"}, "True or False"),
     ):
-        with pytest.raises(InvalidArgument, match=said):
+        with pytest.raises(InvalidArgument, match=message):
             FrameEngine(sampler, classifier, **wrong)
     with pytest.raises(InvalidArgument, match="no score"):
         FrameEngine(object(), classifier, num_frames=2)
@@ -219,7 +218,7 @@ def test_wrong_input_is_told(sampler: Any, classifier: Any, frames: Tensor) -> N
         FrameEngine(sampler, num_frames=2).classify(frames)
 
 
-def test_nan_is_told(sampler: Any, classifier: Any, frames: Tensor) -> None:
+def test_nan(sampler: Any, classifier: Any, frames: Tensor) -> None:
     good = FrameEngine(sampler, classifier, num_frames=2).run(frames)
     assert good.check() is good
     assert good.probabilities is not None

@@ -1,4 +1,4 @@
-"""Networks of the engine in torch: fused, with blocks for the first convolution, sums in place: the same answers."""
+"""The engine's torch networks: fusing, space-to-depth and in-place sums do not change outputs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 import sosampler as so
 from benchmarks.speed.frames import lively_sampler
-from sosampler.engine.fuse import fused, pool_fast
-from sosampler.engine.kernels.blocks import Blocks, FusedConv, see_blocks, set_way
+from sosampler.engine.fuse import fuse_network, replace_max_pools
+from sosampler.engine.kernels.blocks import FusedConv, SpaceToDepth, set_conv_backend, use_space_to_depth
 from sosampler.engine.networks import TorchFeatures
 
 
 class Net(nn.Module):
-    """Everything that is fused, and everything that must not be."""
+    """Contains everything that is fused, and everything that must not be."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.second, self.second_norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.BatchNorm2d(8)
         self.short = nn.Conv2d(8, 8, 1)
-        self.twice = nn.Conv2d(8, 8, 1)  # used twice: its batch norm must not go into it
+        self.twice = nn.Conv2d(8, 8, 1)  # used twice: its batch norm must not be folded
         self.twice_norm = nn.BatchNorm2d(8)
-        self.narrow = nn.Conv2d(8, 1, 1)  # its output is spread over channels by the addition
+        self.narrow = nn.Conv2d(8, 1, 1)  # the addition broadcasts its output over channels
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ class Net(nn.Module):
         x = F.relu(self.second_norm(self.second(x)) + self.short(x))
         x = self.twice_norm(self.twice(x)) + self.twice(x)
         x = F.relu(self.narrow(x) + x)
-        found: Tensor = self.head(F.dropout(x, 0.5, self.training).mean((2, 3)))
-        return found
+        scores: Tensor = self.head(F.dropout(x, 0.5, self.training).mean((2, 3)))
+        return scores
 
 
 def random_statistics(net: nn.Module) -> nn.Module:
@@ -50,15 +50,15 @@ def random_statistics(net: nn.Module) -> nn.Module:
     return net.eval()
 
 
-@pytest.mark.parametrize("way", ["steps", "onednn"])
-def test_fused_networks_say_the_same(way: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "onednn"])
+def test_fused_networks_agree(backend: str) -> None:
     net = random_statistics(Net())
     frames = torch.randn(5, 3, 12, 10)
-    made = fused(net, (torch.randn(2, 3, 12, 10),), name="net")
-    set_way(made, way)
+    made = fuse_network(net, (torch.randn(2, 3, 12, 10),), name="net")
+    set_conv_backend(made, backend)
     norms = [layer for layer in made.modules() if isinstance(layer, nn.BatchNorm2d)]
     convs = {name: layer for name, layer in made.named_modules() if isinstance(layer, FusedConv)}
-    assert len(norms) == 1  # the one behind a convolution that is used twice
+    assert len(norms) == 1  # the one after a convolution that is used twice
     assert convs["first"].activation == "relu6"
     assert {convs["second"].activation, convs["short"].activation} == {"relu", None}
     assert "twice" not in convs
@@ -69,7 +69,7 @@ def test_fused_networks_say_the_same(way: str) -> None:
             assert torch.allclose(made(frames[:1]), net(frames[:1]), atol=1e-5)
 
 
-class LooksAtValues(nn.Module):
+class ValueDependent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 1)
@@ -79,9 +79,9 @@ class LooksAtValues(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def test_what_cannot_be_traced_runs_as_it_is() -> None:
-    net = LooksAtValues().eval()
-    made = fused(net, (torch.randn(2, 3, 4, 4),), name="net")
+def test_networks_that_cannot_be_traced_stay_plain() -> None:
+    net = ValueDependent().eval()
+    made = fuse_network(net, (torch.randn(2, 3, 4, 4),), name="net")
     assert made is not net
     for sign in (1, -1):
         frames = sign * torch.ones(2, 3, 4, 4)
@@ -89,70 +89,70 @@ def test_what_cannot_be_traced_runs_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050", "vit_tiny_patch16_224"])
-def test_networks_of_timm(name: str) -> None:
+def test_timm_networks(name: str) -> None:
     torch.manual_seed(0)
     classifier = so.create_classifier(f"timm:{name}", num_classes=4)
     net = random_statistics(classifier.net) if name == "resnet18" else classifier.net
     frames = torch.randn(2, 3, 224, 224)
-    made = fused(net, (frames,), name=name)
-    set_way(made, "onednn")
+    made = fuse_network(net, (frames,), name=name)
+    set_conv_backend(made, "onednn")
     with torch.no_grad():
         expected = net(frames)
         assert torch.allclose(made(frames), expected, atol=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("kernel", "padding"), [(7, 3), (3, 1), (5, 2), (3, 0), (4, 1), (6, 2)])
-def test_blocks_give_the_same_sums(kernel: int, padding: int) -> None:
+def test_space_to_depth_gives_the_same_sums(kernel: int, padding: int) -> None:
     """A convolution of stride 2 over pixels is one of stride 1 over blocks of them."""
     conv = nn.Conv2d(3, 8, kernel, stride=2, padding=padding)
-    blocks = Blocks(kernel, padding)
+    blocks = SpaceToDepth(kernel, padding)
     for size in ((32, 32), (31, 40), (33, 29)):
-        pictures = torch.randn(2, 3, *size)
-        found = F.conv2d(blocks.of(pictures), blocks.weights(conv.weight), conv.bias)
-        torch.testing.assert_close(found, conv(pictures), atol=1e-5, rtol=1e-5)
+        images = torch.randn(2, 3, *size)
+        output = F.conv2d(blocks.rearrange(images), blocks.rearrange_weight(conv.weight), conv.bias)
+        torch.testing.assert_close(output, conv(images), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [torchvision.models.resnet18, torchvision.models.mobilenet_v2])
-def test_networks_that_begin_with_blocks(make: Any) -> None:
+def test_networks_that_start_with_space_to_depth(make: Any) -> None:
     torch.manual_seed(0)
     net = make(num_classes=5).eval()
     example = torch.randn(2, 3, 64, 64)
-    fast = fused(net, (example,), name="it")
-    pool_fast(fast)
-    blocks = see_blocks(fast)
+    fast = fuse_network(net, (example,), name="it")
+    replace_max_pools(fast)
+    blocks = use_space_to_depth(fast)
     assert blocks is not None
     assert not [module for module in fast.modules() if isinstance(module, nn.MaxPool2d)]
-    pictures = torch.randn(3, 3, 75, 66)
+    images = torch.randn(3, 3, 75, 66)
     with torch.no_grad():
-        torch.testing.assert_close(fast(blocks.of(pictures)), net(pictures), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(fast(blocks.rearrange(images)), net(images), atol=1e-3, rtol=1e-3)
 
 
-def test_networks_that_begin_otherwise_stay_as_they_are() -> None:
+def test_other_first_layers_do_not_change() -> None:
     for first in (
         nn.Conv2d(3, 4, 3, stride=1),
         nn.Conv2d(3, 4, 3, stride=2, dilation=2),
         nn.Conv2d(3, 3, 3, 2, groups=3),
     ):
-        net = fused(nn.Sequential(first, nn.ReLU()), (torch.randn(2, 3, 16, 16),), name="it")
+        net = fuse_network(nn.Sequential(first, nn.ReLU()), (torch.randn(2, 3, 16, 16),), name="it")
         state = {name: value.clone() for name, value in net.state_dict().items()}
-        assert see_blocks(net) is None
+        assert use_space_to_depth(net) is None
         assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
-    assert see_blocks(nn.Conv2d(3, 4, 7, stride=2, padding=3)) is None  # could not be traced
+    assert use_space_to_depth(nn.Conv2d(3, 4, 7, stride=2, padding=3)) is None  # could not be traced
 
 
 def test_one_of_two_added_convolutions_adds_both_biases() -> None:
-    """The projection beside a residual block has no pass of its own."""
+    """The projection of a residual block needs no pass of its own."""
     net = torchvision.models.resnet18(num_classes=5).eval()
-    fast = fused(net, (torch.randn(2, 3, 64, 64),), name="it")
+    fast = fuse_network(net, (torch.randn(2, 3, 64, 64),), name="it")
     without = [name for name, module in fast.named_modules() if isinstance(module, FusedConv) and module.bias is None]
     assert len(without) == 3  # one of the pair at the beginning of each of layers 2 to 4
-    pictures = torch.randn(2, 3, 64, 64)
+    images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(fast(pictures), net(pictures), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(fast(images), net(images), atol=1e-3, rtol=1e-3)
 
 
 class Residuals(nn.Module):
-    """Sums with what is read no more, and with what is: later, through a view, or by the convolution itself."""
+    """Sums with tensors that are not read again, and with tensors that are: later, as a view, or by the same layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,17 +174,17 @@ class Residuals(nn.Module):
         return x.mean((2, 3)) + view.mean(1, keepdim=True) + kept.mean((2, 3))
 
 
-def test_sums_take_the_memory_of_what_nobody_reads_again() -> None:
+def test_sums_overwrite_only_tensors_that_are_not_read_again() -> None:
     torch.manual_seed(0)
     net = Residuals().eval()
     x = torch.randn(3, 4, 6, 5).to(memory_format=torch.channels_last)
-    fast = fused(net, (x,), name="it")
-    marked = {name for name, module in fast.named_modules() if isinstance(module, FusedConv) and module.reuses}
+    fast = fuse_network(net, (x,), name="it")
+    marked = {name for name, module in fast.named_modules() if isinstance(module, FusedConv) and module.in_place}
     assert marked == {"convs.dead"}
     before = x.clone()
     with torch.no_grad():
         expected = net(x)
-        set_way(fast, "onednn")
+        set_conv_backend(fast, "onednn")
         for _ in range(2):
             torch.testing.assert_close(fast(x), expected, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(fast(x.contiguous()), expected, atol=1e-5, rtol=1e-5)
@@ -192,24 +192,24 @@ def test_sums_take_the_memory_of_what_nobody_reads_again() -> None:
 
 
 @pytest.mark.parametrize("shift", [0, 8])
-def test_sums_of_a_sampler_take_the_memory_of_their_block(shift: int) -> None:
-    """The shift is called as a whole, so that it is known to give new memory."""
+def test_sums_of_a_sampler_are_in_place(shift: int) -> None:
+    """The shift is one call in the graph, which is known to return new memory."""
     net = TorchFeatures(lively_sampler(input_size=32, shift=shift), torch.device("cpu"), torch.float32, "onednn").net
-    assert sum(isinstance(layer, FusedConv) and layer.reuses for layer in net.modules()) == 10
+    assert sum(isinstance(layer, FusedConv) and layer.in_place for layer in net.modules()) == 10
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "relu6"])
-@pytest.mark.parametrize("reuses", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_by_onednn(activation: str | None, reuses: bool, dtype: torch.dtype) -> None:
+def test_sums_by_onednn(activation: str | None, in_place: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     conv = FusedConv(nn.Conv2d(4, 8, 1), activation).to(dtype)
     x, other = (
         (5 * torch.randn(2, channels, 5, 6)).to(dtype, memory_format=torch.channels_last) for channels in (4, 8)
     )
     expected = conv(x, other).float()
-    set_way(conv, "onednn")
-    conv.reuses = reuses
-    found = conv(x, other)
-    assert (found.data_ptr() == other.data_ptr()) == reuses
-    torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0.02)
+    set_conv_backend(conv, "onednn")
+    conv.in_place = in_place
+    output = conv(x, other)
+    assert (output.data_ptr() == other.data_ptr()) == in_place
+    torch.testing.assert_close(output.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0.02)

@@ -1,4 +1,4 @@
-"""The frame engine on a GPU: the same choices and answers as the plain way, whatever keeps it busy."""
+"""The frame engine on a GPU agrees with its sampler and classifier, in every mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def classifier() -> Any:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["pixels", "planes"])
-def test_the_same_as_the_plain_way(sampler: Any, classifier: Any, mode: str, layout: str) -> None:
+def test_agrees_with_sampler_and_classifier(sampler: Any, classifier: Any, mode: str, layout: str) -> None:
     engine = FrameEngine(sampler, classifier, num_frames=6, compiled=mode)
     frames = smooth_frames(4, 10, (256, 340)).to("cuda")
     planes = frames.movedim(-1, -3).contiguous()
@@ -50,7 +50,7 @@ def test_the_same_as_the_plain_way(sampler: Any, classifier: Any, mode: str, lay
     assert torch.equal(again.chosen.flip(0), result.chosen)
 
 
-def test_choices_agree_in_full_precision(sampler: Any) -> None:
+def test_selections_agree_in_full_precision(sampler: Any) -> None:
     """Resizing and networks in float32: only the order of additions differs."""
     engine = FrameEngine(sampler, num_frames=6, sampler_precision="float32")
     frames = smooth_frames(100, 10, (160, 212)).to("cuda")
@@ -60,27 +60,29 @@ def test_choices_agree_in_full_precision(sampler: Any) -> None:
 
 @pytest.mark.parametrize("planes", [True, False])
 @pytest.mark.parametrize(("precision", "share"), [(torch.float16, 0.15), (torch.float32, 1e-3)])
-@pytest.mark.parametrize(("side", "resize"), [(224, 240), (128, 128)])  # halved: many values lie between two levels
+@pytest.mark.parametrize(
+    ("side", "resize"), [(224, 240), (128, 128)]
+)  # halved: many values lie halfway between two integers
 def test_inputs(planes: bool, precision: torch.dtype, share: float, side: int, resize: int) -> None:
     wanted = Preprocessing(size=(side, side), resize=resize)
     frames = smooth_frames(1, 4, (256, 340))[0].movedim(-1, -3).to("cuda")
     frames = frames.contiguous() if planes else frames
-    found = InputMaker(wanted, torch.device("cuda"), precision)(frames)
+    output = InputMaker(wanted, torch.device("cuda"), precision)(frames)
     level = 1 / (255 * torch.tensor(wanted.std, device="cuda")).view(3, 1, 1)
-    away = (found - wanted(frames)).abs() / level
-    assert away.max() < 1.5
-    assert (away > 0.5).float().mean() < share
+    difference = (output - wanted(frames)).abs() / level
+    assert difference.max() < 1.5
+    assert (difference > 0.5).float().mean() < share
 
 
 def test_graphs_are_kept_for_a_few_shapes() -> None:
-    calls = GraphedCalls(lambda x: (x * 2, None), kept=2)
-    kept = []
+    calls = GraphedCalls(lambda x: (x * 2, None), max_graphs=2)
+    results = []
     for size in (1, 2, 3, 1, 3):
         x = torch.arange(float(size), device="cuda")
         doubled, nothing = calls(x)
         assert nothing is None
         assert doubled is not None
-        kept.append((doubled, x * 2))
+        results.append((doubled, x * 2))
         assert len(calls) <= 2
-    for found, expected in kept:
-        assert torch.equal(found, expected)
+    for doubled, expected in results:
+        assert torch.equal(doubled, expected)

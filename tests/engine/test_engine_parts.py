@@ -1,4 +1,4 @@
-"""What the engine asks of the machine, and what measures it."""
+"""Memory and bfloat16 of the machine, and the benchmark of the engine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from benchmarks.speed.frame_engine import REFERENCE, bench_sampler, table
 from benchmarks.speed.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
 from benchmarks.speed.in_processes import in_turns_of_processes
 from sosampler._util import cpu_bfloat16
-from sosampler.engine import cuda_graphs as allocator
+from sosampler.engine import memory
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
 from tests.engine_ways import bad_way, dying_way, good_way
 
 
-def test_memory_is_kept_where_glibc_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocator.keep_memory.cache_clear()
-    monkeypatch.setenv(allocator.KEEP, "0")
-    assert allocator.keep_memory() is False
-    allocator.keep_memory.cache_clear()
-    monkeypatch.delenv(allocator.KEEP)
+def test_memory_is_kept_with_glibc_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.keep_memory.cache_clear()
+    monkeypatch.setenv(memory.KEEP, "0")
+    assert memory.keep_memory() is False
+    memory.keep_memory.cache_clear()
+    monkeypatch.delenv(memory.KEEP)
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
-    assert allocator.keep_memory() is False
-    allocator.keep_memory.cache_clear()
+    assert memory.keep_memory() is False
+    memory.keep_memory.cache_clear()
 
 
 class Trial:
@@ -42,8 +42,8 @@ class Trial:
 
 
 def forget_trials() -> None:
-    for asked in (cpu_bfloat16.claimed_gain, cpu_bfloat16.cpu_is_good_at_bfloat16):
-        asked.cache_clear()
+    for function in (cpu_bfloat16.claimed_gain, cpu_bfloat16.cpu_is_good_at_bfloat16):
+        function.cache_clear()
     cpu_bfloat16.bfloat16_ends_the_process.cache_clear()
 
 
@@ -93,7 +93,7 @@ def test_ways_in_processes() -> None:
 
 
 def test_the_reference_is_sampler_and_classifier() -> None:
-    """At sizes where no resize is left to do, the usual code and the plain objects say the same."""
+    """At sizes that need no resize, the reference code agrees with sampler and classifier."""
     sampler = lively_sampler(input_size=64)
     torch.manual_seed(0)
     classifier = so.create_classifier("timm:resnet18", num_classes=3, input_size=64)

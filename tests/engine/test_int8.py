@@ -1,4 +1,4 @@
-"""A classifier in int8: what it says, that it really is int8, and what is refused."""
+"""Classifiers in int8: they agree with float32, really run in int8, and refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ pytest.importorskip("onnxscript")
 SIZE = (56, 72)
 
 
-def told_apart(**options: Any) -> Any:
-    """A classifier with random weights that tells frames apart: its norms have seen some, its last layer is large."""
+def scattered_classifier(**options: Any) -> Any:
+    """Return a classifier with random weights whose outputs differ between frames."""
     torch.manual_seed(0)
     classifier = so.create_classifier(
         "timm:test_resnet", class_names=["ant", "bee", "cat", "dog"], input_size=48, **options
@@ -52,8 +52,8 @@ def told_apart(**options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a classifier that was quantised."""
-    folder = so.save_classifier(told_apart(), tmp_path_factory.mktemp("int8") / "classifier")
+    """Folder of a quantized classifier."""
+    folder = so.save_classifier(scattered_classifier(), tmp_path_factory.mktemp("int8") / "classifier")
     so.quantize_classifier(folder, smooth_frames(4, 12, SIZE, seed=1))
     return folder
 
@@ -70,7 +70,7 @@ def again(folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime", "openvino"])
-def test_it_says_what_float32_says_of_the_same_frames(folder: Path, sampler: Any, backend: str) -> None:
+def test_int8_agrees_with_float32(folder: Path, sampler: Any, backend: str) -> None:
     if backend == "openvino":
         pytest.importorskip("openvino")
     classifier = so.create_classifier(folder)
@@ -79,10 +79,10 @@ def test_it_says_what_float32_says_of_the_same_frames(folder: Path, sampler: Any
     engine = FrameEngine(sampler, classifier, num_frames=3, precision="int8", backend=backend)
     found = engine.run(frames)
     assert "int8" in repr(engine)
-    assert torch.equal(found.chosen, plain.chosen), "the sampler is not touched"
+    assert torch.equal(found.chosen, plain.chosen), "the sampler stays in float32"
     assert plain.probabilities is not None
     assert found.probabilities is not None
-    assert len(plain.probabilities.argmax(1).unique()) > 1, "the test needs answers that differ"
+    assert len(plain.probabilities.argmax(1).unique()) > 1, "the test needs outputs that differ"
     difference = (found.probabilities - plain.probabilities).abs()
     assert float(plain.probabilities.std(0).max()) > 0.1
     assert 0 < float(difference.mean()) < 0.03
@@ -90,7 +90,7 @@ def test_it_says_what_float32_says_of_the_same_frames(folder: Path, sampler: Any
 
 
 def test_every_layer_with_weights_is_int8_in_onnxruntime(folder: Path, tmp_path: Path) -> None:
-    """By the graph that ONNX Runtime really runs."""
+    """Check the optimised graph that ONNX Runtime runs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -113,8 +113,8 @@ def test_every_convolution_is_int8_in_openvino(folder: Path) -> None:
     assert all(kind.lower() in ("u8", "i8") for kind in types), types
 
 
-def test_what_is_told_and_written(tmp_path: Path) -> None:
-    classifier = told_apart()
+def test_the_result_and_the_files(tmp_path: Path) -> None:
+    classifier = scattered_classifier()
     frames = smooth_frames(2, 10, SIZE, seed=1)
     made = so.quantize_classifier(classifier, list(frames[:, None]), tmp_path / "new")
     assert (made.num_frames, made.num_compared) == (15, 5)
@@ -123,15 +123,15 @@ def test_what_is_told_and_written(tmp_path: Path) -> None:
         made.bytes == (tmp_path / "new" / INT8_MODEL).stat().st_size < (tmp_path / "new" / WEIGHTS).stat().st_size / 2
     )
     assert json.loads(json.dumps(made.to_dict()))["fingerprint"] == classifier.fingerprint()
-    # The classifier is ready at once, and the folder holds the same one.
+    # The classifier can be used directly, and the folder holds the same one.
     clips = frames[:, :3].movedim(-1, -3)
     expected = int8_classifier(classifier, "onnxruntime")(clips)
     assert torch.equal(int8_classifier(so.create_classifier(tmp_path / "new"), "onnxruntime")(clips), expected)
     assert str(tmp_path) not in (tmp_path / "new" / INT8_MODEL).read_bytes().decode("latin-1")
 
 
-def test_frames_of_several_sizes_and_a_head_behind_the_pool(tmp_path: Path) -> None:
-    classifier = told_apart(head="frameexit")
+def test_frames_of_several_sizes_and_a_head_after_the_pool(tmp_path: Path) -> None:
+    classifier = scattered_classifier(head="frameexit")
     frames = [smooth_frames(1, 12, size, seed=1) for size in (SIZE, (90, 60))]
     so.quantize_classifier(classifier, frames, tmp_path)
     clips = smooth_frames(6, 4, SIZE, seed=3).movedim(-1, -3).contiguous()
@@ -140,7 +140,7 @@ def test_frames_of_several_sizes_and_a_head_behind_the_pool(tmp_path: Path) -> N
     assert float((found - plain).abs().max()) < 0.1
 
 
-def test_a_wrapped_network_says_where_its_folder_is(tmp_path: Path) -> None:
+def test_a_wrapped_network_needs_its_folder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
     wrap = {"input_size": 32, "layout": "BCHW", "class_names": ["a", "b", "c"]}
@@ -153,10 +153,10 @@ def test_a_wrapped_network_says_where_its_folder_is(tmp_path: Path) -> None:
     assert torch.allclose(int8_classifier(classifier, "onnxruntime")(clips), classifier.clip_probs(clips), atol=0.02)
 
 
-# ---- what is refused
+# ---- errors
 
 
-def test_weights_that_moved_are_refused(again: Path, sampler: Any) -> None:
+def test_changed_weights_are_refused(again: Path, sampler: Any) -> None:
     classifier = so.create_classifier(again)
     with torch.no_grad():
         classifier.net.fc.bias[0] += 0.5
@@ -176,12 +176,12 @@ def test_other_files_are_refused(again: Path, sampler: Any, content: Any) -> Non
         del model.metadata_props[:]
         content = model.SerializeToString()
     (again / INT8_MODEL).write_bytes(content)
-    with pytest.raises(WeightsError, match="is no network that `sosampler quantize` wrote"):
+    with pytest.raises(WeightsError, match="is not a network that `sosampler quantize` wrote"):
         FrameEngine(sampler, so.create_classifier(again), num_frames=2, precision="int8")
 
 
-def test_where_int8_cannot_be(folder: Path, sampler: Any) -> None:
-    plain = told_apart()
+def test_int8_is_not_available(folder: Path, sampler: Any) -> None:
+    plain = scattered_classifier()
     with pytest.raises(InvalidArgument, match=r"has no int8 network; make one .*sosampler quantize"):
         FrameEngine(sampler, plain, num_frames=2, precision="int8")
     with pytest.raises(InvalidArgument, match="runs on the CPU, not on meta"):
@@ -192,22 +192,22 @@ def test_where_int8_cannot_be(folder: Path, sampler: Any) -> None:
         so.create_classifier(folder, precision="int8")
 
 
-class OfClips(nn.Module):
+class ClipNet(nn.Module):
     def forward(self, clips: Tensor) -> Tensor:
         return clips.mean((1, 3, 4))
 
 
-def test_networks_of_clips_are_refused(sampler: Any, tmp_path: Path) -> None:
-    clips = so.wrap_classifier(OfClips(), input_size=32, layout="BTCHW", class_names=["a", "b", "c"])
-    with pytest.raises(InvalidArgument, match="look at frames one by one"):
+def test_clip_classifiers_are_refused(sampler: Any, tmp_path: Path) -> None:
+    clips = so.wrap_classifier(ClipNet(), input_size=32, layout="BTCHW", class_names=["a", "b", "c"])
+    with pytest.raises(InvalidArgument, match="see frames one by one"):
         FrameEngine(sampler, clips, num_frames=2, precision="int8")
-    with pytest.raises(InvalidArgument, match="look at frames one by one"):
+    with pytest.raises(InvalidArgument, match="see frames one by one"):
         so.quantize_classifier(clips, smooth_frames(1, 4, SIZE), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_lost_and_nothing_half_written(folder: Path, tmp_path: Path) -> None:
-    classifier = told_apart()
+def test_errors_leave_no_files_and_overwrite_none(folder: Path, tmp_path: Path) -> None:
+    classifier = scattered_classifier()
     frames = smooth_frames(1, 4, SIZE)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(InvalidArgument, match="holds a saved classifier"):
@@ -224,10 +224,10 @@ def test_nothing_is_lost_and_nothing_half_written(folder: Path, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-# ---- frames to take ranges from
+# ---- calibration frames
 
 
-def test_frames_of_the_training_videos_alone(tmp_path: Path) -> None:
+def test_bank_frames_are_of_training_videos(tmp_path: Path) -> None:
     bank = so.write_frames(tmp_path / "bank", entries(10), classes=("ant", "bee", "cat"))
     parts = list(bank_frames(tmp_path / "bank", 9))
     train = [item for item in bank if item.split == "train"]
@@ -241,7 +241,7 @@ def test_frames_of_the_training_videos_alone(tmp_path: Path) -> None:
     assert len(list(bank_frames(bank, 2))) == 2
 
 
-def test_videos_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_videos_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "bad.mp4").write_bytes(b"nothing")
     (tmp_path / "good.mp4").write_bytes(numbered_video(num_frames=30))
     parts = list(video_frames([tmp_path / "bad.mp4", tmp_path / "good.mp4"], 8, 32))
@@ -264,43 +264,43 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main()
-        told = capsys.readouterr()
-        return int(stopped.value.code or 0), told.out, told.err
+        printed = capsys.readouterr()
+        return int(stopped.value.code or 0), printed.out, printed.err
 
     return run
 
 
 def test_quantize_then_classify(cli: Cli, tmp_path: Path, sampler: Any) -> None:
-    """As the documents say it, with a rule and with a sampler."""
-    classifier = so.save_classifier(told_apart(), tmp_path / "classifier")
+    """As documented, with a policy without network and with a sampler."""
+    classifier = so.save_classifier(scattered_classifier(), tmp_path / "classifier")
     sampler.save_pretrained(tmp_path / "sampler")
     (tmp_path / "videos").mkdir()
     for name in ("a", "b"):
         (tmp_path / "videos" / f"{name}.mp4").write_bytes(numbered_video(num_frames=40))
-    asked = ("classify", tmp_path / "videos", "-c", classifier, "--device", "cpu", "-n", 3, "--json")
-    code, _, err = cli(*asked, "--precision", "int8")
+    command = ("classify", tmp_path / "videos", "-c", classifier, "--device", "cpu", "-n", 3, "--json")
+    code, _, err = cli(*command, "--precision", "int8")
     assert code == 2
     assert "sosampler quantize" in err
     code, out, err = cli("quantize", classifier, "--videos", tmp_path / "videos", "-n", 16, "--json")
     assert code == 0, err
-    told = json.loads(out)
-    assert told["file"] == str(classifier / INT8_MODEL)
-    assert (told["num_frames"], told["num_compared"]) == (12, 4)
-    for chooser in ((), ("--sampler", tmp_path / "sampler")):
-        answers = []
+    printed = json.loads(out)
+    assert printed["file"] == str(classifier / INT8_MODEL)
+    assert (printed["num_frames"], printed["num_compared"]) == (12, 4)
+    for policy in ((), ("--sampler", tmp_path / "sampler")):
+        predictions = []
         for precision in ("float32", "int8"):
-            code, out, err = cli(*asked, *chooser, "--precision", precision)
+            code, out, err = cli(*command, *policy, "--precision", precision)
             assert code == 0, err
-            answers.append(json.loads(out)["predictions"])
-        for plain, found in zip(*answers, strict=True):
+            predictions.append(json.loads(out)["predictions"])
+        for plain, found in zip(*predictions, strict=True):
             assert found["selection"]["frame_indices"] == plain["selection"]["frame_indices"]
             assert found["probability"] == pytest.approx(plain["probability"], abs=0.1)
             assert found["probability"] != plain["probability"], "int8 rounds"
 
 
-def test_rows_of_another_int8_network_are_not_gone_on_with(cli: Cli, tmp_path: Path) -> None:
-    """An interrupted `classify --out` goes on with the same network, and begins anew after `quantize`."""
-    classifier = so.save_classifier(told_apart(), tmp_path / "classifier")
+def test_another_int8_network_has_another_identity(cli: Cli, tmp_path: Path) -> None:
+    """An interrupted `classify --out` resumes with the same network, and starts again after `quantize`."""
+    classifier = so.save_classifier(scattered_classifier(), tmp_path / "classifier")
     (tmp_path / "videos").mkdir()
     for name in ("a", "b", "c"):
         (tmp_path / "videos" / f"{name}.mp4").write_bytes(numbered_video(num_frames=40))
@@ -310,20 +310,20 @@ def test_rows_of_another_int8_network_are_not_gone_on_with(cli: Cli, tmp_path: P
         assert code == 0, err
         saved: Any = so.create_classifier(classifier)
         pipelines = [so.Pipeline("uniform", saved, num_frames=3, device="cpu", precision="int8") for _ in range(2)]
-        identities.append(_identity(pipelines[0]))
-        assert _identity(pipelines[1]) == identities[-1]
+        identities.append(pipelines[0].identity())
+        assert pipelines[1].identity() == identities[-1]
         assert classifier_identity(saved, "float32") == [saved.name, saved.fingerprint(), *saved.class_names]
     assert identities[0] != identities[1]
     out = tmp_path / "rows.jsonl"
-    asked = ("classify", tmp_path / "videos", "-c", classifier, "--device", "cpu", "-n", 3, "--out", out)
-    code, _, err = cli(*asked, "--precision", "int8", "--json")
+    command = ("classify", tmp_path / "videos", "-c", classifier, "--device", "cpu", "-n", 3, "--out", out)
+    code, _, err = cli(*command, "--precision", "int8", "--json")
     assert code == 0, err
     assert len(out.read_text().splitlines()) == 3
 
 
 def test_quantize_from_a_bank_into_another_folder(cli: Cli, tmp_path: Path) -> None:
     so.write_frames(tmp_path / "bank", entries(6), classes=("ant", "bee", "cat"))
-    classifier = so.save_classifier(told_apart(), tmp_path / "classifier")
+    classifier = so.save_classifier(scattered_classifier(), tmp_path / "classifier")
     code, out, err = cli("quantize", classifier, "--bank", tmp_path / "bank", "-o", tmp_path / "out")
     assert (code, out) == (0, ""), err
     assert "names the same class as float32" in err
@@ -334,13 +334,13 @@ def test_quantize_from_a_bank_into_another_folder(cli: Cli, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("words", [(), ("--bank", "b", "--videos", "v")])
-def test_quantize_wants_one_source(cli: Cli, folder: Path, words: tuple[str, ...]) -> None:
+def test_quantize_needs_one_source(cli: Cli, folder: Path, words: tuple[str, ...]) -> None:
     code, _, err = cli("quantize", folder, *words)
     assert code == 2
-    assert "give one of them" in err
+    assert "not both" in err
 
 
-def test_the_documents_have_the_measured_figures() -> None:
+def test_the_docs_have_the_measured_figures() -> None:
     told = json.loads((ROOT / "benchmarks" / "results" / "int8.json").read_text(encoding="utf-8"))
     plain, by_ort, by_openvino = told["rows"]
     page = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")

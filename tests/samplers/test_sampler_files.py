@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 import sosampler as so
 from sosampler._util.files import replacing
+from sosampler.baselines.registry import list_samplers
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
 from sosampler.samplers.backbones import create_backbone, load_backbone_weights
 from sosampler.samplers.folder import is_sampler_folder, model_card
-from sosampler.samplers.registry import list_samplers, load_sampler
+from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
 from tests.samplers.test_sampler_network import BELIEF, pictures, scattered
 
@@ -92,7 +93,7 @@ def test_load_sampler_freezes_and_goes_to_a_device(original: Path) -> None:
 
 
 def test_names_of_samplers_need_no_torch() -> None:
-    code = "import sys; from sosampler.samplers.registry import list_samplers as names; "
+    code = "import sys; from sosampler.baselines.registry import list_samplers as names; "
     code += "print(names(), 'torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     names = ["sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl"]

@@ -10,6 +10,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of
+from sosampler.samplers.registry import RECIPES
 
 if TYPE_CHECKING:
     from sosampler.baselines.base import Baseline
@@ -43,3 +44,13 @@ def baseline_arguments(name: str) -> list[str]:
 def _class_of(name: str) -> Any:
     module, kind = _BASELINES[one_of("baseline", name, list_systems())]
     return getattr(import_module(module), kind)
+
+
+def list_samplers() -> list[str]:
+    """Return the names that `train` takes: samplers first, then baselines, which bring their own classifier.
+
+    Examples:
+        >>> list_samplers()
+        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
+    """
+    return [*RECIPES, *list_systems()]

@@ -1,4 +1,4 @@
-"""`sosampler export`."""
+"""`sosampler export` and `sosampler quantize`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ def export_command(
     sampler: Annotated[
         str, typer.Argument(metavar="RUN", help="The folder of a trained sampler, or its id on the Hugging Face hub.")
     ],
-    format: Annotated[str, typer.Option("--format", "-f", help="onnx, torch-export or openvino.")] = "onnx",
+    format: Annotated[str, typer.Option("--format", "-f", help="onnx.")] = "onnx",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="A file (.onnx, .pt2, .xml) or a folder.  [default: RUN/model.onnx, ...]"),
+        typer.Option("--out", "-o", help="A .onnx file or a folder.  [default: RUN/model.onnx]"),
     ] = None,
     half: Annotated[
-        bool, typer.Option("--half", help="Round weights to half precision: files of half the size.")
+        bool, typer.Option("--half", help="Round weights to half precision: a file of half the size.")
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a trained sampler for another runtime, for any number of videos and candidates.
+    """Export a trained sampler to ONNX, for any number of videos and candidates.
 
-    model.onnx in the sampler's own folder is what `select --policy RUN` runs where torch is not installed.
+    `select --policy RUN` runs model.onnx of the sampler's folder where torch is not installed.
     """
-    from sosampler._util.validation import one_of
-    from sosampler.samplers.export import SUFFIXES
-
-    one_of("--format", format, SUFFIXES)
+    if format != "onnx":  # said before torch is imported
+        raise InvalidArgument(f"--format {format} must be onnx; other runtimes read such a file")
     from sosampler.samplers.export import export_sampler
 
     done = export_sampler(sampler, format=format, out=out, half=half)
@@ -48,27 +46,27 @@ def export_command(
 def quantize_command(
     classifier: Annotated[str, typer.Argument(help="Folder of a saved classifier, or the name of one.")],
     bank: Annotated[
-        Path | None, typer.Option("--bank", "-b", help="Take frames of the training videos of this bank.")
+        Path | None, typer.Option("--bank", "-b", help="Calibrate on training videos of this bank.")
     ] = None,
     videos: Annotated[
         list[str] | None,
-        typer.Option("--videos", help="Take frames of videos, given as in classify; may be given several times."),
+        typer.Option("--videos", help="Calibrate on these videos, given as in classify; repeatable."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder to write.  [default: the classifier's own]"),
     ] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="A file with the classifier's weights.")] = None,
-    num_frames: Annotated[int, typer.Option("--num-frames", "-n", min=1, help="Frames to look at.")] = 256,
+    num_frames: Annotated[int, typer.Option("--num-frames", "-n", min=1, help="Calibration frames.")] = 256,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Bring a classifier to int8, in which a CPU runs it several times as fast; for `classify --precision int8`.
+    """Quantize a classifier to int8 for fast inference on a CPU, used by `classify --precision int8`.
 
-    The ranges of its values are taken from frames, which should be such as it will see. A quarter of them is kept
-    aside, and on these the two are compared.
+    Activation ranges come from frames, which should be like those it will see. A quarter of the frames is held out to
+    compare int8 with float32.
     """
     if (bank is None) == (not videos):
-        raise InvalidArgument("--bank and --videos: give one of them, so that there are frames to take ranges from")
+        raise InvalidArgument("--bank or --videos must be given, and not both; they hold the calibration frames")
     from sosampler.bank.calibration import bank_frames, video_frames
     from sosampler.engine.quantize import quantize_classifier
     from sosampler.inference.pipeline import load_classifier

@@ -1,1 +1,1 @@
-"""Run sampler and classifier fast on a device."""
+"""Run a sampler and a classifier fast on one device."""

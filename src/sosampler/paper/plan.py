@@ -14,14 +14,14 @@ from typing import Any
 from sosampler._util.devices import check_device
 from sosampler._util.validation import one_of, whole_number
 from sosampler.bank.bank import Bank
-from sosampler.baselines.registry import list_systems
+from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.weights import read_state
 from sosampler.errors import InvalidArgument
 from sosampler.paper.experiments import CASES, FIDELITY, INDEPENDENCE, THROUGHPUT, Experiment, Pair, RowRecipe
 from sosampler.paper.locations import Location
 from sosampler.samplers.recipe import SETTINGS, SamplerRecipe, check_known, read_recipe
-from sosampler.samplers.registry import RECIPES, list_samplers
+from sosampler.samplers.registry import RECIPES
 from sosampler.training.baseline_data import light_source
 from sosampler.training.checkpoints import RESULT
 

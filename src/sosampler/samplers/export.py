@@ -1,11 +1,10 @@
-"""The formats that samplers are exported to. Light, so that the command line's help is fast."""
+"""Export a trained sampler to ONNX, for any number of videos and candidates."""
 
 from __future__ import annotations
 
 import copy
 import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,15 @@ from torch.export import Dim, ExportedProgram
 
 from sosampler import __version__
 from sosampler._util.files import replacing
-from sosampler._util.validation import one_of, true_or_false
+from sosampler._util.validation import true_or_false
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, OUTPUTS, OnnxSampler, weights_digest
-from sosampler.samplers.openvino_file import OpenVinoModel
 from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
 
-SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2", "openvino": ".xml"}
-
-
-def default_name(format: str) -> str:
-    """How an exported file is called in a sampler's folder.
-
-    >>> default_name("torch-export")
-    'model.pt2'
-    """
-    return f"model{SUFFIXES[format]}"
-
 
 class DeployedSampler(nn.Module):
-    """Normalises and scores. Frames come resized and cropped, because that is cheaper where they are decoded."""
+    """Normalise and score frames. Resizing and cropping stay outside: they are cheaper where frames are decoded."""
 
     def __init__(self, sampler: SOSampler) -> None:
         super().__init__()
@@ -47,21 +34,22 @@ class DeployedSampler(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(preprocessing.std).view(3, 1, 1))
 
     def forward(self, frames: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [B, T, 3, h, w] -> those of `output_names`, in that order."""
-        said = self.sampler((frames.float() / 255 - self.pixel_mean) / self.pixel_std)
+        """uint8 [B, T, 3, h, w] -> the outputs of `output_names`, in that order."""
+        output = self.sampler((frames.float() / 255 - self.pixel_mean) / self.pixel_std)
         # Two outputs may be one tensor, which graphs cannot name twice.
-        scores, importance = said.scores.clone(), said.importance.clone()
-        if said.class_logits is None:
-            return scores, importance, said.features
-        return scores, importance, said.class_logits, said.features
+        scores, importance = output.scores.clone(), output.importance.clone()
+        if output.class_logits is None:
+            return scores, importance, output.features
+        return scores, importance, output.class_logits, output.features
 
 
 def output_names(sampler: SOSampler) -> list[str]:
+    """Return the names of the graph's outputs; class logits only where the sampler has a class head."""
     return [name for name in OUTPUTS if name != "class_logits" or sampler.class_head is not None]
 
 
 def on_cpu(sampler: SOSampler, *, half: bool = False) -> SOSampler:
-    """A frozen copy in float32; `half` rounds its weights to what half precision can hold.
+    """Return a frozen copy in float32; `half` rounds its weights to values that half precision can hold.
 
     Only weights of convolutions and linear layers are rounded: the rest is small, and norms need their range.
     """
@@ -75,15 +63,15 @@ def on_cpu(sampler: SOSampler, *, half: bool = False) -> SOSampler:
 
 
 def _rounded(weights: Tensor) -> Tensor:
-    """To half precision and back; what is too large for it stays as it is."""
+    """Round to half precision; values out of its range stay as they are."""
     rounded = weights.half().float()
     return torch.where(rounded.isfinite(), rounded, weights)
 
 
 def trace(sampler: SOSampler) -> ExportedProgram:
-    """The network as a graph for any number of videos and of candidates. The sampler is one of `on_cpu`."""
+    """Trace the network with free batch and candidate dimensions. The sampler comes from `on_cpu`."""
     size = sampler.input_size
-    # Neither number is one, which a graph would take for a constant.
+    # A dimension of one would be traced as a constant.
     example = torch.zeros(2, 3, 3, size, size, dtype=torch.uint8)
     free = {INPUT: {0: Dim("batch", min=1), 1: Dim("candidates", min=1)}}
     with torch.no_grad():
@@ -96,33 +84,33 @@ def trace(sampler: SOSampler) -> ExportedProgram:
 
 
 def trial_frames(sampler: SOSampler, videos: int, candidates: int) -> Tensor:
-    """uint8 [B, T, 3, h, w] on which an exported network is compared with its sampler, the same every time."""
+    """Return fixed uint8 [B, T, 3, h, w] frames on which the exported network is compared with its sampler."""
     generator = torch.Generator().manual_seed(videos * 1000 + candidates)
     size = sampler.input_size
-    # Coarse pictures: noise of single pixels looks alike to a network, and so would all scores.
+    # Coarse images: single-pixel noise would give every frame almost the same score.
     coarse = torch.rand(videos * candidates, 3, 8, 8, generator=generator) * 255
     smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
     return smooth.round().byte().unflatten(0, (videos, candidates))
 
 
 def expected(sampler: SOSampler, frames: Tensor) -> dict[str, Any]:
-    """What the sampler itself says about frames, by output name, as NumPy arrays."""
-    said = sampler.look(frames)._asdict()
-    return {name: said[name].numpy() for name in output_names(sampler)}
+    """Return the sampler's own outputs for frames, by name, as NumPy arrays."""
+    output = sampler.look(frames)._asdict()
+    return {name: output[name].numpy() for name in output_names(sampler)}
 
 
-# Tensors below this many numbers are not worth a node of their own.
+# Smaller tensors are not worth a cast node of their own.
 _WORTH_HALVING = 256
 
 
 def onnx_bytes(sampler: SOSampler, *, weights: str | None = None) -> bytes:
-    """The file's bytes. Batch and number of candidates stay free; the input is uint8 of the sampler's input size.
+    """Return the ONNX file's bytes. Batch and candidates are free dimensions; the input is uint8 at the input size.
 
-    Weights that half precision holds exactly are stored so, which halves the file of a sampler that was saved so.
+    Weights that half precision holds exactly are stored as float16, which halves the file of a rounded sampler.
 
     Args:
-        sampler: any; a copy of it goes to the CPU.
-        weights: digest of the weights file to which the network belongs, if it lies in a sampler's folder.
+        sampler: a sampler on any device; a copy goes to the CPU.
+        weights: digest of the weights file that the network belongs to, if it lies in a sampler's folder.
     """
     sampler = on_cpu(sampler)
     model = _converted(trace(sampler), output_names(sampler))
@@ -131,12 +119,12 @@ def onnx_bytes(sampler: SOSampler, *, weights: str | None = None) -> bytes:
     _store_as_half(model.graph)
     entry = model.metadata_props.add()
     entry.key, entry.value = ABOUT, json.dumps(about(sampler, weights), sort_keys=True)
-    found: bytes = model.SerializeToString(deterministic=True)
-    return found
+    serialized: bytes = model.SerializeToString(deterministic=True)
+    return serialized
 
 
 def about(sampler: SOSampler, weights: str | None) -> dict[str, Any]:
-    """What a file must say about itself to be run without the sampler's folder."""
+    """Return the metadata that lets the file run without the sampler's folder."""
     return {
         "format": FORMAT,
         "version": __version__,
@@ -149,7 +137,7 @@ def about(sampler: SOSampler, weights: str | None) -> dict[str, Any]:
 
 
 def _converted(program: ExportedProgram, outputs: list[str]) -> Any:
-    """The graph as an ONNX ModelProto, constants folded; norms are left to the runtime, whose folding is not stored."""
+    """Convert to an ONNX ModelProto and fold constants; batch norms are left to the runtime."""
     try:
         import onnx  # noqa: F401
         from onnxscript import opset20, optimizer
@@ -159,7 +147,7 @@ def _converted(program: ExportedProgram, outputs: list[str]) -> Any:
         ) from error
 
     def remainder(dividend: Any, divisor: Any) -> Any:
-        """torch's own translation takes a divisor that is known; here it is the number of candidates."""
+        """Replace torch's translation, which needs a constant divisor; here it is the number of candidates."""
         return opset20.Mod(dividend, divisor)
 
     made = torch.onnx.export(
@@ -172,22 +160,22 @@ def _converted(program: ExportedProgram, outputs: list[str]) -> Any:
         optimize=False,
         verbose=False,
     )
-    assert made is not None, "without a file name it is given back"
+    assert made is not None, "without a file name the program is returned"
     optimizer.fold_constants(made.model)
     optimizer.remove_unused_nodes(made.model)
     return made.model_proto
 
 
 def _name_dimensions(graph: Any) -> None:
-    """The free dimensions get names that say what they are."""
+    """Name the free dimensions."""
     for value in (*graph.input, *graph.output):
         dimensions = value.type.tensor_type.shape.dim
         dimensions[0].dim_param, dimensions[1].dim_param = "batch", "candidates"
-    del graph.value_info[:]  # still has the old names, and runtimes find out by themselves
+    del graph.value_info[:]  # holds the old names; runtimes infer it
 
 
 def drop_traces(model: Any) -> None:
-    """Where in the code each node comes from: paths of the machine that exports, larger than the graph itself."""
+    """Drop source locations: they hold paths of the exporting machine and are larger than the graph itself."""
     del model.metadata_props[:]
     del model.graph.metadata_props[:]
     model.graph.doc_string = ""
@@ -197,7 +185,7 @@ def drop_traces(model: Any) -> None:
 
 
 def _store_as_half(graph: Any) -> None:
-    """float32 tensors without digits beyond half precision become float16 and a cast; not a bit changes."""
+    """Store float32 tensors that float16 holds exactly as float16 plus a cast; values do not change."""
     from onnx import TensorProto, helper, numpy_helper
 
     casts = []
@@ -217,142 +205,109 @@ def _store_as_half(graph: Any) -> None:
     graph.node.extend(nodes)
 
 
-# Videos and candidates on which an exported network must say what its sampler says.
+# (videos, candidates) on which the exported network must give the sampler's scores.
 _TRIALS = ((1, 1), (2, 5))
-# By how much its scores may differ, as a share of the largest of them or of 1.
+# Largest difference of a score, relative to the largest score or to 1.
 _TOLERANCE = 1e-4
-
-# Frames uint8 [B, T, 3, h, w] -> outputs by name.
-Run = Callable[[np.ndarray], dict[str, np.ndarray]]
+FORMAT_NAME, FILE, SUFFIX = "onnx", "model.onnx", ".onnx"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it agrees with the sampler."""
+    """What was written, and how closely it agrees with the sampler."""
 
     sampler: str
     format: str
     file: str
-    files: tuple[str, ...]  # OpenVINO keeps weights in a second one
+    files: tuple[str, ...]
     bytes: int
-    fingerprint: str  # of the weights that are in it
+    fingerprint: str  # of the weights in the file
     inputs: dict[str, list[str | int]]  # name -> uint8 dimensions
     outputs: list[str]
-    difference: float  # largest of a score from the sampler's own, on trial frames
+    difference: float  # largest difference of a score from the sampler's own, on trial frames
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return {**asdict(self), "files": list(self.files)}
 
 
 def export_sampler(
-    source: str | Path | SOSampler, *, format: str = "onnx", out: str | Path | None = None, half: bool = False
+    source: str | Path | SOSampler, *, format: str = FORMAT_NAME, out: str | Path | None = None, half: bool = False
 ) -> Exported:
-    """Write a trained sampler for another runtime, for any number of videos and candidates.
+    """Write a trained sampler as an ONNX file, for any number of videos and candidates.
 
     The network takes frames uint8 [batch, candidates, 3, h, w] of the sampler's input size (`sampler.preprocessing`
-    says how to bring them there) and gives scores, importance, class logits where it has a class head, and features.
+    describes the resize) and returns scores, importance, class logits where it has a class head, and features.
 
     Args:
         source: the folder of a trained sampler, its id on the Hugging Face hub, or the sampler itself.
-        format: "onnx", "torch-export" or "openvino".
-        out: a file, or a folder for model.onnx, model.pt2 or model.xml; the sampler's own folder if not given. There
-            model.onnx is what `select` runs where torch is not installed.
-        half: round weights to half precision, for files of half the size; scores change a little. ONNX and OpenVINO.
+        format: "onnx". Other runtimes (OpenVINO, TensorRT) read such a file.
+        out: a file, or a folder for model.onnx; by default the sampler's own folder. There `select` runs model.onnx
+            where torch is not installed.
+        half: round weights to half precision, for a file of half the size; scores change a little.
     """
-    one_of("format", format, SUFFIXES)
-    if true_or_false("half", half) and format == "torch-export":
-        raise InvalidArgument("half=True is for onnx and openvino, whose files can hold such weights; leave it out")
-    path = _place(source, format, out)
-    own_folder = Path(source) if not isinstance(source, SOSampler) and Path(source).is_dir() else None
-    digest = None if own_folder is None else weights_digest(own_folder)
-    sampler = source if isinstance(source, SOSampler) else load_sampler(source)
-    rounded = on_cpu(sampler, half=half)
-    write = {"onnx": _write_onnx, "torch-export": _write_program, "openvino": _write_openvino}[format]
-    difference, files = write(rounded, path, digest)
-    size = rounded.input_size
+    if format != FORMAT_NAME:
+        raise InvalidArgument(f"format={format!r} must be {FORMAT_NAME!r}; other runtimes read such a file")
+    true_or_false("half", half)
+    path = _output_path(source, out)
+    folder = Path(source) if not isinstance(source, SOSampler) and Path(source).is_dir() else None
+    digest = None if folder is None else weights_digest(folder)
+    sampler = on_cpu(source if isinstance(source, SOSampler) else load_sampler(source), half=half)
+    model = onnx_bytes(sampler, weights=digest)
+    difference = _max_difference(sampler, OnnxSampler(model), path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(model)
+    size = sampler.input_size
     return Exported(
         sampler="sosampler" if isinstance(source, SOSampler) else str(source),
         format=format,
         file=str(path),
-        files=tuple(str(file) for file in files),
-        bytes=sum(file.stat().st_size for file in files),
-        fingerprint=rounded.fingerprint(),
+        files=(str(path),),
+        bytes=path.stat().st_size,
+        fingerprint=sampler.fingerprint(),
         inputs={INPUT: ["batch", "candidates", 3, size, size]},
-        outputs=output_names(rounded),
+        outputs=output_names(sampler),
         difference=difference,
     )
 
 
-def _write_onnx(sampler: SOSampler, path: Path, digest: str | None) -> tuple[float, list[Path]]:
-    model = onnx_bytes(sampler, weights=digest)
-    difference = _compare(sampler, OnnxSampler(model).run_network, path)
-    with replacing(path) as temporary:
-        temporary.write_bytes(model)
-    return difference, [path]
-
-
-def _write_program(sampler: SOSampler, path: Path, digest: str | None) -> tuple[float, list[Path]]:
-    program = trace(sampler)
-    names = output_names(sampler)
-    with replacing(path) as temporary:
-        torch.export.save(program, temporary)
-        network = torch.export.load(temporary).module()
-
-        def run(frames: np.ndarray) -> dict[str, np.ndarray]:
-            with torch.no_grad():
-                given = network(torch.from_numpy(frames))
-            return {name: said.numpy() for name, said in zip(names, given, strict=True)}
-
-        difference = _compare(sampler, run, path)
-    return difference, [path]
-
-
-def _write_openvino(sampler: SOSampler, path: Path, digest: str | None) -> tuple[float, list[Path]]:
-    model = OpenVinoModel(onnx_bytes(sampler, weights=digest))
-    difference = _compare(sampler, model.run, path)
-    return difference, model.save(path)
-
-
-def _compare(sampler: SOSampler, run: Run, path: Path) -> float:
-    """The largest difference of a score; one that is too large ends the export."""
+def _max_difference(sampler: SOSampler, exported: OnnxSampler, path: Path) -> float:
+    """Return the largest difference of a score; raise if it is too large."""
     largest = 0.0
     for videos, candidates in _TRIALS:
         frames = trial_frames(sampler, videos, candidates)
-        wanted, found = expected(sampler, frames)["scores"], run(frames.numpy())["scores"]
-        difference = float(np.abs(found - wanted).max())
+        own = expected(sampler, frames)["scores"]
+        difference = float(np.abs(exported.run_network(frames.numpy())["scores"] - own).max())
         # Not "greater than": a NaN must not pass.
-        if not difference <= _TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+        if not difference <= _TOLERANCE * max(1.0, float(np.abs(own).max())):
             raise SosamplerError(
-                f"{path}: was not written, because the exported network gives other scores than the sampler (they "
-                f"differ by {difference:.2g}); try another format, or other versions of torch and the runtime"
+                f"{path}: not written, because the exported network gives other scores than the sampler (they differ "
+                f"by {difference:.2g}); try other versions of torch and onnxruntime"
             )
         largest = max(largest, difference)
     return largest
 
 
-def _place(source: str | Path | SOSampler, format: str, out: str | Path | None) -> Path:
-    """Where to write; found out before the work begins."""
+def _output_path(source: str | Path | SOSampler, out: str | Path | None) -> Path:
+    """Return the file to write, checked before the work begins."""
     if out is None:
         if isinstance(source, SOSampler) or not Path(source).is_dir():
-            what = "a sampler in memory" if isinstance(source, SOSampler) else f"{source}: is no folder here, and"
-            raise InvalidArgument(f"{what} has no place for the exported file; say with out where to write it")
+            given = "a sampler in memory" if isinstance(source, SOSampler) else f"{source} (not a local folder)"
+            raise InvalidArgument(f"{given} has no folder to write to; give out, a file or a folder")
         out = source
     path = Path(out)
     if path.is_dir():
-        path = path / default_name(format)
-    if path.suffix != SUFFIXES[format]:
-        raise InvalidArgument(
-            f"out={str(out)!r}: files of format {format} end with {SUFFIXES[format]}; give such a name or a folder"
-        )
+        path = path / FILE
+    if path.suffix != SUFFIX:
+        raise InvalidArgument(f"out={str(out)!r} must be a folder or end with {SUFFIX}; give such a name")
     if path.is_dir():
-        raise InvalidArgument(f"{path} is a folder; give another name for the exported file")
+        raise InvalidArgument(f"{path} is a folder; give another file name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise InvalidArgument(
-            f"{path}: cannot be written ({error.strerror or error}); give a place that can be with out"
+            f"{path}: cannot be written ({error.strerror or error}); give a writable location with out"
         ) from error
     return path

@@ -1,4 +1,4 @@
-"""SOSampler: a small network that scores every candidate frame by how well it alone tells what the video shows."""
+"""SOSampler: a small network that scores every candidate frame by how well it alone shows the video's class."""
 
 from __future__ import annotations
 
@@ -23,36 +23,34 @@ from sosampler.samplers.folder import local_folder, read_folder, write_folder
 from sosampler.samplers.ranking import top_n
 from sosampler.samplers.scoring import Scoring
 
-# Frames that go through the network at once where the caller gives more, so that memory stays bounded.
-_FRAMES_AT_ONCE = 256
-# Bytes of frames in their stored size, as the float32 in which a GPU resizes them, that are brought to the input's size
-# at once.
-_PIXEL_BYTES_AT_ONCE = 1 << 30
-_LEAST_SIDE = 32  # MobileNetV2 halves the frame five times
+_BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
+# Bytes of frames at their original size, in the float32 in which a GPU resizes them, that are resized at a time.
+_RESIZE_BYTES = 1 << 30
+_MIN_SIDE = 32  # MobileNetV2 halves the frame five times
 
 
 class SamplerOutput(NamedTuple):
-    """What the network says about T candidates of B videos; what it says about masked ones means nothing."""
+    """The network's outputs for T candidates of B videos; those of masked candidates have no meaning."""
 
     scores: Tensor  # [B, T], what frames are ranked by
     importance: Tensor  # [B, T], the linear head
-    class_logits: Tensor | None  # [B, T, C], where there is a class head
+    class_logits: Tensor | None  # [B, T, C], with a class head
     features: Tensor  # [B, T, D]
 
 
 class SOSampler(nn.Module, PyTorchModelHubMixin):
-    """Scores candidate frames; the best N are those to give to the classifier it was trained for.
+    """A small network that scores candidate frames; the best N go to the classifier it was trained for.
 
     Args:
         backbone: "mobilenet_v2" or "timm:NAME".
-        shift: divisor of the temporal shift, 0 for none: then the backbone looks at each frame by itself.
-        input_size: height and width that frames are brought to.
-        num_classes, class_names: of the class head; none without num_classes.
-        dropout: share of features dropped before the heads in training.
-        multi_label: whether the classes of the class head do not exclude each other.
-        scoring: settings of `Scoring`, by which the heads become one score. With a belief a score also depends on
-            what the other candidates show.
-        calibration: (a, b), so that sigmoid(a * score + b) is the confidence to expect of the classifier.
+        shift: divisor of the temporal shift; 0 for none, then the backbone sees each frame alone.
+        input_size: height and width that frames are resized to.
+        num_classes, class_names: of the class head; None for no class head.
+        dropout: fraction of features dropped before the heads in training.
+        multi_label: whether several classes of the class head can be true (sigmoid instead of softmax).
+        scoring: settings of `Scoring`, which turns the heads' outputs into one score. With a belief a score also
+            depends on the other candidates.
+        calibration: (a, b), so that sigmoid(a * score + b) is the expected confidence of the classifier.
         about: facts for the model card (classifier, recipe, dev score, ...), any JSON values.
     """
 
@@ -71,12 +69,19 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         about: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = whole_number("input_size", input_size, at_least=_LEAST_SIDE)
+        self.input_size = whole_number("input_size", input_size, at_least=_MIN_SIDE)
         self.num_classes = None if num_classes is None else whole_number("num_classes", num_classes)
-        self.class_names = _check_names(class_names, self.num_classes)
+        self.class_names: tuple[str, ...] | None = None
+        if class_names is not None:
+            self.class_names = read_names(class_names)
+            if len(self.class_names) != self.num_classes:
+                raise InvalidArgument(
+                    f"num_classes={num_classes} must be the number of class_names, {len(self.class_names)}; "
+                    "give both for a class head, or neither"
+                )
         self.multi_label = true_or_false("multi_label", multi_label)
         if real_number("dropout", dropout, at_least=0.0) >= 1:
-            raise InvalidArgument(f"dropout={dropout!r} is not allowed; give a share from 0 to below 1")
+            raise InvalidArgument(f"dropout={dropout!r} must be at least 0 and below 1")
         self.calibration = calibration
         self.about = about
         self.precision = "float32"
@@ -85,99 +90,99 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         self.importance_head = nn.Linear(self.backbone.num_features, 1)
         self.class_head = None if self.num_classes is None else nn.Linear(self.backbone.num_features, self.num_classes)
         self.scoring = Scoring(
-            _plain_json("scoring", scoring), multi_label=self.multi_label, num_classes=self.num_classes
+            _copy_json("scoring", scoring), multi_label=self.multi_label, num_classes=self.num_classes
         )
         self._gmacs: dict[int, float] = {}
 
     # ---- the network
 
     def forward(self, frames: Tensor, mask: Tensor | None = None) -> SamplerOutput:
-        """Normalised float [B, T, 3, h, w], mask bool [B, T] (True: a real candidate) -> all outputs; gradients flow.
+        """Score normalised float frames [B, T, 3, h, w]; gradients flow.
 
-        Padding changes nothing for real candidates, except that batch norm in training mode counts it.
+        `mask` bool [B, T] is True for real candidates. Padding does not change the outputs of real candidates, except
+        that batch norm in training mode counts it.
         """
-        return self._judge(self._features(frames, mask), mask)
+        return self.apply_heads(self._features(frames, mask), mask)
 
     def _features(self, frames: Tensor, mask: Tensor | None) -> Tensor:
         batch, count = frames.shape[:2]
         features: Tensor = self.backbone(frames.flatten(0, 1), count, mask)
         return features.view(batch, count, self.backbone.num_features)
 
-    def _judge(self, features: Tensor, mask: Tensor | None) -> SamplerOutput:
-        """Features [B, T, D] -> all outputs, at full precision: in half precision close scores would become ties."""
+    def apply_heads(self, features: Tensor, mask: Tensor | None = None) -> SamplerOutput:
+        """Compute all outputs from features [B, T, D] in full precision: half precision would turn scores into ties."""
         kind = features.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):  # the meta device, where costs are counted, has none
             with torch.autocast(kind, enabled=False):
-                return self._judge(features, mask)
+                return self.apply_heads(features, mask)
         features = features.to(self.importance_head.weight.dtype)
-        kept = self.dropout(features)
-        importance = self.importance_head(kept).squeeze(-1)
-        class_logits = None if self.class_head is None else self.class_head(kept)
+        dropped = self.dropout(features)
+        importance = self.importance_head(dropped).squeeze(-1)
+        class_logits = None if self.class_head is None else self.class_head(dropped)
         return SamplerOutput(self.scoring(importance, class_logits, mask), importance, class_logits, features)
 
-    # ---- from frames as they come
+    # ---- inference on decoded frames
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Short side to the input size, centre crop, ImageNet's mean and std."""
+        """Resize of the short side to the input size, centre crop, ImageNet's mean and std."""
         return Preprocessing(size=(self.input_size, self.input_size), resize=self.input_size)
 
     @torch.no_grad()
     def look(self, frames: Tensor, mask: Tensor | None = None) -> SamplerOutput:
-        """uint8 [B, T, 3, H, W] of any size -> all outputs in float32, in bounded memory.
+        """Return all outputs in float32 for uint8 frames [B, T, 3, H, W] of any size, in bounded memory.
 
-        Puts the network into evaluation mode, as running statistics must not move.
+        Puts the network into evaluation mode, so that running statistics do not change.
         """
         self.eval()
         frames = check_frames(frames)
         mask = self._check_mask(mask, frames)
+        videos = max(1, _BATCH_FRAMES // frames.shape[1])
+        parts = []
         with autocast(self.device, self.precision):
-            features = self._features_in_parts(frames, mask)
-        said = self._judge(features, mask)
-        _check_finite(said.scores if mask is None else said.scores[mask])
-        return SamplerOutput(*(None if part is None else part.float() for part in said))
+            for begin in range(0, len(frames), videos):
+                part = slice(begin, begin + videos)
+                parts.append(self._features_of_videos(frames[part], None if mask is None else mask[part]))
+        output = self.apply_heads(torch.cat(parts), mask)
+        scores = output.scores if mask is None else output.scores[mask]
+        bad = int((~torch.isfinite(scores)).sum())
+        if bad:
+            raise WeightsError(
+                f"the sampler gives NaN or infinite scores for {bad} of {scores.numel()} frames; "
+                "run it with precision='float32', or train it again with a lower learning rate"
+            )
+        return SamplerOutput(*(None if part is None else part.float() for part in output))
 
     def score(self, frames: Tensor, mask: Tensor | None = None) -> Tensor:
-        """uint8 [B, T, 3, H, W] -> float32 scores [B, T]; the higher, the better. Those of masked ones mean nothing."""
+        """Return float32 scores [B, T] for uint8 frames [B, T, 3, H, W]; higher is better."""
         return self.look(frames, mask).scores
 
     def choose(self, frames: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor:
-        """uint8 [B, T, 3, H, W] -> positions int64 [B, N] of the N best candidates of each video, in time order."""
+        """Return the indices int64 [B, N] of the N best of uint8 frames [B, T, 3, H, W], in time order."""
         scores = self.score(frames, mask)
         return top_n(scores, num_frames, self._check_mask(mask, frames))
 
-    def _features_in_parts(self, frames: Tensor, mask: Tensor | None) -> Tensor:
-        """Features [B, T, D], a bounded number of frames at a time."""
-        batch, count = frames.shape[:2]
-        videos = max(1, _FRAMES_AT_ONCE // count)
-        parts = []
-        for begin in range(0, batch, videos):
-            some = slice(begin, begin + videos)
-            parts.append(self._features_of_few(frames[some], None if mask is None else mask[some]))
-        return torch.cat(parts)
+    def _features_of_videos(self, frames: Tensor, mask: Tensor | None) -> Tensor:
+        """Return features [B, T, D]; a very long video is processed in overlapping segments.
 
-    def _features_of_few(self, frames: Tensor, mask: Tensor | None) -> Tensor:
-        """Features of as many videos as go at once; a very long one in stretches that overlap.
-
-        Through the shift a frame depends on `reach` frames to each side, so that features further inside than that
-        are those of the whole video.
+        Through the temporal shift a frame depends on `reach` frames to each side, so segments overlap by that much.
         """
         count, reach = frames.shape[1], self.backbone.reach
         parts = []
-        for begin in range(0, count, _FRAMES_AT_ONCE):
-            end = min(begin + _FRAMES_AT_ONCE, count)
+        for begin in range(0, count, _BATCH_FRAMES):
+            end = min(begin + _BATCH_FRAMES, count)
             low, high = max(begin - reach, 0), min(end + reach, count)
-            prepared = self._prepared(frames[:, low:high])
-            features = self._features(prepared, None if mask is None else mask[:, low:high])
+            inputs = self._preprocess(frames[:, low:high])
+            features = self._features(inputs, None if mask is None else mask[:, low:high])
             parts.append(features[:, begin - low : end - low])
         return torch.cat(parts, dim=1)
 
-    def _prepared(self, frames: Tensor) -> Tensor:
-        """uint8 [B, T, 3, H, W] -> the network's input [B, T, 3, h, w] on its device; large frames a few at a time."""
+    def _preprocess(self, frames: Tensor) -> Tensor:
+        """Return uint8 [B, T, 3, H, W] as the network's input [B, T, 3, h, w]; large frames a few at a time."""
         height, width = frames.shape[-2:]
-        at_once = max(1, _PIXEL_BYTES_AT_ONCE // (3 * height * width * 4))
+        size = max(1, _RESIZE_BYTES // (3 * height * width * 4))
         parts = [
-            self.preprocessing(part.to(self.device, non_blocking=True)) for part in frames.flatten(0, 1).split(at_once)
+            self.preprocessing(part.to(self.device, non_blocking=True)) for part in frames.flatten(0, 1).split(size)
         ]
         return torch.cat(parts).unflatten(0, frames.shape[:2])
 
@@ -187,13 +192,13 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         mask = torch.as_tensor(mask)
         if mask.dtype != torch.bool or mask.shape != frames.shape[:2]:
             raise InvalidArgument(
-                f"mask is {str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}; "
-                f"give bool {list(frames.shape[:2])}, True for a real candidate"
+                f"mask is {str(mask.dtype).removeprefix('torch.')} {list(mask.shape)} but must be "
+                f"bool {list(frames.shape[:2])}; give True for each real candidate"
             )
         return mask.to(self.device)
 
     def confidences(self, scores: Tensor) -> Tensor:
-        """Scores [...] -> the confidence in 0..1 to expect of the classifier that sees such a frame alone."""
+        """Return the expected confidence in 0..1 of the classifier on each frame alone, from scores of any shape."""
         if self.calibration is None:
             raise InvalidArgument(
                 "this sampler is not calibrated, so its scores only rank; train it on a bank with a dev split, "
@@ -202,7 +207,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         slope, offset = self.calibration
         return torch.sigmoid(slope * torch.as_tensor(scores).float() + offset)
 
-    # ---- facts
+    # ---- properties
 
     @property
     def calibration(self) -> tuple[float, float] | None:
@@ -212,13 +217,13 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
     def calibration(self, value: Sequence[float] | None) -> None:
         if value is not None:
             if not isinstance(value, (tuple, list)) or len(value) != 2:
-                raise InvalidArgument(f"calibration={value!r} is not allowed; give two numbers (a, b), or None")
+                raise InvalidArgument(f"calibration={value!r} must be two numbers (a, b), or None")
             value = (real_number("calibration[0]", value[0]), real_number("calibration[1]", value[1]))
         self._calibration = value
 
     @property
     def precision(self) -> str:
-        """Of `look`, `score` and `choose`: "float32", or "bfloat16" and "float16", which run under autocast."""
+        """Precision of `look`, `score` and `choose`: "float32", or "bfloat16" and "float16" by autocast."""
         return self._precision
 
     @precision.setter
@@ -231,11 +236,11 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     @about.setter
     def about(self, value: dict[str, Any] | None) -> None:
-        self._about = _plain_json("about", value)
+        self._about = _copy_json("about", value)
 
     @property
     def config(self) -> dict[str, Any]:
-        """All arguments that build this sampler again, as plain JSON values."""
+        """The arguments that build this sampler, as plain JSON values."""
         return {
             "backbone": self.backbone.name,
             "shift": self.backbone.shift,
@@ -258,7 +263,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def gmacs(self, num_candidates: int) -> float:
-        """Giga multiply-adds of scoring one video's candidates, without decoding and resizing."""
+        """Return the giga multiply-adds of scoring one video's candidates, without decoding and resizing."""
         count = whole_number("num_candidates", num_candidates)
         if count not in self._gmacs:
             shape = (1, count, 3, self.input_size, self.input_size)
@@ -266,7 +271,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return self._gmacs[count]
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the weights and whatever else decides a score."""
+        """Return 16 hexadecimal digits that change with the weights and every setting that affects scores."""
         settings = {key: value for key, value in self.config.items() if key not in ("about", "class_names")}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for key, tensor in sorted(self.state_dict().items()):
@@ -275,7 +280,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return digest.hexdigest()[:16]
 
     def freeze(self) -> Self:
-        """Evaluation mode and no gradients."""
+        """Switch to evaluation mode and turn gradients off."""
         self.requires_grad_(False)
         self.eval()
         return self
@@ -300,7 +305,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
     ) -> str | None:
         """Write config.json, model.safetensors and README.md (the model card); optionally push them to the hub.
 
-        `config` and `model_card_kwargs` are the hub's, and not used: both files follow from the sampler.
+        `config` and `model_card_kwargs` are part of the hub's interface and are ignored: the sampler defines both
+        files.
         """
         folder = Path(save_directory)
         write_folder(folder, self)
@@ -320,9 +326,9 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         revision: str | None = None,
         **settings: Any,
     ) -> Self:
-        """The sampler of a folder that `save_pretrained` or training wrote, or of an id on the Hugging Face hub.
+        """Load a sampler from a folder that `save_pretrained` or training wrote, or from the Hugging Face hub.
 
-        `settings` replace those of config.json. Weights are safetensors; pickled ones are never loaded.
+        `settings` override those of config.json. Weights are safetensors; pickled ones are never loaded.
         """
         folder = local_folder(
             pretrained_model_name_or_path,
@@ -335,40 +341,16 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return read_folder(folder, cls, settings)
 
 
-def _check_finite(scores: Tensor) -> None:
-    bad = int((~torch.isfinite(scores)).sum())
-    if bad:
-        raise WeightsError(
-            f"the sampler gives NaN or infinite scores for {bad} of {scores.numel()} frames; "
-            "run it with precision='float32', or train it again with a lower learning rate"
-        )
-
-
-def _check_names(names: Sequence[str] | None, num_classes: int | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if num_classes is None:
-        raise InvalidArgument(
-            f"class_names are given without num_classes; give num_classes={len(names)} for a class head, or neither"
-        )
-    checked = read_names(names)
-    if len(checked) != num_classes:
-        raise InvalidArgument(
-            f"num_classes={num_classes} but {len(checked)} class names are given; give one name a class"
-        )
-    return checked
-
-
-def _plain_json(name: str, value: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of a dict that JSON can hold exactly, or say that it cannot."""
+def _copy_json(name: str, value: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of a dict of JSON values."""
     if value is None:
         return {}
     try:
         copied = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{name} holds what JSON cannot ({error}); give texts, finite numbers, lists, dicts"
+            f"{name} must hold JSON values only ({error}); give strings, finite numbers, lists and dicts"
         ) from error
     if not isinstance(copied, dict):
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give a dict")
+        raise InvalidArgument(f"{name}={value!r} must be a dict")
     return copied

@@ -19,15 +19,15 @@ from sosampler._util.validation import one_of, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.baselines.folder import refuse_baseline_folder
-from sosampler.baselines.registry import list_systems
+from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.engine.cuda_graphs import keep_memory
+from sosampler.engine.memory import keep_memory
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import SamplerLoss
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
-from sosampler.samplers.registry import RECIPES, list_samplers
+from sosampler.samplers.registry import RECIPES
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.augment import Normaliser, crop, points_per_pixel
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart

@@ -1,1 +1,1 @@
-"""Triton kernels for inference."""
+"""Kernels of the frame engine; README.md explains them."""
