@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sosampler.errors import InvalidArgument, VideoError
+from sosampler.errors import InvalidArgument, MissingDependency, VideoError
 
 
 @contextmanager
@@ -156,3 +156,15 @@ def refuse_text(name: str, codec: str) -> None:
     """Go by what FFmpeg found inside: a video whose name ends with .txt is a video."""
     if codec in _LETTERS:
         raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
+
+
+def import_parquet() -> tuple[Any, Any]:
+    """Return pyarrow and pyarrow.parquet."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependency(
+            "Parquet needs pyarrow; install it with: pip install 'sosampler[parquet]', or write .jsonl or .csv"
+        ) from error
+    return pyarrow, pyarrow.parquet

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import replacing
-from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
+from sosampler._util.files import import_parquet, replacing
+from sosampler.errors import InvalidArgument, SosamplerError, first_line
 
 Row = dict[str, Any]
 """A selection or a prediction as its `to_dict` returns it, or "video" and "error" of a video that failed."""
@@ -88,18 +88,6 @@ PREDICTION_COLUMNS = {
     **{name: Column(kind, _at("selection", *keys)) for name, (kind, keys) in _OF_SELECTION.items()},
 }
 COLUMNS = {"selections": SELECTION_COLUMNS, "predictions": PREDICTION_COLUMNS}
-
-
-def import_parquet() -> tuple[Any, Any]:
-    """Return pyarrow and pyarrow.parquet."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependency(
-            "Parquet needs pyarrow; install it with: pip install 'sosampler[parquet]', or write .jsonl or .csv"
-        ) from error
-    return pyarrow, pyarrow.parquet
 
 
 def write_parquet(path: Path, rows: Iterable[Row], columns: dict[str, Column], *, batch: int = 1000) -> None:

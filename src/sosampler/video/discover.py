@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sosampler._util.files import at, csv_lines, parse_json, read_text
+from sosampler._util.files import at, csv_lines, import_parquet, parse_json, read_text
 from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.source import VIDEO_SUFFIXES, frame_images
 
@@ -144,8 +144,6 @@ def _jsonl_paths(path: Path) -> Iterator[str]:
 
 
 def _parquet_paths(path: Path) -> Iterator[str]:
-    from sosampler.inference.rows import import_parquet
-
     pa, pq = import_parquet()
     try:
         file = pq.ParquetFile(path)

@@ -12,13 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.files import import_parquet
 from sosampler._util.progress import OnProgress
 from sosampler._util.workers import ProcessEnded, ProcessPool
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt, death_message
 from sosampler.inference.many import RunSummary, failure_row, run
 from sosampler.inference.options import SelectOptions
-from sosampler.inference.rows import Row, import_parquet
+from sosampler.inference.rows import Row
 from sosampler.integrations.ray.cluster import (
     RaySettings,
     Stage,
