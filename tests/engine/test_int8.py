@@ -310,8 +310,8 @@ def test_rows_of_another_int8_network_are_not_gone_on_with(cli: Cli, tmp_path: P
         assert code == 0, err
         saved: Any = so.create_classifier(classifier)
         pipelines = [so.Pipeline("uniform", saved, num_frames=3, device="cpu", precision="int8") for _ in range(2)]
-        identities.append(_identity(pipelines[0]))
-        assert _identity(pipelines[1]) == identities[-1]
+        identities.append(pipelines[0].identity())
+        assert pipelines[1].identity() == identities[-1]
         assert classifier_identity(saved, "float32") == [saved.name, saved.fingerprint(), *saved.class_names]
     assert identities[0] != identities[1]
     out = tmp_path / "rows.jsonl"
