@@ -232,7 +232,7 @@ def test_many_at_once(service: Service, clip_bytes: bytes) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([], "no JSON object"),
+    ([], "must be a JSON object"),
     ({"num_frames": 0}, "num_frames=0"),
     ({"num_frames": None}, "num_frames=None"),
     ({"num_frames": 2.5}, "num_frames=2.5"),

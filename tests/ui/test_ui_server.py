@@ -230,7 +230,7 @@ def test_the_command(clip: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"max_upload": "lots"}, "'lots' is no size"),
+        ({"max_upload": "lots"}, "'lots' is not a size"),
         ({"max_videos": 0}, "--max-videos=0"),
         ({"videos": ["nothing.mp4"]}, "nothing.mp4: no such file"),
         ({"sampler": [Path("no-such-folder")]}, "no-such-folder"),
