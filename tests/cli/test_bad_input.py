@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import sosampler as so
+from sosampler.cli.main import app, main
 from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.inference.options import SelectOptions
 from sosampler.samplers import export as exporting
 from tests.exported_samplers import believing_folder
 
@@ -94,3 +98,44 @@ def test_more_frames_than_there_are(clip: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr.startswith("sosampler: 100 candidates were requested but only 90 frames are there; ask for")
     assert len(refused.stderr.splitlines()) == 1
+
+
+# ---- one spelling for all commands
+
+
+def test_summaries_are_printed_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["sosampler", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    text = " ".join(shown.split())
+    assert "..." not in text.partition("Commands:")[2]
+    assert "--install-completion" in text
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"{name} {' '.join(command.get_short_help_str(limit=1000).split())}" in text
+
+
+def test_a_misspelt_command_is_corrected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["sosampler", "slect", "a.mp4"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert "Did you mean 'select'?" in capsys.readouterr().err
+
+
+def test_select_and_classify_share_their_options() -> None:
+    """The same flags, types and defaults, which are those of `select` in Python."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    select, classify = ({one.name: one for one in commands[name].params} for name in ("select", "classify"))
+    own = {"num_frames", "num_candidates", "policy", "size"}  # with defaults of their own
+    for name in (set(select) & set(classify)) - own:
+        assert select[name].opts == classify[name].opts, name
+        assert select[name].default == classify[name].default, name
+        assert getattr(select[name], "help", None) == getattr(classify[name], "help", None), name
+    for field in dataclasses.fields(SelectOptions):
+        if field.name in select and field.name != "decoder":
+            assert select[field.name].default == field.default, field.name
+    for name, flags in {"out": ["--out", "-o"], "sampler": ["--sampler", "-s"], "json_output": ["--json"]}.items():
+        assert select[name].opts == classify[name].opts == flags

@@ -337,8 +337,8 @@ def test_the_loader_tells_true_times_of_an_uneven_video() -> None:
     ("num_frames", "options", "words"),
     [
         (8, {"frame_recovery": True}, "'frame_recovery' is unknown"),
-        (8, {"policy": "runs/sampler"}, "not allowed in a request"),
-        (8, {"policy": "runs/sampler+nms"}, "not allowed in a request"),
+        (8, {"policy": "runs/sampler"}, "must not be set by a request"),
+        (8, {"policy": "runs/sampler+nms"}, "must not be set by a request"),
         (8, {"backend": "opencv"}, "backend='opencv'"),
         (8, {"size": [9, 9]}, "size="),
         (-1, {}, "every frame"),

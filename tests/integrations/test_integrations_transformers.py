@@ -155,7 +155,7 @@ def test_any_video_processor_takes_the_chosen_frames(name: str, clip_bytes: byte
 def test_what_cannot_be_processed_is_refused(clip_bytes: bytes) -> None:
     processor = SelectingProcessor(transformers.VideoMAEVideoProcessor(), 2)
     for name, value in (("do_sample_frames", True), ("num_frames", 4), ("video_metadata", [])):
-        with pytest.raises(so.InvalidArgument, match=f"{name} is decided"):
+        with pytest.raises(so.InvalidArgument, match=f"{name} is set by"):
             processor(clip_bytes, **{name: value})
     with pytest.raises(so.InvalidArgument, match="no video was given"):
         processor([])

@@ -188,7 +188,7 @@ def test_uploads_are_bounded(service: Service, clip_bytes: bytes, tmp_path: Path
     def never(at_most: int) -> bytes:
         raise AssertionError("not a byte of it is read")
 
-    with pytest.raises(TooLarge, match=r"big\.mp4 has 20 MB; at most 10 MB are taken.*--max-upload"):
+    with pytest.raises(TooLarge, match=r"big\.mp4 has 20 MB; uploads must be at most 10 MB.*--max-upload"):
         service.upload("big.mp4", 20_000_000, never)
     for _ in range(5):
         upload(service, clip_bytes)
@@ -232,7 +232,7 @@ def test_many_at_once(service: Service, clip_bytes: bytes) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([], "no JSON object"),
+    ([], "must be a JSON object"),
     ({"num_frames": 0}, "num_frames=0"),
     ({"num_frames": None}, "num_frames=None"),
     ({"num_frames": 2.5}, "num_frames=2.5"),
@@ -331,7 +331,7 @@ def test_names_are_names_and_no_paths(given: str, kept: str) -> None:
 def test_sizes() -> None:
     assert [size_of(text) for text in ("2g", "1.5 MB", "10", "10b", "3 kb")] == [2 * 10**9, 1_500_000, 10, 10, 3000]
     for wrong in ("", "much", "-1MB", "0", "1 PB", "1e9", "MB"):
-        with pytest.raises(InvalidArgument, match="is no size; give one such as 500MB"):
+        with pytest.raises(InvalidArgument, match="is not a size; it must be one such as 500MB"):
             size_of(wrong)
 
 

@@ -153,7 +153,7 @@ def test_what_is_no_video_gets_a_sentence(opened: Opened, clip: Path, tmp_path: 
     assert errors.count() == 2
     assert errors.nth(0).get_attribute("role") == "alert"
     assert errors.nth(0).inner_text().startswith("notes.mp4: not a video")
-    assert "at most 300 KB are taken" in errors.nth(1).inner_text()
+    assert "uploads must be at most 300 KB" in errors.nth(1).inner_text()
     assert opened.asked.count(opened.page.url + "videos") == 2  # the large one was not even sent
     assert "Traceback" not in opened.page.content()
 

@@ -117,7 +117,7 @@ def test_the_page_may_load_nothing_from_elsewhere(server: Server) -> None:
 
 def test_an_upload_that_is_too_large_is_refused_unread(server: Server) -> None:
     told = error_of(head_alone(server, "Content-Length: 2000000"), 413)
-    assert "a.mp4 has 2 MB; at most 1 MB are taken" in told
+    assert "a.mp4 has 2 MB; uploads must be at most 1 MB" in told
     assert list(server.service.videos.folder.iterdir()) == []
 
 
@@ -160,7 +160,7 @@ def test_questions_that_make_no_sense(server: Server, clip_bytes: bytes) -> None
     error_of(ask(server, "DELETE", "/"), 404)
     error_of(ask(server, "POST", "/nothing", b""), 404)
     key = json.loads(ask(server, "POST", "/videos", clip_bytes, X_Name="a.mp4")[1])["id"]
-    assert "no JSON" in error_of(ask(server, "POST", f"/videos/{key}/select", b"{"), 422)
+    assert "must be JSON" in error_of(ask(server, "POST", f"/videos/{key}/select", b"{"), 422)
     assert "too long" in error_of(ask(server, "POST", f"/videos/{key}/select", b" " * 100_000), 413)
     assert "frame='x'" in error_of(ask(server, "GET", f"/videos/{key}/frames/x.jpg"), 422)
     assert ask(server, "GET", f"/videos/{key}/frames/{10**19}.jpg")[0].status == 200  # the last one
@@ -175,7 +175,7 @@ def test_a_mistake_of_ours_is_told_and_logged(
         raise RuntimeError("of our own")
 
     monkeypatch.setattr(server.service, "about", broken)
-    assert "the program's log says what" in error_of(ask(server, "GET", "/about"), 500)
+    assert "see the log of sosampler ui" in error_of(ask(server, "GET", "/about"), 500)
     monkeypatch.undo()
     assert ask(server, "GET", "/about")[0].status == 200  # and it goes on
     said, deadline = "", time.monotonic() + 30
@@ -230,7 +230,7 @@ def test_the_command(clip: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"max_upload": "lots"}, "'lots' is no size"),
+        ({"max_upload": "lots"}, "'lots' is not a size"),
         ({"max_videos": 0}, "--max-videos=0"),
         ({"videos": ["nothing.mp4"]}, "nothing.mp4: no such file"),
         ({"sampler": [Path("no-such-folder")]}, "no-such-folder"),

@@ -1,12 +1,12 @@
-// The page of `sosampler ui`: controls on the left, a card for each video, everything asked from this server alone.
+// The page of `sosampler ui`: controls on the left, a card for each video, all requests go to this server.
 
 import { drawTimeline } from "/timeline.js";
 
 const find = id => document.getElementById(id);
 const WAIT = 250; // milliseconds after the last change of a control
 const GONE = "The program does not answer; is sosampler ui still running?";
-let about; // what the server offers
-const cards = []; // in the order in which videos came
+let about; // settings of the server
+const cards = []; // in the order of the videos
 let isWorking = false;
 
 function make(name, attributes = {}, ...children) {
@@ -19,7 +19,7 @@ function make(name, attributes = {}, ...children) {
   return made;
 }
 
-// An answer of the server, or an error with the sentence that it gives.
+// The response of the server, or an error with its message.
 async function ask(address, options) {
   let answer, text;
   try {
@@ -70,7 +70,7 @@ function prepareControls() {
     find(id).value = about.first.num_frames;
   }
   find("num-candidates").max = about.most_candidates;
-  find("most").textContent = `${about.max_upload_told} each at most`;
+  find("most").textContent = `${about.max_upload_told} at most each`;
   explain();
   let waiting;
   const changed = () => {
@@ -197,7 +197,7 @@ class Card {
     return item;
   }
 
-  // A mark on the time line and its picture light up together.
+  // A mark on the timeline and its frame are highlighted together.
   hover(kind, place, on) {
     this.time.querySelector(`.mark.of-${kind}[data-place="${place}"]`)?.classList.toggle("hot", on);
     this.rows.querySelectorAll(`.of-${kind} .shot`)[place]?.classList.toggle("hot", on);
@@ -238,7 +238,7 @@ function offerDownloads() {
 
 let uploads = Promise.resolve();
 
-function told(size) {
+function sizeText(size) {
   const [unit, each] = [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]].find(([, one]) => size >= one) ?? ["bytes", 1];
   return `${+(size / each).toPrecision(3)} ${unit}`;
 }
@@ -247,7 +247,7 @@ function take(files) {
   for (const file of files) {
     const card = new Card(file.name);
     if (file.size > about.max_upload) {
-      card.fail(`${file.name} has ${told(file.size)}; at most ${about.max_upload_told} are taken. Cut it, or start the page with a larger --max-upload, or give it as sosampler ui FILE`);
+      card.fail(`${file.name} has ${sizeText(file.size)}; uploads must be at most ${about.max_upload_told}. Cut it, or start the page with a larger --max-upload, or give it as sosampler ui FILE`);
       continue;
     }
     card.say("Waiting to be sent …");
@@ -269,7 +269,7 @@ async function send(file, card) {
   work();
 }
 
-// Not fetch, which does not tell how far it is.
+// Not fetch, which does not report progress.
 function upload(file, card) {
   return new Promise((resolve, reject) => {
     const request = (card.request = new XMLHttpRequest());

@@ -1,8 +1,8 @@
-// The time line of one video: the scores of its candidates, where the chosen frames lie, and uniform's.
+// The timeline of one video: the scores of its candidates, where the chosen frames lie, and uniform's.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const LEFT = 64, RIGHT = 18, CURVE = 92, LANE = 26, AXIS = 24, TOP = 14;
-const MOST_NUMBERED = 24; // marks with their place written on them
+const LEFT = 76, RIGHT = 18, CURVE = 92, LANE = 26, AXIS = 24, TOP = 14;
+const MOST_NUMBERED = 24; // marks with their number on them
 const MOST_DOTS = 160;
 const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400];
 
@@ -88,7 +88,7 @@ function drawCurve(svg, view, x, floor, width) {
 }
 
 function drawCandidates(svg, view, x, floor) {
-  draw(svg, "text", { x: 0, y: floor - 4, class: "name" }, "offered");
+  draw(svg, "text", { x: 0, y: floor - 4, class: "name" }, "candidates");
   for (const seconds of view.candidate_seconds) {
     draw(svg, "line", { x1: x(seconds), x2: x(seconds), y1: floor - 14, y2: floor, class: "candidate" });
   }
