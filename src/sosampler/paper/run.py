@@ -46,8 +46,7 @@ from sosampler.training.checkpoints import (
     write_json,
 )
 from sosampler.training.distributed import Processes
-from sosampler.training.optim import Diverged
-from sosampler.training.preparation import sampler_precision
+from sosampler.training.optim import Diverged, sampler_precision
 from sosampler.training.train_baseline import KIND as SYSTEM
 from sosampler.training.train_sampler import KIND as SAMPLER
 from sosampler.training.train_sampler import new_sampler
