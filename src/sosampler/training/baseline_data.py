@@ -51,7 +51,7 @@ class FeatureSource:
         return identity | {key: about.get(key) for key in ("computed_in", "precision")}
 
     def describe(self, bank: Bank) -> dict[str, Any]:
-        """Return what the folder of a baseline says about its features."""
+        """Return the entry about these features in the folder of a baseline."""
         features = bank.features(self.name)
         return {
             "name": self.name,

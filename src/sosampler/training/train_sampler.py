@@ -90,7 +90,7 @@ def train(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
     **settings: Any,
-) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that users of samplers need not tell the two apart
+) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that code for samplers needs no check
     """Train a sampler on a bank and keep the weights that are best on its dev split; or train a baseline.
 
     A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, adaframe, marl) classifies itself, from
@@ -384,22 +384,22 @@ def _teacher(
     bank: Bank, classifier: str | Path | Classifier | None, *, online: bool, device: torch.device
 ) -> tuple[Classifier | None, Teacher]:
     """Return the classifier where it runs online, and its outputs in the bank."""
-    found: Any = classifier
+    resolved: Any = classifier
     if isinstance(classifier, (str, Path)):
         refuse_baseline_folder("classifier", classifier)
         if str(classifier) not in bank.teachers and saved_folder(classifier):
-            found = create_classifier(classifier)
+            resolved = create_classifier(classifier)
         else:
             names = [name for name, about in bank.teachers.items() if about["name"] == str(classifier)]
-            found = names[0] if len(names) == 1 else str(classifier)
+            resolved = names[0] if len(names) == 1 else str(classifier)
     if not online:
-        return None, bank.teacher(found)
-    if not isinstance(found, Classifier):
+        return None, bank.teacher(resolved)
+    if not isinstance(resolved, Classifier):
         raise InvalidArgument(
             f"teacher='online' runs the classifier itself, but classifier={classifier!r} is none; "
             "give the classifier or its saved folder"
         )
-    return found.to(device).freeze(), bank.teacher(found)
+    return resolved.to(device).freeze(), bank.teacher(resolved)
 
 
 def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
