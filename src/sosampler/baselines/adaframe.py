@@ -122,6 +122,7 @@ class AdaFrame(Baseline):
         super().__init__(config)
         self.max_steps, self.patience = config["max_steps"], config["patience"]
         self.deviation, self.discount = config["deviation"], config["discount"]
+        # Saved weights have these names of layers.
         self.place = nn.Linear(1 + 2 * _WAVES, width)
         self.memorise = nn.Linear(light_width, width)
         self.ask = nn.Linear(hidden, width)

@@ -210,8 +210,8 @@ class MARL(Baseline):
         return self.activate(self.classify(frames)).mean(dim=1)
 
     def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
-        most = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
-        steps = most if seen.steps is None else seen.steps
+        every = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
+        steps = every if seen.steps is None else seen.steps
         return self.agents * (steps * matrix_gmacs(self.observe, self.cell, self.policy) + matrix_gmacs(self.classify))
 
     def _as_logits(self, probabilities: Tensor) -> Tensor:

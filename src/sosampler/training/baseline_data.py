@@ -50,7 +50,7 @@ class FeatureSource:
         return identity | {key: about.get(key) for key in ("computed_in", "precision")}
 
     def describe(self, bank: Bank) -> dict[str, Any]:
-        """Return what the folder of a baseline says about its features."""
+        """Return the entry about these features in the folder of a baseline."""
         features = bank.features(self.name)
         return {
             "name": self.name,
@@ -271,13 +271,13 @@ class BaselineBatches:
     """Rows and views of the batches of every epoch; `seed` is that of a phase."""
 
     def __init__(self, views: Views, *, num_candidates: int, steps: int, seed: list[int]) -> None:
-        self._views, self._num_candidates, self._steps, self._seed = views, num_candidates, steps, seed
+        self.seed, self._views, self._num_candidates, self._steps = seed, views, num_candidates, steps
 
     def __len__(self) -> int:
         return self._steps
 
     def epoch(self, number: int, begin: int = 0) -> Iterator[tuple[Tensor, Views]]:
-        rng = np.random.default_rng([*self._seed, number])
+        rng = np.random.default_rng([*self.seed, number])
         real = self._views.real
         order = rng.permutation(len(real))
         drawn = draw_candidates(real, self._num_candidates, rng) if self._num_candidates < real.shape[1] else None

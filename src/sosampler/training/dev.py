@@ -12,7 +12,6 @@ from torch import Tensor
 from sosampler._util.devices import autocast
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
-from sosampler.classifiers.outputs import activate
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.policies.semi_optimal import label_confidence
@@ -49,7 +48,7 @@ class DevSet:
         probs = table.probs(self._videos, self._positions).float()
         self.confidence = label_confidence(probs, self.labels)  # [V, T]
         self._multi_label = bank.multi_label
-        self._activation = "sigmoid" if teacher.about.get("multi_label", bank.multi_label) else "softmax"
+        self._sigmoid = bool(teacher.about.get("multi_label", bank.multi_label))
         self._logits: Tensor | None = None
         if teacher.pooling == "mean" and teacher.about["features"]:
             logits = [teacher[row].features[chosen] for row, chosen in zip(rows, self._positions, strict=True)]
@@ -85,7 +84,8 @@ class DevSet:
         if self._logits is None:
             return float(self.confidence.gather(1, chosen).mean())
         clips = self._logits.gather(1, chosen[..., None].expand(-1, -1, self._logits.shape[2])).mean(1)  # [V, C]
-        probabilities, truth = activate(clips, self._activation).numpy(), self.labels.numpy()
+        probabilities = (clips.sigmoid() if self._sigmoid else clips.softmax(-1)).numpy()
+        truth = self.labels.numpy()
         return mean_average_precision(probabilities, truth) if self._multi_label else top1(probabilities, truth)
 
     def of_scores(self, scores: Tensor) -> float:

@@ -1,6 +1,6 @@
 """The epoch loop of every training: steps, dev score, best weights, log, checkpoints, several processes.
 
-A subclass says how a batch becomes a loss and how dev is measured. Everything random depends on (seed, epoch, step)
+A subclass defines how a batch becomes a loss and how dev is measured. Everything random depends on (seed, epoch, step)
 alone, so a run that was killed resumes with the same numbers and ends with the same weights. A step does not wait for
 the device: losses are summed there and read once an epoch, and now and then for the progress bar.
 """
@@ -28,7 +28,7 @@ _SAVE_EVERY = 60.0
 
 
 class Batches(Protocol):
-    """Batches of every epoch, the same whenever they are asked for."""
+    """Batches of every epoch, the same each time."""
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""
@@ -66,7 +66,7 @@ class TrainingLoop:
     """
 
     metric = ""  # key of the dev score that decides which epoch is kept
-    check_every = 50  # steps between looks at the loss, which waits for the device
+    check_every = 50  # steps between checks of the loss, which wait for the device
     save_every_epoch = False
     prefer_later = False  # which of two epochs with the same dev score is kept
     logged: tuple[str, ...] = ()  # of "lr" and "seconds"

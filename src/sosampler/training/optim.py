@@ -62,7 +62,7 @@ def moving_average(network: nn.Module, decay: float) -> Any:
 
     class MovingAverage(import_timm().utils.ModelEmaV3):  # type: ignore[misc]
         def get_decay(self, step: int | None = None) -> float:
-            return self.decay if step is None else min(self.decay, (1 + step) / (10 + step))
+            return decay if step is None else min(decay, (1 + step) / (10 + step))
 
     average = MovingAverage(network, decay=decay)
     average.module.requires_grad_(False)

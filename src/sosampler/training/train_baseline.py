@@ -298,13 +298,12 @@ def fit(
         loop = BaselineLoop(
             baseline,
             BaselineBatches(views, num_candidates=candidates, steps=steps, seed=[seed, number]),
+            labels,
             LoopOptions(epochs=count, lr=lr, seed=seed, clip=clip),
-            optimizer=algorithm,
-            scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(algorithm, count * steps),
-            processes=Processes(str(baseline.device), alone=True),
+            algorithm,
+            phase=phase,
             say=say or (lambda text: None),
         )
-        loop.baseline, loop.labels, loop.phase, loop.phase_number = baseline, labels, phase, number
         loop.train()
         history += loop.history
     baseline.eval()
@@ -315,20 +314,38 @@ class BaselineLoop(TrainingLoop):
     """One phase of the training of a baseline on features in memory."""
 
     check_every = 1
-    baseline: Baseline
-    labels: Tensor  # multi-hot [V, C], on the device
-    phase: str
-    phase_number: int
     generator: torch.Generator  # on the CPU, so that every device draws the same
     progress = 0.0  # share of the phase before the current step
+
+    def __init__(
+        self,
+        baseline: Baseline,
+        batches: BaselineBatches,
+        labels: Tensor,
+        options: LoopOptions,
+        optimizer: torch.optim.Optimizer,
+        *,
+        phase: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """`labels`: multi-hot [V, C], on the device."""
+        self.baseline, self.labels, self.phase, self.seed = baseline, labels, phase, batches.seed
+        super().__init__(
+            baseline,
+            batches,
+            options,
+            optimizer=optimizer,
+            scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(batches)),
+            processes=Processes(str(baseline.device), alone=True),
+            say=say,
+        )
 
     def start_epoch(self, epoch: int) -> None:
         self.baseline.train_phase(self.phase)
         self.line |= {"phase": self.phase, "lr": self.scheduler.get_last_lr()[0]}
 
     def seed_step(self) -> None:
-        epoch, step = divmod(self.step, len(self.batches))
-        key = [self.options.seed, self.phase_number, epoch, step]
+        key = [*self.seed, *divmod(self.step, len(self.batches))]  # of the phase, epoch, step
         seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
         seed_generators(self.device, seed)  # of layers that draw by themselves, such as dropout
         self.generator = torch.Generator().manual_seed(seed)

@@ -90,7 +90,7 @@ def train(
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
     **settings: Any,
-) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that users of samplers need not tell the two apart
+) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that code for samplers needs no check
     """Train a sampler on a bank and keep the weights that are best on its dev split; or train a baseline.
 
     A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, adaframe, marl) classifies itself, from
@@ -143,9 +143,10 @@ def train(
         ...     so.load_sampler(f"{folder}/sampler").class_names == bank.classes
         True
     """
-    if sampler in list_systems():
+    if sampler not in RECIPES:
         from sosampler.training.train_baseline import train_baseline
 
+        one_of("sampler", sampler, list_samplers())
         if one_of("teacher", teacher, TEACHERS) != "bank":
             raise InvalidArgument(f"teacher={teacher!r} is for samplers; {sampler} learns from labels, so leave it out")
         if precision not in (None, "float32"):
@@ -299,7 +300,8 @@ class SamplerLoop(TrainingLoop):
             output = self.forward(frames)
         reinforce = self.sampler_loss.reinforce
         clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label) if reinforce else None
-        return self.sampler_loss(output, probs, labels, clip_probs=clip_probs)
+        loss, parts = self.sampler_loss(output, probs, labels, clip_probs=clip_probs)
+        return loss, parts
 
     def share(self, batch: Batch) -> float:
         return len(batch.labels) / self.plan.batch_size
@@ -363,13 +365,14 @@ def _use_float32_for_strided_depthwise(network: nn.Module) -> None:
 
 def _sampler_recipe(sampler: str, recipe: Any, light: Any) -> Any:
     """Return the recipe, by default the sampler's own, and refuse what is for baselines alone."""
-    default = RECIPES[one_of("sampler", sampler, list_samplers())]
     if light is not None:
         raise InvalidArgument(f"light is for baselines ({', '.join(list_systems())}), not for {sampler}; leave it out")
+    if recipe is None:
+        return RECIPES[sampler]
     name = recipe if isinstance(recipe, str) and recipe in list_systems() else getattr(recipe, "system", None)
     if name is not None:
         raise InvalidArgument(f"the recipe is of the baseline {name}; give sampler={name!r} (--sampler {name})")
-    return default if recipe is None else recipe
+    return recipe
 
 
 def memory_taken(source: Any) -> int:
@@ -381,21 +384,22 @@ def _teacher(
     bank: Bank, classifier: str | Path | Classifier | None, *, online: bool, device: torch.device
 ) -> tuple[Classifier | None, Teacher]:
     """Return the classifier where it runs online, and its outputs in the bank."""
-    found: Any = classifier
-    refuse_baseline_folder("classifier", classifier)
-    if isinstance(classifier, (str, Path)) and str(classifier) not in bank.teachers and saved_folder(classifier):
-        found = create_classifier(classifier)
-    elif isinstance(classifier, (str, Path)):
-        names = [name for name, about in bank.teachers.items() if about["name"] == str(classifier)]
-        found = names[0] if len(names) == 1 else str(classifier)
+    resolved: Any = classifier
+    if isinstance(classifier, (str, Path)):
+        refuse_baseline_folder("classifier", classifier)
+        if str(classifier) not in bank.teachers and saved_folder(classifier):
+            resolved = create_classifier(classifier)
+        else:
+            names = [name for name, about in bank.teachers.items() if about["name"] == str(classifier)]
+            resolved = names[0] if len(names) == 1 else str(classifier)
     if not online:
-        return None, bank.teacher(found)
-    if not isinstance(found, Classifier):
+        return None, bank.teacher(resolved)
+    if not isinstance(resolved, Classifier):
         raise InvalidArgument(
             f"teacher='online' runs the classifier itself, but classifier={classifier!r} is none; "
             "give the classifier or its saved folder"
         )
-    return found.to(device).freeze(), bank.teacher(found)
+    return resolved.to(device).freeze(), bank.teacher(resolved)
 
 
 def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
