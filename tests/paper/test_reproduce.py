@@ -341,7 +341,7 @@ def test_bad_places_are_told(bank: Bank, tmp_path: Path) -> None:
         reproduce("table1", "activitynet=", out=tmp_path / "out")
     with pytest.raises(InvalidArgument, match="must be a name of letters"):
         reproduce("table1", f"../x={bank.path}", out=tmp_path / "out")
-    with pytest.raises(InvalidArgument, match="asked for twice"):
+    with pytest.raises(InvalidArgument, match="is given twice"):
         reproduce("table1", bank.path, classifiers={"a": "by hand", "b": "a" * 16}, out=tmp_path / "out")
     with pytest.raises(InvalidArgument, match="lie inside each other"):
         reproduce("table1", bank.path, out=bank.path / "out")
