@@ -5,7 +5,7 @@
 
 PICTURES are the images of samplers.py, CLASSIFIER the folder of the classifier that it trained, RUN that of a sampler
 that learned from its outputs. Reels are made of the test images, which neither has seen, and encoded by x264 with its
-own choice of keyframes. Without the three, only speed is measured, with random weights. All rounds of all clips are kept.
+own choice of keyframes. Without the three, only speed is measured, with random weights. All rounds are kept.
 """
 
 from __future__ import annotations

@@ -321,9 +321,7 @@ def test_without_the_bank_there_are_no_pictures_and_a_note(tmp_path: Path) -> No
     assert "<img" not in text
     assert len([table for table in Page(text).tables if table[0][0] == "candidates"]) == 12
     (note,) = notes
-    assert (
-        note == "No frames are shown: they would be in the bank not/there, but it is not there. Give it with --bank."
-    )
+    assert note == "No frames are shown: they would be in the bank not/there, but it is not there. Give it with --bank."
     assert note in text
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Frames chosen where nothing says how many.
 DEFAULT_NUM_FRAMES = 8
-# Who chooses where nothing says who: benchmarks/results/general_sampler.json says why. Uniform where pictures decide nothing.
+# The default policy (benchmarks/results/general_sampler.json has the reason), and the one that needs no pixels.
 USUAL_POLICY, BLIND_POLICY = "general", "uniform"
 
 
