@@ -46,11 +46,11 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(out: Path) -> tuple[dict[str, Any], list[str], dict[str, int]]:
     """Stopped before the bank is made, then run again: what it returned, what it said, when files had been written."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         raise Stopped
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "_prepare", stop)
+        patch.setattr("sosampler.bank.prepare.prepare", stop)
         with pytest.raises(Stopped):
             run_demo(out, seed=1, settings=SMALL)
     before = {str(file): file.stat().st_mtime_ns for file in out.rglob("*.*") if file.is_file()}

@@ -184,25 +184,22 @@ def spec_of(common: Common, name: str) -> Spec:
 def train(common: Common, place: str, experiment: str, training: str, seed: int) -> Any:
     """One sampler or system, into the folder in which `reproduce` looks for it."""
     from sosampler.errors import SosamplerError
-    from sosampler.paper.plan import train_one
+    from sosampler.paper.plan import Request, train_one
 
     spec, here = spec_of(common, place), _place(common, place)
     (wanted,) = [one for one in spec.trainings(experiment) if one.name == training]
     folder = wanted.folder(spec.folder(common.folder), seed)
-    arguments: dict[str, Any] = {
-        **{"bank": here.bank.path, "teacher": here.teacher, "classifier": here.heavy, "weights": common.mobilenet},
-        **{"light": None, "device": None, "precision": common.precision, "workers": None, "say": say},
-    }
+    request = Request(common.folder / "out", (seed,), weights=common.mobilenet, precision=common.precision)
     there = None if common.reuse is None else Path(common.reuse) / f"{training}-{seed}"
     if there is not None and (there / "result.json").is_file() and not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(there.resolve(), target_is_directory=True)
         try:
-            return train_one(wanted, folder, seed, **arguments)
+            return train_one(wanted, folder, seed, here, request, say)
         except SosamplerError as error:  # of another bank or with other settings
             folder.unlink()
             say(f"{there}: is trained anew, {error}")
-    return train_one(wanted, folder, seed, **arguments)
+    return train_one(wanted, folder, seed, here, request, say)
 
 
 def measure(common: Common, place: str, experiment: str, seeds: list[int]) -> Any:

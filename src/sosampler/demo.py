@@ -1,7 +1,7 @@
 """The demonstration: everything from videos to a report, in minutes, on two cores and without a download.
 
-Videos are composed of drawn pictures, a small classifier learns from trimmed clips, its answers about the candidates of
-the untrimmed videos go into a bank, a sampler learns from them, and all policies are measured on videos of their own.
+Videos are composed of procedural images, a small classifier learns from trimmed clips, its outputs for the candidates
+of the untrimmed videos go into a bank, a sampler learns from them, and all policies are evaluated on separate videos.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
-    from sosampler.bank.bank import Bank
     from sosampler.evaluation.result import Evaluation
 
 
@@ -30,11 +29,11 @@ Say = Callable[[str], None]
 
 SETTINGS_FILE = "demo.json"
 LEARNED = "sosampler"
-"""What the sampler is called among the policies."""
+"""Name of the sampler among the policies."""
 
 _POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
-_SHOWN = ("uniform", LEARNED, "semi-optimal")  # in the finding
-_CLIP_SEED = 1_000_000  # clips are of other pictures than the videos
+_SHOWN = ("uniform", LEARNED, "semi-optimal")  # in the summary
+_CLIP_SEED = 1_000_000  # clips have other images than the videos
 _NUM_STEPS = 6
 _NEEDED = ("torch", "timm", "pyarrow", "matplotlib", "jinja2")
 
@@ -53,12 +52,12 @@ class DemoSettings:
     sampler_epochs: int = 12
     num_candidates: int = 16
     num_frames: tuple[int, ...] = (1, 2, 3, 4, 6)
-    headline: int = 3  # N of the finding and of the strips
+    headline: int = 3  # N of the summary and of the strips
     num_strips: int = 9
     workers: int | None = 1  # processes that read the classifier's clips
 
 
-# Mostly something else is to be seen; the camera moves little, since the pictures are small.
+# Most shots show something else; the camera moves little, since the images are small.
 _VIDEOS: dict[str, Any] = {
     "num_shots": (8, 12),
     "share": (0.1, 0.35),
@@ -70,7 +69,7 @@ _VIDEOS: dict[str, Any] = {
     "zoom": 0.15,
     "blur": 0.015,
 }
-# One shot, all of it of the class.
+# One shot of the class.
 _CLIPS: dict[str, Any] = {**_VIDEOS, "num_shots": 1, "share": 1.0, "num_candidates": 4}
 
 
@@ -81,170 +80,138 @@ def run_demo(
     settings: DemoSettings | None = None,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
-    """Run the demonstration; returns the evaluation as evaluation.json holds it.
+    """Run the demonstration and return the evaluation as evaluation.json holds it.
 
     Below `out`: videos/ (mp4 files), clips/, classifier/, bank/, sampler/, evaluation.json, videos.jsonl and
-    report/index.html.
-    Killed and called again it goes on with what is there. A folder with anything else in it is refused.
+    report/index.html. Killed and called again, it resumes. A folder with anything else in it is refused.
 
     Args:
         out: a new folder, or one of the same demonstration.
-        seed: of pictures, networks and everything that is drawn at random.
+        seed: of images, networks and everything that is drawn at random.
         settings: a smaller or larger one.
-        say: is told what happens and how long it took.
+        say: called with a line of text for each step.
     """
-    _check_installed()
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependency(f"the demonstration needs {', '.join(missing)}; install sosampler[train]")
+    from sosampler.bank.prepare import prepare
+    from sosampler.classifiers.factory import WEIGHTS
+    from sosampler.evaluation.evaluate import evaluate
     from sosampler.evaluation.result import EVALUATION_FILE
+    from sosampler.reels.make import make_reels
+    from sosampler.report.page import FILE
+    from sosampler.report.run_report import write_run_report
+    from sosampler.training.train_classifier import train_classifier
+    from sosampler.training.train_sampler import train
 
     chosen = settings or DemoSettings()
-    folder = Path(out)
+    folder, num_videos = Path(out), sum(chosen.videos.values())
     _claim(folder, {"demo": 1, "seed": whole_number("seed", seed, at_least=0), **asdict(chosen)})
     steps = _Steps(say)
-    with steps.step("writing videos"):
-        _make_videos(folder, chosen, seed)
-    with steps.step("training a classifier on trimmed clips"):
-        classifier = _train_classifier(folder, chosen, seed, say)
-    with steps.step("preparing a bank: decoding, asking the classifier about every candidate"):
-        bank = _prepare(folder, chosen, classifier)
-    with steps.step("training a sampler"):
-        sampler = _train_sampler(folder, chosen, bank, classifier, seed, say)
-    with steps.step("evaluating all policies"):
-        evaluation = _evaluate(chosen, bank, classifier, sampler, seed, say)
-    with steps.step("writing the report"):
-        report = _write_report(folder, chosen, evaluation)
-    told = {
-        **evaluation.to_dict(),
-        "steps": steps.told(),
-        "report": str(report),
-        "evaluation": str(folder / EVALUATION_FILE),
-    }
-    _write_json(folder / EVALUATION_FILE, told)
-    say(f"\n{evaluation.table()}\n")
-    say(_finding(evaluation, chosen))
-    say(f"report: {report}; numbers: {folder / EVALUATION_FILE}; {steps.total:.0f} s in all")
-    return told
-
-
-# ---- the steps
-
-
-def _make_videos(folder: Path, settings: DemoSettings, seed: int) -> None:
-    from sosampler.reels.make import make_reels
-
-    with progress_bar("writing videos", sum(settings.videos.values())) as bar:
+    with steps.step("writing videos"), progress_bar("writing videos", num_videos) as writing:
         make_reels(
             "procedural",
             folder / "videos",
             to="mp4",
-            recipe={**_VIDEOS, "num_candidates": settings.num_candidates},
-            counts=settings.videos,
+            recipe={**_VIDEOS, "num_candidates": chosen.num_candidates},
+            counts=chosen.videos,
             seed=seed,
-            num_classes=settings.num_classes,
-            on_progress=lambda progress: bar.reach(progress.done),
+            num_classes=chosen.num_classes,
+            on_progress=lambda progress: writing.reach(progress.done),
         )
-
-
-def _train_classifier(folder: Path, settings: DemoSettings, seed: int, say: Say) -> Any:
-    from sosampler.reels.make import make_reels
-    from sosampler.training.train_classifier import train_classifier
-
-    clips = make_reels(
-        "procedural",
-        folder / "clips",
-        recipe=_CLIPS,
-        counts=settings.clips,
-        seed=_CLIP_SEED + seed,
-        num_classes=settings.num_classes,
-    )
-    return train_classifier(
-        clips,
-        settings.network,
-        out=folder / "classifier",
-        input_size=settings.classifier_size,
-        epochs=settings.classifier_epochs,
-        batch_size=32,
-        optimizer="adamw",
-        lr=0.006,
-        crop_scale=(0.75, 1.0),
-        num_frames=1,
-        seed=seed,
-        workers=settings.workers,
-        say=_indented(say),
-    ).classifier
-
-
-def _prepare(folder: Path, settings: DemoSettings, classifier: Any) -> Bank:
-    from sosampler.bank.prepare import prepare
-
-    with progress_bar("preparing", sum(settings.videos.values())) as bar:
-        return prepare(
+    with steps.step("training a classifier on trimmed clips"):
+        clips = make_reels(
+            "procedural",
+            folder / "clips",
+            recipe=_CLIPS,
+            counts=chosen.clips,
+            seed=_CLIP_SEED + seed,
+            num_classes=chosen.num_classes,
+        )
+        classifier = train_classifier(
+            clips,
+            chosen.network,
+            out=folder / "classifier",
+            input_size=chosen.classifier_size,
+            epochs=chosen.classifier_epochs,
+            batch_size=32,
+            optimizer="adamw",
+            lr=0.006,
+            crop_scale=(0.75, 1.0),
+            num_frames=1,
+            seed=seed,
+            workers=chosen.workers,
+            say=steps.indented,
+        ).classifier
+    with (
+        steps.step("preparing a bank: decoding, running the classifier on every candidate"),
+        progress_bar("preparing", num_videos) as preparing,
+    ):
+        bank = prepare(
             folder / "videos" / "manifest.csv",
             classifier,
             folder / "bank",
-            num_candidates=settings.num_candidates,
+            num_candidates=chosen.num_candidates,
             size=_VIDEOS["size"],
-            workers=settings.workers,
-            on_progress=lambda progress: bar.reach(progress.done),
+            workers=chosen.workers,
+            on_progress=lambda progress: preparing.reach(progress.done),
         )
+    with steps.step("training a sampler"):
+        sampler: Any = train(
+            bank,
+            out=folder / "sampler",
+            classifier=classifier,
+            backbone=chosen.network,
+            weights=folder / "classifier" / WEIGHTS,  # a start that saves minutes
+            input_size=chosen.sampler_size,
+            epochs=chosen.sampler_epochs,
+            batch_size=16,
+            lr=0.002,
+            crop_scale=(0.6, 1.0),
+            seed=seed,
+            say=steps.indented,
+        )
+    with steps.step("evaluating all policies"):
+        evaluation = evaluate(
+            bank,
+            {**{name: name for name in _POLICIES}, LEARNED: sampler.sampler},
+            num_frames=chosen.num_frames,
+            num_candidates=chosen.num_candidates,
+            classifier=classifier,
+            split="test",
+            seed=seed,
+            say=steps.indented,
+        )
+    with steps.step("writing the report"):
+        report = write_run_report(
+            evaluation.write_run(folder),
+            folder / "report" / FILE,
+            title="sosampler: the demonstration",
+            videos=chosen.num_strips,
+            bank=folder / "bank",
+            headline=(chosen.headline, chosen.num_candidates),
+            intro=(
+                f"A small classifier has learned {chosen.num_classes} drawn shapes from trimmed clips. Now it "
+                "classifies longer videos from a few frames, and most of their shots show something else. Which frames "
+                "are chosen decides how often it is right."
+            ),
+        )
+    result = {
+        **evaluation.to_dict(),
+        "steps": [{"step": name, "seconds": round(seconds, 1)} for name, seconds in steps.done],
+        "report": str(report),
+        "evaluation": str(folder / EVALUATION_FILE),
+    }
+    _write_json(folder / EVALUATION_FILE, result)
+    say(f"\n{evaluation.table()}\n")
+    say(_summary(evaluation, chosen))
+    total = sum(seconds for _, seconds in steps.done)
+    say(f"report: {report}; numbers: {folder / EVALUATION_FILE}; {total:.0f} s in all")
+    return result
 
 
-def _train_sampler(folder: Path, settings: DemoSettings, bank: Bank, classifier: Any, seed: int, say: Say) -> Any:
-    from sosampler.classifiers.factory import WEIGHTS
-    from sosampler.training.train_sampler import train
-
-    return train(
-        bank,
-        out=folder / "sampler",
-        classifier=classifier,
-        backbone=settings.network,
-        # What the classifier has learned to see is a start that saves minutes.
-        weights=folder / "classifier" / WEIGHTS,
-        input_size=settings.sampler_size,
-        epochs=settings.sampler_epochs,
-        batch_size=16,
-        lr=0.002,
-        crop_scale=(0.6, 1.0),
-        seed=seed,
-        say=_indented(say),
-    ).sampler
-
-
-def _evaluate(settings: DemoSettings, bank: Bank, classifier: Any, sampler: Any, seed: int, say: Say) -> Evaluation:
-    from sosampler.evaluation.evaluate import evaluate
-
-    return evaluate(
-        bank,
-        {**{name: name for name in _POLICIES}, LEARNED: sampler},
-        num_frames=settings.num_frames,
-        num_candidates=settings.num_candidates,
-        classifier=classifier,
-        split="test",
-        seed=seed,
-        say=_indented(say),
-    )
-
-
-def _write_report(folder: Path, settings: DemoSettings, evaluation: Evaluation) -> Path:
-    from sosampler.report.page import FILE
-    from sosampler.report.run_report import write_run_report
-
-    return write_run_report(
-        evaluation.write_run(folder),
-        folder / "report" / FILE,
-        title="sosampler: the demonstration",
-        videos=settings.num_strips,
-        bank=folder / "bank",
-        headline=(settings.headline, settings.num_candidates),
-        intro=(
-            f"A small classifier has learned {settings.num_classes} drawn shapes from trimmed clips. Now it is given a "
-            "few frames of longer videos, in most of whose shots something else is to be seen. Which frames it is "
-            "given decides how often it is right."
-        ),
-    )
-
-
-def _finding(evaluation: Evaluation, settings: DemoSettings) -> str:
-    """The main numbers in one sentence."""
+def _summary(evaluation: Evaluation, settings: DemoSettings) -> str:
+    """Return the main numbers in one sentence."""
     shown = {name: evaluation.row(name, settings.headline, settings.num_candidates) for name in _SHOWN}
     uniform, learned, oracle = (100 * getattr(row, evaluation.metric) for row in shown.values())
     return (
@@ -254,48 +221,33 @@ def _finding(evaluation: Evaluation, settings: DemoSettings) -> str:
     )
 
 
-# ---- before it begins: what is installed, whose folder it is; and the clock
-
-
-def _check_installed() -> None:
-    """Said at once, not after the videos are made."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingDependency(f"the demonstration needs {', '.join(missing)}; install sosampler[train]")
-
-
-def _claim(folder: Path, told: dict[str, Any]) -> None:
-    """Make the folder one of this demonstration, or check that it is."""
+def _claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Write the settings into a new folder, or check that they are the same."""
     file = folder / SETTINGS_FILE
-    told = json.loads(json.dumps(told))  # as it comes back from the file
+    settings = json.loads(json.dumps(settings))  # as it comes back from the file
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgument(f"--out {folder}: the folder cannot be made ({error.strerror}); give another") from error
-    if file.is_file():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidArgument(
-                f"--out {folder}: {SETTINGS_FILE} is not JSON ({error}); give a new folder"
-            ) from error
-        if found != told:
-            raise InvalidArgument(
-                f"--out {folder}: holds a demonstration with other settings{_difference(found, told)}; give the same "
-                "to go on with it, or a new folder"
-            )
+    if not file.is_file():
+        foreign = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+        if foreign:
+            raise InvalidArgument(f"--out {folder}: holds other things ({', '.join(foreign[:3])}); give a new folder")
+        _write_json(file, settings)
         return
-    foreign = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    if foreign:
-        raise InvalidArgument(f"--out {folder}: holds other things ({', '.join(foreign[:3])}); give a new folder")
-    _write_json(file, told)
-
-
-def _difference(found: Any, told: dict[str, Any]) -> str:
-    if not isinstance(found, dict):
-        return ""
-    names = [name for name in told if found.get(name) != told[name]]
-    return f" ({names[0]} was {found.get(names[0])!r}, is {told[names[0]]!r})" if names else ""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidArgument(f"--out {folder}: {SETTINGS_FILE} is not JSON ({error}); give a new folder") from error
+    if stored != settings:
+        difference = ""
+        if isinstance(stored, dict):
+            names = [name for name in settings if stored.get(name) != settings[name]]
+            difference = f" ({names[0]} was {stored.get(names[0])!r}, is {settings[names[0]]!r})" if names else ""
+        raise InvalidArgument(
+            f"--out {folder}: holds a demonstration with other settings{difference}; give the same to resume it, or a "
+            "new folder"
+        )
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -304,28 +256,20 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 class _Steps:
-    """What was done and how long it took."""
+    """The finished steps with their seconds."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._done: list[tuple[str, float]] = []
+        self.done: list[tuple[str, float]] = []
+
+    def indented(self, text: str) -> None:
+        self._say(f"    {text}")
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        self._say(f"{len(self._done) + 1}/{_NUM_STEPS} {name} ...")
-        begun = time.perf_counter()
+        self._say(f"{len(self.done) + 1}/{_NUM_STEPS} {name} ...")
+        begin = time.perf_counter()
         yield
-        seconds = time.perf_counter() - begun
-        self._done.append((name, seconds))
-        self._say(f"    done in {seconds:.1f} s")
-
-    @property
-    def total(self) -> float:
-        return sum(seconds for _, seconds in self._done)
-
-    def told(self) -> list[dict[str, Any]]:
-        return [{"step": name, "seconds": round(seconds, 1)} for name, seconds in self._done]
-
-
-def _indented(say: Say) -> Say:
-    return lambda text: say(f"    {text}")
+        seconds = time.perf_counter() - begin
+        self.done.append((name, seconds))
+        self.indented(f"done in {seconds:.1f} s")

@@ -92,16 +92,16 @@ def test_systems_and_a_curve(tmp_path: Path) -> None:
 def test_progress_and_notes_go_to_standard_error(bank: Bank) -> None:
     done = run(bank.path, "-p", "frame-difference", "-n", 2, "-t", 8, "--split", "test", "--bootstrap", 0, "--json")
     assert done.exit_code == 0, done.output
-    assert "looking: 6 of 6 videos" in done.stderr
+    assert "evaluating: 6 of 6 videos" in done.stderr
     assert len(json.loads(done.stdout)["rows"]) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-n", "two"), "-n 'two' is not allowed"),
-        (("-n", ","), "-n ',' is not allowed"),
-        (("--pairs", "8"), "--pairs '8' is not allowed; write N/T"),
+        (("-n", "two"), "-n 'two' must be ints or auto"),
+        (("-n", ","), "-n ',' must be ints or auto"),
+        (("--pairs", "8"), "--pairs '8' must be N/T"),
         (("-p", "best", "-t", "8"), "policy='best' is unknown"),
         (("-t", "9"), "num_candidates=9 is more than the bank stores"),
         (("--policies", ""), "--policies is empty; name some"),
@@ -121,8 +121,8 @@ def test_wrong_arguments(bank: Bank, arguments: tuple[str, ...], message: str) -
     ("place", "said"),
     [
         ("folder", "is a folder; give the name of a file"),
-        ("file/x.json", "is a file, not a folder; give another place"),
-        ("file/deep/x.json", "is a file, not a folder; give another place"),
+        ("file/x.json", "is a file, not a folder; give another path"),
+        ("file/deep/x.json", "is a file, not a folder; give another path"),
         ("closed/x.json", "nothing can be written into"),
         ("closed/new/x.json", "nothing can be written into"),
     ],

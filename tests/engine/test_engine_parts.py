@@ -102,6 +102,10 @@ def test_the_reference_is_sampler_and_classifier() -> None:
     chosen = sampler.choose(frames, 2)
     expected = classifier.clip_probs(torch.stack([frames[video, chosen[video]] for video in range(2)]))
     assert torch.allclose(eager_way(sampler, classifier, 2)(frames), expected, atol=1e-5)
+    assert torch.allclose(eager_way(sampler, classifier, 2, one_at_a_time=True)(frames), expected, atol=1e-5)
+    half = eager_way(sampler, classifier, 2, autocast=True)(frames)  # last: weights become channels-last
+    assert half.dtype == torch.float32
+    assert torch.allclose(half.sum(1), torch.ones(2), atol=1e-3)
 
 
 def test_pictures_as_frames(tmp_path: Any) -> None:
@@ -141,4 +145,5 @@ def test_bench_sampler() -> None:
     assert [row["facts"][way]["same_frames_chosen"] for way in ways] == [1.0, 1.0]
     assert [row["facts"][way]["frames_in_common"] for way in ways] == [1.0, 1.0]
     assert "int8" in row["facts"]["engine, int8"]["engine"]
+    assert row["baselines"] == {"eager": pytest.approx(row["comparisons"][0]["times_faster"])}
     assert "videos/s" in table(result)

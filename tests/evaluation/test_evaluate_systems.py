@@ -22,8 +22,9 @@ from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.evaluation.result import Evaluation
+from sosampler.report.load import read_run_videos
 from sosampler.report.page import write_report
-from sosampler.report.strips import strips_of
+from sosampler.report.strips import strip_of
 from sosampler.training.baseline_data import bank_views
 from tests.banks import small_net
 from tests.system_banks import (
@@ -362,14 +363,16 @@ def test_a_curve_can_be_drawn(found: Evaluation, tmp_path: Path, ending: str) ->
 def test_a_report_shows_systems(bank: Bank, tmp_path: Path) -> None:
     policies = {"a@all": peek(), "uniform": "uniform"}
     found = evaluate(bank, policies, num_frames=[1, 2, 4], num_candidates=T, bootstrap=10)
-    strips = strips_of(bank.split("test"), found, ["uniform", "a@2"], num_frames=2, num_candidates=T, count=3)
+    videos = read_run_videos(found.write_run(tmp_path / "run") / "videos.jsonl")
+    keys = [("uniform", 2, T), ("a@2", None, T)]
+    strips = [strip_of(videos, video, keys, bank.split("test")) for video in videos.videos[:3]]
     for number, strip in enumerate(strips):
         offered = distinct(LENGTHS[number])
         uniform, system = strip.lines
         assert [offered[place] for place in system.chosen] == [
             place for place in found.chosen("a@2")[number].tolist() if place >= 0
         ]
-        assert system.answer is None  # what the classifier would make of them is not what it said
+        assert system.answer is not None  # its own
         assert uniform.answer is not None
     rows = [row.to_dict() for row in found.rows]
     text = write_report(tmp_path, "t", rows, strips=strips, facts=found.facts).read_text(encoding="utf-8")

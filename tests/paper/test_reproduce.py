@@ -341,7 +341,7 @@ def test_bad_places_are_told(bank: Bank, tmp_path: Path) -> None:
         reproduce("table1", "activitynet=", out=tmp_path / "out")
     with pytest.raises(InvalidArgument, match="must be a name of letters"):
         reproduce("table1", f"../x={bank.path}", out=tmp_path / "out")
-    with pytest.raises(InvalidArgument, match="asked for twice"):
+    with pytest.raises(InvalidArgument, match="is given twice"):
         reproduce("table1", bank.path, classifiers={"a": "by hand", "b": "a" * 16}, out=tmp_path / "out")
     with pytest.raises(InvalidArgument, match="lie inside each other"):
         reproduce("table1", bank.path, out=bank.path / "out")
@@ -371,7 +371,7 @@ def test_what_was_measured_is_kept_where_nothing_can_be_drawn(
     def missing(*arguments: Any, **options: Any) -> Any:
         raise MissingDependency("a report needs jinja2; install sosampler[train]")
 
-    monkeypatch.setattr("sosampler.report.page.write_report", missing)
+    monkeypatch.setattr("sosampler.paper.cases.write_report", missing)
     (one,) = reproduce("figure2", bank.path, out=tmp_path, **QUICK)
     assert [row["row"] for row in one.result["rows"]] == ["uniform", "semi-optimal"]
     assert "not drawn: a report needs jinja2; install sosampler[train]" in one.result["notes"]

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from sosampler.cli.report import report_command
 from sosampler.errors import InvalidArgument
-from sosampler.report.load import grid_of_markdown, independence_grid
+from sosampler.paper.tables import grid_of
+from sosampler.report.load import independence_grid
 from sosampler.report.run_report import write_run_report
 from tests.report.test_report_page import Page
 from tests.report_runs import heads_of, made_up_row, text_of, write_made_up_run
@@ -217,9 +218,9 @@ def test_densities_of_independence(tmp_path: Path) -> None:
         independence_grid(tmp_path / "kde")
 
 
-def test_a_page_without_a_table_is_a_grid_without_rows() -> None:
-    grid = grid_of_markdown("## A title\n\nnothing was measured\n")
-    assert (grid.title, grid.head, grid.rows, grid.above) == ("A title", [], [], ["nothing was measured"])
+def test_a_result_without_rows_is_a_grid_without_rows() -> None:
+    grid = grid_of(result_of("table1", rows=[], left_out=[], refused="no labels"))
+    assert (grid.title, grid.head, grid.rows) == ("Table 1: A title", ["no labels"], [])
 
 
 # ---- what is refused

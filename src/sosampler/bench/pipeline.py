@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import statistics
 import time
@@ -27,7 +26,7 @@ NUM_CANDIDATES, NUM_FRAMES = 10, 6
 OURS, OURS_THREADS, OURS_PLAIN = "pipeline", "pipeline, 2 threads", "pipeline, networks as they are"
 UNIFORM, UNIFORM_THREADS, UNIFORM_FAST = "torchcodec", "torchcodec, 2 threads", "torchcodec, pipeline's classifier"
 UNIFORM_FAST_THREADS = "torchcodec, pipeline's classifier, 2 threads"
-TRANSFORMERS, DECORD = "transformers", "decord"
+TRANSFORMERS = "transformers"
 VARIANTS = {
     OURS: f"sampler, {NUM_CANDIDATES} keyframe candidates, {NUM_FRAMES} chosen, one decoding thread",
     OURS_THREADS: "the same with two decoding threads",
@@ -37,7 +36,6 @@ VARIANTS = {
     UNIFORM_FAST: "the same with one, the classifier in the engine, as in the pipeline",
     UNIFORM_FAST_THREADS: "the same with two decoding threads",
     TRANSFORMERS: f"transformers' video processor with its defaults, {NUM_FRAMES} frames; the classifier's network",
-    DECORD: f"{NUM_FRAMES} uniform frames by decord, the classifier as it is",
 }
 # Pairs that are compared, and the required ratio.
 _COMPARED: tuple[tuple[str, str, float | None], ...] = (
@@ -47,7 +45,6 @@ _COMPARED: tuple[tuple[str, str, float | None], ...] = (
     (OURS_THREADS, UNIFORM_FAST_THREADS, None),
     (OURS_PLAIN, UNIFORM, None),
     (OURS, TRANSFORMERS, None),
-    (OURS, DECORD, None),
 )
 _WORKERS_BAR = 1.7  # two decoding processes against one
 
@@ -91,7 +88,7 @@ def bench_pipeline(
     result: dict[str, Any] = {
         "benchmark": "pipeline",
         "what": "seconds from a 720p H.264 file of 8750 frames to the label that a classifier gives it",
-        **circumstances(("av", "torchcodec", "torch", "transformers", "decord", "timm", "numpy")),
+        **circumstances(("av", "torchcodec", "torch", "transformers", "timm", "numpy")),
         "ways": {name: VARIANTS[name] for name in labels},
         "sampler": repr(network_of_sampler),
         "classifier": network.name,
@@ -196,8 +193,6 @@ def _labels(sampler: Any, classifier: Any) -> dict[str, Label]:
     }
     if importlib.util.find_spec("transformers") is not None:
         variants[TRANSFORMERS] = _by_transformers(classifier)
-    if importlib.util.find_spec("decord") is not None:
-        variants[DECORD] = _by_decord(classifier)
     return variants
 
 
@@ -243,21 +238,6 @@ def _by_transformers(classifier: Any) -> Label:
         clips = processor(str(path), return_tensors="pt")["pixel_values"]  # [1, N, 3, h, w]
         with torch.no_grad():
             return int(classifier.scores(clips.to(classifier.device))[0].argmax())
-
-    return label
-
-
-def _by_decord(classifier: Any) -> Label:
-    import torch
-
-    from sosampler.video.candidates import segment_centres
-
-    decord: Any = importlib.import_module("decord")  # not installed with the package
-
-    def label(path: Path) -> int:
-        reader = decord.VideoReader(str(path), num_threads=1)
-        frames = reader.get_batch(segment_centres(len(reader), NUM_FRAMES).tolist()).asnumpy()
-        return int(classifier.clip_probs(torch.from_numpy(frames).movedim(-1, -3)[None])[0].argmax())
 
     return label
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sosampler.errors import InvalidArgument
+
 
 def independence_command(
     videos: Annotated[
@@ -15,35 +17,41 @@ def independence_command(
     ],
     classifier: Annotated[
         list[str],
-        typer.Option("--classifier", "-c", help="Whose features: a name or a saved folder; give it again for more."),
+        typer.Option("--classifier", "-c", help="Network of the features: a name or a saved folder; may be repeated."),
     ],
     weights: Annotated[
         list[str] | None,
-        typer.Option("--weights", help="A file with its weights; one for each --classifier, 'none' for none."),
+        typer.Option("--weights", help="File of weights; one for each --classifier, 'none' for none."),
     ] = None,
     rates: Annotated[
         str | None, typer.Option("--rates", help="Frames a second, such as 0.5,1,2,4.  [default: 0.1 to 25]")
     ] = None,
-    moments: Annotated[int, typer.Option("--moments", help="Most pairs a video gives at each rate.")] = 16,
-    max_videos: Annotated[int, typer.Option("--max-videos", help="More are not looked at; drawn by --seed.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", help="Of the videos that are drawn.")] = 0,
+    moments: Annotated[int, typer.Option("--moments", help="Maximum number of pairs of a video at each rate.")] = 16,
+    max_videos: Annotated[int, typer.Option("--max-videos", help="Maximum number of videos; drawn by --seed.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the videos that are drawn.")] = 0,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
     ] = None,
     precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for independence.json and the figure independence.png.")
+        Path | None, typer.Option("--out", "-o", help="Folder for independence.json and the figure independence.png.")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Up to which frame rate do frames stand by themselves? Exit code 1 if some videos could not be read."""
-    from sosampler import independence  # says how to install what it needs
+    """Find the frame rate up to which frames are independent.
+
+    Exit code 1 if some videos could not be read.
+    """
+    from sosampler import independence  # raises with what to install
     from sosampler.evaluation.independence import RATES
 
-    steps = RATES if rates is None else _numbers(rates)
+    try:
+        steps = RATES if rates is None else [float(part) for part in rates.split(",")]
+    except ValueError as error:
+        raise InvalidArgument(f"--rates {rates!r} must be numbers such as 0.5,1,2,4") from error
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is told before the long work
-    found = independence(
+        out.mkdir(parents=True, exist_ok=True)  # fails before the long work
+    result = independence(
         videos[0] if len(videos) == 1 else videos,
         classifiers=classifier,
         weights=[None if file.lower() == "none" else file for file in weights] if weights else None,
@@ -55,20 +63,11 @@ def independence_command(
         precision=precision,
         say=lambda text: typer.echo(text, err=True),
     )
-    written = [] if out is None else [str(path) for path in found.write(out)]
-    for failure in found.failures[:10]:
+    written = [] if out is None else [str(path) for path in result.write(out)]
+    for failure in result.failures[:10]:
         typer.echo(f"failed: {failure['error']}", err=True)
     if json_output:
-        typer.echo(json.dumps({**found.to_dict(), "files": written}))
+        typer.echo(json.dumps({**result.to_dict(), "files": written}))
     else:
-        typer.echo("\n".join([found.table(), *(f"wrote {path}" for path in written)]))
-    raise typer.Exit(1 if found.failures else 0)
-
-
-def _numbers(text: str) -> list[float]:
-    from sosampler.errors import InvalidArgument
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InvalidArgument(f"--rates {text!r} is not allowed; give numbers such as 0.5,1,2,4") from error
+        typer.echo("\n".join([result.table(), *(f"wrote {path}" for path in written)]))
+    raise typer.Exit(1 if result.failures else 0)

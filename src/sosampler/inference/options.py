@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sosampler.video.limits import Limits, Size
 
 DEFAULT_NUM_FRAMES = 8
-# benchmarks/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
+# benchmarks/results/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
 DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
 
 

@@ -89,10 +89,10 @@ def _read_experiments() -> dict[str, Experiment]:
         rows = []
         for key, keys in values.pop("rows", {}).items():
             row = keys.get("row", key)
-            given = {"row": row, "title": row, "paper_row": row, "data": data, **keys}
+            given: dict[str, Any] = {"row": row, "title": row, "paper_row": row, "data": data, **keys}
             given["pairs"] = [tuple(pair) for pair in given["pairs"]]
-            lists = {key: tuple(given.pop(key, ())) for key in ("classifier", "data", "pairs", "exceptions")}
-            rows.append(RowRecipe(**lists, **given))
+            given |= {key: tuple(given.get(key, ())) for key in ("classifier", "data", "pairs", "exceptions")}
+            rows.append(RowRecipe(**given))
         experiments[name] = Experiment(
             name, data=data, rows=tuple(rows), tables=tuple(values.pop("tables", ())), **values
         )

@@ -12,13 +12,12 @@ from sosampler.errors import InvalidArgument
 from sosampler.figures.curves import report_figures
 from sosampler.paper.experiments import CASES, CURVE, list_experiments
 from sosampler.paper.results import mean_rows
-from sosampler.paper.tables import table
+from sosampler.paper.tables import grid_of
 from sosampler.report.load import (
     RESULT_FILE,
     RUN_FILE,
     Experiments,
     Grid,
-    grid_of_markdown,
     independence_figure,
     read_object,
 )
@@ -92,7 +91,7 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 def _grid(folder: Path, result: dict[str, Any]) -> Grid:
     with _explaining(folder):
-        grid = grid_of_markdown(table(result, "markdown"))
+        grid = grid_of(result)
         kind = result["kind"]
         drawn = report_figures(mean_rows(result["rows"], result["metric"]), result["metric"]) if kind == CURVE else []
     below = list(grid.below)

@@ -221,36 +221,20 @@ def train_one(
     training: Training,
     folder: Path,
     seed: int,
-    *,
-    bank: Any,
-    teacher: str,
-    classifier: Any,
-    weights: Any,
-    light: Any,
-    device: str | None,
-    precision: str | None,
-    workers: int | None,
-    say: Callable[[str], None],
+    location: Location,
+    request: Request,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Train into a folder, or find that it was done, and return the result.
-
-    Args:
-        training: the sampler and its settings.
-        folder: of the run.
-        seed: of everything that is drawn at random.
-        bank: with a train split.
-        teacher: name of the classifier's outputs in the bank, from which samplers learn.
-        classifier: itself or its fingerprint, whose features baselines take.
-    """
+    """Train into a folder, or find that it was done, and return the result."""
     from sosampler.training.train_sampler import train
 
-    given: dict[str, Any] = {"bank": bank, "out": folder, "sampler": training.sampler, "recipe": training.recipe}
-    given |= {"weights": weights, "device": device, "say": say, "seed": seed, **training.settings}
+    given: dict[str, Any] = {"bank": location.bank.path, "out": folder, "sampler": training.sampler, "seed": seed}
+    given |= {"recipe": training.recipe, "weights": request.weights, "device": request.device, **training.settings}
     if training.is_baseline:
-        given |= {"classifier": classifier, "light": light}
+        given |= {"classifier": location.heavy, "light": request.light}
     else:
-        given |= {"classifier": teacher, "precision": precision, "workers": workers}
-    return dict(train(**given).result)
+        given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
+    return dict(train(**given, say=say).result)
 
 
 # ---- plans

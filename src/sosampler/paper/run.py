@@ -146,7 +146,7 @@ def plan_reproduction(
     One dictionary for each experiment, bank and classifier: its folder and state, rows, rows that are left out,
     trainings with seed, folder and state, and evaluations. A state is "finished", "started" or "missing".
     """
-    defaults = {"seeds": (0, 1, 2), "epochs": None, "settings": None, "weights": None, "device": None}
+    defaults: dict[str, Any] = {"seeds": (0, 1, 2), "epochs": None, "settings": None, "weights": None, "device": None}
     defaults |= {"precision": None, "workers": None, "bootstrap": 2000, "num_cases": 6}
     request, plans = _checked_plans(experiments, banks, classifiers, out=out, **(defaults | arguments))
     return [_plan_dict(plan, request) for plan in plans]
@@ -330,9 +330,9 @@ class _Runner:
         elif plan.experiment.kind == CASES:
             from sosampler.paper.cases import write_cases
 
-            (evaluation,) = evaluations.values()
             with _noting_missing_packages(result):
-                write_cases(plan, request, evaluation, result, folder.folder)
+                (name,) = evaluations
+                write_cases(plan, request, evaluations[name], folder.folder / VIDEOS / name, result, folder.folder)
         elif plan.experiment.kind == CURVE:
             with _noting_missing_packages(result):
                 _draw_curves(plan, result, folder.folder)
@@ -361,23 +361,15 @@ class _Runner:
         return left
 
     def _train_one(self, plan: ExperimentPlan, training: Training, seed: int) -> None:
-        request, location = self._request, plan.location
-        arguments: dict[str, Any] = {
-            "bank": location.bank.path,
-            "teacher": location.teacher,
-            "classifier": location.heavy,
-            **{"weights": request.weights, "light": request.light},
-            **{"device": request.device, "precision": request.precision, "workers": request.workers},
-        }
-        where = location.folder(request.out)
-        folder, title = training.folder(where, seed), self._training_title(plan, training, seed)
+        where = plan.location.folder(self._request.out)
+        title = self._training_title(plan, training, seed)
+        arguments = training, training.folder(where, seed), seed, plan.location, self._request
         if training.is_finished(where, seed):
             self._skip(title)
-            # Checks that it was trained with this bank and these weights.
-            train_one(training, folder, seed, **arguments, say=lambda text: None)
+            train_one(*arguments)  # checks that it was trained with this bank and these weights
             return
         with self._step(title):
-            train_one(training, folder, seed, **arguments, say=lambda text: self._say(f"    {text}"))
+            train_one(*arguments, say=lambda text: self._say(f"    {text}"))
 
 
 # ---- steps

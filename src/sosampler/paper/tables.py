@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler._util.validation import one_of
+from sosampler.report.load import Grid
 
 STYLES = ("markdown", "text", "csv")
 _METRICS = {"top1": "top-1, %", "mAP": "mAP, %", "fidelity": "fidelity, %"}
@@ -32,14 +33,22 @@ def table(result: dict[str, Any], style: str = "text") -> str:
     one_of("style", style, STYLES)
     if style == "csv":
         return _csv(result)
-    by_rate = result["kind"] == "independence" and result["rows"]
-    lines, notes = _independence(result) if by_rate else _grid(result), _footnotes(result)
-    text = _markdown(lines) if style == "markdown" else _aligned(lines)
-    head = _head(result)
+    grid = grid_of(result)
+    lines = [list(grid.head), *grid.rows]
     if style == "markdown":
-        head = [f"## {head[0]}", "", *(f"{line}  " for line in head[1:])]
-        notes = [f"- {line}" for line in notes]
-    return "\n".join([*head, "", *text, "", *notes]).rstrip() + "\n"
+        head = [f"## {grid.title}", "", *(f"{line}  " for line in grid.above)]
+        parts = [*head, "", *_markdown(lines), "", *(f"- {line}" for line in grid.below)]
+    else:
+        parts = [grid.title, *grid.above, "", *_aligned(lines), "", *grid.below]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def grid_of(result: dict[str, Any]) -> Grid:
+    """Return a result as a table with the lines above and below it."""
+    by_rate = result["kind"] == "independence" and result["rows"]
+    head, *rows = _independence(result) if by_rate else _lines(result)
+    title, *above = _head(result)
+    return Grid(title, head, rows, above, _footnotes(result))
 
 
 def _head(result: dict[str, Any]) -> list[str]:
@@ -95,7 +104,7 @@ def _paper_metric(result: dict[str, Any]) -> str:
     return next((str(row["paper"]["metric"]) for row in rows if row.get("paper")), str(result["metric"]))
 
 
-def _grid(result: dict[str, Any]) -> list[list[str]]:
+def _lines(result: dict[str, Any]) -> list[list[str]]:
     """Return header and rows; empty columns are left out."""
     columns, rows = _columns(result), _all_rows(result)
     if not rows:

@@ -63,7 +63,7 @@ def auto_of(num_frames: Any, auto_min: int | None, auto_max: int | None, auto_to
 
 Numbers = NDArray[np.float64]
 
-# Chosen on the dev reels of benchmarks/adaptive.py, as the tolerance was.
+# Chosen on the dev reels of benchmarks/accuracy/adaptive.py, as the tolerance was.
 SPREAD = 0.7  # error of the sampler about one frame, in units of the softmax's logits
 SHARE = 0.6
 

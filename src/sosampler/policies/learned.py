@@ -279,7 +279,7 @@ FOLDER = Path(sosampler.samplers.__file__).parent / "general"
 GENERAL_SIZE = 128  # short side of its input
 GENERAL_GMACS = 0.098  # multiply-adds of its network at that size, in billions a frame
 
-# Chosen on images and clips that were held out of its training (benchmarks/general_sampler.json).
+# Chosen on images and clips that were held out of its training (benchmarks/results/general_sampler.json).
 CHOICE: dict[str, float] = {
     "clearness": 0.05,
     "sharpness": 4.0,

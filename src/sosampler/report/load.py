@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,26 +54,6 @@ class Grid:
     below: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     images: Sequence[EmbeddedImage] = ()
-
-
-def grid_of_markdown(text: str) -> Grid:
-    """Parse a page of Markdown with one table: heading, paragraphs, the table, a list.
-
-    >>> grid_of_markdown("## T\\n\\nIt says a.  \\n\\n| who | N |\\n| --- | ---: |\\n| a\\\\|b | 1 |\\n\\n- note").rows
-    [['a|b', '1']]
-    """
-    title, above, below, table = "", [], [], []
-    for line in filter(None, (line.strip() for line in text.splitlines())):
-        if line.startswith("## "):
-            title = line.removeprefix("## ")
-        elif line.startswith("| "):
-            table.append([cell.replace("\\|", "|").strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-        elif line.startswith("- "):
-            below.append(line.removeprefix("- "))
-        else:
-            above.append(line)
-    head, rows = (table[0], table[2:]) if table else ([], [])  # below the header is a ruler
-    return Grid(title, head, rows, above, below)
 
 
 def independence_grid(folder: Path) -> Grid | None:

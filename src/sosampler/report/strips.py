@@ -14,14 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
-from sosampler.evaluation.result import label_confidence
 from sosampler.report.load import EvaluationRun, RowKey, RunVideo, RunVideos, VideoCandidates, is_folder
 from sosampler.video.timeline import Indices
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
-    from sosampler.bank.outputs import TeacherItem
-    from sosampler.evaluation.result import Evaluation
 
 
 _SAME_TIME = 1e-3  # seconds; times in a run's file are rounded
@@ -219,9 +216,6 @@ def data_uri(frame: NDArray[np.uint8], side: int = _THUMBNAIL) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
-# ---- of a run on disk
-
-
 def strip_of(videos: RunVideos, video: RunVideo, keys: Sequence[RowKey], bank: Bank | None) -> Strip:
     """Return the strip of one video of a run.
 
@@ -249,67 +243,7 @@ def strip_of(videos: RunVideos, video: RunVideo, keys: Sequence[RowKey], bank: B
     return replace(bare, images=tuple(images))
 
 
-# ---- of an evaluation in memory
-
-
-def strips_of(
-    bank: Bank,
-    evaluation: Evaluation,
-    policies: Sequence[str],
-    *,
-    num_frames: int,
-    num_candidates: int,
-    count: int = 6,
-) -> list[Strip]:
-    """Return strips of the first `count` videos of an evaluation.
-
-    Args:
-        bank: the split that was evaluated.
-        evaluation: with the policies' choices.
-        policies: that are shown, in this order; also baselines, whose predictions are their own and not shown.
-        num_frames, num_candidates: N and T.
-    """
-    indices = {row.item.id: index for index, row in enumerate(bank.rows)}
-    teacher = bank.teacher(evaluation.facts["teacher"]["fingerprint"], views=evaluation.facts["teacher"]["views"])
-    # Only the mean of logits can be taken without the classifier.
-    has_logits = teacher.pooling == "mean" and bool(teacher.about["features"]) and not bank.multi_label
-    baselines = {row.policy for row in evaluation.rows if row.num_frames is None}
-    chosen = {
-        policy: evaluation.chosen(policy, None if policy in baselines else num_frames, num_candidates)
-        for policy in policies
-    }
-    strips = []
-    for number, name in enumerate(evaluation.ids[:count]):
-        video, outputs = bank[indices[name]], teacher[indices[name]]
-        slots = np.unique(video.uniform(min(num_candidates, len(video))))
-        lines = []
-        for policy, of_videos in chosen.items():
-            answer = None
-            if has_logits and policy not in baselines:
-                answer = _answer(outputs, of_videos[number], video.labels, bank.classes)
-            lines.append(StripLine(policy, _indices_among(slots, of_videos[number]), answer))
-        strips.append(
-            Strip(
-                title=name,
-                label=", ".join(bank.classes[label] for label in video.labels),
-                images=tuple(data_uri(frame) for frame in video.frames(slots)),
-                seconds=tuple(video.pts_seconds[slots].tolist()),
-                values=tuple(label_confidence(outputs, video.labels, slots).tolist()),
-                lines=tuple(lines),
-            )
-        )
-    return strips
-
-
 def _indices_among(slots: Indices, chosen: ArrayLike) -> tuple[int, ...]:
     """Return the indices of stored frames among the candidates; each once, without the -1 that pad a baseline's."""
     frames = np.asarray(chosen, dtype=np.int64)
     return tuple(np.unique(np.searchsorted(slots, frames[frames >= 0])).tolist())
-
-
-def _answer(outputs: TeacherItem, chosen: Indices, labels: Sequence[int], classes: Sequence[str]) -> Answer:
-    assert outputs.features is not None
-    logits = outputs.features[chosen].astype(np.float64).mean(axis=0)
-    probs = np.exp(logits - logits.max())
-    best = int(probs.argmax())
-    return Answer(classes[best], float(probs[best] / probs.sum()), best in labels)
