@@ -19,7 +19,7 @@ from sosampler.bank.format import FEATURES_KIND, VERSION, AnswersFolder, BankFol
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier
 from sosampler.classifiers.outputs import check_finite
-from sosampler.classifiers.penultimate import Penultimate
+from sosampler.classifiers.base import Penultimate
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler
