@@ -41,8 +41,8 @@ from torch import Tensor
 import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler._util.files import replacing
+from sosampler.classifiers.base import class_layer
 from sosampler.classifiers.factory import saved_folder
-from sosampler.classifiers.penultimate import class_layer
 from sosampler.datasets.manifest import Item
 from sosampler.training.sampler_data import multi_hot
 

@@ -196,7 +196,7 @@ def test_weights_that_do_not_fit_are_named(folder: Path) -> None:
     with pytest.raises(WeightsError, match=r"1 tensors hold numbers that are not finite: neck.0.bias"):
         load_system(folder)
     (folder / "model.safetensors").write_bytes(b"half")
-    with pytest.raises(WeightsError, match="not a whole safetensors file"):
+    with pytest.raises(WeightsError, match="not a complete safetensors file"):
         load_system(folder)
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "model.pt")

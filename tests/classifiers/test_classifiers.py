@@ -44,7 +44,7 @@ def create(family: str, **more) -> Classifier:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_keeps_the_protocol(family: str) -> None:
+def test_every_family_has_the_protocol(family: str) -> None:
     classifier = create(family)
     assert isinstance(classifier, VideoClassifier)
     clip = frames()
@@ -63,7 +63,7 @@ def test_every_family_keeps_the_protocol(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_saved_and_loaded_it_is_the_same(family: str, tmp_path: Path) -> None:
+def test_save_and_load(family: str, tmp_path: Path) -> None:
     classifier = create(family, class_names=[f"class {number}" for number in range(7)], multi_label=True)
     so.save_classifier(classifier, tmp_path / "saved")
     again = so.create_classifier(tmp_path / "saved")
@@ -100,7 +100,7 @@ def test_frameexit_head_by_hand() -> None:
 
 
 @pytest.mark.parametrize("family", ["mean", "frameexit"])
-def test_the_pool_of_any_subset_is_its_clip(family: str) -> None:
+def test_the_pool_of_a_subset_equals_its_clip(family: str) -> None:
     classifier = create(family)
     clip = frames(count=5)
     features = classifier.frame_features(clip)
@@ -121,7 +121,7 @@ def on_meta(name: str, **options) -> Classifier:
         return so.create_classifier(name, **options)
 
 
-def test_resnet50_costs_four_gmacs_a_frame() -> None:
+def test_resnet50_has_four_gmacs_per_frame() -> None:
     for name in ("resnet50", "resnet50_v1"):
         assert on_meta(name).gmacs(1) == pytest.approx(4.09 if name == "resnet50" else 3.86, abs=0.01)
     six = on_meta("resnet50").gmacs(6)
@@ -130,7 +130,7 @@ def test_resnet50_costs_four_gmacs_a_frame() -> None:
 
 
 @pytest.mark.parametrize("model", torchvision_names())
-def test_torchvision_costs_what_it_publishes(model: str) -> None:
+def test_torchvision_gmacs_are_as_published(model: str) -> None:
     from torchvision.models import get_model_weights
 
     meta = get_model_weights(model).DEFAULT.meta
@@ -161,7 +161,7 @@ def test_attention_is_counted() -> None:
 # ---- names and options
 
 
-def test_lists_by_pattern() -> None:
+def test_list_classifiers_by_pattern() -> None:
     assert so.list_classifiers("*50*") == ["resnet50", "resnet50_v1", "slowonly_r50"]
     names = so.list_classifiers()
     assert {"resnet50", "timesformer", "slowonly_r50", "x3d_s", "i3d", "torchvision:mvit_v2_s"} <= set(names)
@@ -170,25 +170,25 @@ def test_lists_by_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "says"),
+    ("name", "options", "message"),
     [
-        (None, {}, "no folder of a saved classifier"),
-        (Path("nowhere"), {}, "no folder of a saved classifier"),
+        (None, {}, "not the folder of a saved classifier"),
+        (Path("nowhere"), {}, "not the folder of a saved classifier"),
         ("resnet51", {}, "classifier 'resnet51' is unknown; choose one of resnet50"),
         ("timm:no_such_net", {}, "timm has no network 'no_such_net'"),
         ("torchvision:resnet50", {}, "choose one of: mc3_18"),
-        ("x3d_s", {"head": "mean"}, "no option 'head'; it takes: none"),
-        (TINY, {"temporal": "linear"}, "it takes: head, stride_on_1x1, drop_rate"),
+        ("x3d_s", {"head": "mean"}, "no option 'head'; choose from: none"),
+        (TINY, {"temporal": "linear"}, "choose from: head, stride_on_1x1, drop_rate"),
         (TINY, {"head": "median"}, "mean, frameexit"),
         (TINY, {"num_classes": 0}, "num_classes=0"),
         (TINY, {"num_classes": 3, "class_names": ["a", "b"]}, "give one of the two"),
         (TINY, {"class_names": "no/such/file.txt"}, "no such file"),
-        (TINY_VIT, {"stride_on_1x1": True}, "ResNets with bottlenecks"),
+        (TINY_VIT, {"stride_on_1x1": True}, "bottleneck ResNets"),
         (TINY, {"precision": "int8"}, "float32, bfloat16, float16"),
     ],
 )
-def test_unknown_names_and_options(name: str, options: dict, says: str) -> None:
-    with pytest.raises(so.InvalidArgument, match=says):
+def test_unknown_names_and_options(name: str, options: dict, message: str) -> None:
+    with pytest.raises(so.InvalidArgument, match=message):
         so.create_classifier(name, **options)
 
 
@@ -199,7 +199,7 @@ def test_class_names_from_a_file_and_from_the_data_set(tmp_path: Path) -> None:
     assert so.create_classifier(TINY, num_classes=3).class_names == ("0", "1", "2")
 
 
-def test_stride_sits_on_the_first_convolution() -> None:
+def test_stride_on_the_first_convolution() -> None:
     plain, first = on_meta("resnet50").net, on_meta("resnet50_v1").net
     for stage in ("layer2", "layer3", "layer4"):
         assert (getattr(plain, stage)[0].conv1.stride, getattr(plain, stage)[0].conv2.stride) == ((1, 1), (2, 2))
@@ -216,7 +216,7 @@ def test_precision_is_used() -> None:
     assert torch.allclose(exact, rough, atol=0.05)
 
 
-def test_fingerprint_follows_all_that_moves_an_answer() -> None:
+def test_fingerprint_changes_with_everything_that_affects_outputs() -> None:
     base = create("mean")
     same = create("mean", class_names=list("abcdefg"))
     assert same.fingerprint() == base.fingerprint()
@@ -270,7 +270,7 @@ def test_weights_of_every_kind_of_file(name: str, wrap, tmp_path: Path) -> None:
         assert torch.allclose(tensor, state[key], atol=2e-3)
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     state = tiny_state()
     head = next(key for key in state if key.endswith("fc.weight"))
 
@@ -290,7 +290,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert "new_head=True" in fewer
 
 
-def test_a_new_head_takes_the_rest(tmp_path: Path) -> None:
+def test_new_head_loads_the_rest(tmp_path: Path) -> None:
     state = tiny_state()
     path = write(state, tmp_path / "w.safetensors")
     classifier = so.create_classifier(TINY, num_classes=5, weights=path, new_head=True)
@@ -309,30 +309,30 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda path: torch.save({"state_dict": Evil()}, path), "could run code"),
-        (lambda path: path.write_bytes(b"not weights at all"), "is damaged, or holds|not a file that torch.save"),
-        (lambda path: path.write_bytes(b""), "not a file that torch.save"),
-        (lambda path: torch.save([torch.zeros(1)], path), "a list instead of a dict"),
+        (lambda path: path.write_bytes(b"not weights at all"), "is damaged, or holds|not written by torch.save"),
+        (lambda path: path.write_bytes(b""), "not written by torch.save"),
+        (lambda path: torch.save([torch.zeros(1)], path), "a list but must hold a state dict"),
         (lambda path: torch.save({"epoch": 3}, path), "holds no tensors"),
         (lambda path: None, "no such file"),
     ],
 )
-def test_bad_torch_files(make, says: str, tmp_path: Path) -> None:
+def test_bad_torch_files(make, message: str, tmp_path: Path) -> None:
     make(tmp_path / "w.pth")
-    with pytest.raises(so.WeightsError, match=says):
+    with pytest.raises(so.WeightsError, match=message):
         so.create_classifier(TINY, weights=tmp_path / "w.pth")
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_damaged_files_end_in_a_sentence(suffix: str, tmp_path: Path) -> None:
+def test_damaged_files_raise_weights_error(suffix: str, tmp_path: Path) -> None:
     import random
 
     whole = write({"a": torch.arange(50.0), "b": torch.ones(3, 3)}, tmp_path / f"whole{suffix}").read_bytes()
     rng = random.Random(0)
     path = tmp_path / f"damaged{suffix}"
-    told = 0
+    named = 0
     for _ in range(150):
         data = bytearray(whole[: rng.randrange(len(whole))] if rng.random() < 0.3 else whole)
         for _ in range(rng.randrange(1, 30)):
@@ -342,20 +342,20 @@ def test_damaged_files_end_in_a_sentence(suffix: str, tmp_path: Path) -> None:
         try:
             read_state(path)  # numbers may have changed without anybody noticing
         except so.WeightsError as error:
-            told += str(path) in str(error)
-    assert told > 50
+            named += str(path) in str(error)
+    assert named > 50
 
 
-def test_cut_off_safetensors(tmp_path: Path) -> None:
+def test_truncated_safetensors(tmp_path: Path) -> None:
     path = write(tiny_state(), tmp_path / "w.safetensors")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(so.WeightsError, match="not a whole safetensors file"):
+    with pytest.raises(so.WeightsError, match="not a complete safetensors file"):
         so.create_classifier(TINY, weights=path)
 
 
 def test_bad_folders(tmp_path: Path) -> None:
     folder = so.save_classifier(create("mean"), tmp_path / "saved")
-    with pytest.raises(so.InvalidArgument, match="brings its own num_classes"):
+    with pytest.raises(so.InvalidArgument, match="with its own num_classes"):
         so.create_classifier(folder, num_classes=3)
     (folder / "config.json").write_text('{"model_type": "timesformer"}')
     with pytest.raises(so.InvalidArgument, match="give hf:"):
@@ -364,11 +364,11 @@ def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(so.WeightsError, match="is not the JSON"):
         so.create_classifier(folder)
     (folder / "config.json").write_text('{"kind": "sosampler classifier", "name": "x3d_s"}')
-    with pytest.raises(so.WeightsError, match="lacks or misspells 'options'"):
+    with pytest.raises(so.WeightsError, match="'options' is missing or wrong"):
         so.create_classifier(folder)
 
 
-def test_a_wrapped_network_says_how_to_come_back(tmp_path: Path) -> None:
+def test_a_wrapped_network_cannot_be_loaded_by_name(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
     so.save_classifier(so.wrap_classifier(net, input_size=8, name="mine"), tmp_path / "saved")
     with pytest.raises(so.InvalidArgument, match="wrapped network 'mine', which only your own code can build"):
@@ -389,7 +389,7 @@ def test_another_input_size_for_a_transformer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["mean", "x3d"])
-def test_laying_weights_out_changes_nothing(family: str) -> None:
+def test_channels_last_weights_do_not_change_outputs(family: str) -> None:
     classifier = create(family)
     clips = torch.randint(0, 256, (1, 4, 3, 64, 64), dtype=torch.uint8)
     before = classifier.clip_probs(clips)
@@ -399,7 +399,7 @@ def test_laying_weights_out_changes_nothing(family: str) -> None:
     assert torch.allclose(classifier.clip_probs(clips), before, atol=1e-6)
 
 
-def test_slowonly_starts_from_a_picture_network(tmp_path: Path) -> None:
+def test_slowonly_starts_from_a_2d_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     flat = so.create_classifier("resnet50", num_classes=5)
     path = write({key: tensor.clone() for key, tensor in flat.net.state_dict().items()}, tmp_path / "w.safetensors")

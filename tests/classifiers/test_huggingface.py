@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from sosampler.classifiers.hf_processors import default_preprocessing, processor_preprocessing
 from sosampler.classifiers.huggingface import (
     HuggingFaceClassifier,
     TimeSformer,
     build_huggingface,
     config_from_dict,
     config_to_dict,
+    default_preprocessing,
+    processor_preprocessing,
 )
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError
@@ -28,22 +29,22 @@ FIXED = ("videomae", "vivit")
 
 class TestOtherNetworks:
     @pytest.mark.parametrize("kind", FIXED)
-    def test_fixed_length_repeats_evenly_and_says_so(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_fixed_length_repeats_evenly_with_a_warning(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
         classifier = build(kind)
         video = frames(2, 5)
         with caplog.at_level(logging.WARNING, logger="sosampler"):
-            found = classifier.clip_probs(video)
+            actual = classifier.clip_probs(video)
         assert "clips of 5 frames are repeated evenly to the 8" in caplog.text
         expected = plain(classifier, video[:, [0, 0, 1, 2, 2, 3, 4, 4]])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
         assert "takes exactly 8 frames" in classifier.notes[0]
 
     @pytest.mark.parametrize("kind", FIXED)
-    def test_the_networks_own_length_is_taken_as_it_is(self, kind: str) -> None:
+    def test_clips_of_the_network_s_length_are_not_changed(self, kind: str) -> None:
         classifier = build(kind)
         video = frames(2, 8)
         torch.testing.assert_close(classifier.clip_probs(video), plain(classifier, video), atol=1e-5, rtol=1e-5)
-        with pytest.raises(InvalidArgument, match="at most 8 frames a clip but 9"):
+        with pytest.raises(InvalidArgument, match="at most 8 frames per clip but 9"):
             classifier.clip_probs(frames(1, 9))
 
     @pytest.mark.parametrize(("count", "taken"), [(1, [0, 0]), (2, [0, 1]), (3, [0, 1, 1, 2]), (10, list(range(10)))])
@@ -57,23 +58,23 @@ class TestOtherNetworks:
         )
 
     def test_frames_and_tubelets_must_agree(self) -> None:
-        with pytest.raises(InvalidArgument, match="7 frames in tubelets of 2"):
+        with pytest.raises(InvalidArgument, match="num_frames=7 must be a multiple"):
             build("videomae", num_frames=7)
 
 
 class TestInput:
     @pytest.mark.parametrize("kind", CONFIGS)
-    def test_another_size_than_the_networks_is_refused(self, kind: str) -> None:
+    def test_other_input_sizes_are_refused(self, kind: str) -> None:
         classifier = build(kind)
         classifier.preprocessing = classifier.preprocessing.with_size(48)
-        with pytest.raises(InvalidArgument, match=r"frames of 48x48 but its table of places is for 32x32"):
+        with pytest.raises(InvalidArgument, match=r"frames of 48x48 but its position embeddings are for 32x32"):
             classifier.clip_probs(frames(1, 4))
 
     def test_channels(self) -> None:
         classifier = build()
-        with pytest.raises(InvalidArgument, match="channels stand last"):
+        with pytest.raises(InvalidArgument, match="channels are last"):
             classifier.clip_probs(frames(1, 2).movedim(2, -1))
-        with pytest.raises(InvalidArgument, match="takes 1 channels; frames are RGB"):
+        with pytest.raises(InvalidArgument, match="takes 1 channels but must take 3"):
             build(num_channels=1)
 
     @pytest.mark.parametrize(
@@ -89,9 +90,9 @@ class TestInput:
         expected = Preprocessing(size=(size, size), resize=resize, mean=mean, std=std)
         assert default_preprocessing(kind, (size, size)) == expected
 
-    def test_an_unknown_network_is_said_to_be_unknown(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_unknown_model_type_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         assert default_preprocessing("new", (64, 64)).mean == IMAGENET_MEAN
-        assert "nothing says how its input is normalised" in caplog.text
+        assert "its normalisation is unknown" in caplog.text
 
     @pytest.mark.parametrize(
         ("kind", "changes"),
@@ -108,24 +109,24 @@ class TestInput:
         settings = {"size": {"shortest_edge": 40}, "crop_size": {"height": SIZE, "width": SIZE}, **changes}
         processor = getattr(transformers, kind)(**settings)
         video = frames(1, 2, size=70)[..., :50]
-        told = processor(video[0], return_tensors="pt")
-        expected = told.get("pixel_values", told.get("pixel_values_videos"))
+        data = processor(video[0], return_tensors="pt")
+        expected = data.get("pixel_values", data.get("pixel_values_videos"))
         ours = processor_preprocessing(processor.to_dict(), (SIZE, SIZE), where="here")
-        found = ours(video)
-        assert found.shape == expected.shape
+        actual = ours(video)
+        assert actual.shape == expected.shape
         level = 1 / 255 / min(ours.std)  # a grey level, after normalisation
-        assert (found - expected).abs().max() < 1.5 * level
-        assert (found - expected).abs().mean() < 0.1 * level
+        assert (actual - expected).abs().max() < 1.5 * level
+        assert (actual - expected).abs().mean() < 0.1 * level
 
-    def test_a_file_without_offset_wins_over_vivits_habit(self) -> None:
-        told = transformers.VivitVideoProcessor(offset=False, rescale_factor=1 / 255).to_dict()
-        found = processor_preprocessing(told, (224, 224), where="here")
-        assert (found.mean, found.std) == ((0.5,) * 3, (0.5,) * 3)
+    def test_the_file_overrides_vivit_s_offset(self) -> None:
+        data = transformers.VivitVideoProcessor(offset=False, rescale_factor=1 / 255).to_dict()
+        actual = processor_preprocessing(data, (224, 224), where="here")
+        assert (actual.mean, actual.std) == ((0.5,) * 3, (0.5,) * 3)
 
-    def test_the_networks_size_holds_where_the_file_says_another(self, caplog: pytest.LogCaptureFixture) -> None:
-        told = transformers.VivitVideoProcessor().to_dict()
-        found = processor_preprocessing({**told, "resample": 0}, (448, 448), where="here")
-        assert (found.size, found.resize, found.interpolation) == ((448, 448), 512, "bilinear")
+    def test_the_network_s_size_overrides_the_file(self, caplog: pytest.LogCaptureFixture) -> None:
+        data = transformers.VivitVideoProcessor().to_dict()
+        actual = processor_preprocessing({**data, "resample": 0}, (448, 448), where="here")
+        assert (actual.size, actual.resize, actual.interpolation) == ((448, 448), 512, "bilinear")
         assert "the network takes (448, 448)" in caplog.text
         assert "resample 0" in caplog.text
 
@@ -137,17 +138,17 @@ class TestCheckpoints:
     ) -> None:
         saved = save(tmp_path, kind)
         capfd.readouterr()
-        found = build_huggingface(tmp_path)
+        actual = build_huggingface(tmp_path)
         assert capfd.readouterr() == ("", "")
         video = frames(2, 4)
-        assert torch.equal(found.clip_probs(video), saved.clip_probs(video))
-        assert found.name == f"hf:{tmp_path.name}"
-        assert type(found) is (TimeSformer if kind == "timesformer" else HuggingFaceClassifier)
-        assert found.class_names == ("0", "1", "2", "3", "4")
-        assert not any(parameter.requires_grad for parameter in found.parameters())
+        assert torch.equal(actual.clip_probs(video), saved.clip_probs(video))
+        assert actual.name == f"hf:{tmp_path.name}"
+        assert type(actual) is (TimeSformer if kind == "timesformer" else HuggingFaceClassifier)
+        assert actual.class_names == ("0", "1", "2", "3", "4")
+        assert not any(parameter.requires_grad for parameter in actual.parameters())
 
     @pytest.mark.parametrize("kind", CONFIGS)
-    def test_options_are_enough_to_build_it_again(self, kind: str) -> None:
+    def test_options_rebuild_it(self, kind: str) -> None:
         first = build(kind, temporal="nearest" if kind == "timesformer" else "linear")
         options = json.loads(json.dumps(first.options))
         again = build_huggingface(config_from_dict(options.pop("hf_config")), **options)
@@ -157,7 +158,7 @@ class TestCheckpoints:
         assert (again.name, again.options, again.preprocessing) == (first.name, first.options, first.preprocessing)
         assert again.fingerprint() == first.fingerprint()
 
-    def test_class_names_and_origin_do_not_move_the_fingerprint(self, tmp_path: Path) -> None:
+    def test_class_names_and_origin_do_not_change_the_fingerprint(self, tmp_path: Path) -> None:
         names = {number: f"class {number}" for number in range(CLASSES)}
         first = save(tmp_path / "one" / "net", id2label=names)
         second = save(tmp_path / "two" / "net")
@@ -168,8 +169,8 @@ class TestCheckpoints:
 
     def test_weights_in_half_precision_become_float32(self, tmp_path: Path) -> None:
         build().net.half().save_pretrained(tmp_path)
-        found = build_huggingface(tmp_path)
-        assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
+        actual = build_huggingface(tmp_path)
+        assert {parameter.dtype for parameter in actual.parameters()} == {torch.float32}
 
     def test_the_state_dict_is_the_published_one(self) -> None:
         net = transformers.AutoModelForVideoClassification.from_config(CONFIGS["timesformer"]())
@@ -184,11 +185,11 @@ class TestCheckpoints:
 
     def test_the_processor_file_is_read(self, tmp_path: Path) -> None:
         save(tmp_path)
-        told = {"image_processor_type": "VideoMAEImageProcessor", "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+        data = {"image_processor_type": "VideoMAEImageProcessor", "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
         sizes = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}, "resample": 3}
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**told, **sizes}))
-        found = build_huggingface(tmp_path).preprocessing
-        assert found == Preprocessing((32, 32), 36, (0.4,) * 3, (0.2,) * 3, "bicubic")
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**data, **sizes}))
+        actual = build_huggingface(tmp_path).preprocessing
+        assert actual == Preprocessing((32, 32), 36, (0.4,) * 3, (0.2,) * 3, "bicubic")
         (tmp_path / "preprocessor_config.json").write_text("{")
         with pytest.raises(InvalidArgument, match="its processor file cannot be read"):
             build_huggingface(tmp_path)
@@ -213,10 +214,10 @@ class TestCheckpoints:
         saved = save(tmp_path, id2label={number: f"class {number}" for number in range(CLASSES)})
         with pytest.raises(InvalidArgument, match=r"has 5 classes but num_classes=7; .*new_head=True"):
             build_huggingface(tmp_path, num_classes=7)
-        found = build_huggingface(tmp_path, num_classes=7, new_head=True)
-        assert found.class_names == tuple("0123456")
-        assert found.clip_probs(frames(1, 2)).shape == (1, 7)
-        old, new = saved.net.state_dict(), found.net.state_dict()
+        actual = build_huggingface(tmp_path, num_classes=7, new_head=True)
+        assert actual.class_names == tuple("0123456")
+        assert actual.clip_probs(frames(1, 2)).shape == (1, 7)
+        old, new = saved.net.state_dict(), actual.net.state_dict()
         assert all(torch.equal(old[key], new[key]) for key in old if not key.startswith("classifier."))
         fresh = build_huggingface(tmp_path, num_classes=CLASSES, new_head=True)
         assert not torch.equal(fresh.net.classifier.weight, saved.net.classifier.weight)
@@ -226,25 +227,25 @@ class TestCheckpoints:
         build("videomae").net.videomae.save_pretrained(tmp_path)
         with pytest.raises(WeightsError, match=r"do not fill the network; .*missing: classifier\.bias"):
             build_huggingface(tmp_path)
-        found = build_huggingface(tmp_path, new_head=True)
-        assert found.clip_probs(frames(1, 8)).shape == (1, CLASSES)
-        assert "2 tensors besides the head start fresh: fc_norm.bias, fc_norm.weight" in caplog.text
+        actual = build_huggingface(tmp_path, new_head=True)
+        assert actual.clip_probs(frames(1, 8)).shape == (1, CLASSES)
+        assert "2 tensors besides the head are random: fc_norm.bias, fc_norm.weight" in caplog.text
 
     def test_weights_that_do_not_fit(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         save(tmp_path)
-        told = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**told, "num_frames": 6}))
+        data = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**data, "num_frames": 6}))
         for new_head in (False, True):
             with pytest.raises(WeightsError, match=r"1 of another shape: timesformer\.embeddings\.time_embeddings"):
                 build_huggingface(tmp_path, new_head=new_head)
-        (tmp_path / "config.json").write_text(json.dumps({**told, "num_hidden_layers": 3}))
+        (tmp_path / "config.json").write_text(json.dumps({**data, "num_hidden_layers": 3}))
         with pytest.raises(WeightsError, match=r"missing: timesformer\.encoder\.layer\.2\..* and \d+ more"):
             build_huggingface(tmp_path, new_head=True)
-        (tmp_path / "config.json").write_text(json.dumps({**told, "num_hidden_layers": 1}))
+        (tmp_path / "config.json").write_text(json.dumps({**data, "num_hidden_layers": 1}))
         build_huggingface(tmp_path)
-        assert "have no place in the network and are left out" in caplog.text
+        assert "are not part of the network and are ignored" in caplog.text
 
-    def test_the_table_of_a_checkpoint_keeps_its_length(self, tmp_path: Path) -> None:
+    def test_num_frames_of_a_checkpoint_cannot_change(self, tmp_path: Path) -> None:
         save(tmp_path)
         assert build_huggingface(tmp_path, num_frames=TABLE).net.config.num_frames == TABLE
         with pytest.raises(InvalidArgument, match="for 4 frames but num_frames=6"):
@@ -256,14 +257,14 @@ class TestBadSources:
         ("content", "message"),
         [
             (None, "has no config.json"),
-            ("{}", "config.json is not that of a network"),
-            ("{", "config.json is not that of a network"),
-            ('{"model_type": "unheard-of"}', "config.json is not that of a network"),
+            ("{}", "config.json is not of a network"),
+            ("{", "config.json is not of a network"),
+            ('{"model_type": "unheard-of"}', "config.json is not of a network"),
             ('{"model_type": "timesformer", "hidden_size": "wide"}', "hidden_size"),
             ('{"model_type": "bert"}', "'bert' is not a video classifier; .*timesformer, videomae"),
         ],
     )
-    def test_folders_that_hold_no_video_classifier(self, content: str | None, message: str, tmp_path: Path) -> None:
+    def test_folders_without_a_video_classifier(self, content: str | None, message: str, tmp_path: Path) -> None:
         if content is not None:
             (tmp_path / "config.json").write_text(content)
         with pytest.raises(InvalidArgument, match=message):
@@ -279,21 +280,21 @@ class TestBadSources:
 
     def test_code_in_a_folder_is_not_run(self, tmp_path: Path) -> None:
         save(tmp_path)
-        told = json.loads((tmp_path / "config.json").read_text())
-        told.update(model_type="mine", auto_map={"AutoConfig": "evil.Config"})
-        (tmp_path / "config.json").write_text(json.dumps(told))
+        data = json.loads((tmp_path / "config.json").read_text())
+        data.update(model_type="mine", auto_map={"AutoConfig": "evil.Config"})
+        (tmp_path / "config.json").write_text(json.dumps(data))
         (tmp_path / "evil.py").write_text("raise SystemExit('code was run')")
         with pytest.raises(InvalidArgument, match="that transformers itself contains"):
             build_huggingface(tmp_path)
 
-    def test_half_a_weights_file(self, tmp_path: Path) -> None:
+    def test_a_truncated_weights_file(self, tmp_path: Path) -> None:
         save(tmp_path)
         whole = (tmp_path / "model.safetensors").read_bytes()
         (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
         with pytest.raises(WeightsError, match="the weights cannot be read"):
             build_huggingface(tmp_path)
 
-    def test_places_that_do_not_exist(self, tmp_path: Path) -> None:
+    def test_missing_folders(self, tmp_path: Path) -> None:
         for source in (tmp_path / "no", str(tmp_path / "no"), "./no", "a/b/c"):
             with pytest.raises(InvalidArgument, match="no such folder"):
                 build_huggingface(source)
@@ -302,21 +303,21 @@ class TestBadSources:
             build_huggingface(str(tmp_path / "file"))
 
     @pytest.mark.parametrize("source", ["nobody/nothing", "not a name"])
-    def test_the_hub_out_of_reach(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_hub_is_not_available(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(
             InvalidArgument,
-            match=f"{source}: neither a folder here nor to be had from .* copy config.json and",
+            match=f"{source}: is neither a folder nor available from .* copy config.json and",
         ):
             build_huggingface(source)
 
-    def test_other_things(self) -> None:
+    def test_invalid_sources(self) -> None:
         for source in (3, transformers.BertConfig(), torch.nn.Identity()):
-            with pytest.raises(InvalidArgument, match=r"is not a (source of a|video) classifier"):
+            with pytest.raises(InvalidArgument, match=r"cannot be built from|is not a video classifier"):
                 build_huggingface(source)
         with pytest.raises(InvalidArgument, match="num_classes=0"):
             build_huggingface(CONFIGS["vivit"](), num_classes=0)
-        with pytest.raises(InvalidArgument, match="brings no weights"):
+        with pytest.raises(InvalidArgument, match="has no weights"):
             build_huggingface(pretrained=True)
         with pytest.raises(InvalidArgument, match="cannot make a config of model type 'unheard-of'"):
             config_from_dict({"model_type": "unheard-of"})
@@ -336,16 +337,16 @@ class TestConfigs:
         assert (config.num_labels, config.num_frames) == (CLASSES, TABLE)
         assert build_huggingface(CONFIGS["vjepa2"](), num_frames=16).net.config.frames_per_clip == 16
 
-    def test_what_is_kept_of_a_config(self) -> None:
-        told = config_to_dict(CONFIGS["timesformer"](id2label={0: "a", 1: "b", 2: "c", 3: "d", 4: "e"}))
-        assert (told["model_type"], told["num_labels"]) == ("timesformer", CLASSES)
-        assert not set(told) & {"transformers_version", "id2label", "architectures", "return_dict"}
+    def test_config_to_dict(self) -> None:
+        data = config_to_dict(CONFIGS["timesformer"](id2label={0: "a", 1: "b", 2: "c", 3: "d", 4: "e"}))
+        assert (data["model_type"], data["num_labels"]) == ("timesformer", CLASSES)
+        assert not set(data) & {"transformers_version", "id2label", "architectures", "return_dict"}
 
     def test_names(self) -> None:
         assert build_huggingface(CONFIGS["vivit"]()).name == "hf:vivit"
         assert build_huggingface(CONFIGS["timesformer"]()).name == "hf:timesformer"
 
-    def test_videomae_base_costs_what_its_authors_publish(self) -> None:
+    def test_videomae_base_gmacs_are_as_published(self) -> None:
         with torch.device("meta"):
             classifier = build_huggingface(transformers.VideoMAEConfig())
         assert classifier.gmacs(16) == pytest.approx(180, rel=5e-3)

@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sosampler.classifiers.nets import i3d
-from sosampler.classifiers.nets.i3d import MIXED, _ShiftNorm, same_padding
-from sosampler.classifiers.nets.inflation import inflate_resnet50
-from sosampler.classifiers.nets.resnet3d import slowonly_r50
-from sosampler.classifiers.nets.x3d import x3d_s
+from sosampler.classifiers.nets.i3d import I3D, MIXED, _ShiftNorm, same_padding
+from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
+from sosampler.classifiers.nets.x3d import X3D
 from sosampler.errors import InvalidArgument
 from tests.conftest import unavailable
 
-NETS = {"slowonly_r50": slowonly_r50, "x3d_s": x3d_s, "i3d": i3d}
+NETS = {"slowonly_r50": SlowOnly, "x3d_s": X3D, "i3d": I3D}
 SHARED = Path(__file__).parents[3] / "shared"
 
 every_net = pytest.mark.parametrize("build", NETS.values(), ids=NETS)
@@ -83,14 +81,14 @@ def hub() -> Any:
 
 
 class TestAgainstPytorchvideo:
-    @pytest.mark.parametrize(("build", "peer"), [(slowonly_r50, "slow_r50"), (x3d_s, "x3d_s")])
-    def test_has_the_names_and_shapes_of_its_peer(self, hub: Any, build: Callable[..., nn.Module], peer: str) -> None:
+    @pytest.mark.parametrize(("build", "peer"), [(SlowOnly, "slow_r50"), (X3D, "x3d_s")])
+    def test_names_and_shapes_agree(self, hub: Any, build: Callable[..., nn.Module], peer: str) -> None:
         ours, theirs = on_meta(build), on_meta(getattr(hub, peer), pretrained=False)
         assert shapes(ours) == shapes(theirs)
         assert list(ours.state_dict()) == list(theirs.state_dict())
 
-    def test_slowonly_gives_its_peers_logits(self, hub: Any) -> None:
-        ours, theirs = slowonly_r50(num_classes=11), scatter(hub.slow_r50(pretrained=False, model_num_class=11))
+    def test_slowonly_logits_agree(self, hub: Any) -> None:
+        ours, theirs = SlowOnly(num_classes=11), scatter(hub.slow_r50(pretrained=False, model_num_class=11))
         ours.load_state_dict(theirs.state_dict(), strict=True)
         theirs.load_state_dict(ours.state_dict(), strict=True)
         ours.eval()
@@ -100,8 +98,8 @@ class TestAgainstPytorchvideo:
             with torch.no_grad():
                 torch.testing.assert_close(ours(clips), theirs(clips), atol=1e-4, rtol=0)
 
-    def test_x3d_gives_its_peers_probabilities(self, hub: Any) -> None:
-        ours, theirs = x3d_s(num_classes=11), scatter(hub.x3d_s(pretrained=False, model_num_class=11))
+    def test_x3d_probabilities_agree(self, hub: Any) -> None:
+        ours, theirs = X3D(num_classes=11), scatter(hub.x3d_s(pretrained=False, model_num_class=11))
         ours.load_state_dict(theirs.state_dict(), strict=True)
         theirs.load_state_dict(ours.state_dict(), strict=True)
         ours.eval()
@@ -113,8 +111,8 @@ class TestAgainstPytorchvideo:
                 torch.testing.assert_close(ours(clips).softmax(1), expected, atol=1e-4, rtol=0)
             assert expected.std(dim=1).min() > 0.05  # far from the same probability for every class
 
-    def test_x3d_averages_probabilities_as_its_peer(self, hub: Any) -> None:
-        ours, theirs = x3d_s(num_classes=11), scatter(hub.x3d_s(pretrained=False, model_num_class=11))
+    def test_x3d_averages_probabilities(self, hub: Any) -> None:
+        ours, theirs = X3D(num_classes=11), scatter(hub.x3d_s(pretrained=False, model_num_class=11))
         ours.load_state_dict(theirs.state_dict(), strict=True)
         # What enters the head: each column of its own, so that the windows disagree.
         features = noise(2, 192, 1, 1, 25).mul(3).expand(-1, -1, 14, 6, -1)
@@ -126,7 +124,7 @@ class TestAgainstPytorchvideo:
         assert (logits[0].mean(dim=(1, 2, 3)).softmax(1) - expected).abs().max() > 0.01
 
     def test_a_single_window_leaves_the_logits_unnormalised(self) -> None:
-        net = scatter(x3d_s(num_classes=4))
+        net = scatter(X3D(num_classes=4))
         with torch.no_grad():
             before = net(noise(1, 3, 2, 32, 32))
             net.blocks[5].proj.bias += 3
@@ -137,17 +135,17 @@ class TestCost:
     @pytest.mark.parametrize(
         ("build", "frames", "side", "published"),
         [
-            (slowonly_r50, 8, 256, 54.52),  # pytorchvideo's model zoo
-            (x3d_s, 13, 160, 1.96),  # the X3D paper
-            (x3d_s, 4, 160, 0.60),  # its X3D-XS: the same network, fewer frames
+            (SlowOnly, 8, 256, 54.52),  # pytorchvideo's model zoo
+            (X3D, 13, 160, 1.96),  # the X3D paper
+            (X3D, 4, 160, 0.60),  # its X3D-XS: the same network, fewer frames
         ],
     )
-    def test_multiplications_are_those_published(
+    def test_gmacs_are_as_published(
         self, build: Callable[..., nn.Module], frames: int, side: int, published: float
     ) -> None:
         assert gigamacs(on_meta(build), frames, side) == pytest.approx(published, abs=0.006)
 
-    def test_parameters_are_those_published(self) -> None:
+    def test_parameters_are_as_published(self) -> None:
         millions = {name: sum(p.numel() for p in on_meta(build).parameters()) / 1e6 for name, build in NETS.items()}
         assert millions == pytest.approx({"slowonly_r50": 32.45, "x3d_s": 3.79, "i3d": 12.69}, abs=0.005)
 
@@ -162,7 +160,7 @@ class TestEveryNet:
         assert net(torch.empty(2, 3, frames, height, width, device="meta")).shape == (2, 6)
 
     @every_net
-    def test_head_names_are_all_that_the_number_of_classes_changes(self, build: Callable[..., nn.Module]) -> None:
+    def test_only_the_head_depends_on_the_number_of_classes(self, build: Callable[..., nn.Module]) -> None:
         few, many = on_meta(build, num_classes=3), on_meta(build, num_classes=5)
         assert (few.num_classes, many.num_classes) == (3, 5)
         narrow, wide = shapes(few), shapes(many)
@@ -206,7 +204,7 @@ class TestEveryNet:
 
     @every_net
     @pytest.mark.parametrize("options", [{"num_classes": 0}, {"dropout": -0.1}, {"dropout": 1.5}])
-    def test_refuses_a_head_that_cannot_be(self, build: Callable[..., nn.Module], options: dict[str, Any]) -> None:
+    def test_refuses_invalid_heads(self, build: Callable[..., nn.Module], options: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument, match=next(iter(options))):
             build(**options)
 
@@ -254,7 +252,7 @@ def plain_i3d(state: dict[str, Tensor], clips: Tensor) -> Tensor:
 
 class TestI3D:
     @given(st.integers(1, 400), st.integers(1, 7), st.integers(1, 3))
-    def test_same_padding_is_the_least_that_gives_a_ceiled_size(self, size: int, kernel: int, stride: int) -> None:
+    def test_same_padding_is_minimal(self, size: int, kernel: int, stride: int) -> None:
         before, after = same_padding(size, kernel, stride)
         wanted = -(-size // stride)
 
@@ -266,16 +264,16 @@ class TestI3D:
         assert after - before in (0, 1)
 
     def test_equals_the_plain_network(self) -> None:
-        net = scatter(i3d(num_classes=5))
+        net = scatter(I3D(num_classes=5))
         with torch.no_grad():
             # Odd and even sizes, so that each stride meets both kinds of border; 8 x 7 and 2 frames at the end.
             clips = noise(1, 3, 11, 225, 198)
             torch.testing.assert_close(net(clips), plain_i3d(net.state_dict(), clips), atol=1e-4, rtol=1e-4)
 
     def test_has_no_scale(self) -> None:
-        assert not [name for name in on_meta(i3d).state_dict() if name.endswith("bn.weight")]
+        assert not [name for name in on_meta(I3D).state_dict() if name.endswith("bn.weight")]
 
-    def test_its_norm_is_one_without_a_scale(self) -> None:
+    def test_its_norm_equals_batch_norm_with_scale_1(self) -> None:
         torch.manual_seed(0)
         norm = scatter(_ShiftNorm(5)).train()
         plain = copy.deepcopy(norm)
@@ -291,7 +289,7 @@ class TestI3D:
     @pytest.mark.parametrize(
         ("clip", "word"), [("v_Basketball_g01_c01.avi", "basketball"), ("abseiling_k400.mp4", "abseiling")]
     )
-    def test_knows_real_videos(self, clip: str, word: str) -> None:
+    def test_classifies_real_videos(self, clip: str, word: str) -> None:
         weights, path = SHARED / "weights" / "i3d_kinetics400.safetensors", SHARED / "data" / "clips" / clip
         if not weights.exists() or not path.exists():
             unavailable("shared", f"{weights} or {path} is not there")
@@ -300,7 +298,7 @@ class TestI3D:
 
         import sosampler
 
-        net = i3d().eval()
+        net = I3D().eval()
         net.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()}, strict=True)
         frames = torch.as_tensor(sosampler.select(path, 32, size=256, policy="uniform").frames)  # [32, 256, W, 3] uint8
         left = (frames.shape[2] - 224) // 2
@@ -322,8 +320,8 @@ def flat() -> nn.Module:
 
 class TestInflation:
     @pytest.mark.parametrize("stride_on_1x1", [False, True])
-    def test_centre_sees_each_frame_as_the_2d_net_does(self, flat: nn.Module, stride_on_1x1: bool) -> None:
-        deep = slowonly_r50(num_classes=7, stride_on_1x1=stride_on_1x1).eval()
+    def test_centre_equals_the_2d_network_on_each_frame(self, flat: nn.Module, stride_on_1x1: bool) -> None:
+        deep = SlowOnly(num_classes=7, stride_on_1x1=stride_on_1x1).eval()
         deep.load_state_dict(inflate_resnet50(flat.state_dict()), strict=True)
         clips = noise(1, 3, 4, 96, 80)
         for stage in (flat.layer2, flat.layer3, flat.layer4):
@@ -339,26 +337,26 @@ class TestInflation:
 
     def test_mean_spreads_a_kernel_evenly(self, flat: nn.Module) -> None:
         inflated = inflate_resnet50(flat.state_dict(), how="mean")
-        slowonly_r50(num_classes=7).load_state_dict(inflated, strict=True)
+        SlowOnly(num_classes=7).load_state_dict(inflated, strict=True)
         kernel = inflated["blocks.3.res_blocks.1.branch2.conv_a.weight"]
         assert kernel.shape[2] == 3
         for tap in kernel.unbind(2):
             torch.testing.assert_close(tap * 3, flat.layer3[1].conv1.weight)
         assert torch.equal(inflated["blocks.0.conv.weight"][:, :, 0], flat.conv1.weight)
 
-    def test_leaves_the_given_weights_alone(self, flat: nn.Module) -> None:
+    def test_does_not_change_the_input(self, flat: nn.Module) -> None:
         before = {name: tensor.clone() for name, tensor in flat.state_dict().items()}
         for tensor in inflate_resnet50(flat.state_dict()).values():
             tensor.zero_()
         assert all(torch.equal(tensor, before[name]) for name, tensor in flat.state_dict().items())
 
-    def test_does_without_a_head_and_without_counters(self, flat: nn.Module) -> None:
+    def test_without_head_and_counters(self, flat: nn.Module) -> None:
         trunk = {
             name: tensor
             for name, tensor in flat.state_dict().items()
             if not name.startswith("fc.") and not name.endswith("num_batches_tracked")
         }
-        answer = slowonly_r50(num_classes=9).load_state_dict(inflate_resnet50(trunk), strict=False)
+        answer = SlowOnly(num_classes=9).load_state_dict(inflate_resnet50(trunk), strict=False)
         assert sorted(answer.missing_keys) == ["blocks.5.proj.bias", "blocks.5.proj.weight"]
         assert not answer.unexpected_keys
 
@@ -367,10 +365,10 @@ class TestInflation:
 
         inflated = inflate_resnet50(resnet50(weights=None).state_dict())
         assert {name: tuple(tensor.shape) for name, tensor in inflated.items()} == shapes(
-            on_meta(slowonly_r50, num_classes=1000)
+            on_meta(SlowOnly, num_classes=1000)
         )
 
-    def test_names_what_is_missing_odd_or_of_another_shape(self, flat: nn.Module) -> None:
+    def test_missing_unknown_and_misshapen_weights(self, flat: nn.Module) -> None:
         state = dict(flat.state_dict())
         with pytest.raises(InvalidArgument, match=r"missing layer3\.4\.bn2\.bias; unknown none"):
             inflate_resnet50({name: tensor for name, tensor in state.items() if name != "layer3.4.bn2.bias"})

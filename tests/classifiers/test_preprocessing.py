@@ -23,7 +23,7 @@ def smooth_frame(height: int = 240, width: int = 320) -> np.ndarray:
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_resize_is_that_of_pil(interpolation: str) -> None:
+def test_resize_agrees_with_pil(interpolation: str) -> None:
     frame = smooth_frame()
     how = so.Preprocessing(size=(64, 85), resize=(64, 85), interpolation=interpolation)
     ours = how.resized(torch.from_numpy(frame).permute(2, 0, 1)[None])[0].permute(1, 2, 0).numpy()
@@ -35,7 +35,7 @@ def test_resize_is_that_of_pil(interpolation: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(240, 320), (320, 240), (50, 400), (224, 224)])
-def test_whole_way_equals_torchvision(shape: tuple[int, int]) -> None:
+def test_agrees_with_torchvision(shape: tuple[int, int]) -> None:
     frames = noise(2, 3, 3, *shape)
     how = so.Preprocessing(size=(96, 80), resize=112, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     peer = v2.Compose(
@@ -50,7 +50,7 @@ def test_whole_way_equals_torchvision(shape: tuple[int, int]) -> None:
     assert how(frames).shape == (2, 3, 3, 96, 80)
 
 
-def test_another_size_keeps_the_border() -> None:
+def test_with_size_keeps_the_crop_fraction() -> None:
     how = so.Preprocessing(size=(224, 224), resize=256)
     assert how.with_size(112) == so.Preprocessing(size=(112, 112), resize=128)
     assert so.Preprocessing(size=(112, 112), resize=(128, 171)).with_size(224).resize == (256, 342)
@@ -58,38 +58,38 @@ def test_another_size_keeps_the_border() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
-        ({"size": (224, 224), "resize": 200}, "leaves less"),
+        ({"size": (224, 224), "resize": 200}, "at least the crop"),
         ({"size": (0, 224), "resize": 256}, "size"),
         ({"size": (224, 224), "resize": 256, "std": (0.0, 1.0, 1.0)}, "std"),
         ({"size": (224, 224), "resize": 256, "mean": (0.0, 1.0)}, "one for each of R, G, B"),
         ({"size": (224, 224), "resize": 256, "interpolation": "nearest"}, "bilinear, bicubic"),
     ],
 )
-def test_impossible_preprocessing_is_refused(given: dict, says: str) -> None:
-    with pytest.raises(so.InvalidArgument, match=says):
+def test_invalid_preprocessing(given: dict, message: str) -> None:
+    with pytest.raises(so.InvalidArgument, match=message):
         so.Preprocessing(**given)
 
 
 @pytest.mark.parametrize(
-    ("frames", "says"),
+    ("frames", "message"),
     [
-        (noise(1, 2, 1, 8, 8), "1 channels instead of 3"),
+        (noise(1, 2, 1, 8, 8), "1 channels but must have 3"),
         (noise(1, 2, 4, 8, 8), "alpha"),
         (noise(1, 2, 8, 8, 3), "movedim"),
         (noise(1, 3, 2, 8, 8), "transpose"),
         (noise(2, 3, 8, 8), r"frames\[None\]"),
         (noise(1, 2, 3, 8, 8).float(), "float32"),
-        (noise(1, 0, 3, 8, 8), "nothing is in them"),
+        (noise(1, 0, 3, 8, 8), "are empty"),
         ([1, 2], "list"),
     ],
 )
-def test_frames_of_another_kind_are_refused(frames: object, says: str) -> None:
-    with pytest.raises(so.InvalidArgument, match=says):
+def test_invalid_frames(frames: object, message: str) -> None:
+    with pytest.raises(so.InvalidArgument, match=message):
         check_frames(frames)
 
 
-def test_arrays_are_frames_too() -> None:
+def test_numpy_frames() -> None:
     frames = noise(1, 2, 3, 8, 8)
     assert torch.equal(check_frames(frames.numpy()), frames)

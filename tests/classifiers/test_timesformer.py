@@ -45,34 +45,34 @@ class TestTemporalEmbeddings:
     def test_without_positions_as_torch_interpolates(self, count: int, temporal: str) -> None:
         how = {"mode": "linear", "align_corners": False} if temporal == "linear" else {"mode": "nearest"}
         expected = F.interpolate(self.table.transpose(1, 2), size=count, **how).transpose(1, 2)
-        found = temporal_embeddings(self.table, count, None, temporal)
-        torch.testing.assert_close(found, expected)
+        actual = temporal_embeddings(self.table, count, None, temporal)
+        torch.testing.assert_close(actual, expected)
         if count == TABLE:
-            assert torch.equal(found, self.table)
+            assert torch.equal(actual, self.table)
 
     def test_nearest_ignores_positions_and_gives_one_frame_the_first_entry(self) -> None:
-        found = temporal_embeddings(self.table, 1, torch.tensor([[0.9]]), "nearest")
-        assert torch.equal(found[0, 0], self.table[0, 0])
+        actual = temporal_embeddings(self.table, 1, torch.tensor([[0.9]]), "nearest")
+        assert torch.equal(actual[0, 0], self.table[0, 0])
 
     def test_a_table_of_one_entry(self) -> None:
-        found = temporal_embeddings(self.table[:, :1], 3, torch.tensor([[0.0, 0.5, 1.0]]), "linear")
-        assert torch.equal(found[0], self.table[0, :1].expand(3, -1))
+        actual = temporal_embeddings(self.table[:, :1], 3, torch.tensor([[0.0, 0.5, 1.0]]), "linear")
+        assert torch.equal(actual[0], self.table[0, :1].expand(3, -1))
 
 
 class TestTimeSformer:
     @pytest.mark.parametrize("kind", ["divided_space_time", "joint_space_time"])
     @pytest.mark.parametrize("count", [1, 2, 3, TABLE, 6, 9])
-    def test_nearest_is_what_transformers_computes(self, count: int, kind: str) -> None:
+    def test_nearest_agrees_with_transformers(self, count: int, kind: str) -> None:
         classifier = build(temporal="nearest", attention_type=kind)
         video = frames(2, count)
         torch.testing.assert_close(classifier.clip_probs(video), plain(classifier, video), atol=1e-5, rtol=1e-5)
 
-    def test_linear_at_the_length_of_the_table_is_what_transformers_computes(self) -> None:
+    def test_linear_at_the_trained_length_agrees_with_transformers(self) -> None:
         classifier = build()
         video = frames(2, TABLE)
         torch.testing.assert_close(classifier.clip_probs(video), plain(classifier, video), atol=1e-5, rtol=1e-5)
 
-    def test_linear_with_positions_is_transformers_with_the_table_put_there(self) -> None:
+    def test_linear_with_positions_agrees_with_replaced_embeddings(self) -> None:
         classifier = build()
         video, positions = frames(3, 3), torch.tensor([[0.0, 0.1, 0.9], [0.2, 0.5, 0.5], [0.3, 0.6, 1.0]])
         table = classifier.net.timesformer.embeddings.time_embeddings
@@ -87,27 +87,27 @@ class TestTimeSformer:
                 None
             ]
             expected = plain(moved, video[clip : clip + 1])
-            found = classifier.clip_probs(video, positions)[clip : clip + 1]
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+            actual = classifier.clip_probs(video, positions)[clip : clip + 1]
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
     def test_positions_matter_clip_by_clip(self) -> None:
         classifier = build()
         video = frames(1, 3).expand(3, -1, -1, -1, -1)
-        found = classifier.clip_probs(video, [[0.1, 0.5, 0.9], [0.1, 0.2, 0.3], [0.1, 0.5, 0.9]])
-        assert torch.equal(found[0], found[2])
-        assert (found[0] - found[1]).abs().max() > 1e-3
+        actual = classifier.clip_probs(video, [[0.1, 0.5, 0.9], [0.1, 0.2, 0.3], [0.1, 0.5, 0.9]])
+        assert torch.equal(actual[0], actual[2])
+        assert (actual[0] - actual[1]).abs().max() > 1e-3
         nearest = build(temporal="nearest")
         assert torch.equal(nearest.clip_probs(video, [[0.1, 0.5, 0.9]] * 3), nearest.clip_probs(video))
 
     def test_single_frames_are_clips_of_one(self) -> None:
         classifier = build()
         video, positions = frames(2, 5), torch.rand(2, 5, generator=torch.Generator().manual_seed(3))
-        found = classifier.frame_probs(video, positions)
-        assert found.shape == (2, 5, CLASSES)
+        actual = classifier.frame_probs(video, positions)
+        assert actual.shape == (2, 5, CLASSES)
         for b in range(2):
             for t in range(5):
                 one = classifier.clip_probs(video[b : b + 1, t : t + 1], positions[b : b + 1, t : t + 1])[0]
-                torch.testing.assert_close(found[b, t], one)
+                torch.testing.assert_close(actual[b, t], one)
 
     def test_space_only_averages_frames_before_the_last_norm(self) -> None:
         classifier = build(attention_type="space_only")
@@ -120,13 +120,13 @@ class TestTimeSformer:
         torch.testing.assert_close(classifier.clip_probs(video), expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(classifier.clip_probs(video[:1, :1]), plain(classifier, video[:1, :1]))
 
-    def test_threads_may_share_it(self) -> None:
+    def test_is_thread_safe(self) -> None:
         classifier = build()
         clips = [frames(2, 1 + number % 6, seed=number) for number in range(24)]
         expected = [classifier.clip_probs(video) for video in clips]
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(classifier.clip_probs, clips))
-        assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
+            actual = list(pool.map(classifier.clip_probs, clips))
+        assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(actual, expected, strict=True))
         assert classifier.net.config.num_frames == TABLE
 
     def test_gradients_reach_the_table_and_dropout_is_off_when_frozen(self) -> None:
@@ -148,12 +148,12 @@ class TestTimeSformer:
         where = torch.tensor([[0.1, 0.4, 0.8]])
         torch.testing.assert_close(compiled(classifier.net, clips, where), classifier(clips, where))
 
-    def test_unknown_words_are_refused(self) -> None:
+    def test_unknown_options(self) -> None:
         with pytest.raises(InvalidArgument, match="temporal='cubic' is unknown; choose one of: linear, nearest"):
             build(temporal="cubic")
         with pytest.raises(InvalidArgument, match="temporal='nearest' is for TimeSformer"):
             build("videomae", temporal="nearest")
-        with pytest.raises(InvalidArgument, match=r"refuses the config .*[Uu]nknown attention type"):
+        with pytest.raises(InvalidArgument, match=r"does not accept the config .*[Uu]nknown attention type"):
             build(attention_type="diagonal")
 
 
@@ -171,6 +171,6 @@ class TestCost:
         assert timesformer.num_classes == 400
         assert timesformer.gmacs(count) == pytest.approx(gmacs, rel=5e-3)
 
-    def test_transformers_own_pass_costs_the_same(self, timesformer: HuggingFaceClassifier) -> None:
+    def test_gmacs_agree_with_transformers(self, timesformer: HuggingFaceClassifier) -> None:
         clip = torch.empty(1, 8, 3, 224, 224, device="meta")
         assert timesformer.gmacs(8) == pytest.approx(count_gmacs(timesformer.net, clip))

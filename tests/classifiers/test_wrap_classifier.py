@@ -47,7 +47,7 @@ class Says(nn.Module):
 
 
 @pytest.mark.parametrize("layout", ["BTCHW", "BCTHW"])
-def test_layouts_give_the_same(layout: str) -> None:
+def test_layouts_agree(layout: str) -> None:
     clip = frames()
     wrapped = so.wrap_classifier(Clips(layout), input_size=16, layout=layout, class_names=["a", "b", "c", "d", "e"])
     expected = Clips()(wrapped.preprocessing(clip)).softmax(-1)
@@ -60,13 +60,13 @@ def test_layouts_give_the_same(layout: str) -> None:
 def test_each_frame_is_a_clip_of_one() -> None:
     clip = frames(count=3)
     wrapped = so.wrap_classifier(Clips(), input_size=16)
-    found = wrapped.frame_probs(clip)
-    assert found.shape == (2, 3, 5)
+    actual = wrapped.frame_probs(clip)
+    assert actual.shape == (2, 3, 5)
     for number in range(3):
-        assert torch.allclose(found[:, number], wrapped.clip_probs(clip[:, number : number + 1]), atol=1e-6)
+        assert torch.allclose(actual[:, number], wrapped.clip_probs(clip[:, number : number + 1]), atol=1e-6)
 
 
-def test_a_network_of_pictures_is_pooled() -> None:
+def test_a_frame_network_is_pooled() -> None:
     torch.manual_seed(0)
     picture_net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
     wrapped = so.wrap_classifier(picture_net, input_size=16, layout="BCHW")
@@ -79,7 +79,7 @@ def test_a_network_of_pictures_is_pooled() -> None:
     assert torch.allclose(wrapped.pool(features[:, subset]), wrapped.clip_probs(clip[:, subset]), atol=1e-6)
 
 
-def test_a_training_network_is_put_into_evaluation() -> None:
+def test_the_module_is_put_into_evaluation_mode() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(3 * 16 * 16, 5)).train()
     wrapped = so.wrap_classifier(net, input_size=16)
     clip = frames(count=1, size=16)
@@ -96,13 +96,13 @@ def test_a_training_network_is_put_into_evaluation() -> None:
         lambda logits: (logits, None),
     ],
 )
-def test_logits_are_found_in_what_is_returned(output) -> None:
+def test_supported_outputs(output) -> None:
     wrapped = so.wrap_classifier(Says(lambda n: output(torch.tensor([[1.0, 3.0]]).expand(n, 2))), input_size=8)
     expected = torch.tensor([1.0, 3.0]).softmax(0)
     assert torch.allclose(wrapped.clip_probs(frames(batch=1))[0], expected)
 
 
-def test_several_labels_stand_by_themselves() -> None:
+def test_multi_label() -> None:
     wrapped = so.wrap_classifier(Clips(), input_size=16, multi_label=True)
     clip = frames()
     assert torch.allclose(wrapped.clip_probs(clip), Clips()(wrapped.preprocessing(clip)).sigmoid(), atol=1e-6)
@@ -113,34 +113,38 @@ def constant(*values: float):
 
 
 @pytest.mark.parametrize(
-    ("module", "options", "says"),
+    ("module", "options", "message"),
     [
-        (constant(2.0, -3.0), {"outputs": "probabilities"}, "from -3 to 2 where probabilities.*these are logits"),
-        (constant(0.9, 0.3), {"outputs": "probabilities"}, "add up to 1.2 instead of 1"),
-        (constant(0.9, 0.1), {}, "softmax was taken already"),
+        (
+            constant(2.0, -3.0),
+            {"outputs": "probabilities"},
+            "from -3 to 2 but must return probabilities.*these are logits",
+        ),
+        (constant(0.9, 0.3), {"outputs": "probabilities"}, "with a sum of 1.2"),
+        (constant(0.9, 0.1), {}, "softmax was applied already"),
         (constant(1.0, float("nan")), {}, "NaN"),
         (constant(1.0, float("inf")), {}, "NaN or infinite"),
-        (constant(1.0, 2.0, 3.0), {"num_classes": 4}, "3 scores a clip but 4 classes"),
-        (constant(1.0, 2.0), {"class_names": ["a", "b", "c"]}, "2 scores a clip but 3 classes"),
+        (constant(1.0, 2.0, 3.0), {"num_classes": 4}, "3 scores per clip but 4 classes"),
+        (constant(1.0, 2.0), {"class_names": ["a", "b", "c"]}, "2 scores per clip but 3 classes"),
         (Says(lambda n: torch.zeros(n, 4, 2)), {}, r"returned shape \[2, 4, 2\]"),
         (Says(lambda n: torch.zeros(1, 2)), {}, "for 2 clips"),
         (Says(lambda n: "text"), {}, "returned a str"),
         (nn.Conv3d(4, 2, 1), {}, "cannot take a batch"),
     ],
 )
-def test_what_a_module_must_not_return(module: nn.Module, options: dict, says: str) -> None:
-    with pytest.raises(so.ClassifierError, match=says):
+def test_invalid_outputs(module: nn.Module, options: dict, message: str) -> None:
+    with pytest.raises(so.ClassifierError, match=message):
         so.wrap_classifier(module, input_size=8, **options)
 
 
-def test_probabilities_are_taken_as_they_are() -> None:
+def test_probabilities_are_not_changed() -> None:
     wrapped = so.wrap_classifier(constant(0.25, 0.75), input_size=8, outputs="probabilities")
     assert torch.equal(wrapped.clip_probs(frames(batch=1))[0], torch.tensor([0.25, 0.75]))
     several = so.wrap_classifier(constant(0.9, 0.8), input_size=8, outputs="probabilities", multi_label=True)
     assert torch.equal(several.clip_probs(frames(batch=1))[0], torch.tensor([0.9, 0.8]))
 
 
-def test_nan_is_found_later_too() -> None:
+def test_nan_after_wrapping() -> None:
     class Later(nn.Module):
         calls = 0
 
@@ -157,22 +161,22 @@ def test_nan_is_found_later_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"layout": "BHWC"}, "BTCHW, BCTHW, BCHW"),
         ({"outputs": "scores"}, "logits, probabilities"),
-        ({"layout": "BCHW", "outputs": "probabilities"}, "let the module return its logits"),
+        ({"layout": "BCHW", "outputs": "probabilities"}, "return logits from the module"),
         ({"num_classes": 3, "class_names": ["a", "b"]}, "give one of the two"),
         ({"class_names": ["a", "a"]}, "more than once"),
-        ({"min_frames": 5, "max_frames": 3}, "give a range"),
+        ({"min_frames": 5, "max_frames": 3}, "at least min_frames=5"),
         ({"num_frames": 0}, "num_frames=0"),
         ({"layout": "BCHW", "num_frames": 3}, "single frames"),
         ({"input_size": (8, 8, 8)}, "input_size"),
         ({"input_size": None}, "input_size"),
     ],
 )
-def test_contradictions_are_refused(options: dict, says: str) -> None:
-    with pytest.raises(so.InvalidArgument, match=says):
+def test_contradicting_arguments(options: dict, message: str) -> None:
+    with pytest.raises(so.InvalidArgument, match=message):
         so.wrap_classifier(constant(1.0, 3.0), **{"input_size": 8} | options)
 
 
@@ -181,27 +185,27 @@ def test_only_modules_are_wrapped() -> None:
         so.wrap_classifier(lambda clips: clips, input_size=8)
 
 
-def test_a_fixed_length_repeats_evenly_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fixed_length_repeats_evenly_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     net = Clips()
     wrapped = so.wrap_classifier(net, input_size=16, num_frames=8)
     assert wrapped.notes == ("Clips takes exactly 8 frames: fewer are repeated evenly, more are refused",)
     clip = frames(count=3)
     with caplog.at_level(logging.WARNING, logger="sosampler"):
-        found = wrapped.clip_probs(clip)
+        actual = wrapped.clip_probs(clip)
         wrapped.clip_probs(clip)
     assert caplog.text.count("clips of 3 frames are repeated evenly to the 8") == 1
     repeated = clip[:, [0, 0, 0, 1, 1, 2, 2, 2]]
-    assert torch.equal(found, wrapped.clip_probs(repeated))
+    assert torch.equal(actual, wrapped.clip_probs(repeated))
     assert net.seen[-1][1] == 8
-    with pytest.raises(so.InvalidArgument, match="at most 8 frames a clip but 9 were given"):
+    with pytest.raises(so.InvalidArgument, match="at most 8 frames per clip but 9 were given"):
         wrapped.clip_probs(frames(count=9))
 
 
-def test_large_batches_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped = so.wrap_classifier(Clips(), input_size=16)
     clip = frames(batch=7, count=3)
     whole = wrapped.clip_probs(clip)
-    monkeypatch.setattr("sosampler.classifiers.base._FRAMES_AT_ONCE", 6)
+    monkeypatch.setattr("sosampler.classifiers.base.BATCH_FRAMES", 6)
     assert torch.allclose(wrapped.clip_probs(clip), whole)
     assert wrapped.net.seen[-1][0] == 1  # 2 + 2 + 2 + 1 clips
     assert wrapped.frame_probs(clip).shape == (7, 3, 5)
@@ -209,7 +213,7 @@ def test_large_batches_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_positions_are_checked() -> None:
     wrapped = so.wrap_classifier(Clips(), input_size=16)
-    with pytest.raises(so.InvalidArgument, match="give one a frame"):
+    with pytest.raises(so.InvalidArgument, match="give one per frame"):
         wrapped.clip_probs(frames(), torch.zeros(2, 3))
     with pytest.raises(so.InvalidArgument, match=r"0\.\.1"):
         wrapped.clip_probs(frames(), torch.full((2, 4), 1.5))

@@ -201,7 +201,7 @@ def test_wrong_input(sampler: Any, classifier: Any, frames: Tensor) -> None:
         engine.run(frames.float())
     with pytest.raises(InvalidArgument, match="uint8"):
         engine.run(frames.numpy().astype(np.float32))
-    with pytest.raises(InvalidArgument, match="give one a frame"):
+    with pytest.raises(InvalidArgument, match="give one per frame"):
         engine.run(frames, torch.zeros(3, 5))
     for wrong, message in (
         ({"num_frames": 0}, "whole number"),

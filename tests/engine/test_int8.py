@@ -77,13 +77,13 @@ def test_int8_agrees_with_float32(folder: Path, sampler: Any, backend: str) -> N
     frames = smooth_frames(12, 6, SIZE, seed=2)
     plain = FrameEngine(sampler, classifier, num_frames=3, precision="float32").run(frames)
     engine = FrameEngine(sampler, classifier, num_frames=3, precision="int8", backend=backend)
-    found = engine.run(frames)
+    actual = engine.run(frames)
     assert "int8" in repr(engine)
-    assert torch.equal(found.chosen, plain.chosen), "the sampler stays in float32"
+    assert torch.equal(actual.chosen, plain.chosen), "the sampler stays in float32"
     assert plain.probabilities is not None
-    assert found.probabilities is not None
+    assert actual.probabilities is not None
     assert len(plain.probabilities.argmax(1).unique()) > 1, "the test needs outputs that differ"
-    difference = (found.probabilities - plain.probabilities).abs()
+    difference = (actual.probabilities - plain.probabilities).abs()
     assert float(plain.probabilities.std(0).max()) > 0.1
     assert 0 < float(difference.mean()) < 0.03
     assert float(difference.max()) < 0.2
@@ -107,8 +107,8 @@ def test_every_layer_with_weights_is_int8_in_onnxruntime(folder: Path, tmp_path:
 def test_every_convolution_is_int8_in_openvino(folder: Path) -> None:
     pytest.importorskip("openvino")
     net = int8_net(folder / INT8_MODEL, so.create_classifier(folder).preprocessing, "openvino")
-    told = [each.get_rt_info() for each in net._request.get_compiled_model().get_runtime_model().get_ops()]
-    types = [row["runtimePrecision"].get() for row in told if row["layerType"].get() == "Convolution"]
+    data = [each.get_rt_info() for each in net._request.get_compiled_model().get_runtime_model().get_ops()]
+    types = [row["runtimePrecision"].get() for row in data if row["layerType"].get() == "Convolution"]
     assert len(types) == sum(isinstance(layer, nn.Conv2d) for layer in so.create_classifier(folder).net.modules())
     assert all(kind.lower() in ("u8", "i8") for kind in types), types
 
@@ -135,9 +135,9 @@ def test_frames_of_several_sizes_and_a_head_after_the_pool(tmp_path: Path) -> No
     frames = [smooth_frames(1, 12, size, seed=1) for size in (SIZE, (90, 60))]
     so.quantize_classifier(classifier, frames, tmp_path)
     clips = smooth_frames(6, 4, SIZE, seed=3).movedim(-1, -3).contiguous()
-    found, plain = int8_classifier(classifier, "onnxruntime")(clips), classifier.clip_probs(clips)
+    actual, plain = int8_classifier(classifier, "onnxruntime")(clips), classifier.clip_probs(clips)
     assert float(plain.std(0).max()) > 0.02
-    assert float((found - plain).abs().max()) < 0.1
+    assert float((actual - plain).abs().max()) < 0.1
 
 
 def test_a_wrapped_network_needs_its_folder(tmp_path: Path) -> None:
@@ -292,10 +292,10 @@ def test_quantize_then_classify(cli: Cli, tmp_path: Path, sampler: Any) -> None:
             code, out, err = cli(*command, *policy, "--precision", precision)
             assert code == 0, err
             predictions.append(json.loads(out)["predictions"])
-        for plain, found in zip(*predictions, strict=True):
-            assert found["selection"]["frame_indices"] == plain["selection"]["frame_indices"]
-            assert found["probability"] == pytest.approx(plain["probability"], abs=0.1)
-            assert found["probability"] != plain["probability"], "int8 rounds"
+        for plain, actual in zip(*predictions, strict=True):
+            assert actual["selection"]["frame_indices"] == plain["selection"]["frame_indices"]
+            assert actual["probability"] == pytest.approx(plain["probability"], abs=0.1)
+            assert actual["probability"] != plain["probability"], "int8 rounds"
 
 
 def test_another_int8_network_has_another_identity(cli: Cli, tmp_path: Path) -> None:
@@ -328,9 +328,9 @@ def test_quantize_from_a_bank_into_another_folder(cli: Cli, tmp_path: Path) -> N
     assert (code, out) == (0, ""), err
     assert "names the same class as float32" in err
     assert not (classifier / INT8_MODEL).exists()
-    found = so.Pipeline("uniform", tmp_path / "out", precision="int8", num_frames=2, device="cpu")
-    assert np.isclose(found(numbered_video(num_frames=20)).probabilities.sum(), 1)
-    assert found.precision == "int8"
+    actual = so.Pipeline("uniform", tmp_path / "out", precision="int8", num_frames=2, device="cpu")
+    assert np.isclose(actual(numbered_video(num_frames=20)).probabilities.sum(), 1)
+    assert actual.precision == "int8"
 
 
 @pytest.mark.parametrize("words", [(), ("--bank", "b", "--videos", "v")])
@@ -341,13 +341,13 @@ def test_quantize_needs_one_source(cli: Cli, folder: Path, words: tuple[str, ...
 
 
 def test_the_docs_have_the_measured_figures() -> None:
-    told = json.loads((ROOT / "benchmarks" / "results" / "int8.json").read_text(encoding="utf-8"))
-    plain, by_ort, by_openvino = told["rows"]
+    data = json.loads((ROOT / "benchmarks" / "results" / "int8.json").read_text(encoding="utf-8"))
+    plain, by_ort, by_openvino = data["rows"]
     page = (ROOT / "docs" / "classifiers.md").read_text(encoding="utf-8")
-    tops = [f"{100 * row['top1']:.2f} %" for row in told["rows"]]
+    tops = [f"{100 * row['top1']:.2f} %" for row in data["rows"]]
     assert f"in float32, {tops[1]} in int8 by ONNX Runtime and {tops[2]} by OpenVINO" in page
     assert f"names {tops[0]} of" in page
     same = [f"{100 * row['same_class']:.1f}" for row in (by_ort, by_openvino)]
     assert f"for {same[0]} and {same[1]} % of the pictures" in page
-    assert f"{told['frames_for_ranges']} training pictures" in page
+    assert f"{data['frames_for_ranges']} training pictures" in page
     assert plain["same_class"] == 1

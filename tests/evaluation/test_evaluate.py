@@ -333,7 +333,7 @@ def test_more_candidates_than_any_video_stores(bank: Bank) -> None:
         ({"precision": "float8"}, "precision='float8'"),
         ({"device": "gpu"}, "device='gpu' cannot be used"),
         ({"classifier": "nobody"}, "nobody is not in this bank"),
-        ({"classifier": Path("nowhere")}, "no folder of a saved classifier"),
+        ({"classifier": Path("nowhere")}, "not the folder of a saved classifier"),
     ],
 )
 def test_wrong_arguments(bank: Bank, options: dict[str, Any], message: str) -> None:

@@ -153,7 +153,7 @@ def other_network(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"weights": broken_file}, "is not a whole safetensors file"),
+        ({"weights": broken_file}, "is not a complete safetensors file"),
         ({"weights": other_network}, "other.safetensors"),
         ({"device": "foo"}, "device='foo' cannot be used here"),
         ({"precision": "float8"}, "precision='float8' is unknown"),

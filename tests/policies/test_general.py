@@ -70,7 +70,7 @@ class TestTheFile:
         sampler = OnnxSampler.from_pretrained(FOLDER)
         assert sampler.config["input_size"] == GENERAL_SIZE
         assert sampler.config["shift"] == 0  # so that a frame's score does not depend on how densely candidates lie
-        assert sampler.told["class_names"] is None
+        assert sampler.metadata["class_names"] is None
 
     def test_names_no_place_of_the_machine_that_made_it(self) -> None:
         data = (FOLDER / "model.onnx").read_bytes()

@@ -39,13 +39,13 @@ def run_onnx(model: bytes, frames: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(None, {"frames": frames}), strict=True))
 
 
-def assert_same(said: dict[str, np.ndarray], sampler: SOSampler, frames: torch.Tensor) -> None:
+def assert_same(outputs: dict[str, np.ndarray], sampler: SOSampler, frames: torch.Tensor) -> None:
     wanted = {name: value for name, value in sampler.look(frames)._asdict().items() if value is not None}
-    assert set(said) == set(wanted)
+    assert set(outputs) == set(wanted)
     for name, value in wanted.items():
-        np.testing.assert_allclose(said[name], value.numpy(), atol=1e-4, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(outputs[name], value.numpy(), atol=1e-4, rtol=1e-4, err_msg=name)
     keep = (frames.shape[1] + 1) // 2
-    assert top_n(torch.from_numpy(said["scores"]), keep).tolist() == sampler.choose(frames, keep).tolist()
+    assert top_n(torch.from_numpy(outputs["scores"]), keep).tolist() == sampler.choose(frames, keep).tolist()
 
 
 @pytest.fixture(params=["believing", "shifted"])
@@ -65,12 +65,12 @@ def test_onnx_in_onnxruntime(exported: tuple[SOSampler, bytes], shape: tuple[int
     assert_same(run_onnx(model, frames.numpy()), sampler, frames)
 
 
-def test_scores_differ_enough_for_parity_to_mean_something(exported: tuple[SOSampler, bytes]) -> None:
+def test_scores_differ_between_frames(exported: tuple[SOSampler, bytes]) -> None:
     sampler, _ = exported
     assert float(sampler.score(scenes(3, 7, 32, 32)).std(1).min()) > 0.01
 
 
-def test_neighbours_matter_to_the_shifted_one() -> None:
+def test_neighbours_affect_a_shifted_sampler() -> None:
     frames = scenes(1, 6, 32, 32)
     alone = run_onnx(shifted_onnx()[0], frames[:, 2:3].numpy())["scores"]
     assert abs(float(alone[0, 0] - run_onnx(shifted_onnx()[0], frames.numpy())["scores"][0, 2])) > 1e-3
@@ -92,7 +92,7 @@ def test_openvino_reads_the_file(exported: tuple[SOSampler, bytes]) -> None:
 # ---- the file
 
 
-def test_the_file_tells_what_it_is() -> None:
+def test_metadata_of_the_file() -> None:
     folder, done = believing_folder()
     model = onnx.load(folder / "model.onnx")
     onnx.checker.check_model(model)
@@ -119,7 +119,7 @@ def test_no_path_of_this_machine_is_in_the_file() -> None:
         assert b".py" not in data
 
 
-def test_half_precision_is_kept_where_it_is_exact() -> None:
+def test_exact_half_precision_is_stored_as_float16() -> None:
     """Of the saved weights not a digit is lost; what has more digits stays in full precision."""
     weights = sum(tensor.numel() for tensor in believing().state_dict().values())
     kinds = {tensor.data_type for tensor in onnx.load(believing_folder()[0] / "model.onnx").graph.initializer}
@@ -129,7 +129,7 @@ def test_half_precision_is_kept_where_it_is_exact() -> None:
     assert onnx.TensorProto.FLOAT16 not in {tensor.data_type for tensor in full}
 
 
-def test_rounding_to_half_is_another_sampler_and_leaves_the_given_one_alone() -> None:
+def test_half_rounds_a_copy() -> None:
     before = shifted().fingerprint()
     rounded = on_cpu(shifted(), half=True)
     assert rounded.fingerprint() != before == shifted().fingerprint()
@@ -160,12 +160,12 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_work")
-def test_wrong_calls_are_refused_before_the_work(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_before_tracing(tmp_path: Path) -> None:
     folder = believing_folder()[0]
     (tmp_path / "file").write_text("mine")
     (tmp_path / "taken.onnx").mkdir()
     (tmp_path / "taken.onnx" / "model.onnx").mkdir()
-    for settings, said in [
+    for settings, message in [
         ({"format": "tflite"}, "format='tflite' must be 'onnx'; other runtimes read such a file"),
         ({"out": tmp_path / "x.xml"}, r"must be a folder or end with \.onnx"),
         ({"out": tmp_path / "file" / "x.onnx"}, "cannot be written"),
@@ -173,7 +173,7 @@ def test_wrong_calls_are_refused_before_the_work(tmp_path: Path) -> None:
         ({"out": tmp_path / "taken.onnx"}, "is a folder; give another file name"),
         ({"half": "yes"}, "half='yes'"),
     ]:
-        with pytest.raises(InvalidArgument, match=said):
+        with pytest.raises(InvalidArgument, match=message):
             export_sampler(folder, **settings)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="a sampler in memory has no folder"):
         export_sampler(believing())
@@ -182,13 +182,13 @@ def test_wrong_calls_are_refused_before_the_work(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.onnx"]
 
 
-def test_folders_that_hold_no_sampler(tmp_path: Path) -> None:
+def test_folders_without_a_sampler(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"has no config\.json"):
         export_sampler(tmp_path)
     folder = tmp_path / "newer"
     shutil.copytree(believing_folder()[0], folder)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "attention": 8}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention": 8}))
     before = (folder / "model.onnx").read_bytes()
     with pytest.raises(WeightsError, match=r"unknown settings \(attention\).*if a newer sosampler wrote them"):
         export_sampler(folder)
@@ -197,7 +197,7 @@ def test_folders_that_hold_no_sampler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.1, float("nan")])
-def test_a_network_that_says_something_else_is_not_written(
+def test_a_network_with_other_scores_is_not_written(
     wrong: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(self: Any, frames: np.ndarray) -> dict[str, np.ndarray]:
@@ -210,7 +210,7 @@ def test_a_network_that_says_something_else_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_dependencies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingDependency, match=r"sosampler\[onnx\]"):
         export_sampler(shifted(), out=tmp_path)
@@ -239,10 +239,10 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_command(cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, done = believing_folder()
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def exported(source: str, **settings: Any) -> Exported:
-        asked.append({"source": source, **settings})
+        calls.append({"source": source, **settings})
         return done
 
     monkeypatch.setattr("sosampler.samplers.export.export_sampler", exported)
@@ -252,15 +252,15 @@ def test_command(cli: Callable[..., tuple[int, str, str]], tmp_path: Path, monke
     code, out, err = cli(folder, "--format", "onnx", "--out", tmp_path / "x.onnx", "--half")
     assert (code, out) == (0, "")
     assert "MB; its scores differ from torch's by" in err
-    assert asked == [
+    assert calls == [
         {"source": str(folder), "format": "onnx", "out": None, "half": False},
         {"source": str(folder), "format": "onnx", "out": tmp_path / "x.onnx", "half": True},
     ]
 
 
-def test_command_ends_with_a_sentence(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_command_errors(cli: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     so.save_classifier(so.create_classifier("timm:test_resnet", num_classes=2, input_size=32), tmp_path / "classifier")
-    for args, said in [
+    for args, message in [
         ((tmp_path / "classifier",), "holds a sosampler classifier instead of a sampler"),
         ((believing_folder()[0], "--format", "tflite"), "must be onnx"),
         ((believing_folder()[0], "--out", "/proc/x.onnx"), "cannot be written"),
@@ -268,5 +268,5 @@ def test_command_ends_with_a_sentence(cli: Callable[..., tuple[int, str, str]], 
     ]:
         code, out, err = cli(*args)
         assert (code, out, len(err.splitlines())) == (2, "", 1), err
-        assert said in err
+        assert message in err
     assert [path.name for path in tmp_path.iterdir()] == ["classifier"]

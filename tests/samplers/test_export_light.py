@@ -61,7 +61,7 @@ def test_pixels_against_torchvision(height: int, width: int) -> None:
             assert np.abs(ours.astype(int) - theirs).max() <= 1
 
 
-def test_frames_as_decoders_give_them_are_not_copied_wrongly() -> None:
+def test_channels_last_frames() -> None:
     stored = np.ascontiguousarray(scenes(1, 3)[0].permute(0, 2, 3, 1).numpy())  # [T, H, W, 3]
     plain = LightPreprocessing(32)(np.ascontiguousarray(stored.transpose(0, 3, 1, 2)))
     np.testing.assert_array_equal(LightPreprocessing(32)(stored.transpose(0, 3, 1, 2)), plain)
@@ -88,7 +88,7 @@ def test_scoring_against_torch(settings: dict[str, Any], multi_label: bool) -> N
 
 
 def test_scoring_of_another_version_is_refused() -> None:
-    with pytest.raises(WeightsError, match="which this version of sosampler does not know"):
+    with pytest.raises(WeightsError, match="which this version of sosampler does not support"):
         check_scoring({"attention": 3}, "x.onnx")
 
 
@@ -103,7 +103,7 @@ def test_all_outputs_against_torch(light: OnnxSampler) -> None:
 
 
 @pytest.mark.parametrize("name", ["believing", "shifted"])
-def test_the_choice_is_that_of_torch(name: str, light: OnnxSampler) -> None:
+def test_selections_agree_with_torch(name: str, light: OnnxSampler) -> None:
     ours, theirs = (light, believing()) if name == "believing" else (OnnxSampler(shifted_onnx()[0]), shifted())
     frames = scenes(120, 10, 45, 80, seed=5)
     chosen, wanted = ours.choose(frames.numpy(), 4), theirs.choose(frames, 4).numpy()
@@ -112,30 +112,28 @@ def test_the_choice_is_that_of_torch(name: str, light: OnnxSampler) -> None:
 
 
 @pytest.mark.parametrize("name", ["believing", "shifted"])
-def test_stretches_of_a_long_video_are_the_whole(
-    name: str, light: OnnxSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_segments_of_a_long_video(name: str, light: OnnxSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = light if name == "believing" else OnnxSampler(shifted_onnx()[0])
     frames = scenes(2, 23).numpy()
     whole = sampler.look(frames)
-    monkeypatch.setattr(module, "_FRAMES_AT_ONCE", 5)
+    monkeypatch.setattr(module, "_BATCH_FRAMES", 5)
     for part, all_at_once in zip(sampler.look(frames), whole, strict=True):
         if all_at_once is not None:
             np.testing.assert_allclose(part, all_at_once, atol=1e-4, rtol=1e-4)
 
 
-def test_wrong_frames_are_named(light: OnnxSampler) -> None:
+def test_invalid_frames(light: OnnxSampler) -> None:
     good = scenes(1, 3).numpy()
-    for frames, said in [
-        ([[1]], "frames are a list; give a NumPy array"),
+    for frames, message in [
+        ([[1]], "frames are a list but must be a NumPy array"),
         (good[0], r"frames\[None\]"),
-        (good.transpose(0, 1, 3, 4, 2), "channels stand last"),
+        (good.transpose(0, 1, 3, 4, 2), "channels are last"),
         (good.astype(np.float32), "frames are float32"),
-        (good[:, :0], "nothing is in them"),
+        (good[:, :0], "are empty"),
     ]:
-        with pytest.raises(InvalidArgument, match=said):
+        with pytest.raises(InvalidArgument, match=message):
             light.score(frames)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="num_frames=4 is more than the 3 candidates"):
+    with pytest.raises(InvalidArgument, match="num_frames=4 must be at most the 3 candidates"):
         light.choose(good, 4)
     with pytest.raises(InvalidArgument, match="not calibrated"):
         OnnxSampler(shifted_onnx()[0]).confidences([0.0])
@@ -146,7 +144,7 @@ def test_wrong_frames_are_named(light: OnnxSampler) -> None:
 # ---- as a policy
 
 
-def test_a_folder_by_onnx_chooses_as_by_torch(clip: Path) -> None:
+def test_a_folder_selects_the_same_frames_by_onnx_and_torch(clip: Path) -> None:
     folder = believing_folder()[0]
     with_torch = so.select(clip, 4, num_candidates=12, policy=get_policy(folder, device="cpu"))
     without = so.select(clip, 4, num_candidates=12, policy=get_policy(folder, device="onnx"))
@@ -157,9 +155,7 @@ def test_a_folder_by_onnx_chooses_as_by_torch(clip: Path) -> None:
     np.testing.assert_allclose(without.candidates.scores, with_torch.candidates.scores, atol=1e-4)
 
 
-def test_torch_is_taken_where_it_is_unless_there_is_nothing_for_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_is_preferred_if_there_are_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     monkeypatch.setattr(policies, "_loaded", lambda *given: made.append("torch") or believing())
     monkeypatch.setattr(
@@ -175,7 +171,7 @@ def test_torch_is_taken_where_it_is_unless_there_is_nothing_for_it(
     assert made == ["torch", "onnx", "onnx", "onnx"]
 
 
-def test_identity_and_size_are_those_of_torch() -> None:
+def test_identity_and_size_agree_with_torch() -> None:
     folder = believing_folder()[0]
     ours, theirs = get_policy(f"{folder}+nms", device="onnx"), get_policy(f"{folder}+nms", device="cpu")
     assert ours.identity is not None
@@ -185,7 +181,7 @@ def test_identity_and_size_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_weigh_confidences(method: str, clip: Path, light: OnnxSampler) -> None:
+def test_methods_use_confidences(method: str, clip: Path, light: OnnxSampler) -> None:
     sel = so.select(clip, 5, num_candidates=20, policy=get_policy(f"{believing_folder()[0]}+{method}", device="onnx"))
     scores = sel.candidates.scores
     assert scores is not None
@@ -193,7 +189,7 @@ def test_methods_weigh_confidences(method: str, clip: Path, light: OnnxSampler) 
     assert sel.frame_indices.tolist() == sel.candidates.frame_indices[METHODS[method](confidences, 5)].tolist()
 
 
-def test_as_an_object_it_is_a_policy(clip: Path, light: OnnxSampler) -> None:
+def test_an_onnx_sampler_is_a_policy(clip: Path, light: OnnxSampler) -> None:
     sel = so.select(clip, 4, num_candidates=12, policy=light)
     by_folder = so.select(clip, 4, num_candidates=12, policy=get_policy(believing_folder()[0], device="onnx"))
     np.testing.assert_array_equal(sel.candidates.scores, by_folder.candidates.scores)
@@ -202,14 +198,14 @@ def test_as_an_object_it_is_a_policy(clip: Path, light: OnnxSampler) -> None:
         get_policy(light, device="cuda")
 
 
-def test_read_again_when_it_changes(folder: Path, clip: Path) -> None:
+def test_a_changed_file_is_read_again(folder: Path, clip: Path) -> None:
     policy = get_policy(folder, device="onnx")
     assert policies._load_onnx.cache_info().currsize
     misses = policies._load_onnx.cache_info().misses
     get_policy(folder, device="onnx")
     assert policies._load_onnx.cache_info().misses == misses
     (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:-100])
-    with pytest.raises(WeightsError, match=r"model\.onnx: is not a network that onnxruntime can run"):
+    with pytest.raises(WeightsError, match=r"model\.onnx: is not a network that ONNX Runtime can run"):
         get_policy(folder, device="onnx")
     assert len(so.select(clip, 3, policy=policy)) == 3
 
@@ -228,22 +224,22 @@ def with_about(folder: Path, change: dict[str, Any] | str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"format": 2}, r"is of format 2, and this version of sosampler reads format 1; export the sampler again"),
-        ("{", "its settings are not JSON"),
-        ("[]", "is of format None"),
+        ({"format": 2}, r"has format 2 but must have format 1; export the sampler again"),
+        ("{", "its metadata are not JSON"),
+        ("[]", "has format None"),
         (None, "was not written by `sosampler export`"),
         ({"weights": "0" * 64}, r"model\.onnx does not belong to the model\.safetensors beside it"),
     ],
 )
-def test_files_of_another_version_or_maker(change: dict[str, Any] | str | None, said: str, folder: Path) -> None:
+def test_files_of_another_version(change: dict[str, Any] | str | None, message: str, folder: Path) -> None:
     with_about(folder, change)
-    with pytest.raises(WeightsError, match=said):
+    with pytest.raises(WeightsError, match=message):
         OnnxSampler.from_pretrained(folder)
 
 
-def test_a_sampler_trained_anew_is_not_run_by_its_old_network(folder: Path) -> None:
+def test_an_outdated_network_is_refused(folder: Path) -> None:
     other = believing().config | {"calibration": [9.0, 0.0]}
     (folder / "config.json").write_text(json.dumps({"kind": "sosampler sampler", **other}))
     with pytest.raises(WeightsError, match=r"does not belong to the config\.json \(calibration\).*sosampler export"):
@@ -252,12 +248,12 @@ def test_a_sampler_trained_anew_is_not_run_by_its_old_network(folder: Path) -> N
     with pytest.raises(WeightsError, match=r"config\.json \(attention\) beside it, which .* another version"):
         OnnxSampler.from_pretrained(folder)
     # What is said about it may change, and settings that are not written are those it was exported with.
-    told = {"kind": "sosampler sampler", "backbone": believing().config["backbone"], "about": {"dev": 0.5}}
-    (folder / "config.json").write_text(json.dumps(told))
+    config = {"kind": "sosampler sampler", "backbone": believing().config["backbone"], "about": {"dev": 0.5}}
+    (folder / "config.json").write_text(json.dumps(config))
     OnnxSampler.from_pretrained(folder)
 
 
-def test_folders_that_hold_something_else(folder: Path, tmp_path: Path) -> None:
+def test_folders_of_another_kind(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"has no config\.json"):
         OnnxSampler.from_pretrained(tmp_path)
     (folder / "config.json").write_text('{"kind": "sosampler classifier"}')
@@ -292,13 +288,13 @@ def test_select_command_without_torch(clip: Path) -> None:
     done = without_torch("select", clip, "-n", 4, "-t", 12, "--policy", f"{folder}+nms", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    told = json.loads(done.stdout)
+    printed = json.loads(done.stdout)
     sel = so.select(clip, 4, num_candidates=12, policy=get_policy(f"{folder}+nms", device="cpu"))
-    assert told["frame_indices"] == sel.frame_indices.tolist()
-    np.testing.assert_allclose(told["candidates"]["scores"], sel.candidates.scores, atol=1e-4)
+    assert printed["frame_indices"] == sel.frame_indices.tolist()
+    np.testing.assert_allclose(printed["candidates"]["scores"], sel.candidates.scores, atol=1e-4)
 
 
-def test_asked_for_onnx_nothing_heavy_is_loaded(clip: Path) -> None:
+def test_onnx_imports_no_torch(clip: Path) -> None:
     code = (
         "import sys, sosampler as so\nfrom sosampler.policies.registry import get_policy\n"
         f"so.select({str(clip)!r}, 3, policy=get_policy({str(believing_folder()[0])!r}, device='onnx'))\n"
@@ -309,7 +305,7 @@ def test_asked_for_onnx_nothing_heavy_is_loaded(clip: Path) -> None:
     assert not {name.split(".")[0] for name in loaded.split()} & {*HEAVY, "safetensors", "yaml"}
 
 
-def test_mistakes_without_torch_end_with_a_sentence(clip: Path, folder: Path, tmp_path: Path) -> None:
+def test_errors_without_torch(clip: Path, folder: Path, tmp_path: Path) -> None:
     """One process for all: starting one takes longer than everything it does."""
     bare = tmp_path / "bare"
     shutil.copytree(folder, bare)
@@ -330,13 +326,13 @@ def test_mistakes_without_torch_end_with_a_sentence(clip: Path, folder: Path, tm
     )
     done = without_torch(then=then)
     assert done.stdout.split() == ["2"] * len(calls), done.stderr
-    said = done.stderr.splitlines()
-    assert len(said) == len(calls)
-    assert f"write it where torch is, with `sosampler export {bare}`, or install sosampler[train]" in said[0]
-    assert "is of format 7" in said[1]
-    assert "device='cuda' needs torch; install sosampler[train]" in said[2]
-    assert "num_frames=20 is more than num_candidates=5" in said[3]
-    assert "there" in said[4] or "frames" in said[4]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(calls)
+    assert f"write it with `sosampler export {bare}` where torch is installed" in lines[0]
+    assert "has format 7" in lines[1]
+    assert "device='cuda' needs torch; install sosampler[train]" in lines[2]
+    assert "num_frames=20 is more than num_candidates=5" in lines[3]
+    assert "there" in lines[4] or "frames" in lines[4]
 
 
 def test_missing_file_is_a_missing_dependency(folder: Path) -> None:

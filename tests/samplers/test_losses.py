@@ -105,7 +105,7 @@ class TestTargets:
         assert frame_targets(probs, torch.tensor([[1, 0, 0]])).unique().numel() == 1
 
     @pytest.mark.parametrize(("kind", "space"), [("labels", "log"), ("max", "odds")])
-    def test_unknown_words(self, kind: str, space: str) -> None:
+    def test_unknown_options(self, kind: str, space: str) -> None:
         with pytest.raises(InvalidArgument, match="choose one of"):
             frame_targets(torch.ones(1, 2, 3), torch.ones(1, 3), kind, space)
 
@@ -119,7 +119,7 @@ class TestEveryRankingLoss:
         assert right < loss(target.roll(1, dims=1), target)
 
     @every_ranking_loss
-    def test_a_step_down_the_gradient_mends_the_order(self, loss: Loss) -> None:
+    def test_a_gradient_step_improves_the_order(self, loss: Loss) -> None:
         target = torch.tensor([[0.1, 0.5, 0.9]])
         predicted = torch.zeros(1, 3, requires_grad=True)
         (slope,) = torch.autograd.grad(loss(predicted, target), predicted)
@@ -166,7 +166,7 @@ class TestEveryRankingLoss:
         torch.testing.assert_close(value, loss(predicted.float(), target.float()))
 
     @every_ranking_loss
-    def test_one_frame_is_no_trouble(self, loss: Loss) -> None:
+    def test_one_frame(self, loss: Loss) -> None:
         predicted = torch.ones(2, 1, requires_grad=True)
         value = loss(predicted, torch.ones(2, 1))
         value.backward()
@@ -253,15 +253,15 @@ class TestAgainstTorch:
 
     def test_softmax_over_real_frames(self) -> None:
         values, mask = random(2, 6), torch.arange(6) < torch.tensor([[6], [2]])
-        found = softmax_over_frames(values, mask)
-        torch.testing.assert_close(found[1, :2], values[1, :2].softmax(dim=0))
-        assert found[1, 2:].eq(0).all()
-        torch.testing.assert_close(found[0], values[0].softmax(dim=0))
+        actual = softmax_over_frames(values, mask)
+        torch.testing.assert_close(actual[1, :2], values[1, :2].softmax(dim=0))
+        assert actual[1, 2:].eq(0).all()
+        torch.testing.assert_close(actual[0], values[0].softmax(dim=0))
 
     def test_guidance_is_cross_entropy_of_mean_logits(self) -> None:
         logits, labels = random(3, 4, 5), torch.tensor([1, 4, 0])
-        found = label_guidance(logits, F.one_hot(labels, 5), multi_label=False)
-        torch.testing.assert_close(found, F.cross_entropy(logits.mean(dim=1), labels))
+        actual = label_guidance(logits, F.one_hot(labels, 5), multi_label=False)
+        torch.testing.assert_close(actual, F.cross_entropy(logits.mean(dim=1), labels))
 
     def test_guidance_of_several_labels_is_that_of_their_geometric_mean(self) -> None:
         logits, _, labels = logits_probs_labels(3, 4, 5)
@@ -270,8 +270,8 @@ class TestAgainstTorch:
 
     def test_guidance_of_mean_probabilities(self) -> None:
         logits, labels = random(3, 4, 5), torch.tensor([1, 4, 0])
-        found = label_guidance(logits, F.one_hot(labels, 5), multi_label=False, average="probabilities")
-        torch.testing.assert_close(found, F.nll_loss(logits.softmax(dim=-1).mean(dim=1).log(), labels))
+        actual = label_guidance(logits, F.one_hot(labels, 5), multi_label=False, average="probabilities")
+        torch.testing.assert_close(actual, F.nll_loss(logits.softmax(dim=-1).mean(dim=1).log(), labels))
 
     def test_guidance_of_many_labels(self) -> None:
         logits, _, labels = logits_probs_labels(3, 4, 5)
@@ -279,15 +279,15 @@ class TestAgainstTorch:
         expected = F.binary_cross_entropy_with_logits(logits.mean(dim=1), wanted)
         torch.testing.assert_close(label_guidance(logits, labels, multi_label=True), expected)
         expected = F.binary_cross_entropy(logits.sigmoid().mean(dim=1), wanted)
-        found = label_guidance(logits, labels, multi_label=True, average="probabilities")
-        torch.testing.assert_close(found, expected)
+        actual = label_guidance(logits, labels, multi_label=True, average="probabilities")
+        torch.testing.assert_close(actual, expected)
 
     def test_distillation_is_kl(self) -> None:
         logits, probs, _ = logits_probs_labels(3, 4, 5)
         expected = F.kl_div(logits.log_softmax(dim=-1).flatten(0, 1), probs.flatten(0, 1), reduction="batchmean")
         torch.testing.assert_close(distillation(logits, probs, multi_label=False), expected)
 
-    def test_distillation_of_many_labels_is_kl_of_coins(self) -> None:
+    def test_multi_label_distillation_is_binary_kl(self) -> None:
         logits, _, _ = logits_probs_labels(3, 4, 5)
         probs = random(3, 4, 5, seed=9)
         coins = torch.distributions.Bernoulli
@@ -450,5 +450,5 @@ class TestWholeLoss:
 
     def test_a_sampler_without_class_head(self) -> None:
         output, probs, labels = self.output(classes=False)
-        with pytest.raises(InvalidArgument, match="no class head"):
+        with pytest.raises(InvalidArgument, match="the sampler has none"):
             SamplerLoss(read_recipe("paper"))(output, probs, labels)

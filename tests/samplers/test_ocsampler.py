@@ -13,10 +13,17 @@ from torch import Tensor, nn
 from sosampler.errors import InvalidArgument
 from sosampler.policies.optimal import subsets
 from sosampler.policies.positional import uniform
-from sosampler.samplers.ocsampler import ClipProbs, OCSamplerLoss, clip_reward, uniform_subset
+from sosampler.samplers.ocsampler import (
+    ClipProbs,
+    OCSamplerLoss,
+    clip_reward,
+    entropy,
+    plackett_luce_log_prob,
+    set_log_prob,
+    uniform_subset,
+)
 from sosampler.samplers.ranking import top_n
 from sosampler.samplers.recipe import BASELINES, LIKELIHOODS, REWARDS, OCSamplerSettings
-from sosampler.samplers.set_likelihood import entropy, plackett_luce_log_prob, set_log_prob
 
 every_likelihood = pytest.mark.parametrize("likelihood", LIKELIHOODS)
 every_baseline = pytest.mark.parametrize("baseline", BASELINES)
@@ -88,8 +95,8 @@ class TestReward:
 
     def test_several_labels_count_by_their_geometric_mean(self) -> None:
         labels = torch.tensor([[1, 1, 0], [0, 1, 1]]).bool()
-        found = clip_reward(self.PROBS[:2], labels, "label").tolist()
-        assert found == pytest.approx([math.sqrt(0.7 * 0.2), math.sqrt(0.3 * 0.2) - 0.5])
+        actual = clip_reward(self.PROBS[:2], labels, "label").tolist()
+        assert actual == pytest.approx([math.sqrt(0.7 * 0.2), math.sqrt(0.3 * 0.2) - 0.5])
 
     def test_refused(self) -> None:
         with pytest.raises(InvalidArgument, match="the reward 'label' needs labels"):
@@ -106,8 +113,8 @@ class TestUniformSubset:
 
     @pytest.mark.parametrize(("num_candidates", "num_frames"), [(10, 5), (10, 4), (9, 6), (100, 32), (7, 7), (5, 1)])
     def test_otherwise_the_uniform_policy(self, num_candidates: int, num_frames: int) -> None:
-        found = uniform_subset(torch.ones(1, num_candidates, dtype=torch.bool), num_frames)
-        assert found[0].tolist() == uniform(num_candidates, num_frames).tolist()
+        actual = uniform_subset(torch.ones(1, num_candidates, dtype=torch.bool), num_frames)
+        assert actual[0].tolist() == uniform(num_candidates, num_frames).tolist()
 
     def test_spreads_over_real_candidates_only(self) -> None:
         mask = torch.tensor([[True] * 10 + [False] * 2, [True] * 12, [False, True] * 6])
@@ -126,19 +133,19 @@ class TestLoss:
     def test_is_the_printed_formula(self, likelihood: str, reward: str) -> None:
         videos = make_videos(5, 8)
         scores = torch.randn(5, 8, generator=generator(1))
-        asked: list[Tensor] = []
+        calls: list[Tensor] = []
 
         def clip_probs(positions: Tensor) -> Tensor:
-            asked.append(positions)
+            calls.append(positions)
             return mean_of_frames(videos.frame_probs)(positions)
 
         settings = OCSamplerSettings(num_frames=3, reward=reward, likelihood=likelihood, entropy=0.3)
         total, parts = OCSamplerLoss(settings)(Output(scores), clip_probs, videos.labels, None, generator(2))
-        drawn, uniform_clip = asked
+        drawn, uniform_clip = calls
         assert uniform_clip.tolist() == [uniform(8, 3).tolist()] * 5
         assert torch.equal(drawn, drawn.sort(dim=1).values)
         mean_probs = mean_of_frames(videos.frame_probs)
-        rewards = [clip_reward(mean_probs(chosen), videos.labels, reward) for chosen in asked]
+        rewards = [clip_reward(mean_probs(chosen), videos.labels, reward) for chosen in calls]
         if likelihood == "set":
             log_prob = set_log_prob(scores, drawn)
         else:  # the order of drawing is known from the same draws
@@ -153,15 +160,15 @@ class TestLoss:
         torch.testing.assert_close(parts["advantage"], (rewards[0] - rewards[1]).mean())
 
     def test_a_second_draw_as_baseline_is_another_draw(self) -> None:
-        asked: list[Tensor] = []
+        calls: list[Tensor] = []
 
         def clip_probs(positions: Tensor) -> Tensor:
-            asked.append(positions)
+            calls.append(positions)
             return torch.full((200, 2), 0.5)
 
         loss = OCSamplerLoss(OCSamplerSettings(num_frames=2, baseline="sample"))
         loss(Output(torch.zeros(200, 6)), clip_probs, None, None, generator())
-        first, second = asked
+        first, second = calls
         assert 0 < (first == second).all(dim=1).double().mean() < 0.2  # 1 in 15
 
     @every_likelihood
@@ -248,9 +255,9 @@ class TestLoss:
         with pytest.raises(InvalidArgument, match=f"{name}={value!r}"):
             OCSamplerSettings(**{name: value})  # type: ignore[arg-type]
 
-    def test_refuses_what_is_no_classifier_and_too_few_candidates(self) -> None:
+    def test_refuses_wrong_outputs_and_too_few_candidates(self) -> None:
         loss = OCSamplerLoss(OCSamplerSettings(num_frames=3))
-        with pytest.raises(InvalidArgument, match=r"clip_probs gave the shape \[2\] for 2 clips"):
+        with pytest.raises(InvalidArgument, match=r"clip_probs returned the shape \[2\] for 2 clips"):
             loss(Output(torch.zeros(2, 5)), lambda positions: torch.zeros(2), None)
         with pytest.raises(InvalidArgument, match="num_frames=3 is more than the 2 real candidates"):
             loss(Output(torch.zeros(1, 2)), lambda positions: torch.zeros(1, 2), None)
@@ -264,8 +271,8 @@ class TestLearning:
         scores = nn.Parameter(torch.zeros(16, 10))
         loss = OCSamplerLoss(OCSamplerSettings(num_frames=3, likelihood=likelihood, baseline=baseline))
         learn(scores, loss, mean_of_frames(videos.frame_probs), videos.labels, steps=120)
-        found = videos.good.gather(1, top_n(scores.detach(), 3)).double().mean().item()
-        assert found > 0.8  # 0.3 by chance; over seeds the uniform baseline gives 0.87 to 1, a second draw 1
+        actual = videos.good.gather(1, top_n(scores.detach(), 3)).double().mean().item()
+        assert actual > 0.8  # 0.3 by chance; over seeds the uniform baseline gives 0.87 to 1, a second draw 1
 
     def test_only_the_label_tells_right_from_wrong_certainty(self) -> None:
         """Frames 0 to 2 are surer of a wrong class than 3 to 5 are of the right one."""

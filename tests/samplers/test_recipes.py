@@ -134,9 +134,9 @@ class TestChecks:
         ],
     )
     def test_allowed(self, setting: str, value: Any, kept: Any) -> None:
-        found = getattr(read_recipe("paper", **{setting: value}), setting)
-        assert found == kept
-        assert type(found) is type(kept)
+        actual = getattr(read_recipe("paper", **{setting: value}), setting)
+        assert actual == kept
+        assert type(actual) is type(kept)
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -145,7 +145,7 @@ class TestChecks:
             ({"loss": "listwise", "prediction": "raw"}, "tau to null"),
             ({"loss": "logistic", "tau": None}, "prediction to raw"),
             ({"class_head": False, "distill": 0.5}, "needs a class head"),
-            ({"class_head": False, "lam": 0}, "nothing to learn"),
+            ({"class_head": False, "lam": 0}, "leaves no loss"),
         ],
     )
     def test_settings_that_do_not_go_together(self, settings: dict[str, Any], message: str) -> None:
@@ -231,8 +231,8 @@ class TestUserFiles:
             ),
             ("lr: 0\n", "lr=0 is not allowed"),
             ("lr: 0.1\nlr: 0.2\n", "lr is given twice"),
-            ("- lr\n", "holds list, not settings"),
-            ("", "holds NoneType, not settings"),
+            ("- lr\n", "holds list but must hold settings"),
+            ("", "holds NoneType but must hold settings"),
             ("epochs: 3\nlr: a: b\n", r"is not YAML in line 2 \(mapping values are not allowed here\)"),
             ("lr: !!python/object/apply:os.getcwd []\n", "is not YAML"),
             ("[" * 600, "is not YAML"),
@@ -258,9 +258,9 @@ class TestUserFiles:
 
 
 @pytest.mark.parametrize("given", [None, {"lr": 0.1}, 5])
-def test_what_is_no_recipe_is_refused(given: Any) -> None:
+def test_invalid_recipes(given: Any) -> None:
     with pytest.raises(
         InvalidArgument,
-        match=r"is not allowed; give one of: default, paper, authors, .*; a YAML file",
+        match=r"must be one of: default, paper, authors, .*; a YAML file",
     ):
         read_recipe(given)

@@ -95,9 +95,9 @@ def test_load_sampler_freezes_and_goes_to_a_device(original: Path) -> None:
 def test_names_of_samplers_need_no_torch() -> None:
     code = "import sys; from sosampler.baselines.registry import list_samplers as names; "
     code += "print(names(), 'torch' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     names = ["sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl"]
-    assert told.split("\n")[0] == f"{names} False"
+    assert printed.split("\n")[0] == f"{names} False"
     assert list_samplers() == names
 
 
@@ -168,30 +168,31 @@ def test_a_kill_while_saving_never_leaves_new_weights_under_old_settings(
     def watching(path: Path) -> Iterator[Path]:
         with replacing(path) as temporary:
             yield temporary
-        told = folder / "config.json"
-        seen.append(told.exists())
-        if told.exists():
-            assert json.loads(told.read_text())["calibration"] == [9.0, 9.0]
+        config = folder / "config.json"
+        seen.append(config.exists())
+        if config.exists():
+            assert json.loads(config.read_text())["calibration"] == [9.0, 9.0]
 
     monkeypatch.setattr(module, "replacing", watching)
+    monkeypatch.setattr("sosampler.classifiers.weights.replacing", watching)
     new.save_pretrained(folder)
     assert seen == [False, False, True]  # weights, card, config
 
 
 def test_the_config_is_plain_json(original: Path) -> None:
-    told = json.loads((original / "config.json").read_text(encoding="utf-8"))
-    assert told["kind"] == "sosampler sampler"
-    assert told["shift"] == 10
-    assert told["class_names"] == ["run", "jump", "läuft"]
-    assert told["calibration"] == [1.5, -0.25]
-    assert told["about"] == ABOUT
+    config = json.loads((original / "config.json").read_text(encoding="utf-8"))
+    assert config["kind"] == "sosampler sampler"
+    assert config["shift"] == 10
+    assert config["class_names"] == ["run", "jump", "läuft"]
+    assert config["calibration"] == [1.5, -0.25]
+    assert config["about"] == ABOUT
 
 
 def test_the_card_tells_what_it_is_and_cannot_be_broken_by_names(original: Path) -> None:
     text = (original / "README.md").read_text(encoding="utf-8")
     assert text.startswith("---\nlibrary_name: sosampler\n")
-    for said in ("mobilenet_v2", "one in 10 channels", "32x32", "0.8125", '"lr": 0.0003', " M |", "from_pretrained"):
-        assert said in text
+    for part in ("mobilenet_v2", "one in 10 channels", "32x32", "0.8125", '"lr": 0.0003', " M |", "from_pretrained"):
+        assert part in text
     assert "resnet50 \\| &lt;b>mine&lt;/b>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
@@ -242,8 +243,8 @@ def change_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable
 
 def change_config(**changes: Any) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (folder / "config.json").write_text(json.dumps({**told, **changes}), encoding="utf-8")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, **changes}), encoding="utf-8")
 
     return damage
 
@@ -253,14 +254,17 @@ def config_text(text: str) -> Callable[[Path], None]:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no config": (no_config, "has no config.json.*give a folder that training wrote"),
-    "no weights": (no_weights, "has no model.safetensors; copy the whole folder"),
-    "only pickle": (only_pickle, "pytorch_model.bin; pickled weights could run code"),
-    "short weights": (short_weights, "not a whole safetensors file"),
-    "empty weights": (empty_weights, "not a whole safetensors file"),
+    "no config": (no_config, "has no config.json.*give a folder written by training"),
+    "no weights": (no_weights, "has no model.safetensors; copy the complete folder"),
+    "only pickle": (only_pickle, "pytorch_model.bin could run code"),
+    "short weights": (short_weights, "not a complete safetensors file"),
+    "empty weights": (empty_weights, "not a complete safetensors file"),
     "a tensor less": (change_weights(lambda state: state.pop("importance_head.weight")), "1 missing: importance_head"),
     "a tensor more": (change_weights(lambda state: state.update(extra=torch.ones(2))), "1 unknown: extra"),
-    "not finite": (change_weights(lambda state: state["importance_head.weight"].fill_(float("nan"))), "not finite"),
+    "not finite": (
+        change_weights(lambda state: state["importance_head.weight"].fill_(float("nan"))),
+        "NaN or infinite",
+    ),
     "other classes": (change_config(num_classes=4, class_names=None), "of another shape: class_head"),
     "not JSON": (config_text("{"), "is not JSON"),
     "a list": (config_text("[]"), "instead of a sampler"),
@@ -273,10 +277,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_folder_is_refused_with_a_sentence(folder: Path, damage: Callable[[Path], None], said: str) -> None:
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_damaged_folders(folder: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(folder)
-    with pytest.raises(WeightsError, match=said) as caught:
+    with pytest.raises(WeightsError, match=message) as caught:
         SOSampler.from_pretrained(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -313,7 +317,7 @@ def test_what_is_no_name_is_refused() -> None:
         load_sampler(5)  # type: ignore[arg-type]
 
 
-def test_a_folder_of_a_classifier_is_told_apart(tmp_path: Path) -> None:
+def test_the_folder_of_a_classifier_is_refused(tmp_path: Path) -> None:
     from sosampler.classifiers.factory import save_classifier
 
     save_classifier(so.create_classifier("timm:resnet10t", num_classes=2), tmp_path)
@@ -325,7 +329,7 @@ def test_a_folder_of_a_classifier_is_told_apart(tmp_path: Path) -> None:
 # ---- the hub, without a network
 
 
-def test_an_id_of_the_hub_is_read_from_the_hubs_cache(sampler: SOSampler, original: Path, tmp_path: Path) -> None:
+def test_a_hub_id_is_read_from_the_cache(sampler: SOSampler, original: Path, tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     home = tmp_path / "models--someone--sports"
     (home / "refs").mkdir(parents=True)
@@ -335,7 +339,7 @@ def test_an_id_of_the_hub_is_read_from_the_hubs_cache(sampler: SOSampler, origin
         (home / "snapshots" / commit / path.name).write_bytes(path.read_bytes())
     loaded = SOSampler.from_pretrained("someone/sports", cache_dir=tmp_path, local_files_only=True)
     assert loaded.fingerprint() == sampler.fingerprint()
-    with pytest.raises(WeightsError, match="someone/nothing: is no folder here, and the Hugging Face hub gave no such"):
+    with pytest.raises(WeightsError, match="someone/nothing: is no local folder, and the Hugging Face hub has no such"):
         SOSampler.from_pretrained("someone/nothing", cache_dir=tmp_path, local_files_only=True)
 
 
@@ -353,8 +357,8 @@ def test_pushing_uploads_the_three_files(sampler: SOSampler, tmp_path: Path, mon
 
     monkeypatch.setattr(HfApi, "create_repo", lambda self, **rest: Repo())
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    told = sampler.save_pretrained(tmp_path / "here", push_to_hub=True, repo_id="someone/sports")
-    assert told == "where it went"
+    url = sampler.save_pretrained(tmp_path / "here", push_to_hub=True, repo_id="someone/sports")
+    assert url == "where it went"
     assert sent == ["README.md", "config.json", "model.safetensors"]
 
 
@@ -401,7 +405,7 @@ def test_a_saved_classifier_starts_a_timm_backbone(tmp_path: Path) -> None:
     assert same_weights(backbone, started.backbone.net.state_dict())
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     backbone = create_backbone("mobilenet_v2")
     state = random_state()
     state.pop("features.3.conv.0.0.weight")

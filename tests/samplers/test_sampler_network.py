@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers import sosampler as module
-from sosampler.samplers.backbones import ShiftedBlock, create_backbone, temporal_shift
+from sosampler.samplers.backbones import ShiftedBlock, create_backbone, find_neighbours, shift_channels
 from sosampler.samplers.ranking import top_n
 from sosampler.samplers.sosampler import SOSampler
 
@@ -30,6 +30,10 @@ scorings = pytest.mark.parametrize(
     ],
     ids=["importance", "belief", "many beliefs"],
 )
+
+
+def temporal_shift(x: Tensor, num_frames: int, div: int, mask: Tensor | None = None) -> Tensor:
+    return shift_channels(x, x.shape[1] // div, find_neighbours(x, num_frames, mask))
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:
@@ -92,8 +96,8 @@ def plain_shift(x: Tensor, num_frames: int, div: int, mask: Tensor | None = None
 def test_shift_is_the_plain_loop(batch: int, num_frames: int, channels: int, div: int, masked: bool, seed: int) -> None:
     x = noise(batch * num_frames, channels, 2, 3, seed=seed)
     mask = noise(batch, num_frames, seed=seed + 1) > 0 if masked else None
-    found = temporal_shift(x, num_frames, div, mask)
-    assert torch.equal(found, plain_shift(x, num_frames, div, mask))
+    actual = temporal_shift(x, num_frames, div, mask)
+    assert torch.equal(actual, plain_shift(x, num_frames, div, mask))
 
 
 def test_shift_by_hand() -> None:
@@ -169,12 +173,12 @@ def test_the_shifted_backbone_is_hooks_on_torchvisions() -> None:
 def test_timm_backbones_by_name(name: str, width: int) -> None:
     sampler = scattered(backbone=f"timm:{name}", num_classes=3)
     assert sampler.backbone.num_features == width
-    said = sampler.look(pictures(2, 3, 3, 40, 50))
-    assert said.scores.shape == (2, 3)
-    assert said.class_logits is not None
-    assert said.class_logits.shape == (2, 3, 3)
-    assert said.features.shape == (2, 3, width)
-    assert said.scores.std() > 0
+    output = sampler.look(pictures(2, 3, 3, 40, 50))
+    assert output.scores.shape == (2, 3)
+    assert output.class_logits is not None
+    assert output.class_logits.shape == (2, 3, 3)
+    assert output.features.shape == (2, 3, width)
+    assert output.scores.std() > 0
 
 
 def test_a_transformer_is_brought_to_the_size_of_the_frames() -> None:
@@ -183,9 +187,9 @@ def test_a_transformer_is_brought_to_the_size_of_the_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"backbone": "resnet9000"}, "choose mobilenet_v2 or timm:NAME"),
+        ({"backbone": "resnet9000"}, "must be 'mobilenet_v2' or timm:NAME"),
         ({"backbone": "timm:"}, "timm:NAME"),
         ({"backbone": 7}, "timm:NAME"),
         ({"backbone": "timm:resnet9000"}, "timm has no network 'resnet9000'"),
@@ -197,18 +201,18 @@ def test_a_transformer_is_brought_to_the_size_of_the_frames() -> None:
         ({"input_size": 16}, "at least 32"),
         ({"dropout": 1.0}, "dropout"),
         ({"num_classes": 0}, "num_classes"),
-        ({"num_classes": 2, "class_names": ["a"]}, "one name a class"),
-        ({"class_names": ["a", "b"]}, "num_classes=2"),
+        ({"num_classes": 2, "class_names": ["a"]}, "the number of class_names, 1"),
+        ({"class_names": ["a", "b"]}, "the number of class_names, 2"),
         ({"multi_label": "no"}, "True or False"),
         ({"calibration": (1.0,)}, "two numbers"),
         ({"calibration": (1.0, float("nan"))}, r"calibration\[1\]"),
         ({"about": {"when": object()}}, "JSON"),
         ({"about": {"dev": float("nan")}}, "JSON"),
-        ({"about": ["a"]}, "give a dict"),
+        ({"about": ["a"]}, "must be a dict"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused_with_advice(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_invalid_arguments(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         SOSampler(**settings)
 
 
@@ -263,7 +267,7 @@ def test_videos_of_a_batch_do_not_see_each_other(shift: int) -> None:
 
 
 @both
-def test_any_number_of_frames_a_call(shift: int) -> None:
+def test_any_number_of_frames(shift: int) -> None:
     sampler = scattered(shift=shift)
     for count in (1, 2, 9, 3):
         assert sampler.score(pictures(2, count, 3, 32, 32)).shape == (2, count)
@@ -271,9 +275,7 @@ def test_any_number_of_frames_a_call(shift: int) -> None:
 
 @both
 @scorings
-def test_many_frames_go_through_in_parts_with_the_same_scores(
-    shift: int, heads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_frames_are_split(shift: int, heads: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = scattered(shift=shift, **heads)
     frames = pictures(3, 30, 3, 32, 32)
     mask = torch.ones(3, 30, dtype=torch.bool)
@@ -282,14 +284,14 @@ def test_many_frames_go_through_in_parts_with_the_same_scores(
     seen: list[int] = []
     sampler.backbone.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     for at_once in (8, 64):  # a video in stretches; two videos at a time
-        monkeypatch.setattr(module, "_FRAMES_AT_ONCE", at_once)
+        monkeypatch.setattr(module, "_BATCH_FRAMES", at_once)
         assert torch.allclose(sampler.score(frames), whole, atol=1e-5, rtol=1e-5)
         assert torch.allclose(sampler.score(frames, mask)[mask], masked[mask], atol=1e-5, rtol=1e-5)
         assert max(seen) <= at_once + 2 * sampler.backbone.reach
         seen.clear()
 
 
-def test_large_frames_are_made_small_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_frames_are_resized_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = scattered(shift=10)
     frames = pictures(2, 9, 3, 50, 80)
     whole = sampler.score(frames)
@@ -302,7 +304,7 @@ def test_large_frames_are_made_small_a_few_at_a_time(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Preprocessing, "resized", counting)
     for at_once in (1, 4):
-        monkeypatch.setattr(module, "_PIXEL_BYTES_AT_ONCE", at_once * 3 * 50 * 80 * 4 + 1)
+        monkeypatch.setattr(module, "_RESIZE_BYTES", at_once * 3 * 50 * 80 * 4 + 1)
         assert torch.equal(sampler.score(frames), whole)
         assert max(seen) == at_once
         assert sum(seen) == 18
@@ -320,11 +322,11 @@ def test_score_is_forward_on_prepared_frames_in_evaluation_mode() -> None:
     assert all(torch.equal(tensor, before[key]) for key, tensor in sampler.state_dict().items())
     prepared = sampler.preprocessing(frames)
     assert prepared.shape == (2, 3, 3, 32, 32)
-    said = sampler(prepared)
-    assert torch.allclose(said.scores, scores, atol=1e-5)
-    assert said.class_logits.shape == (2, 3, 3)
-    assert said.scores.requires_grad
-    (said.scores.sum() + said.class_logits.sum()).backward()
+    output = sampler(prepared)
+    assert torch.allclose(output.scores, scores, atol=1e-5)
+    assert output.class_logits.shape == (2, 3, 3)
+    assert output.scores.requires_grad
+    (output.scores.sum() + output.class_logits.sum()).backward()
     assert all(parameter.grad is not None for parameter in sampler.parameters())
 
 
@@ -338,9 +340,9 @@ def test_half_precision_keeps_full_scores_and_nearly_the_same_order() -> None:
     assert len(set(rounded[0].tolist())) == 12
     assert torch.corrcoef(torch.stack([exact[0], rounded[0]]))[0, 1] > 0.99
     with torch.autocast("cpu", torch.float16):  # as in training
-        said = sampler(sampler.preprocessing(frames))
-    assert said.scores.dtype == said.features.dtype == torch.float32
-    said.scores.sum().backward()
+        output = sampler(sampler.preprocessing(frames))
+    assert output.scores.dtype == output.features.dtype == torch.float32
+    output.scores.sum().backward()
     assert sampler.backbone.features[0][0].weight.grad.abs().sum() > 0
 
 
@@ -357,10 +359,10 @@ def test_choose_takes_the_best_in_time_order() -> None:
         sampler.choose(frames, 6, mask)
 
 
-def test_wrong_frames_and_masks_are_refused() -> None:
+def test_invalid_frames_and_masks() -> None:
     sampler = scattered()
     frames = pictures(2, 3, 3, 32, 32)
-    with pytest.raises(InvalidArgument, match=r"bool \[2, 3\], True for a real candidate"):
+    with pytest.raises(InvalidArgument, match=r"bool \[2, 3\]; give True for each real candidate"):
         sampler.score(frames, torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(InvalidArgument, match="mask is float32"):
         sampler.score(frames, torch.ones(2, 3))
@@ -370,7 +372,7 @@ def test_wrong_frames_and_masks_are_refused() -> None:
         sampler.score(frames[0])
 
 
-def test_scores_that_are_no_numbers_are_not_handed_out() -> None:
+def test_nan_scores_raise_an_error() -> None:
     sampler = scattered()
     with torch.no_grad():
         sampler.importance_head.bias.fill_(float("nan"))
@@ -378,7 +380,7 @@ def test_scores_that_are_no_numbers_are_not_handed_out() -> None:
         sampler.score(pictures(2, 2, 3, 32, 32))
 
 
-def test_precisions_are_those_that_networks_run_in() -> None:
+def test_precisions() -> None:
     sampler = scattered()
     with pytest.raises(InvalidArgument, match="precision='int8' is unknown; choose one of: float32, bfloat16, float16"):
         sampler.precision = "int8"
@@ -393,7 +395,7 @@ def test_confidences_need_a_calibration() -> None:
     assert torch.allclose(sampler.confidences(torch.tensor([0.5, 0.0])), torch.tensor([0.5, 0.26894143]))
 
 
-def test_fingerprint_follows_what_decides_a_score() -> None:
+def test_fingerprint_changes_with_everything_that_affects_scores() -> None:
     sampler = scattered(num_classes=2)
     first = sampler.fingerprint()
     sampler.about, sampler.class_names = {"dev": 0.5}, ("a", "b")
@@ -417,11 +419,11 @@ def test_repr_and_freeze() -> None:
 # ---- compiled and exported
 
 
-def same_scores(found: Any, sampler: SOSampler, frames: Tensor, mask: Tensor | None = None) -> bool:
+def same_scores(actual: Any, sampler: SOSampler, frames: Tensor, mask: Tensor | None = None) -> bool:
     expected = sampler(frames, mask)
     real = torch.ones(frames.shape[:2], dtype=torch.bool) if mask is None else mask
-    close = torch.allclose(found[0][real], expected.scores[real], rtol=1e-5, atol=1e-5)
-    return close and torch.allclose(found[2][real], expected.class_logits[real], rtol=1e-5, atol=1e-5)
+    close = torch.allclose(actual[0][real], expected.scores[real], rtol=1e-5, atol=1e-5)
+    return close and torch.allclose(actual[2][real], expected.class_logits[real], rtol=1e-5, atol=1e-5)
 
 
 small_and_whole = pytest.mark.parametrize("build", [shortened, pytest.param(scattered, marks=pytest.mark.slow)])

@@ -33,7 +33,7 @@ def by_hand(importance: list[float], logits: list[list[float]], *, multi_label: 
         for c in range(classes):
             share = probs[t][c] / sum(probs[t])
             evidence[c] += math.log(max(1e-4, 1 - relevance + relevance * classes * share))
-    weights = [math.exp(2 * min(10, frames) / frames * found) for found in evidence]
+    weights = [math.exp(2 * min(10, frames) / frames * actual) for actual in evidence]
     belief = [weight / sum(weights) for weight in weights]
     return [
         0.2 * importance[t]
@@ -53,11 +53,11 @@ def test_without_settings_the_importance_is_the_score() -> None:
 @pytest.mark.parametrize("frames", [1, 5, 23])
 def test_belief_by_hand(frames: int, multi_label: bool) -> None:
     importance, logits = heads(frames=frames)
-    found = Scoring(BELIEF, multi_label=multi_label, num_classes=4)(importance, logits)
+    actual = Scoring(BELIEF, multi_label=multi_label, num_classes=4)(importance, logits)
     expected = [
         by_hand(a, b, multi_label=multi_label) for a, b in zip(importance.tolist(), logits.tolist(), strict=True)
     ]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_padding_changes_nothing() -> None:
@@ -85,7 +85,7 @@ def test_a_sure_frame_of_another_class_falls_behind() -> None:
     assert Scoring(BELIEF, num_classes=4)(importance, logits).argmin() == 3
 
 
-def test_frames_without_relevance_do_not_sway_the_belief() -> None:
+def test_irrelevant_frames_do_not_change_the_belief() -> None:
     """Many sure frames of class 1 that show nothing to the point, against one relevant frame of class 0."""
     importance = torch.tensor([[2.0] + [-4.0] * 8])
     logits = torch.zeros(1, 9, 4)
@@ -106,7 +106,7 @@ def test_extreme_heads_stay_finite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_classes", "says"),
+    ("settings", "num_classes", "message"),
     [
         ({"blend": 1}, 4, "all of: belief, relevance, importance"),
         ({"belief": 1.0}, 4, "all of: belief, relevance, importance"),
@@ -118,6 +118,6 @@ def test_extreme_heads_stay_finite() -> None:
         ({**BELIEF, "importance": -1}, 4, "importance"),
     ],
 )
-def test_wrong_settings(settings: dict, num_classes: int | None, says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
+def test_wrong_settings(settings: dict, num_classes: int | None, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         Scoring(settings, num_classes=num_classes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sosampler.errors import InvalidArgument
 from sosampler.policies.optimal import subsets
-from sosampler.samplers.set_likelihood import entropy, plackett_luce_log_prob, sample_without_replacement, set_log_prob
+from sosampler.samplers.ocsampler import entropy, plackett_luce_log_prob, sample_without_replacement, set_log_prob
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -59,20 +59,20 @@ class TestOrdered:
     def test_is_one_draw_after_the_other(self) -> None:
         log_weights = normal(1, 6, scale=2.0)
         orders = list(permutations(range(6), 3))
-        found = plackett_luce_log_prob(batch_of(log_weights, len(orders)), torch.tensor(orders))
+        actual = plackett_luce_log_prob(batch_of(log_weights, len(orders)), torch.tensor(orders))
         weights = log_weights[0].exp().tolist()
-        assert found.tolist() == pytest.approx([order_log_prob(weights, order) for order in orders], rel=1e-12)
+        assert actual.tolist() == pytest.approx([order_log_prob(weights, order) for order in orders], rel=1e-12)
 
     @pytest.mark.parametrize("num_frames", [1, 2, 3, 4])
     def test_all_orders_sum_to_one(self, num_frames: int) -> None:
         orders = torch.tensor(list(permutations(range(4), num_frames)))
-        found = plackett_luce_log_prob(batch_of(normal(1, 4, seed=1), len(orders)), orders)
-        assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
+        actual = plackett_luce_log_prob(batch_of(normal(1, 4, seed=1), len(orders)), orders)
+        assert actual.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
 
     def test_a_frame_with_all_of_the_weight_leaves_the_rest_in_proportion(self) -> None:
         log_weights = torch.tensor([[900.0, 0.0, math.log(3.0)]], dtype=torch.float64)
-        found = plackett_luce_log_prob(log_weights, torch.tensor([[0, 2]]))
-        assert found.item() == pytest.approx(math.log(3 / 4), abs=1e-12)
+        actual = plackett_luce_log_prob(log_weights, torch.tensor([[0, 2]]))
+        assert actual.item() == pytest.approx(math.log(3 / 4), abs=1e-12)
 
     def test_gradient(self) -> None:
         log_weights = normal(2, 5).requires_grad_()
@@ -96,8 +96,8 @@ class TestSet:
     def test_all_subsets_sum_to_one(self, num_candidates: int, num_frames: int, scale: float) -> None:
         every = subsets(num_candidates, num_frames)
         log_weights = normal(1, num_candidates, seed=num_candidates, scale=scale)
-        found = set_log_prob(batch_of(log_weights, len(every)), every)
-        assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-11)
+        actual = set_log_prob(batch_of(log_weights, len(every)), every)
+        assert actual.exp().sum().item() == pytest.approx(1.0, abs=1e-11)
 
     @pytest.mark.parametrize(
         ("num_candidates", "num_frames", "most"),
@@ -108,33 +108,33 @@ class TestSet:
             weights = whole_weights(num_candidates, most, seed)
             chosen = torch.randperm(num_candidates, generator=generator(seed))[:num_frames]
             wanted = log_fraction(exact_set_probability(weights, chosen.tolist()))
-            found = set_log_prob(torch.tensor([weights], dtype=torch.float64).log(), chosen[None])
-            assert found.item() == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+            actual = set_log_prob(torch.tensor([weights], dtype=torch.float64).log(), chosen[None])
+            assert actual.item() == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
     def test_equal_weights_make_all_subsets_equally_likely(self) -> None:
-        found = set_log_prob(torch.full((1, 100), -7.0, dtype=torch.float64), torch.arange(32)[None])
-        assert found.item() == pytest.approx(-math.log(math.comb(100, 32)), rel=1e-13)
+        actual = set_log_prob(torch.full((1, 100), -7.0, dtype=torch.float64), torch.arange(32)[None])
+        assert actual.item() == pytest.approx(-math.log(math.comb(100, 32)), rel=1e-13)
 
     @pytest.mark.parametrize("ahead", [10.0, 30.0, 100.0, 1000.0])
     def test_a_set_with_nearly_all_or_nearly_none_of_the_weight(self, ahead: float) -> None:
         log_weights = torch.tensor([[ahead] * 3 + [0.0] * 3], dtype=torch.float64).expand(2, -1).clone()
         log_weights.requires_grad_()
-        found = set_log_prob(log_weights, torch.tensor([[0, 1, 2], [3, 4, 5]]))
-        slopes = torch.autograd.grad(found.sum(), log_weights)[0]
+        actual = set_log_prob(log_weights, torch.tensor([[0, 1, 2], [3, 4, 5]]))
+        slopes = torch.autograd.grad(actual.sum(), log_weights)[0]
         # To first order in exp(−ahead): one of the light ones comes before the last heavy one; and each of the light
         # ones comes before all heavy ones, where the waiting time of the first heavy one is Exp(3).
         light = math.exp(-ahead)
         near = [-3 * light * (1 + 1 / 2 + 1 / 3), -3 * ahead + math.log(math.factorial(3) / 3**3)]
-        assert found.tolist() == pytest.approx(near, rel=1e-3, abs=1e-13)
+        assert actual.tolist() == pytest.approx(near, rel=1e-3, abs=1e-13)
         assert slopes[0].tolist() == pytest.approx([-near[0] / 3] * 3 + [near[0] / 3] * 3, rel=1e-3, abs=1e-13)
         assert slopes[1].tolist() == pytest.approx([-1.0] * 3 + [1.0] * 3, rel=1e-3)
 
     @pytest.mark.parametrize("num_frames", [1, 7, 100])
     def test_everything_chosen_is_certain(self, num_frames: int) -> None:
         log_weights = normal(3, num_frames, scale=20.0).requires_grad_()
-        found = set_log_prob(log_weights, torch.arange(num_frames).expand(3, -1))
-        found.sum().backward()
-        assert found.tolist() == [0.0] * 3
+        actual = set_log_prob(log_weights, torch.arange(num_frames).expand(3, -1))
+        actual.sum().backward()
+        assert actual.tolist() == [0.0] * 3
         assert log_weights.grad is not None
         assert log_weights.grad.abs().max() == 0
 
@@ -154,9 +154,9 @@ class TestSet:
 
     def test_does_not_depend_on_order_nor_on_a_constant(self) -> None:
         log_weights, chosen = normal(4, 9), torch.tensor([[0, 3, 4, 8]] * 4)
-        found = set_log_prob(log_weights, chosen)
-        torch.testing.assert_close(set_log_prob(log_weights, chosen.flip(1)), found, rtol=1e-13, atol=0)
-        torch.testing.assert_close(set_log_prob(log_weights + 300, chosen), found, rtol=1e-11, atol=0)
+        actual = set_log_prob(log_weights, chosen)
+        torch.testing.assert_close(set_log_prob(log_weights, chosen.flip(1)), actual, rtol=1e-13, atol=0)
+        torch.testing.assert_close(set_log_prob(log_weights + 300, chosen), actual, rtol=1e-11, atol=0)
 
     def test_many_frames_against_random_orders(self) -> None:
         """P(S) is N! times the mean over random orders of the probability of the order."""
@@ -184,12 +184,12 @@ class TestSet:
     def test_low_precision_comes_back_as_float32(self, dtype: torch.dtype) -> None:
         log_weights = normal(2, 8).to(dtype).requires_grad_()
         chosen = torch.tensor([[0, 1, 5], [2, 3, 7]])
-        found = set_log_prob(log_weights, chosen)
-        found.sum().backward()
-        assert found.dtype == torch.float32
+        actual = set_log_prob(log_weights, chosen)
+        actual.sum().backward()
+        assert actual.dtype == torch.float32
         assert log_weights.grad is not None
         assert log_weights.grad.dtype == dtype
-        torch.testing.assert_close(found.double(), set_log_prob(log_weights.double(), chosen), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(actual.double(), set_log_prob(log_weights.double(), chosen), rtol=1e-6, atol=1e-6)
 
 
 class TestMask:
@@ -212,10 +212,10 @@ class TestMask:
         log_weights = normal(2, 5).requires_grad_()
         mask = torch.tensor([[True, False, True, True, False], [True] * 5])
         chosen = torch.tensor([[0, 2, 3], [0, 2, 3]])
-        found = set_log_prob(log_weights, chosen, mask)
-        slopes = torch.autograd.grad(found.sum(), log_weights)[0]
-        assert found[0] == 0
-        assert found[1] < -0.1
+        actual = set_log_prob(log_weights, chosen, mask)
+        slopes = torch.autograd.grad(actual.sum(), log_weights)[0]
+        assert actual[0] == 0
+        assert actual[1] < -0.1
         assert slopes[0].abs().max() == 0
         assert slopes[1].abs().min() > 0
 
@@ -271,12 +271,12 @@ class TestEntropy:
 class TestRefused:
     @pytest.mark.parametrize("shape", [(2,), (3, 2), (2, 6), (2, 0)])
     def test_shapes(self, log_prob, shape: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
-        with pytest.raises(InvalidArgument, match=r"give \[2, N\] with N from 1 to 5"):
+        with pytest.raises(InvalidArgument, match=r"must be \[2, N\] with N from 1 to 5"):
             log_prob(normal(2, 5), torch.zeros(shape, dtype=torch.int64))
 
     @pytest.mark.parametrize("row", [[1, 1], [0, 5], [-1, 2]])
     def test_positions(self, log_prob, row: list[int]) -> None:  # type: ignore[no-untyped-def]
-        with pytest.raises(InvalidArgument, match=r"repeat or are outside 0\.\.4"):
+        with pytest.raises(InvalidArgument, match=r"must be different and in 0\.\.4"):
             log_prob(normal(1, 5), torch.tensor([row]))
 
     def test_frames_without_weight(self, log_prob) -> None:  # type: ignore[no-untyped-def]

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from sosampler._util.devices import check_device
 from sosampler.bank.annotate import Asker, Tables, blank_frame, kept_features
 from sosampler.bank.format import FEATURES_KIND, VERSION, AnswersFolder, BankFolder, features_schema
-from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.base import Classifier, Penultimate
 from sosampler.classifiers.factory import create_classifier
 from sosampler.classifiers.outputs import check_finite
-from sosampler.classifiers.penultimate import Penultimate
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler

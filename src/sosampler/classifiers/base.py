@@ -1,11 +1,12 @@
-"""Names of classes: the well-known lists, and those a user gives."""
+"""What every classifier is: a frozen network with preprocessing, class names and an activation."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,19 +19,22 @@ from sosampler._util.validation import one_of, whole_number
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.outputs import ACTIVATIONS, activate, check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.errors import InvalidArgument
+from sosampler.classifiers.weights import digest_of
+from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.video.candidates import segment_centres
+
+log = logging.getLogger("sosampler")
 
 
 def imagenet_names() -> tuple[str, ...]:
-    """The 1000 classes of ImageNet-1k in their usual order, as torchvision names them."""
+    """Return the 1000 classes of ImageNet-1k in their usual order, as torchvision names them."""
     from torchvision.models import ResNet50_Weights
 
     return tuple(ResNet50_Weights.DEFAULT.meta["categories"])
 
 
 def kinetics400_names() -> tuple[str, ...]:
-    """The 400 classes of Kinetics-400 in alphabetical order, as torchvision names them."""
+    """Return the 400 classes of Kinetics-400 in alphabetical order, as torchvision names them."""
     from torchvision.models.video import R3D_18_Weights
 
     return tuple(R3D_18_Weights.DEFAULT.meta["categories"])
@@ -41,36 +45,36 @@ def numbered_names(count: int) -> tuple[str, ...]:
 
 
 def names_for(count: int, known: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-    """The known list where it has as many classes, numbers otherwise."""
+    """Return the known names if there are as many, numbers otherwise."""
     names = known()
     return names if len(names) == count else numbered_names(count)
 
 
 def read_names(given: Sequence[str] | str | Path) -> tuple[str, ...]:
-    """Class names: a list of them, or a text file with one a line."""
+    """Return class names from a list, or from a text file with one name per line."""
     if isinstance(given, (str, Path)):
         path = Path(given)
         if not path.is_file():
             raise InvalidArgument(
-                f"class_names={str(given)!r}: no such file; give a list, or a file with one name a line"
+                f"class_names={str(given)!r}: no such file; give a list, or a file with one name per line"
             )
         names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     else:
         names = list(given)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise InvalidArgument(f"class_names={names!r} is not allowed; give at least one name, each a text")
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise InvalidArgument(f"class_names holds {twice[0]!r} more than once; every class needs a name of its own")
+        raise InvalidArgument(f"class_names={names!r} must be strings that are not empty; give at least one")
+    if len(set(names)) < len(names):
+        repeated = min(name for name, count in Counter(names).items() if count > 1)
+        raise InvalidArgument(f"class_names holds {repeated!r} more than once; give each class a name of its own")
     return tuple(names)
 
 
 @dataclass(frozen=True)
 class ClipLength:
-    """Frames a clip as the network itself takes them.
+    """The number of frames per clip that a network takes.
 
-    Shorter clips are repeated evenly up to `at_least`; longer ones than `at_most` are refused, because somebody has
-    to choose and that is the sampler's work. `multiple_of`: repeated evenly up to the next multiple.
+    Frames of shorter clips are repeated evenly up to `at_least`, and up to a multiple of `multiple_of`. Clips longer
+    than `at_most` are refused: selecting frames is the sampler's task.
     """
 
     at_least: int = 1
@@ -78,27 +82,26 @@ class ClipLength:
     multiple_of: int = 1
 
     def fitted(self, num_frames: int, name: str) -> int:
-        """How many frames the network is given for a clip of `num_frames`."""
+        """Return how many frames the network gets for a clip of `num_frames`."""
         if self.at_most is not None and num_frames > self.at_most:
             raise InvalidArgument(
-                f"{name} takes at most {self.at_most} frames a clip but {num_frames} were given; choose fewer frames"
+                f"{name} takes at most {self.at_most} frames per clip but {num_frames} were given; select fewer frames"
             )
         if num_frames < 1:
             raise InvalidArgument(f"{name} was given {num_frames} frames; give at least 1")
-        wanted = max(num_frames, self.at_least)
-        return -(-wanted // self.multiple_of) * self.multiple_of
+        return -(-max(num_frames, self.at_least) // self.multiple_of) * self.multiple_of
 
     def positions(self, num_frames: int, name: str) -> list[int] | None:
-        """Which frame stands at each place of the network's clip; None where the clip is taken as it is.
+        """Return the frame index for each frame of the network's clip; None if the clip needs no change.
 
         >>> ClipLength(at_least=8).positions(3, "net")
         [0, 0, 0, 1, 1, 2, 2, 2]
         """
-        wanted = self.fitted(num_frames, name)
-        return None if wanted == num_frames else segment_centres(num_frames, wanted).tolist()
+        length = self.fitted(num_frames, name)
+        return None if length == num_frames else segment_centres(num_frames, length).tolist()
 
     def note(self, name: str) -> str | None:
-        """What a user should know about it."""
+        """Describe the limits for a user."""
         if self.at_least == 1 and self.at_most is None and self.multiple_of == 1:
             return None
         if self.at_most == self.at_least:
@@ -113,42 +116,37 @@ class ClipLength:
         return f"{name}: " + ", ".join(parts)
 
 
-log = logging.getLogger("sosampler")
-
 PRECISIONS = ("float32", "bfloat16", "float16")
-# What `quantize_classifier` makes of a network: engines and pipelines run it, on the CPU.
-INT8 = "int8"
-
-# Frames that go through a network at once where the caller's batch is larger, so that memory stays bounded.
-_FRAMES_AT_ONCE = 256
+INT8 = "int8"  # of networks written by `quantize_classifier`, which engines and pipelines run on the CPU
+BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
 
 
 @runtime_checkable
 class VideoClassifier(Protocol):
-    """What the package asks of a classifier; anything with these members will do."""
+    """What the package needs of a classifier; any object with these members works."""
 
     name: str
     preprocessing: Preprocessing
     class_names: tuple[str, ...]
 
     def clip_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
-        """uint8 [B, N, 3, H, W] -> probabilities [B, C] of each clip of N frames."""
+        """Return probabilities [B, C] of B clips of N frames, uint8 [B, N, 3, H, W]."""
         ...
 
     def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
-        """uint8 [B, T, 3, H, W] -> probabilities [B, T, C] of each frame as a clip of one."""
+        """Return probabilities [B, T, C] of each frame, uint8 [B, T, 3, H, W], as a clip of one."""
         ...
 
     def gmacs(self, num_frames: int) -> float:
-        """Giga multiply-adds of one clip."""
+        """Return the giga multiply-adds of one clip."""
         ...
 
 
 class Classifier(nn.Module):
-    """A network with its preprocessing, its class names and its activation, frozen.
+    """A frozen network with its preprocessing, class names and activation.
 
-    Subclasses give `clip_logits`. Inputs are uint8 RGB frames of any size; `positions` [B, N] says where each frame
-    lies in its video, 0 the beginning and 1 the end, for networks that know about time (others ignore it).
+    Subclasses define `clip_logits`. Inputs are uint8 RGB frames of any size; `positions` [B, N] are the frames'
+    positions in their video, 0 at the beginning and 1 at the end, for networks that use them (others ignore them).
     """
 
     def __init__(
@@ -169,48 +167,44 @@ class Classifier(nn.Module):
         self.class_names = tuple(class_names)
         self.length = length or ClipLength()
         self.activation = one_of("activation", "sigmoid" if multi_label else "softmax", ACTIVATIONS)
-        self.options = dict(options or {})  # what create_classifier needs besides to build it again
+        self.options = dict(options or {})  # further arguments of create_classifier that rebuild it
         self.precision = "float32"
-        self.folder: Path | None = None  # where it is saved, and its int8 network beside it if there is one
-        self.fresh_head = True  # whether the last layer is random, not that of the weights
-        self._said_repeated = False
+        self.folder: Path | None = None  # where it is saved, with its int8 network if there is one
+        self.fresh_head = True  # whether the last layer is random instead of loaded
+        self._warned_repeat = False
         self._gmacs: dict[tuple[int, ...], float] = {}
         self.freeze()
 
-    # ---- what subclasses give
-
     def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Normalised float [B, N, 3, h, w] -> scores [B, C]. Gradients flow, so that training can use it."""
+        """Compute scores [B, C] of normalised float clips [B, N, 3, h, w]; gradients flow."""
         raise NotImplementedError
-
-    # ---- the protocol
 
     @torch.no_grad()
     def clip_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
-        """uint8 [B, N, 3, H, W] -> float32 probabilities [B, C] of each clip."""
-        self.eval()  # whoever trained it before: running statistics must not move
+        """Return float32 probabilities [B, C] of B clips of N frames, uint8 [B, N, 3, H, W]."""
+        self.eval()  # running statistics must not change
         frames = check_frames(frames)
         positions = check_positions(positions, frames)
-        at_once = max(1, _FRAMES_AT_ONCE // self.length.fitted(frames.shape[1], self.name))
+        size = max(1, BATCH_FRAMES // self.length.fitted(frames.shape[1], self.name))
         parts = []
-        for begin in range(0, len(frames), at_once):
-            part = slice(begin, begin + at_once)
-            clips = self._prepared(frames[part])
-            where = None if positions is None else positions[part].to(self.device)
-            parts.append(self.probabilities(self.scores(clips, where)))
+        for begin in range(0, len(frames), size):
+            part = slice(begin, begin + size)
+            clips = self._preprocess(frames[part])
+            scores = self.scores(clips, None if positions is None else positions[part].to(self.device))
+            parts.append(self.probabilities(scores))
         return torch.cat(parts)
 
     @torch.no_grad()
     def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
-        """uint8 [B, T, 3, H, W] -> float32 probabilities [B, T, C] of each frame as a clip of one."""
+        """Return float32 probabilities [B, T, C] of each frame, uint8 [B, T, 3, H, W], as a clip of one."""
         frames = check_frames(frames)
         positions = check_positions(positions, frames)
         clips = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
-        where = None if positions is None else positions.flatten(0, 1)[:, None]
-        return self.clip_probs(clips, where).unflatten(0, frames.shape[:2])
+        positions = None if positions is None else positions.flatten(0, 1)[:, None]
+        return self.clip_probs(clips, positions).unflatten(0, frames.shape[:2])
 
     def gmacs(self, num_frames: int) -> float:
-        """Giga multiply-adds of one clip of `num_frames`, attention included, without decoding and resizing."""
+        """Return the giga multiply-adds of a clip, including attention, without decoding and resizing."""
         num_frames = whole_number("num_frames", num_frames)
         shape = (1, num_frames, 3, *self.preprocessing.size)
         if shape not in self._gmacs:
@@ -218,36 +212,34 @@ class Classifier(nn.Module):
         return self._gmacs[shape]
 
     def forward(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Normalised float [B, N, 3, h, w] -> scores [B, C], clips brought to a length that the network takes."""
-        places = self.length.positions(clips.shape[1], self.name)
-        if places is not None:
-            if not self._said_repeated and clips.device.type != "meta":
-                self._said_repeated = True
+        """Compute scores [B, C] of normalised float clips [B, N, 3, h, w], repeated to the network's clip length."""
+        indices = self.length.positions(clips.shape[1], self.name)
+        if indices is not None:
+            if not self._warned_repeat and clips.device.type != "meta":
+                self._warned_repeat = True
                 log.warning(
                     "%s: clips of %d frames are repeated evenly to the %d that the network takes",
-                    *(self.name, clips.shape[1], len(places)),
+                    *(self.name, clips.shape[1], len(indices)),
                 )
-            clips = clips[:, places]
-            positions = None if positions is None else positions[:, places]
+            clips = clips[:, indices]
+            positions = None if positions is None else positions[:, indices]
         return self.clip_logits(clips, positions)
 
-    # ---- the way from frames to probabilities, step by step
-
-    def _prepared(self, frames: Tensor) -> Tensor:
+    def _preprocess(self, frames: Tensor) -> Tensor:
         return self.preprocessing(frames.to(self.device, non_blocking=True))
 
     def scores(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`forward` in the classifier's precision, checked: float32 [B, C]."""
+        """Run `forward` in the classifier's precision; return checked float32 scores [B, C]."""
         with autocast(self.device, self.precision):
             scores = self(clips, positions)
         return check_shape(scores, len(clips), self.num_classes, self.name).float()
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Scores [..., C] of the network -> probabilities [..., C]."""
+        """Turn the network's scores [..., C] into probabilities [..., C]."""
         check_finite(scores.reshape(-1, scores.shape[-1]), self.name)
         return activate(scores, self.activation)
 
-    # ---- facts
+    # ---- properties
 
     @property
     def num_classes(self) -> int:
@@ -259,13 +251,9 @@ class Classifier(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        for tensor in self._tensors():
+        for tensor in (*self.parameters(), *self.buffers()):
             return tensor.device
         return torch.device("cpu")
-
-    def _tensors(self) -> Iterator[Tensor]:
-        yield from self.parameters()
-        yield from self.buffers()
 
     @property
     def num_parameters(self) -> int:
@@ -273,22 +261,22 @@ class Classifier(nn.Module):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about this classifier."""
+        """Limits that a user should know."""
         note = self.length.note(self.name)
         return () if note is None else (note,)
 
     def head_names(self) -> tuple[str, ...]:
-        """Prefixes in the net's state dict of the layers that a fresh head replaces, the class-wise one first."""
+        """Return state-dict prefixes of the layers that a new head replaces, the class layer first."""
         return ()
 
     def freeze(self) -> Classifier:
-        """Evaluation mode and no gradients: how a classifier is used."""
+        """Switch to evaluation mode and turn gradients off."""
         self.requires_grad_(False)
         self.eval()
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Everything but the weights, as plain JSON values."""
+        """Return everything but the weights, as plain JSON values."""
         return {
             "name": self.name,
             "class_names": list(self.class_names),
@@ -298,17 +286,13 @@ class Classifier(nn.Module):
         }
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that change with the weights, the preprocessing and whatever else decides an answer.
+        """Return 16 hexadecimal digits that change with weights, preprocessing and all settings that affect outputs.
 
-        Class names only name the answers; device and precision round them.
+        Class names, device and precision do not count.
         """
         settings = {key: value for key, value in self.settings().items() if key != "class_names"}
         settings["length"] = asdict(self.length)
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-        for key, tensor in sorted(self.net.state_dict().items()):
-            digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return digest_of(settings, self.net.state_dict())
 
     def extra_repr(self) -> str:
         height, width = self.preprocessing.size
@@ -321,17 +305,92 @@ class Classifier(nn.Module):
 
 
 def check_positions(positions: Any, frames: Tensor) -> Tensor | None:
-    """Where frames [B, N, ...] lie in their videos: float32 [B, N] in 0..1, or None."""
+    """Return positions in the video of frames [B, N, ...] as float32 [B, N] in 0..1, or None."""
     if positions is None:
         return None
     positions = torch.as_tensor(positions, dtype=torch.float32)
     if positions.shape != frames.shape[:2]:
         raise InvalidArgument(
-            f"positions have shape {list(positions.shape)}, the frames {list(frames.shape[:2])}; give one a frame"
+            f"positions have shape {list(positions.shape)} but must be {list(frames.shape[:2])}; give one per frame"
         )
     if not bool(((positions >= 0) & (positions <= 1)).all()):
         raise InvalidArgument(
-            f"positions run from {float(positions.min()):.3g} to {float(positions.max()):.3g}; "
-            "they must lie in 0..1, the share of the video that is over: pts_seconds / duration"
+            f"positions run from {float(positions.min()):.3g} to {float(positions.max()):.3g} but must be in 0..1; "
+            "give pts_seconds / duration"
         )
     return positions
+
+
+class Penultimate:
+    """The input of a classifier's class layer for single frames, each as a clip of one.
+
+    For 2-D networks that is the pooled map, for TimeSformer the normalised class token. All frames get the same
+    position in the video, so that features depend on the content only. Use it inside `watching`; threads do not
+    interfere.
+    """
+
+    def __init__(self, classifier: Classifier) -> None:
+        self.classifier = classifier
+        self._layer = class_layer(classifier)
+        self._local = threading.local()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record the input of the class layer inside this context."""
+        hook = self._layer.register_forward_pre_hook(lambda _, inputs: setattr(self._local, "features", inputs[0]))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @torch.no_grad()
+    def __call__(self, frames: Tensor) -> Tensor:
+        """Return float32 features [F, D] on the CPU for uint8 frames [F, 3, H, W]."""
+        classifier = self.classifier.eval()
+        self._local.features = None
+        clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
+        with autocast(classifier.device, classifier.precision):
+            classifier(clips)
+        features, self._local.features = self._local.features, None
+        if features is None:
+            raise ClassifierError(f"{classifier.name} does not use its class layer; give a network that does")
+        if features.ndim < 2 or features.shape[0] != len(frames):
+            raise ClassifierError(
+                f"{classifier.name}: the input of its class layer has shape {list(features.shape)} for {len(frames)} "
+                "frames but must have one row per frame; give another network"
+            )
+        # Linear: [F, ..., D]; convolutions: [F, D, ...]. Average over any remaining time and space.
+        features = features.float()
+        features = features if hasattr(self._layer, "out_features") else features.movedim(1, -1)
+        rows = features.reshape(len(frames), -1, features.shape[-1]).mean(1).cpu()
+        return check_finite(rows, classifier.name)
+
+
+def class_layer(classifier: Any) -> nn.Module:
+    """Return the class layer: the first of `head_names`, else the last layer run that has one output per class."""
+    if not isinstance(classifier, Classifier):
+        raise InvalidArgument(
+            f"a {type(classifier).__name__} shows no features; give a classifier of create_classifier, or wrap your "
+            "network with so.wrap_classifier"
+        )
+    names = classifier.head_names()
+    if names:
+        named: nn.Module = classifier.net.get_submodule(names[0])
+        return named
+    used: list[nn.Module] = []
+    hooks = [
+        layer.register_forward_hook(lambda module, *_: used.append(module))
+        for layer in classifier.net.modules()
+        if classifier.num_classes in (getattr(layer, "out_features", None), getattr(layer, "out_channels", None))
+    ]
+    try:
+        classifier.clip_probs(torch.zeros(1, 1, 3, *classifier.preprocessing.size, dtype=torch.uint8))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not used:
+        raise InvalidArgument(
+            f"{classifier.name} has no layer with {classifier.num_classes} outputs, whose input would be the features; "
+            "give a network that ends in a Linear or a convolution over the classes"
+        )
+    return used[-1]

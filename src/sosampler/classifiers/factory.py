@@ -1,4 +1,4 @@
-"""`create_classifier` and `list_classifiers`: a name becomes a network."""
+"""Create classifiers by name, save them and load them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.devices import check_device
+from sosampler._util.files import replacing
 from sosampler._util.validation import one_of, whole_number
 from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_names
 from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
-from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head
+from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
 CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
 PRETRAINED = "pretrained"
-KIND = "sosampler classifier"  # how a saved folder is told from a Hugging Face one
+KIND = "sosampler classifier"  # in config.json; Hugging Face folders have none
 
 
 def _huggingface(source: Any = None, **rest: Any) -> Classifier:
@@ -31,23 +32,23 @@ def _huggingface(source: Any = None, **rest: Any) -> Classifier:
     return build_huggingface(source, **rest)
 
 
-# ResNet-50 as the paper and FrameExit feed it: short side 224, centre crop.
+# Input of ResNet-50 in the paper and FrameExit: short side 224, centre crop.
 _RESNET_INPUT = Preprocessing(size=(224, 224), resize=224)
 
 
 @dataclass(frozen=True)
 class _Builder:
-    """How to build a classifier, and which options besides the common ones it takes."""
+    """A function that builds classifiers, and the options it takes besides the common ones."""
 
     build: Callable[..., Classifier]
     options: tuple[str, ...] = ()
-    downloads: bool = False  # whether weights="pretrained" has a meaning
+    downloads: bool = False  # whether weights="pretrained" works
 
     def __call__(self, name: Any, num_classes: int | None, options: dict[str, Any]) -> Classifier:
         for option in options:
             if option not in self.options:
                 allowed = ", ".join(self.options) or "none"
-                raise InvalidArgument(f"classifier {name!r} has no option {option!r}; it takes: {allowed}")
+                raise InvalidArgument(f"classifier {name!r} has no option {option!r}; choose from: {allowed}")
         return self.build(num_classes=num_classes, **options)
 
     def bound(self, *arguments: Any, **keywords: Any) -> _Builder:
@@ -69,9 +70,9 @@ _FAMILIES = {"timm": _TIMM, "torchvision": _Builder(build_torchvision, downloads
 
 
 def list_classifiers(pattern: str = "*") -> list[str]:
-    """Names that `create_classifier` takes, by a pattern such as "*50*".
+    """List the names that `create_classifier` takes, by a pattern such as "*50*".
 
-    timm's many are listed when the pattern starts with "timm:"; every name on the Hugging Face hub works as "hf:...".
+    timm's names are listed if the pattern starts with "timm:"; every id on the Hugging Face hub works as "hf:...".
 
     Examples:
         >>> list_classifiers("*50*")
@@ -97,19 +98,19 @@ def create_classifier(
     precision: str | None = None,
     **options: Any,
 ) -> Classifier:
-    """A frozen classifier by name.
+    """Create a frozen classifier by name.
 
     Args:
         name: one of `list_classifiers()`, "timm:NAME", "torchvision:NAME", "hf:FOLDER or HUB ID", a transformers
             config, or a folder that `train_classifier` or `save_classifier` wrote.
-        num_classes, class_names: of the head; a list, or a text file with one name a line. Without them those of the
-            weights file, or the 1000 of ImageNet and the 400 of Kinetics.
-        weights: a .safetensors or torch file, or "pretrained" for what timm and torchvision offer for download.
-        new_head: take everything but the last layer from the weights, for fine-tuning on other classes; None does so
-            only where the numbers of classes differ. `fresh_head` of the result tells.
+        num_classes, class_names: of the head; names as a list, or a text file with one per line. By default those of
+            the weights file, or the 1000 of ImageNet and the 400 of Kinetics.
+        weights: a .safetensors or torch file, or "pretrained" to download those of timm or torchvision.
+        new_head: load all but the last layer, for fine-tuning on other classes; None does so only if the numbers of
+            classes differ. The attribute `fresh_head` is True then.
         multi_label: sigmoid instead of softmax.
-        input_size: another height and width than the network's own.
-        preprocessing: replaces the network's own altogether.
+        input_size: height and width, if not the network's default.
+        preprocessing: replaces the network's default.
         device: "cpu", "cuda", ...
         precision: "float32" (the default), "bfloat16" or "float16" for autocast.
         options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks;
@@ -124,10 +125,15 @@ def create_classifier(
         >>> clf.clip_probs(torch.zeros(1, 6, 3, 48, 64, dtype=torch.uint8)).shape  # one clip of six frames
         torch.Size([1, 2])
     """
-    where = None if device is None else check_device(device)
+    target = None if device is None else check_device(device)
     saved = saved_folder(name)
     if saved is not None:
-        _refuse_beside_folder(name, num_classes=num_classes, weights=weights, class_names=class_names, **options)
+        given = {"num_classes": num_classes, "weights": weights, "class_names": class_names, **options}
+        for option, value in given.items():
+            if value is not None:
+                raise InvalidArgument(
+                    f"{name} is a saved classifier with its own {option}; leave {option} out, or name the network"
+                )
         classifier = _from_folder(saved)
     else:
         classifier = _from_name(name, num_classes, class_names, weights, new_head, input_size, options)
@@ -141,7 +147,7 @@ def create_classifier(
         _fit_input(classifier)
     if precision is not None:
         classifier.precision = one_of("precision", precision, PRECISIONS)
-    return classifier if where is None else classifier.to(where)
+    return classifier if target is None else classifier.to(target)
 
 
 def _from_name(
@@ -157,7 +163,7 @@ def _from_name(
     if num_classes is not None:
         num_classes = whole_number("num_classes", num_classes)
     if names is not None:
-        if num_classes is not None and num_classes != len(names):
+        if num_classes not in (None, len(names)):
             raise InvalidArgument(
                 f"num_classes={num_classes} but {len(names)} class names are given; give one of the two"
             )
@@ -165,18 +171,18 @@ def _from_name(
     build = _builder(name, new_head)
     if weights == PRETRAINED:
         if not build.downloads:
-            raise InvalidArgument(f"{name} has no weights that could be downloaded; give a file with weights=")
+            raise InvalidArgument(f"{name} has no weights to download; give a file with weights=")
         build = build.bound(pretrained=True)
     state = None if weights is None or weights == PRETRAINED else read_state(weights)
     classifier = build(name, num_classes, options)
     if state is not None:
-        found = classes_of(_translated(classifier, state), classifier.head_names())
-        if num_classes is None and not new_head and found is not None and found != classifier.num_classes:
-            classifier = build(name, found, options)
+        saved_classes = classes_of(_translate_names(classifier, state), classifier.head_names())
+        if num_classes is None and not new_head and saved_classes not in (None, classifier.num_classes):
+            classifier = build(name, saved_classes, options)
         if new_head is None:
-            new_head = found != classifier.num_classes
+            new_head = saved_classes != classifier.num_classes
         if input_size is not None and not _same_shapes(classifier, state):
-            # Tables of positions may have been trained at that very size; otherwise they are resized when loaded.
+            # Position embeddings may have been trained at that size; otherwise they are resized when loaded.
             other = build(name, classifier.num_classes, options)
             set_input_size(other, input_size)
             classifier = other if _same_shapes(other, state) else classifier
@@ -187,33 +193,33 @@ def _from_name(
 
 
 def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: bool = False) -> None:
-    """Put a state into a classifier.
+    """Load a state into a classifier.
 
-    Weights of a plain 2-D network also go into the backbone of a FrameExit head, and those of a ResNet-50 into
-    SlowOnly, whose kernels are inflated from them.
+    Weights of a plain 2-D network also fit the backbone of a FrameExit head, and those of a ResNet-50 SlowOnly, whose
+    kernels are inflated from them.
     """
-    if _is_flat_for_slowonly(classifier, state):  # the 2-D network knows ImageNet's colours
+    if _is_resnet50_for_slowonly(classifier, state):  # the 2-D network was trained with ImageNet's normalisation
         classifier.preprocessing = replace(classifier.preprocessing, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    state = _translated(classifier, state)
+    state = _translate_names(classifier, state)
     load_weights(classifier.net, state, where=where, head=classifier.head_names(), new_head=new_head)
     classifier.fresh_head = new_head
 
 
 def _same_shapes(classifier: Classifier, state: State) -> bool:
-    """Whether all of a state but its head has the shapes of the network."""
-    states = classifier.net.state_dict(), _translated(classifier, state)
-    own, told = (without_head(each, classifier.head_names()) for each in states)
-    return all(tensor.shape == own[key].shape for key, tensor in told.items() if key in own)
+    """Return whether all tensors of a state but its head have the shapes of the network."""
+    states = classifier.net.state_dict(), _translate_names(classifier, state)
+    current, given = (without_head(each, classifier.head_names()) for each in states)
+    return all(tensor.shape == current[key].shape for key, tensor in given.items() if key in current)
 
 
-def _is_flat_for_slowonly(classifier: Classifier, state: State) -> bool:
+def _is_resnet50_for_slowonly(classifier: Classifier, state: State) -> bool:
     return classifier.name == "slowonly_r50" and "layer1.0.conv1.weight" in state
 
 
-def _translated(classifier: Classifier, state: State) -> State:
-    """A state of 2-D weights in the names of the classifier that is built on them; others as they are."""
-    if _is_flat_for_slowonly(classifier, state):
-        from sosampler.classifiers.nets.inflation import inflate_resnet50
+def _translate_names(classifier: Classifier, state: State) -> State:
+    """Rename 2-D weights to the names of a classifier that is built on them; return others unchanged."""
+    if _is_resnet50_for_slowonly(classifier, state):
+        from sosampler.classifiers.nets.resnet3d import inflate_resnet50
 
         return inflate_resnet50(state)
     if isinstance(classifier, FrameExitClassifier) and not any(key.startswith("backbone.") for key in state):
@@ -222,17 +228,17 @@ def _translated(classifier: Classifier, state: State) -> State:
 
 
 def set_input_size(classifier: Classifier, size: int | tuple[int, int]) -> None:
-    """Another height and width; a network that cannot take them says so at once."""
+    """Set another height and width, or raise an error if the network cannot take them."""
     classifier.preprocessing = classifier.preprocessing.with_size(size)
     _fit_input(classifier)
 
 
 def _fit_input(classifier: Classifier) -> None:
-    """Bring a network to the size of its preprocessing, and try it on shapes alone."""
+    """Set a network to the size of its preprocessing, and try it on shapes only."""
     backbone = getattr(classifier.net, "backbone", classifier.net)
     height, width = classifier.preprocessing.size
     try:
-        # timm's transformers have position embeddings of one size; they know how to change it.
+        # timm's transformers have position embeddings of one size, which this resizes.
         if isinstance(classifier, PooledClassifier) and hasattr(backbone, "set_input_size"):
             backbone.set_input_size(img_size=(height, width))
         classifier.gmacs(classifier.length.at_least)
@@ -244,18 +250,17 @@ def _fit_input(classifier: Classifier) -> None:
 
 def _builder(name: Any, new_head: bool | None = False) -> _Builder:
     if name is None or isinstance(name, Path):
-        raise InvalidArgument(f"classifier {str(name)!r} is no folder of a saved classifier; give one, or a name")
+        raise InvalidArgument(f"classifier {str(name)!r} is not the folder of a saved classifier; give one, or a name")
     if not isinstance(name, str):
-        return _HUGGING_FACE.bound(name)  # a transformers config; it says so if it is something else
+        return _HUGGING_FACE.bound(name)  # a transformers config, which it checks
     if name in _NAMED:
         return _NAMED[name]
     family, _, variant = name.partition(":")
     if family in _FAMILIES and variant:
         return _FAMILIES[family].bound(variant, **({"new_head": new_head} if family == "hf" else {}))
-    known = ", ".join(_NAMED)
     raise InvalidArgument(
-        f"classifier {name!r} is unknown; choose one of {known}, timm:NAME, torchvision:NAME, hf:FOLDER or HUB ID, "
-        "or a folder with a saved classifier; so.wrap_classifier takes a network of your own"
+        f"classifier {name!r} is unknown; choose one of {', '.join(_NAMED)}, timm:NAME, torchvision:NAME, hf:FOLDER or "
+        "HUB ID, or the folder of a saved classifier; for a network of your own use so.wrap_classifier"
     )
 
 
@@ -263,21 +268,13 @@ def _builder(name: Any, new_head: bool | None = False) -> _Builder:
 
 
 def save_classifier(classifier: Classifier, folder: str | Path, *, state: State | None = None) -> Path:
-    """Write config.json and model.safetensors; `create_classifier(folder)` gives the same classifier back.
+    """Write config.json and model.safetensors, from which `create_classifier(folder)` loads the same classifier.
 
-    `state`: other weights than those that the classifier has now.
+    `state` replaces the classifier's current weights.
     """
-    from safetensors.torch import save
-
-    from sosampler._util.files import replacing
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    told = classifier.net.state_dict() if state is None else state
-    # Copies, because tensors that share memory cannot be saved.
-    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in told.items()}
-    with replacing(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save(copies))  # save_file would leave it readable to its owner alone
+    write_state(folder / WEIGHTS, classifier.net.state_dict() if state is None else state)
     settings = {"kind": KIND, **classifier.settings()}
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
@@ -285,27 +282,19 @@ def save_classifier(classifier: Classifier, folder: str | Path, *, state: State 
 
 
 def saved_folder(name: Any) -> Path | None:
-    """The folder, where a name is that of a saved classifier."""
+    """Return the folder if `name` is that of a saved classifier, else None."""
     if not isinstance(name, (str, Path)) or name in _NAMED:
         return None
     folder = Path(name)
     return folder if (folder / CONFIG).is_file() else None
 
 
-def _refuse_beside_folder(name: Any, **given: Any) -> None:
-    for option, value in given.items():
-        if value is not None:
-            raise InvalidArgument(
-                f"{name} is a saved classifier and brings its own {option}; leave {option} out, or name the network"
-            )
-
-
 @dataclass(frozen=True)
 class SavedSettings:
-    """What the config.json of a saved classifier says."""
+    """The config.json of a saved classifier."""
 
     name: str
-    source: Any  # what create_classifier takes to build it: its name, or a transformers config
+    source: Any  # its name, or a transformers config
     class_names: tuple[str, ...]
     multi_label: bool
     preprocessing: Preprocessing
@@ -313,25 +302,23 @@ class SavedSettings:
 
 
 def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
-    """The settings of a saved classifier, or what is wrong with the folder.
+    """Read the settings of a saved classifier.
 
-    `for_weights`: only the weights are wanted, so that a wrapped network will do.
+    `for_weights`: only the weights are used, so that the folder of a wrapped network is accepted too.
     """
     try:
-        told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = told.get("kind")
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = config.get("kind")
     except (ValueError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: is not the JSON of a classifier ({error}); save it again") from error
     if kind != KIND:
-        raise InvalidArgument(
-            f"{folder}: is not a classifier that sosampler saved; for a Hugging Face folder give hf:{folder}"
-        )
+        raise InvalidArgument(f"{folder}: was not saved by sosampler; for a Hugging Face folder give hf:{folder}")
     try:
-        name, options = told["name"], dict(told["options"])
-        preprocessing, multi_label = Preprocessing(**told["preprocessing"]), bool(told["multi_label"])
-        class_names = read_names(list(told["class_names"]))
+        name, options = config["name"], dict(config["options"])
+        preprocessing, multi_label = Preprocessing(**config["preprocessing"]), bool(config["multi_label"])
+        class_names = read_names(list(config["class_names"]))
     except (KeyError, TypeError) as error:
-        raise WeightsError(f"{folder / CONFIG}: lacks or misspells {error}; save the classifier again") from error
+        raise WeightsError(f"{folder / CONFIG}: {error} is missing or wrong; save the classifier again") from error
     if "layout" in options and not for_weights:
         raise InvalidArgument(
             f"{folder}: holds the weights of a wrapped network {name!r}, which only your own code can build; "
@@ -358,9 +345,9 @@ def _from_folder(folder: Path) -> Classifier:
 
 
 def classifier_identity(classifier: Any, precision: str | None) -> list[Any]:
-    """Its name, its fingerprint if it has one, that of its int8 network where that answers, and its classes."""
+    """Return name, fingerprint (if it has one), digest of the int8 network (if that is used) and class names."""
     fingerprint = getattr(classifier, "fingerprint", None)
-    who = [classifier.name, None if fingerprint is None else fingerprint()]
-    if precision == INT8:  # made anew of other frames it answers otherwise, of the same weights
-        who.append(hashlib.sha256((Path(classifier.folder) / INT8_MODEL).read_bytes()).hexdigest()[:16])
-    return [*who, *classifier.class_names]
+    identity = [classifier.name, None if fingerprint is None else fingerprint()]
+    if precision == INT8:  # other calibration frames give another network from the same weights
+        identity.append(hashlib.sha256((Path(classifier.folder) / INT8_MODEL).read_bytes()).hexdigest()[:16])
+    return [*identity, *classifier.class_names]

@@ -1,4 +1,4 @@
-"""From what a network returns to probabilities, and what is wrong where it returns something else."""
+"""Turn a network's outputs into probabilities, and check them."""
 
 from __future__ import annotations
 
@@ -9,55 +9,50 @@ from torch import Tensor
 
 from sosampler.errors import ClassifierError
 
-# softmax: one class a video, probabilities add up to one. sigmoid: several labels a video, each by itself.
+# softmax: one class per video, probabilities sum to one. sigmoid: several labels per video, independent.
 ACTIVATIONS = ("softmax", "sigmoid")
 OUTPUTS = ("logits", "probabilities")
 
-# Half precision sums of a thousand classes are off by this much.
-_SUM_TOLERANCE = 1e-2
+_SUM_TOLERANCE = 1e-2  # error of a sum over a thousand classes in half precision
 
 
 def activate(logits: Tensor, activation: str) -> Tensor:
-    """Logits [..., C] -> probabilities [..., C] in float32."""
+    """Turn logits [..., C] into probabilities [..., C] in float32."""
     logits = logits.float()
     return logits.softmax(-1) if activation == "softmax" else logits.sigmoid()
 
 
 def unwrap_output(output: Any, name: str) -> Tensor:
-    """The scores that a module returned: a tensor, the `logits` of an output object, or the first of a tuple."""
-    logits = getattr(output, "logits", None)
+    """Return a module's scores: a tensor, the `logits` of an object or dict, or the first item of a tuple."""
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    if isinstance(output, dict) and isinstance(output.get("logits"), Tensor):
-        found: Tensor = output["logits"]
-        return found
-    if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-        return output[0]
-    if not isinstance(output, Tensor):
+    first = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not isinstance(first, Tensor):
         raise ClassifierError(
             f"{name} returned a {type(output).__name__}; it must return a tensor [B, classes], "
             "an object or dict with `logits`, or a tuple that starts with one"
         )
-    return output
+    return first
 
 
 def check_shape(scores: Tensor, batch: int, num_classes: int, name: str) -> Tensor:
-    """Scores [B, C] as they must be."""
+    """Return scores, which must have the shape [B, C]."""
     if scores.ndim != 2 or scores.shape[0] != batch:
         raise ClassifierError(
             f"{name} returned shape {list(scores.shape)} for {batch} clips; it must return [{batch}, {num_classes}]: "
-            "one row of class scores a clip"
+            "one row of class scores per clip"
         )
     if scores.shape[1] != num_classes:
         raise ClassifierError(
-            f"{name} returned {scores.shape[1]} scores a clip but {num_classes} classes are named; "
+            f"{name} returned {scores.shape[1]} scores per clip but {num_classes} classes have names; "
             "give as many class names (or num_classes) as the network has outputs"
         )
     return scores
 
 
 def check_finite(scores: Tensor, name: str) -> Tensor:
-    """Neither NaN nor infinite."""
+    """Return scores [B, ...], which must be neither NaN nor infinite."""
     bad = ~torch.isfinite(scores).flatten(1).all(1)
     if bad.any():
         raise ClassifierError(
@@ -69,38 +64,36 @@ def check_finite(scores: Tensor, name: str) -> Tensor:
 
 
 def looks_like_probabilities(scores: Tensor) -> bool:
-    """Whether rows [B, C] are distributions: in 0..1, adding up to one."""
-    if scores.shape[-1] < 2:
-        return False
+    """Return whether rows [B, C] are distributions: in 0..1, with a sum of one."""
     scores = scores.float()
-    inside = bool(((scores >= 0) & (scores <= 1)).all())
+    inside = scores.shape[-1] > 1 and bool(((scores >= 0) & (scores <= 1)).all())
     return inside and bool(((scores.sum(-1) - 1).abs() < _SUM_TOLERANCE).all())
 
 
 def check_probabilities(scores: Tensor, activation: str, name: str) -> Tensor:
-    """Rows that are said to be probabilities, or say that they are logits."""
+    """Return rows [B, C], which must be probabilities."""
     check_finite(scores, name)
     low, high = float(scores.min()), float(scores.max())
     if low < -1e-6 or high > 1 + 1e-6:
         raise ClassifierError(
-            f"{name} returned values from {low:.3g} to {high:.3g} where probabilities are needed; "
+            f"{name} returned values from {low:.3g} to {high:.3g} but must return probabilities; "
             "these are logits: wrap it with outputs='logits', or apply softmax (sigmoid for several labels) yourself"
         )
     if activation == "softmax" and not looks_like_probabilities(scores):
         total = float(scores.float().sum(-1)[0])
         raise ClassifierError(
-            f"{name} returned rows that add up to {total:.3g} instead of 1; "
-            "wrap it with outputs='logits' if these are logits, with multi_label=True if each class stands by itself"
+            f"{name} returned rows with a sum of {total:.3g} but must return probabilities with a sum of 1; "
+            "wrap it with outputs='logits' if these are logits, with multi_label=True if classes are independent"
         )
     return scores
 
 
 def check_logits(scores: Tensor, name: str) -> Tensor:
-    """Rows that are said to be logits, or say that softmax was taken already (twice would flatten them)."""
+    """Return rows [B, C], which must be logits: a second softmax would flatten them."""
     check_finite(scores, name)
     if looks_like_probabilities(scores):
         raise ClassifierError(
-            f"{name} returned rows in 0..1 that add up to 1 where logits are needed: softmax was taken already; "
+            f"{name} returned rows in 0..1 with a sum of 1 but must return logits: softmax was applied already; "
             "wrap it with outputs='probabilities'"
         )
     return scores

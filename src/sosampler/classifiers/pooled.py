@@ -1,6 +1,6 @@
-"""Pooled classifiers: a 2-D network looks at each frame by itself, and a pool joins what it saw.
+"""Pooled classifiers: a 2-D network sees each frame alone, and a pool over frames gives the clip's scores.
 
-Every subset of frames is then a pool over features that are computed once.
+The scores of any subset of frames are then a pool over features that are computed once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sosampler._util.devices import autocast
 from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
-from sosampler.classifiers.base import _FRAMES_AT_ONCE, Classifier, imagenet_names, names_for
+from sosampler.classifiers.base import BATCH_FRAMES, Classifier, imagenet_names, names_for
 from sosampler.classifiers.outputs import check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, MissingDependency
@@ -22,19 +22,18 @@ _FRAMEEXIT_WIDTH = 4096
 
 
 class PooledClassifier(Classifier):
-    """Adds per-frame features and their pool: "mean" (of logits, TSN) or "max" (of features, FrameExit)."""
+    """A classifier with per-frame features and a pool: "mean" (of logits, TSN) or "max" (of features, FrameExit)."""
 
     pooling = "mean"
 
     def features(self, clips: Tensor) -> Tensor:
-        """Normalised float [B, N, 3, h, w] -> per-frame features [B, N, D]; the logits themselves for mean pooling."""
-        scores = self.net(clips.flatten(0, 1))
-        return check_shape(scores, clips.shape[0] * clips.shape[1], self.num_classes, self.name).unflatten(
-            0, clips.shape[:2]
-        )
+        """Compute features [B, N, D] of each frame of normalised clips [B, N, 3, h, w]; for mean pooling its logits."""
+        frames = clips.flatten(0, 1)
+        scores = check_shape(self.net(frames), len(frames), self.num_classes, self.name)
+        return scores.unflatten(0, clips.shape[:2])
 
     def pool_logits(self, features: Tensor) -> Tensor:
-        """Features [..., N, D] -> logits [..., C]."""
+        """Pool features [..., N, D] -> logits [..., C]."""
         return features.mean(-2)
 
     def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -42,38 +41,37 @@ class PooledClassifier(Classifier):
 
     @torch.no_grad()
     def frame_features(self, frames: Tensor) -> Tensor:
-        """uint8 [B, T, 3, H, W] -> float32 features [B, T, D]; `pool` of any of them is what clip_probs would give."""
+        """Return float32 features [B, T, D] of uint8 frames [B, T, 3, H, W]; `pool` of them equals `clip_probs`."""
         self.eval()
         frames = check_frames(frames)
         flat = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
         parts = []
-        for part in flat.split(_FRAMES_AT_ONCE):
+        for part in flat.split(BATCH_FRAMES):
             with autocast(self.device, self.precision):
-                parts.append(check_finite(self.features(self._prepared(part)).float(), self.name))
+                parts.append(check_finite(self.features(self._preprocess(part)).float(), self.name))
         return torch.cat(parts).squeeze(1).unflatten(0, frames.shape[:2])
 
     @torch.no_grad()
     def pool(self, features: Tensor) -> Tensor:
-        """Features [..., N, D] of N frames -> probabilities [..., C] of the clip they make."""
+        """Return probabilities [..., C] of clips, from the features [..., N, D] of their frames."""
         return self.probabilities(self.pool_logits(features.to(self.device).float()))
 
 
 class TimmClassifier(PooledClassifier):
-    """Any timm network; the mean of its logits over frames (TSN)."""
+    """Any timm network; logits are averaged over frames (TSN)."""
 
     def head_names(self) -> tuple[str, ...]:
-        return _classifier_names(self.net)
+        return timm_head_names(self.net)
 
 
 class FrameExitNet(nn.Module):
-    """Backbone, then for each frame Linear + BatchNorm + ReLU; the class layer stands behind the maximum."""
+    """Backbone, then Linear + BatchNorm + ReLU for each frame; the class layer `fc` comes after the maximum."""
 
     def __init__(self, backbone: nn.Module, num_classes: int, width: int = _FRAMEEXIT_WIDTH) -> None:
         super().__init__()
         self.backbone = backbone
-        inner: int = backbone.num_features
-        with torch.no_grad():  # a few networks (mobilenetv3, ...) widen their features behind the pool
-            inner = getattr(backbone, "head_hidden_size", None) or inner
+        # Some networks (mobilenetv3, ...) widen their features after the pool.
+        inner: int = getattr(backbone, "head_hidden_size", None) or backbone.num_features
         self.neck = nn.Sequential(nn.Linear(inner, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
         self.fc = nn.Linear(width, num_classes)
 
@@ -90,18 +88,15 @@ class FrameExitClassifier(PooledClassifier):
     net: FrameExitNet
 
     def features(self, clips: Tensor) -> Tensor:
-        found: Tensor = self.net(clips.flatten(0, 1))
-        return found.unflatten(0, clips.shape[:2])
+        features: Tensor = self.net(clips.flatten(0, 1))
+        return features.unflatten(0, clips.shape[:2])
 
     def pool_logits(self, features: Tensor) -> Tensor:
         logits: Tensor = self.net.fc(features.amax(-2))
         return logits
 
-    def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
-        return self.pool_logits(self.features(clips))
-
     def head_names(self) -> tuple[str, ...]:
-        return ("fc", "neck", *(f"backbone.{name}" for name in _classifier_names(self.net.backbone)))
+        return ("fc", "neck", *(f"backbone.{name}" for name in timm_head_names(self.net.backbone)))
 
 
 def build_timm(
@@ -115,34 +110,31 @@ def build_timm(
     pretrained: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> PooledClassifier:
-    """A timm network by its name as a pooled classifier; head "mean" (TSN) or "frameexit".
+    """Build a pooled classifier from a timm network; head "mean" (TSN) or "frameexit".
 
-    `stride_on_1x1`: bottleneck ResNets with the stride on the first 1x1 convolution, as in the first paper, in Caffe
-    and in Keras; weights trained that way need it.
+    `stride_on_1x1` moves the stride of ResNet bottlenecks to the first 1x1 convolution, as in the original paper, Caffe
+    and Keras; weights trained that way need it.
     """
-    timm = import_timm()
+    timm = check_timm_name(backbone)
     one_of("head", head, HEADS)
     true_or_false("stride_on_1x1", stride_on_1x1)
     if real_number("drop_rate", drop_rate, at_least=0.0) >= 1:
-        raise InvalidArgument(f"drop_rate={drop_rate!r} is not allowed; give a share from 0 to below 1")
+        raise InvalidArgument(f"drop_rate={drop_rate!r} must be at least 0 and below 1")
     classes = whole_number("num_classes", 1000 if num_classes is None else num_classes)
-    if not timm.is_model(backbone.split(".")[0]):
-        near = ", ".join(timm.list_models(f"*{backbone.split('.')[0][:8]}*")[:6]) or "see timm.list_models()"
-        raise InvalidArgument(f"timm has no network {backbone!r}; near by: {near}")
     try:
         net = timm.create_model(
             backbone, pretrained=pretrained, num_classes=0 if head == "frameexit" else classes, drop_rate=drop_rate
         )
     except (OSError, RuntimeError) as error:
         raise InvalidArgument(
-            f"timm cannot make {backbone!r} ({error}); for pretrained weights check the name and the network, "
+            f"timm cannot build {backbone!r} ({error}); for pretrained weights check the name and the connection, "
             "or give a file with weights="
         ) from error
     if stride_on_1x1:
         move_stride_to_first_conv(net, backbone)
     if preprocessing is None:
         preprocessing = _data_config(timm, net)
-    fresh = head == "frameexit" or not pretrained or net.pretrained_cfg.get("num_classes") != classes
+    new_head = head == "frameexit" or not pretrained or net.pretrained_cfg.get("num_classes") != classes
     kind: type[PooledClassifier] = TimmClassifier
     if head == "frameexit":
         kind, net = FrameExitClassifier, FrameExitNet(net, classes)
@@ -154,16 +146,33 @@ def build_timm(
         class_names=names_for(classes, imagenet_names),
         options={key: value for key, value in options.items() if value not in (False, 0.0, "mean")},
     )
-    classifier.fresh_head = fresh
+    classifier.fresh_head = new_head
     return classifier
 
 
 def import_timm() -> Any:
+    """Import timm, or raise MissingDependency."""
     try:
         import timm
     except ImportError as error:
         raise MissingDependency("2-D classifiers need timm; install sosampler[train]") from error
     return timm
+
+
+def check_timm_name(name: str) -> Any:
+    """Return the module timm, which must have a network of this name."""
+    timm = import_timm()
+    architecture = name.split(".")[0]
+    if not timm.is_model(architecture):
+        similar = ", ".join(timm.list_models(f"*{architecture[:8]}*")[:6]) or "see timm.list_models()"
+        raise InvalidArgument(f"timm has no network {name!r}; similar names: {similar}")
+    return timm
+
+
+def timm_head_names(net: nn.Module) -> tuple[str, ...]:
+    """Return the names of a timm network's class layers."""
+    names = getattr(net, "pretrained_cfg", {}).get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def move_stride_to_first_conv(net: nn.Module, name: str) -> None:
@@ -177,7 +186,7 @@ def move_stride_to_first_conv(net: nn.Module, name: str) -> None:
             first.stride, second.stride = second.stride, (1, 1)
             moved += 1
     if not moved:
-        raise InvalidArgument(f"stride_on_1x1=True does nothing for {name!r}; it is for ResNets with bottlenecks")
+        raise InvalidArgument(f"stride_on_1x1=True has no effect on {name!r}; give it for bottleneck ResNets only")
 
 
 def _data_config(timm: Any, net: nn.Module) -> Preprocessing:
@@ -190,8 +199,3 @@ def _data_config(timm: Any, net: nn.Module) -> Preprocessing:
         std=tuple(config["std"]),
         interpolation=config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic",
     )
-
-
-def _classifier_names(net: nn.Module) -> tuple[str, ...]:
-    found = getattr(net, "pretrained_cfg", {}).get("classifier") or ()
-    return (found,) if isinstance(found, str) else tuple(found)

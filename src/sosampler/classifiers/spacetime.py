@@ -1,4 +1,4 @@
-"""Networks that see a whole clip at once, [B, 3, T, H, W]: SlowOnly, X3D, I3D and torchvision's video models."""
+"""Networks of whole clips [B, 3, T, H, W]: SlowOnly, X3D, I3D and torchvision's video models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sosampler.errors import InvalidArgument
 # PyTorchVideo's published Slow and X3D checkpoints were trained with these.
 _PYTORCHVIDEO: dict[str, Any] = {"mean": (0.45, 0.45, 0.45), "std": (0.225, 0.225, 0.225)}
 
-# Least number of frames where torchvision's weights do not say it, and exact numbers where positions are learned.
+# Minimum number of frames where torchvision's weights do not give it, and exact numbers where positions are learned.
 _TORCHVISION_LENGTHS = {
     "s3d": ClipLength(at_least=14),
     "mvit_v1_b": ClipLength(at_least=16, at_most=16),
@@ -47,7 +47,7 @@ class SpacetimeClassifier(Classifier):
 
 
 class X3DClassifier(SpacetimeClassifier):
-    """X3D joins the windows of a large clip as its activation asks for."""
+    """X3D averages the windows of a large clip according to its activation."""
 
     def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
         logits: Tensor = self.net(clips.transpose(1, 2), mean_logits=self.multi_label)
@@ -55,13 +55,13 @@ class X3DClassifier(SpacetimeClassifier):
 
 
 def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = False) -> SpacetimeClassifier:
-    """SlowOnly-50 8x8; PyTorchVideo's `slow_r50` checkpoint fits, and a 2-D ResNet-50 by inflation."""
-    from sosampler.classifiers.nets.resnet3d import slowonly_r50
+    """Build SlowOnly-50 8x8; takes PyTorchVideo's `slow_r50` checkpoint, or an inflated 2-D ResNet-50."""
+    from sosampler.classifiers.nets.resnet3d import SlowOnly
 
     stride_on_1x1 = true_or_false("stride_on_1x1", stride_on_1x1)
-    return _of_kinetics(
+    return _build(
         SpacetimeClassifier,
-        partial(slowonly_r50, stride_on_1x1=stride_on_1x1),
+        partial(SlowOnly, stride_on_1x1=stride_on_1x1),
         num_classes,
         name="slowonly_r50",
         preprocessing=Preprocessing(size=(224, 224), resize=256, **_PYTORCHVIDEO),
@@ -70,41 +70,41 @@ def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = Fals
 
 
 def build_x3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
-    """X3D-S; PyTorchVideo's `x3d_s` checkpoint fits."""
-    from sosampler.classifiers.nets.x3d import x3d_s
+    """Build X3D-S; takes PyTorchVideo's `x3d_s` checkpoint."""
+    from sosampler.classifiers.nets.x3d import X3D
 
-    input_of_zoo = Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO)
-    return _of_kinetics(X3DClassifier, x3d_s, num_classes, name="x3d_s", preprocessing=input_of_zoo)
+    preprocessing = Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO)
+    return _build(X3DClassifier, X3D, num_classes, name="x3d_s", preprocessing=preprocessing)
 
 
 def build_i3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
-    """I3D (Inception-v1 inflated), RGB in -1..1. Its network wants 32 frames or more; fewer are repeated."""
-    from sosampler.classifiers.nets.i3d import i3d
+    """Build I3D (inflated Inception-v1), RGB in -1..1. The network needs 32 frames; fewer are repeated."""
+    from sosampler.classifiers.nets.i3d import I3D
 
     half = (0.5, 0.5, 0.5)
     preprocessing = Preprocessing(size=(224, 224), resize=256, mean=half, std=half)
     length = ClipLength(at_least=32)
-    return _of_kinetics(SpacetimeClassifier, i3d, num_classes, name="i3d", preprocessing=preprocessing, length=length)
+    return _build(SpacetimeClassifier, I3D, num_classes, name="i3d", preprocessing=preprocessing, length=length)
 
 
-def _of_kinetics(
+def _build(
     kind: type[SpacetimeClassifier], make: Callable[..., Any], num_classes: int | None, **facts: Any
 ) -> SpacetimeClassifier:
-    """A classifier of the 400 classes of Kinetics, or of another number."""
+    """Build a classifier for the 400 classes of Kinetics, or another number."""
     classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
     net = make(num_classes=classes)
     return kind(net, class_names=names_for(classes, kinetics400_names), head=net.head_names, **facts)
 
 
 def torchvision_names() -> list[str]:
-    """torchvision's video classifiers."""
+    """Return the names of torchvision's video classifiers."""
     from torchvision import models
 
     return list(models.list_models(module=models.video))
 
 
 def build_torchvision(model: str, *, num_classes: int | None = None, pretrained: bool = False) -> SpacetimeClassifier:
-    """One of torchvision's video models, with the preprocessing of its published weights."""
+    """Build one of torchvision's video models, with the preprocessing of its published weights."""
     from torchvision import models
 
     one_of("torchvision model", model, torchvision_names())
@@ -117,7 +117,7 @@ def build_torchvision(model: str, *, num_classes: int | None = None, pretrained:
             state = models.get_model(model, weights=published).state_dict()
         except OSError as error:
             raise InvalidArgument(
-                f"weights of {model} cannot be fetched ({error}); give a file with weights="
+                f"the weights of {model} cannot be downloaded ({error}); give a file with weights="
             ) from error
         load_weights(net, state, where=f"torchvision's {model}", head=(head,), new_head=classes != 400)
     transform = published.transforms()

@@ -1,38 +1,42 @@
-"""Weights files: safetensors, or torch files without pickled code; what does not fit is named."""
+"""Weights files: safetensors, or torch files without pickled code."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sosampler._util.files import replacing
 from sosampler.errors import WeightsError
 
 State = dict[str, Tensor]
 
-# Where published checkpoints keep their tensors.
+# Keys under which published checkpoints keep their tensors.
 _INNER = ("state_dict", "model_state", "model_state_dict", "model")
-_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def read_state(path: str | Path, *, names_as_they_are: bool = False) -> State:
-    """All tensors of a weights file, on the CPU, floating-point ones in float32.
+    """Return all tensors of a weights file, on the CPU, floating-point ones in float32.
 
-    A prefix `module.` on every name (DataParallel's) is taken off unless names are to stay as they are.
+    A prefix `module.` of every name (DataParallel's) is removed unless `names_as_they_are`.
     """
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; give a .safetensors file or a torch file of weights")
-    found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    if not found:
+    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if not state:
         raise WeightsError(f"{path}: holds no tensors; give a file with a network's weights")
-    if not names_as_they_are and all(key.startswith("module.") for key in found):
-        found = {key.removeprefix("module."): tensor for key, tensor in found.items()}
-    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in found.items()}
+    if not names_as_they_are and all(key.startswith("module.") for key in state):
+        state = {key.removeprefix("module."): tensor for key, tensor in state.items()}
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
 
 
 def _read_safetensors(path: Path) -> State:
@@ -42,7 +46,7 @@ def _read_safetensors(path: Path) -> State:
     try:
         loaded: State = load_file(path)
     except SafetensorError as error:
-        raise WeightsError(f"{path}: is not a whole safetensors file ({error}); fetch or save it again") from error
+        raise WeightsError(f"{path}: is not a complete safetensors file ({error}); fetch or save it again") from error
     return loaded
 
 
@@ -55,22 +59,22 @@ def _read_torch(path: Path) -> State:
             "which could run code; save its state dict as safetensors"
         ) from error
     except (RuntimeError, EOFError, ValueError, LookupError, OSError, AttributeError, struct.error) as error:
-        raise WeightsError(f"{path}: is not a file that torch.save wrote ({error}); fetch or save it again") from error
+        raise WeightsError(f"{path}: was not written by torch.save ({error}); download or save it again") from error
     for key in _INNER:
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict):
-        raise WeightsError(f"{path}: holds a {type(loaded).__name__} instead of a dict of tensors; save a state dict")
+        raise WeightsError(f"{path}: holds a {type(loaded).__name__} but must hold a state dict; save one")
     return {key: value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
 def without_head(state: State, head: Sequence[str]) -> State:
-    """The state without its last, class-wise layers."""
+    """Return the state without the layers of `head`."""
     return {key: tensor for key, tensor in state.items() if not key.startswith(tuple(f"{name}." for name in head))}
 
 
 def classes_of(state: State, head: Sequence[str]) -> int | None:
-    """How many classes the first layer of `head` has in a state; None where it is not there."""
+    """Return the number of classes of the first layer of `head` in a state; None if it is not there."""
     for key in (f"{name}.{leaf}" for name in head[:1] for leaf in ("weight", "bias")):
         if key in state:
             return int(state[key].shape[0])
@@ -78,38 +82,55 @@ def classes_of(state: State, head: Sequence[str]) -> int | None:
 
 
 def load_weights(net: nn.Module, state: State, *, where: str, head: Sequence[str] = (), new_head: bool = False) -> None:
-    """Put a state into a network; every key must be there with its shape, except the head where `new_head`."""
-    own = net.state_dict()
+    """Load a state into a network; every key must match in name and shape, except the head with `new_head`."""
+    current = net.state_dict()
     if new_head:
         if not head:
-            raise WeightsError(f"{where}: new_head=True needs a network whose head is known; load all weights instead")
+            raise WeightsError(f"{where}: new_head=True needs a network with a known head; leave new_head out")
         state = without_head(state, head)
-        expected = set(without_head(own, head))
+        expected = set(without_head(current, head))
     else:
-        expected = set(own)
+        expected = set(current)
     missing = sorted(key for key in expected - set(state) if not key.endswith("num_batches_tracked"))
-    unexpected = sorted(key for key in set(state) - set(own) if not key.endswith("num_batches_tracked"))
-    shapes = sorted(key for key in expected & set(state) if own[key].shape != state[key].shape)
+    unexpected = sorted(key for key in set(state) - set(current) if not key.endswith("num_batches_tracked"))
+    shapes = sorted(key for key in expected & set(state) if current[key].shape != state[key].shape)
     if missing or unexpected or shapes:
-        said = []
-        if missing:
-            said.append(f"{len(missing)} missing: {some_of(missing)}")
-        if unexpected:
-            said.append(f"{len(unexpected)} unknown: {some_of(unexpected)}")
-        if shapes:
-            pairs = [f"{key} {list(state[key].shape)} in the file, {list(own[key].shape)} here" for key in shapes]
-            said.append(f"{len(shapes)} of another shape: {some_of(pairs)}")
+        pairs = [f"{key} {list(state[key].shape)} in the file, {list(current[key].shape)} here" for key in shapes]
+        problems = "; ".join(
+            f"{len(names)} {problem}: {some_of(names)}"
+            for names, problem in ((missing, "missing"), (unexpected, "unknown"), (pairs, "of another shape"))
+            if names
+        )
         only_head = not missing and not unexpected and not without_head(dict.fromkeys(shapes, torch.empty(0)), head)
         advice = (
-            "give the num_classes of the file, or new_head=True to start with a fresh head"
+            "give the num_classes of the file, or new_head=True for a new last layer"
             if shapes and only_head
-            else "give the weights of this very network"
+            else "give weights of the same network"
         )
-        raise WeightsError(f"{where}: does not fit the network; {'; '.join(said)}; {advice}")
-    net.load_state_dict({**own, **{key: tensor for key, tensor in state.items() if key in own}})
+        raise WeightsError(f"{where}: does not fit the network; {problems}; {advice}")
+    net.load_state_dict({**current, **{key: tensor for key, tensor in state.items() if key in current}})
+
+
+def digest_of(settings: dict[str, Any], state: State) -> str:
+    """Return 16 hexadecimal digits that change with JSON settings and with tensors."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for key, tensor in sorted(state.items()):
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_state(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors; the file appears complete."""
+    from safetensors.torch import save
+
+    # Copies, because tensors that share memory cannot be saved.
+    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
+    with replacing(path) as temporary:
+        temporary.write_bytes(save(copies, metadata=metadata))  # save_file would make it readable by its owner only
 
 
 def some_of(names: list[str]) -> str:
-    """The first few of many names, and how many more there are."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, and {len(names) - _SHOWN} more"
+    """Return the first few of many names, and how many more there are."""
+    shown = ", ".join(names[:_MAX_SHOWN])
+    return shown if len(names) <= _MAX_SHOWN else f"{shown}, and {len(names) - _MAX_SHOWN} more"

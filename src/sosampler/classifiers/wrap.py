@@ -1,4 +1,4 @@
-"""`wrap_classifier`: one's own network as a classifier."""
+"""`wrap_classifier`: use your own network as a classifier."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Pre
 from sosampler.errors import ClassifierError, InvalidArgument, first_line
 
 LAYOUTS = ("BTCHW", "BCTHW", "BCHW")
-_ASKED = 2  # clips of noise that a new module is asked about
+_TRIAL_CLIPS = 2  # clips of noise that a new module is tried on
 
 
 class WrappedClassifier(Classifier):
-    """A module of clips; its outputs are logits or probabilities, as its owner said."""
+    """A module of clips that returns logits or probabilities."""
 
     layout = "BTCHW"
     outputs = "logits"
@@ -44,7 +44,7 @@ class WrappedClassifier(Classifier):
 
 
 class WrappedFrameClassifier(PooledClassifier):
-    """A module of single frames [F, 3, H, W]; the mean of its logits over frames."""
+    """A module of single frames [F, 3, H, W]; its logits are averaged over frames."""
 
     def features(self, clips: Tensor) -> Tensor:
         frames = clips.flatten(0, 1)
@@ -53,7 +53,7 @@ class WrappedFrameClassifier(PooledClassifier):
 
 
 def _scores(module: nn.Module, clips: Tensor, layout: str, name: str) -> Tensor:
-    """What a module says about clips [B, T, 3, H, W], put into its layout (single frames [F, 3, H, W] as they are)."""
+    """Return a module's scores for clips [B, T, 3, H, W] in its layout, or single frames [F, 3, H, W]."""
     return unwrap_output(module(clips.transpose(1, 2) if layout == "BCTHW" else clips), name)
 
 
@@ -75,24 +75,24 @@ def wrap_classifier(
     max_frames: int | None = None,
     name: str | None = None,
 ) -> Classifier:
-    """Make a classifier out of a torch module.
+    """Make a classifier from a torch module.
+
+    The module is put into evaluation mode and tried once on noise, so that a wrong layout, logits instead of
+    probabilities or a wrong number of classes raise an error here.
 
     Args:
-        module: takes normalised float clips, returns scores [B, classes] (or an object with `logits`).
+        module: takes normalised float clips and returns scores [B, classes] (or an object with `logits`).
         input_size: height and width that it takes.
-        num_classes, class_names: one of the two, or the number is found by asking the module once.
-        layout: what it takes: "BTCHW", "BCTHW", or "BCHW" for a network of single frames, whose logits are averaged.
+        num_classes, class_names: one of the two, or neither to use the module's number of outputs.
+        layout: of its input: "BTCHW", "BCTHW", or "BCHW" for a network of single frames, whose logits are averaged.
         outputs: "logits" or "probabilities".
-        multi_label: each class stands by itself (sigmoid) instead of one class a video (softmax).
+        multi_label: classes are independent (sigmoid) instead of one class per video (softmax).
         resize: short side, or (height, width), before the centre crop to input_size; default: input_size.
-        mean, std: of RGB in 0..1, taken out of the frames.
-        interpolation: "bilinear" or "bicubic", without aliasing.
-        num_frames: for a module of exactly so many frames: fewer are repeated evenly, more are refused.
+        mean, std: normalisation, for RGB in 0..1.
+        interpolation: "bilinear" or "bicubic", antialiased.
+        num_frames: if the module takes exactly this many: fewer are repeated evenly, more are refused.
         min_frames, max_frames: the same as bounds.
-        name: how messages call it.
-
-    The module is put into evaluation mode and asked once, so that a wrong layout, logits instead of probabilities or
-    a wrong number of classes are found at once.
+        name: for messages.
 
     Examples:
         >>> import torch
@@ -104,12 +104,12 @@ def wrap_classifier(
         torch.Size([1, 5, 2])
     """
     if not isinstance(module, nn.Module):
-        raise InvalidArgument(f"module is a {type(module).__name__}; give a torch.nn.Module")
+        raise InvalidArgument(f"module is a {type(module).__name__} but must be a torch.nn.Module")
     one_of("layout", layout, LAYOUTS)
     one_of("outputs", outputs, OUTPUTS)
     if layout == "BCHW" and outputs == "probabilities":
         raise InvalidArgument(
-            "layout='BCHW' averages logits over frames, but outputs='probabilities'; let the module return its logits"
+            "layout='BCHW' averages logits over frames, but outputs='probabilities'; return logits from the module"
         )
     if layout == "BCHW" and (num_frames, min_frames, max_frames) != (None, 1, None):
         raise InvalidArgument("layout='BCHW' is for single frames, which have no length; leave num_frames out")
@@ -119,7 +119,7 @@ def wrap_classifier(
         whole_number("min_frames", min_frames), None if max_frames is None else whole_number("max_frames", max_frames)
     )
     if length.at_most is not None and length.at_most < length.at_least:
-        raise InvalidArgument(f"max_frames={max_frames} is less than min_frames={min_frames}; give a range")
+        raise InvalidArgument(f"max_frames={max_frames} must be at least min_frames={min_frames}")
     name = name or type(module).__name__
     size = height_and_width("input_size", input_size)
     preprocessing = Preprocessing(
@@ -130,22 +130,22 @@ def wrap_classifier(
         interpolation=interpolation,
     )
     module = module.eval()
-    scores = _ask_once(module, layout, preprocessing, length, name)
+    scores = _try_once(module, layout, preprocessing, length, name)
     names = read_names(class_names) if class_names is not None else None
     if num_classes is not None and names is not None and len(names) != num_classes:
         raise InvalidArgument(f"num_classes={num_classes} but {len(names)} class names are given; give one of the two")
     if names is None:
         names = numbered_names(scores.shape[1] if num_classes is None else whole_number("num_classes", num_classes))
-    check_shape(scores, _ASKED, len(names), name)
+    check_shape(scores, _TRIAL_CLIPS, len(names), name)
     if outputs == "probabilities":
         check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
     else:
         check_logits(scores, name)
         if multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
             log.warning(
-                "%s returned nothing outside of 0..1; if sigmoid was taken already, say outputs='probabilities'", name
+                "%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name
             )
-    facts: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": name,
         "preprocessing": preprocessing,
         "class_names": names,
@@ -154,18 +154,20 @@ def wrap_classifier(
         "options": {"layout": layout, "outputs": outputs},
     }
     if layout == "BCHW":
-        return WrappedFrameClassifier(module, **facts)
-    wrapped = WrappedClassifier(module, **facts)
+        return WrappedFrameClassifier(module, **settings)
+    wrapped = WrappedClassifier(module, **settings)
     wrapped.layout, wrapped.outputs = layout, outputs
     return wrapped
 
 
 @torch.no_grad()
-def _ask_once(module: nn.Module, layout: str, preprocessing: Preprocessing, length: ClipLength, name: str) -> Tensor:
-    """Scores [2, C] of clips of noise, or what the module says against them."""
+def _try_once(module: nn.Module, layout: str, preprocessing: Preprocessing, length: ClipLength, name: str) -> Tensor:
+    """Return scores [2, C] of clips of noise, or raise an error with the module's own message."""
     count = max(length.at_least, 1)
     anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    noise = torch.randint(256, (_ASKED, count, 3, *preprocessing.size), generator=torch.Generator().manual_seed(0))
+    noise = torch.randint(
+        256, (_TRIAL_CLIPS, count, 3, *preprocessing.size), generator=torch.Generator().manual_seed(0)
+    )
     clips = preprocessing.normalised(noise.to(torch.uint8).to(anchor.device))
     clips = clips[:, 0] if layout == "BCHW" else clips
     shape = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)

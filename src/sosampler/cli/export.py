@@ -29,7 +29,7 @@ def export_command(
 
     `select --policy RUN` runs model.onnx of the sampler's folder where torch is not installed.
     """
-    if format != "onnx":  # said before torch is imported
+    if format != "onnx":  # checked before torch is imported
         raise InvalidArgument(f"--format {format} must be onnx; other runtimes read such a file")
     from sosampler.samplers.export import export_sampler
 

@@ -18,10 +18,10 @@ from sosampler.engine.inputs import channels_first
 from sosampler.engine.int8 import check_pooled, int8_classifier
 from sosampler.engine.memory import keep_memory
 from sosampler.engine.networks import TorchClassifier, TorchFeatures, can_be_fused, copy_heads
-from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import MOBILENET
 from sosampler.samplers.ranking import top_n
-from sosampler.samplers.sosampler import SOSampler
+from sosampler.samplers.sosampler import SOSampler, check_scores
 
 BACKENDS = ("torch", "openvino", "onnxruntime")
 # How a GPU runs. eager: kernel by kernel. graphs: one CUDA graph, in which cuDNN or Triton kernels join the steps
@@ -41,12 +41,7 @@ class EngineResult(NamedTuple):
 
     def check(self, name: str = "the classifier") -> EngineResult:
         """Return itself, or raise an error if a network returned NaN; waits for the device."""
-        bad = int((~torch.isfinite(self.scores)).sum())
-        if bad:
-            raise WeightsError(
-                f"the sampler gives NaN or infinite scores for {bad} of {self.scores.numel()} frames; "
-                "run it with precision='float32', or train it again with a lower learning rate"
-            )
+        check_scores(self.scores)
         if self.probabilities is not None:
             check_finite(self.probabilities, name)
         return self

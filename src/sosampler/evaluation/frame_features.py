@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sosampler.bank.bank import Bank
-from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.base import Classifier, Penultimate
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.classifiers.penultimate import Penultimate
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES
 from sosampler.errors import InvalidArgument, VideoError

@@ -58,14 +58,9 @@ def on_cpu(sampler: SOSampler, *, half: bool = False) -> SOSampler:
     if half:
         for parameter in copied.parameters():
             if parameter.ndim > 1:
-                parameter.copy_(_rounded(parameter))
+                rounded = parameter.half().float()
+                parameter.copy_(torch.where(rounded.isfinite(), rounded, parameter))  # out of range: unchanged
     return copied
-
-
-def _rounded(weights: Tensor) -> Tensor:
-    """Round to half precision; values out of its range stay as they are."""
-    rounded = weights.half().float()
-    return torch.where(rounded.isfinite(), rounded, weights)
 
 
 def trace(sampler: SOSampler) -> ExportedProgram:
@@ -93,12 +88,6 @@ def trial_frames(sampler: SOSampler, videos: int, candidates: int) -> Tensor:
     return smooth.round().byte().unflatten(0, (videos, candidates))
 
 
-def expected(sampler: SOSampler, frames: Tensor) -> dict[str, Any]:
-    """Return the sampler's own outputs for frames, by name, as NumPy arrays."""
-    output = sampler.look(frames)._asdict()
-    return {name: output[name].numpy() for name in output_names(sampler)}
-
-
 # Smaller tensors are not worth a cast node of their own.
 _WORTH_HALVING = 256
 
@@ -114,7 +103,10 @@ def onnx_bytes(sampler: SOSampler, *, weights: str | None = None) -> bytes:
     """
     sampler = on_cpu(sampler)
     model = _converted(trace(sampler), output_names(sampler))
-    _name_dimensions(model.graph)
+    for value in (*model.graph.input, *model.graph.output):
+        dimensions = value.type.tensor_type.shape.dim
+        dimensions[0].dim_param, dimensions[1].dim_param = "batch", "candidates"
+    del model.graph.value_info[:]  # holds the old dimension names; runtimes infer it
     drop_traces(model)
     _store_as_half(model.graph)
     entry = model.metadata_props.add()
@@ -164,14 +156,6 @@ def _converted(program: ExportedProgram, outputs: list[str]) -> Any:
     optimizer.fold_constants(made.model)
     optimizer.remove_unused_nodes(made.model)
     return made.model_proto
-
-
-def _name_dimensions(graph: Any) -> None:
-    """Name the free dimensions."""
-    for value in (*graph.input, *graph.output):
-        dimensions = value.type.tensor_type.shape.dim
-        dimensions[0].dim_param, dimensions[1].dim_param = "batch", "candidates"
-    del graph.value_info[:]  # holds the old names; runtimes infer it
 
 
 def drop_traces(model: Any) -> None:
@@ -276,10 +260,10 @@ def _max_difference(sampler: SOSampler, exported: OnnxSampler, path: Path) -> fl
     largest = 0.0
     for videos, candidates in _TRIALS:
         frames = trial_frames(sampler, videos, candidates)
-        own = expected(sampler, frames)["scores"]
-        difference = float(np.abs(exported.run_network(frames.numpy())["scores"] - own).max())
+        reference = sampler.score(frames).numpy()
+        difference = float(np.abs(exported.run_network(frames.numpy())["scores"] - reference).max())
         # Not "greater than": a NaN must not pass.
-        if not difference <= _TOLERANCE * max(1.0, float(np.abs(own).max())):
+        if not difference <= _TOLERANCE * max(1.0, float(np.abs(reference).max())):
             raise SosamplerError(
                 f"{path}: not written, because the exported network gives other scores than the sampler (they differ "
                 f"by {difference:.2g}); try other versions of torch and onnxruntime"

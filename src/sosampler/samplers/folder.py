@@ -13,10 +13,10 @@ from torch import nn
 
 from sosampler._util.files import check_place, replacing, saved_kind
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
-from sosampler.classifiers.weights import State, load_weights, read_state, some_of
+from sosampler.classifiers.weights import State, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
-KIND = "sosampler sampler"  # how the folder is told from that of a classifier or of another library
+KIND = "sosampler sampler"  # in config.json
 CARD = "README.md"
 EXPORTED = "model.onnx"  # written by `sosampler export`
 
@@ -28,7 +28,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Savable(Protocol):
-    """What a sampler must have to be written: its arguments as JSON values, its tensors, facts for the card."""
+    """What a sampler needs to be saved."""
 
     @property
     def config(self) -> dict[str, Any]: ...
@@ -42,55 +42,53 @@ class Savable(Protocol):
 
 
 def write_folder(folder: Path, sampler: Savable) -> None:
-    """Each file appears whole or not at all, config.json last; a README.md of the user's own is left alone.
+    """Write a sampler; each file appears complete, config.json last. A README.md written by the user is kept.
 
-    Another sampler in the folder is replaced: its config.json goes first, so that a kill in between never leaves new
-    weights under old settings.
+    Another sampler in the folder is replaced: its config.json is removed first, so that an interruption never leaves
+    new weights with old settings.
     """
-    from safetensors.torch import save
-
     check_place(folder, KIND, "sampler")
     folder.mkdir(parents=True, exist_ok=True)
-    # Copies, because tensors that share memory cannot be saved.
-    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in sampler.state_dict().items()}
     (folder / CONFIG).unlink(missing_ok=True)
-    (folder / EXPORTED).unlink(missing_ok=True)  # of the sampler before
-    with replacing(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save(copies, metadata={"format": "pt"}))
+    (folder / EXPORTED).unlink(missing_ok=True)  # of the previous sampler
+    write_state(folder / WEIGHTS, sampler.state_dict(), metadata={"format": "pt"})
     card = folder / CARD
     if not card.exists() or MARK in card.read_text(encoding="utf-8", errors="replace"):
         with replacing(card) as temporary:
             temporary.write_text(model_card(sampler.config, sampler.num_parameters, sampler.gmacs(1)), encoding="utf-8")
     with replacing(folder / CONFIG) as temporary:
-        told = {"kind": KIND, **sampler.config}
-        temporary.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        config = {"kind": KIND, **sampler.config}
+        temporary.write_text(json.dumps(config, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) -> Network:
-    """Build the sampler that config.json describes, with its weights, in evaluation mode.
-
-    `settings` replace those of the file.
-    """
-    told = read_config(folder)
+    """Build the sampler of config.json, with its weights, in evaluation mode; `settings` override the file's."""
+    config = read_config(folder)
     known = [name for name in signature(build.__init__).parameters if name != "self"]
-    for origin, names in ((str(folder / CONFIG), told), ("the call", settings)):
-        strange = sorted(set(names) - set(known))
-        if strange:
+    for origin, names in ((str(folder / CONFIG), config), ("the call", settings)):
+        unknown = sorted(set(names) - set(known))
+        if unknown:
             raise WeightsError(
-                f"{origin}: holds unknown settings ({some_of(strange)}); allowed are {', '.join(known)}; "
-                "if a newer sosampler wrote them, install that one"
+                f"{origin}: holds unknown settings ({some_of(unknown)}); allowed are {', '.join(known)}; "
+                "if a newer sosampler wrote them, install that version"
             )
-    state = read_state(_weights_file(folder), names_as_they_are=True)
+    if not (folder / WEIGHTS).is_file():
+        pickled = sorted(file.name for pattern in _PICKLED for file in folder.glob(pattern))
+        advice = "copy the complete folder, or save the sampler again"
+        if pickled:
+            advice = f"{some_of(pickled)} could run code and is not loaded; save the sampler with save_pretrained"
+        raise WeightsError(f"{folder}: has no {WEIGHTS}; {advice}")
+    state = read_state(folder / WEIGHTS, names_as_they_are=True)
     if broken := not_finite(state):
         raise WeightsError(
-            f"{folder / WEIGHTS}: {len(broken)} tensors hold numbers that are not finite: {some_of(broken)}; "
-            "train or fetch the sampler again"
+            f"{folder / WEIGHTS}: {len(broken)} tensors hold NaN or infinite values: {some_of(broken)}; "
+            "train or download the sampler again"
         )
     try:
-        sampler: Network = build(**{**told, **settings})
+        sampler: Network = build(**{**config, **settings})
     except (InvalidArgument, TypeError) as error:
         raise WeightsError(
-            f"{folder / CONFIG}: {first_line(error)}; save the sampler again, or mend the file"
+            f"{folder / CONFIG}: {first_line(error)}; save the sampler again, or fix the file"
         ) from error
     load_weights(sampler, state, where=str(folder / WEIGHTS))
     sampler.eval()
@@ -98,51 +96,38 @@ def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) ->
 
 
 def is_sampler_folder(path: Any) -> bool:
-    """Whether this is a folder with the config.json of a saved sampler; looks at nothing else."""
+    """Return whether this is a folder with the config.json of a saved sampler."""
     return saved_kind(path) == KIND
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The settings in config.json, or what is wrong with the folder."""
+    """Return the settings of config.json, or raise an error if it is not a sampler's."""
     path = folder / CONFIG
     if not path.is_file():
         raise WeightsError(
-            f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder that training wrote"
+            f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
         )
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise WeightsError(f"{path}: is not JSON ({first_line(error)}); save the sampler again") from error
-    if not isinstance(told, dict) or told.get("kind") != KIND:
-        kind = told.get("kind") if isinstance(told, dict) else None
+    kind = config.get("kind") if isinstance(config, dict) else None
+    if kind != KIND:
         what = f"a {kind}" if isinstance(kind, str) else "something else"
-        raise WeightsError(f"{folder}: holds {what} instead of a sampler; give a folder that training a sampler wrote")
-    return {key: value for key, value in told.items() if key != "kind"}
-
-
-def _weights_file(folder: Path) -> Path:
-    path = folder / WEIGHTS
-    if not path.is_file():
-        pickled = sorted(found.name for pattern in _PICKLED for found in folder.glob(pattern))
-        if pickled:
-            raise WeightsError(
-                f"{folder}: has no {WEIGHTS} but {some_of(pickled)}; pickled weights could run code and are not "
-                f"loaded; save the sampler with save_pretrained, which writes {WEIGHTS}"
-            )
-        raise WeightsError(f"{folder}: has no {WEIGHTS}; copy the whole folder, or save the sampler again")
-    return path
+        raise WeightsError(f"{folder}: holds {what} instead of a sampler; give the folder of a trained sampler")
+    return {key: value for key, value in config.items() if key != "kind"}
 
 
 def not_finite(state: State) -> list[str]:
-    """Names of the tensors that hold numbers which are none."""
-    real = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
-    return sorted(key for key, tensor in real.items() if not bool(torch.isfinite(tensor).all()))
+    """Return the names of tensors that hold NaN or infinite values."""
+    floats = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
+    return sorted(key for key, tensor in floats.items() if not bool(torch.isfinite(tensor).all()))
 
 
 def local_folder(source: str | Path, **options: Any) -> Path:
-    """The folder itself, or where the files of an id on the Hugging Face hub were downloaded to.
+    """Return a local folder: `source` itself, or the download of an id on the Hugging Face hub.
 
-    `options` are those of the hub's download: revision, token, cache_dir, force_download, local_files_only.
+    `options` are of the hub's download: revision, token, cache_dir, force_download, local_files_only.
     """
     if not isinstance(source, (str, Path)):
         raise InvalidArgument(f"a sampler cannot be read from {source!r}; give its folder, or an id on the hub")
@@ -155,22 +140,20 @@ def local_folder(source: str | Path, **options: Any) -> Path:
         raise WeightsError(
             f"{source}: no such folder; give the folder of a saved sampler, or an id OWNER/NAME on the Hugging Face hub"
         )
-    return _downloaded(source, options)
-
-
-def _downloaded(repo: str, options: dict[str, Any]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(repo, allow_patterns=[CONFIG, WEIGHTS, CARD, EXPORTED], **options))
+        return Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD, EXPORTED], **options))
     except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise WeightsError(
-            f"{repo}: is no folder here, and the Hugging Face hub gave no such sampler ({first_line(error)}); "
+            f"{source}: is no local folder, and the Hugging Face hub has no such sampler ({first_line(error)}); "
             "check the name, the connection and, for a private one, the login; without a network, copy the sampler's "
             f"folder ({CONFIG}, {WEIGHTS}) to this machine and give its path instead"
         ) from error
 
+
+# ---- the model card
 
 MARK = "<!-- written by sosampler; without this line the file is left as it is -->"
 
@@ -186,8 +169,8 @@ tags:
 _WHAT = """\
 # Frame sampler
 
-A small network that looks at every candidate frame of a video and scores how much it tells about what the video
-shows. The best few frames go to a video classifier, which stays as it is; the rest need not be looked at.
+A small network that scores every candidate frame of a video by how well it shows what the video is about. The best
+few frames go to a video classifier, which is not changed; the rest are not needed.
 """
 
 _USE = """\
@@ -204,10 +187,10 @@ scores = sampler.score(frames)                           # uint8 [B, T, 3, H, W]
 
 
 def model_card(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float) -> str:
-    """The text of README.md; `config` holds a sampler's arguments, its `about` what training told."""
+    """Return the text of README.md; `config` holds a sampler's arguments, its `about` the facts of its training."""
     about = config.get("about") or {}
     parts = [_HEAD + MARK + "\n", _WHAT, _network(config, num_parameters, gmacs_per_frame)]
-    parts.append(_training(about) if about else "## Training\n\nNothing is known about its training.\n")
+    parts.append(_training(about) if about else "## Training\n\nUnknown.\n")
     parts += [_limits(config, about), _USE]
     return "\n".join(parts)
 
@@ -216,19 +199,19 @@ def _network(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float
     shift = config["shift"]
     rows = {
         "backbone": config["backbone"],
-        "temporal shift": f"one in {shift} channels to each side" if shift else "none, frames are looked at one by one",
+        "temporal shift": f"one in {shift} channels to each side" if shift else "none, each frame is seen alone",
         "input": f"RGB, {config['input_size']}x{config['input_size']}, ImageNet's mean and std",
         "classes of its class head": config["num_classes"] or "no class head",
         "score": config["scoring"] or "the importance head",
         "calibration": config["calibration"] or "none, scores only rank",
         "parameters": f"{num_parameters / 1e6:.2f} M",
-        "cost": f"{gmacs_per_frame:.3f} giga multiply-adds a candidate",
+        "cost": f"{gmacs_per_frame:.3f} giga multiply-adds per candidate",
     }
     return "## Network\n\n" + _table(rows)
 
 
 def _training(about: dict[str, Any]) -> str:
-    """Single values as a table, what holds more as JSON below it."""
+    """Return single values as a table, dicts and lists as JSON below it."""
     single = {key: value for key, value in about.items() if not isinstance(value, (dict, list))}
     larger = {key: value for key, value in about.items() if isinstance(value, (dict, list))}
     text = "## Training\n\n" + (_table(single) if single else "")
@@ -239,14 +222,14 @@ def _training(about: dict[str, Any]) -> str:
 
 def _limits(config: dict[str, Any], about: dict[str, Any]) -> str:
     classifier = about.get("classifier")
-    whose = f"the classifier {_cell(classifier)}" if isinstance(classifier, str) else "its classifier"
+    name = f"the classifier {_cell(classifier)}" if isinstance(classifier, str) else "its classifier"
     text = (
         "## Limits\n\n"
-        f"Its scores say which frames {whose} is likely to be sure about.\n"
-        "For other classifiers and other kinds of videos measure first: `sosampler evaluate`.\n"
+        f"A high score means that {name} is likely to be confident in the frame.\n"
+        "For other classifiers and other kinds of videos, measure it with `sosampler evaluate` first.\n"
     )
     if config["shift"]:
-        text += "Through the shift a score also depends on the neighbouring candidates, so on how densely they lie.\n"
+        text += "Through the shift a score also depends on the neighbouring candidates, so on their distance in time.\n"
     if config["scoring"]:
         text += "A score also depends on what the other candidates show, so compare scores within one video only.\n"
     return text
@@ -257,7 +240,7 @@ def _table(rows: dict[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """One line that cannot break out of its place."""
+    """Return one line that cannot break the table."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 

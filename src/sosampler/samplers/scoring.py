@@ -1,19 +1,18 @@
-"""From what the sampler's heads say about each frame to the score by which frames are ranked.
+"""Turn the outputs of a sampler's heads into the score by which frames are ranked.
 
-Without settings the score is the importance head alone, as in the paper. With a belief the video is looked at as a
-whole first:
+Without settings the score is the importance head alone, as in the paper. With a belief, a belief about the video's
+class is formed from all frames first:
 
-1. The importance head is trained to be the log-odds of the confidence that the classifier will have in the true label,
-   so sigmoid(slope · importance + offset) =: r_t says how far frame t shows what the video is about.
-2. A frame is read as a draw from "shows the class c" with chance r_t, and from anything else otherwise. What it says
-   for class c is then log(1 − r_t + r_t · C · q_t(c)), with q_t the class head; summed over frames this is the evidence
-   for c, and its softmax the belief b(c). Frames that show nothing of the kind say nothing, however sure the class
-   head is about them.
-3. The score is what the classifier's log confidence in the believed class is expected to be: half the logarithm of the
-   mean Σ b(c) q_t(c), which decides who is best, half the mean of the logarithm Σ b(c) log q_t(c), which tells the less
-   harmful of the rest from the more harmful; plus a share of the importance itself.
+1. The importance head is trained to be the log-odds of the classifier's confidence in the true label, so
+   sigmoid(slope · importance + offset) =: r_t is the probability that frame t shows the video's class.
+2. A frame shows the class c with probability r_t, and anything otherwise. Its evidence for class c is then
+   log(1 − r_t + r_t · C · q_t(c)), with q_t the class head; the softmax of its sum over frames is the belief b(c).
+   Irrelevant frames have no influence, however confident the class head is about them.
+3. The score is the expected log confidence of the classifier in the believed class: half the logarithm of the mean
+   Σ b(c) q_t(c), which decides between the best frames, half the mean of the logarithm Σ b(c) log q_t(c), which orders
+   the rest by how harmful they are; plus a fraction of the importance itself.
 
-Frames of a real video resemble each other, so evidence is not added up beyond that of ten frames.
+Frames of a real video resemble each other, so the evidence is limited to that of ten frames.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from sosampler.samplers.losses import saliency
 
 SETTINGS = ("belief", "relevance", "importance")
 SALIENCY = {"saliency": "max"}
-_MOST_WITNESSES = 10.0  # frames whose evidence adds up
-_LEAST = 1e-4  # no frame rules a class out
+_MAX_EVIDENCE_FRAMES = 10.0
+_MIN_LIKELIHOOD = 1e-4  # no single frame rules a class out
 
 
 class Scoring(nn.Module):
-    """importance [B, T], class_logits [B, T, C] or None, mask [B, T] or None -> scores [B, T]. Has nothing to learn.
+    """importance [B, T], class_logits [B, T, C] or None, mask [B, T] or None -> scores [B, T]. Has no parameters.
 
     Args:
         settings: {} for the importance alone; {"belief": strength of the evidence, "relevance": [slope, offset],
-            "importance": its share in the score}; or {"saliency": "max"}, how sure the class head is of any class, as
-            log-odds (SCSampler).
-        multi_label: whether the class logits are independent (sigmoid) or exclude each other (softmax).
+            "importance": its weight in the score}; or {"saliency": "max"}, the log-odds of the highest class
+            probability (SCSampler).
+        multi_label: whether classes are independent (sigmoid) or exclusive (softmax).
         num_classes: of the class head; None without one.
     """
 
@@ -55,7 +54,7 @@ class Scoring(nn.Module):
             return
         if self.settings != SALIENCY and set(self.settings) != set(SETTINGS):
             raise InvalidArgument(
-                f"scoring={self.settings} is not allowed; give {{}} for the importance alone, {SALIENCY}, or all of: "
+                f"scoring={self.settings} must be {{}} for the importance alone, {SALIENCY}, or all of: "
                 f"{', '.join(SETTINGS)}"
             )
         if num_classes is None or num_classes < 2:
@@ -67,7 +66,7 @@ class Scoring(nn.Module):
             return
         slope_and_offset = self.settings["relevance"]
         if not isinstance(slope_and_offset, (list, tuple)) or len(slope_and_offset) != 2:
-            raise InvalidArgument(f"relevance={slope_and_offset!r} is not allowed; give [slope, offset]")
+            raise InvalidArgument(f"relevance={slope_and_offset!r} must be [slope, offset]")
         self.belief = real_number("belief", self.settings["belief"], above=0.0)
         self.slope = real_number("relevance[0]", slope_and_offset[0])
         self.offset = real_number("relevance[1]", slope_and_offset[1])
@@ -86,15 +85,15 @@ class Scoring(nn.Module):
         return self.importance * importance + 0.5 * log_of_mean + 0.5 * mean_of_log
 
     def log_belief(self, importance: Tensor, class_logits: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the video is about, as far as all of its frames tell: log probabilities [B, C]."""
+        """Return the belief about the video's class from all of its frames: log probabilities [B, C]."""
         relevance = torch.sigmoid(self.slope * importance + self.offset)[..., None]  # [B, T, 1]
-        shares = class_logits.sigmoid() if self.multi_label else class_logits.softmax(-1)
+        probs = class_logits.sigmoid() if self.multi_label else class_logits.softmax(-1)
         if self.multi_label:
-            shares = shares / shares.sum(-1, keepdim=True).clamp_min(1e-12)
-        evidence = (1 - relevance + relevance * shares.shape[-1] * shares).clamp_min(_LEAST).log()  # [B, T, C]
+            probs = probs / probs.sum(-1, keepdim=True).clamp_min(1e-12)
+        evidence = (1 - relevance + relevance * probs.shape[-1] * probs).clamp_min(_MIN_LIKELIHOOD).log()  # [B, T, C]
         real = torch.ones_like(importance) if mask is None else mask.to(importance.dtype)
-        # Padding may hold anything, NaN too.
+        # Padding may hold any value, even NaN.
         evidence = torch.where(real[..., None] > 0, evidence, torch.zeros_like(evidence))
         count = real.sum(1, keepdim=True).clamp_min(1.0)  # [B, 1]
-        strength = self.belief * count.clamp_max(_MOST_WITNESSES) / count
+        strength = self.belief * count.clamp_max(_MAX_EVIDENCE_FRAMES) / count
         return (strength * evidence.sum(1)).log_softmax(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from sosampler._util.validation import one_of, real_number, true_or_false, whole
 from sosampler.classifiers.base import PRECISIONS, read_names
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
+from sosampler.classifiers.weights import digest_of
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
@@ -144,13 +144,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
                 part = slice(begin, begin + videos)
                 parts.append(self._features_of_videos(frames[part], None if mask is None else mask[part]))
         output = self.apply_heads(torch.cat(parts), mask)
-        scores = output.scores if mask is None else output.scores[mask]
-        bad = int((~torch.isfinite(scores)).sum())
-        if bad:
-            raise WeightsError(
-                f"the sampler gives NaN or infinite scores for {bad} of {scores.numel()} frames; "
-                "run it with precision='float32', or train it again with a lower learning rate"
-            )
+        check_scores(output.scores if mask is None else output.scores[mask])
         return SamplerOutput(*(None if part is None else part.float() for part in output))
 
     def score(self, frames: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -273,11 +267,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that change with the weights and every setting that affects scores."""
         settings = {key: value for key, value in self.config.items() if key not in ("about", "class_names")}
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        for key, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return digest_of(settings, self.state_dict())
 
     def freeze(self) -> Self:
         """Switch to evaluation mode and turn gradients off."""
@@ -339,6 +329,16 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             revision=revision,
         )
         return read_folder(folder, cls, settings)
+
+
+def check_scores(scores: Tensor) -> None:
+    """Raise an error if scores are NaN or infinite; waits for the device."""
+    bad = int((~torch.isfinite(scores)).sum())
+    if bad:
+        raise WeightsError(
+            f"the sampler gives NaN or infinite scores for {bad} of {scores.numel()} frames; "
+            "run it with precision='float32', or train it again with a lower learning rate"
+        )
 
 
 def _copy_json(name: str, value: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""I3D on RGB: Inception-v1 with every kernel inflated along time, with the names and the padding of TF-slim.
+"""I3D on RGB: Inception-v1 with kernels inflated along time, with the names and the padding of TF-slim.
 
-Its published batch norms shift but do not scale, and have an epsilon of 1e-3.
+Its published batch norms have a bias but no scale, and an epsilon of 1e-3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD_WINDOW = (2, 7, 7)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """TF's "SAME" padding before and after an axis: the output has ceil(size / stride), the odd one goes to the end.
+    """Return TF's "SAME" padding before and after an axis, which gives outputs of ceil(size / stride).
 
     >>> same_padding(224, 7, 2), same_padding(225, 7, 2), same_padding(28, 3, 1), same_padding(1, 2, 2)
     ((2, 3), (3, 3), (1, 1), (0, 1))
@@ -41,10 +41,10 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 def pad_same(features: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """Zeros around [B, C, T, H, W], as "SAME" asks."""
+    """Pad [B, C, T, H, W] with zeros for "SAME"."""
     pads: list[int] = []
     for size, taps, step in zip(features.shape[2:], kernel, stride, strict=True):
-        pads = [*same_padding(size, taps, step), *pads]  # torch wants the last axis first
+        pads = [*same_padding(size, taps, step), *pads]  # torch needs the last axis first
     return F.pad(features, pads)
 
 
@@ -52,7 +52,7 @@ class _SameConv3d(nn.Conv3d):
     """A convolution without bias and with "SAME" padding."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        # At stride 1 an odd kernel needs the same on both sides whatever the size: no copy to pad then.
+        # At stride 1 an odd kernel needs equal padding on both sides: then the convolution pads without a copy.
         super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class _SameConv3d(nn.Conv3d):
 
 
 class _SameMaxPool3d(nn.Module):
-    """Max pooling with "SAME" padding, of features that are never negative: zeros at the border change nothing."""
+    """Max pooling with "SAME" padding; features are never negative, so zeros at the border have no effect."""
 
     def __init__(self, kernel: Size3, stride: Size3) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _SameMaxPool3d(nn.Module):
 
 
 class _ShiftNorm(nn.BatchNorm3d):
-    """Batch norm that shifts but does not scale."""
+    """Batch norm with a bias but no scale."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, eps=1e-3, momentum=1e-3)  # TF's decay of 0.999
@@ -86,10 +86,10 @@ class _ShiftNorm(nn.BatchNorm3d):
     def forward(self, features: Tensor) -> Tensor:
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        # Ones that nobody learns: on a GPU torch cannot go back through a norm that has a shift but no scale.
+        # A constant scale: on a GPU torch has no gradient for a norm with a bias but no scale.
         ones = torch.ones_like(self.bias)
-        known = (self.running_mean, self.running_var, ones, self.bias)
-        return F.batch_norm(features, *known, self.training, self.momentum or 0.0, self.eps)
+        statistics = (self.running_mean, self.running_var, ones, self.bias)
+        return F.batch_norm(features, *statistics, self.training, self.momentum or 0.0, self.eps)
 
 
 def _unit(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
@@ -99,7 +99,7 @@ def _unit(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequent
 
 
 class _Mixed(nn.Module):
-    """Four branches side by side, their channels one after another."""
+    """Four parallel branches, whose channels are concatenated."""
 
     def __init__(self, inputs: int, name: str) -> None:
         super().__init__()
@@ -118,9 +118,12 @@ class _Mixed(nn.Module):
 
 
 class I3D(nn.Module):
-    """Float clips [B, 3, T, H, W] in -1..1 to logits [B, num_classes]; any number of frames, trained on 64."""
+    """Float clips [B, 3, T, H, W] in -1..1 -> logits [B, num_classes].
 
-    head_names = ("Logits.Conv3d_0c_1x1.conv.",)  # what the state-dict keys of the last layer start with
+    Trained on 64 frames at 224 pixels, takes any number; 12.7 million parameters with 400 classes.
+    """
+
+    head_names = ("Logits.Conv3d_0c_1x1.conv.",)  # state-dict prefix of the last layer
     layers = (
         *("Conv3d_1a_7x7", "MaxPool3d_2a_3x3", "Conv3d_2b_1x1", "Conv3d_2c_3x3", "MaxPool3d_3a_3x3"),
         *("Mixed_3b", "Mixed_3c", "MaxPool3d_4a_3x3"),
@@ -128,7 +131,7 @@ class I3D(nn.Module):
         *("Mixed_5b", "Mixed_5c"),
     )
 
-    def __init__(self, num_classes: int, *, dropout: float) -> None:
+    def __init__(self, num_classes: int = 400, *, dropout: float = 0.5) -> None:
         super().__init__()
         check_head(num_classes, dropout)
         self.num_classes = num_classes
@@ -154,15 +157,6 @@ class I3D(nn.Module):
         features = check_clips(clips)
         for name in self.layers:
             features = getattr(self, name)(features)
-        # The last layer is linear: the mean of the windows' logits is the logits of the windows' mean.
+        # The last layer is linear: the mean of the windows' logits equals the logits of the windows' mean.
         pooled = window_means(features, HEAD_WINDOW).mean(dim=(2, 3, 4), keepdim=True)
         return self.Logits(self.dropout(pooled)).flatten(1)
-
-
-def i3d(num_classes: int = 400, *, dropout: float = 0.5) -> I3D:
-    """I3D for RGB, trained on 64 frames at 224 pixels; 12.7 million parameters with 400 classes.
-
-    Args:
-        dropout: before the last layer, while training.
-    """
-    return I3D(num_classes, dropout=dropout)

@@ -1,57 +1,59 @@
-"""SlowOnly ResNet-50: a ResNet-50 over all frames at once that looks along time only in its two last stages.
+"""SlowOnly ResNet-50: a 3-D ResNet-50 with temporal convolutions in its two last stages only.
 
-The names in the state dict are those of pytorchvideo's `slow_r50`, so that its published weights load as they are.
-The residual parts here also serve X3D, whose names have the same outline.
+State-dict names are those of pytorchvideo's `slow_r50`, so that its published weights load directly; weights of a 2-D
+ResNet-50 can be inflated. X3D uses the residual blocks too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler.classifiers.weights import some_of
 from sosampler.errors import InvalidArgument
 
 Size3 = tuple[int, int, int]  # frames, rows, columns
 
-# Blocks of a stage, channels inside its blocks, channels that leave it, frames that its first convolution spans.
+# Blocks per stage, channels inside a block, output channels, frames that the first convolution spans.
 STAGES = ((3, 64, 256, 1), (4, 128, 512, 1), (6, 256, 1024, 3), (3, 512, 2048, 3))
-HEAD_WINDOW = (8, 7, 7)  # what a clip of 8 frames at 224 pixels leaves at the end
+HEAD_WINDOW = (8, 7, 7)  # of features: a clip of 8 frames at 224 pixels
+COUNTER = "num_batches_tracked"  # of a batch norm: many files omit it, and inference does not need it
 
 
 def check_clips(clips: Tensor) -> Tensor:
-    """Return `clips` if its shape is [B, 3, T, H, W]."""
+    """Return `clips`, which must have the shape [B, 3, T, H, W]."""
     if clips.ndim != 5 or clips.shape[1] != 3:
-        raise InvalidArgument(f"a tensor of shape {tuple(clips.shape)} is not a batch of clips; give [B, 3, T, H, W]")
+        raise InvalidArgument(f"clips have shape {tuple(clips.shape)} but must be [B, 3, T, H, W]")
     return clips
 
 
 def check_head(num_classes: int, dropout: float) -> None:
-    """Refuse a head that cannot be built."""
+    """Check the arguments of a class head."""
     whole_number("num_classes", num_classes)
     if real_number("dropout", dropout, at_least=0) > 1:
-        raise InvalidArgument(f"dropout={dropout!r} is not allowed; give a number from 0 to 1")
+        raise InvalidArgument(f"dropout={dropout!r} must be from 0 to 1")
 
 
 def window_means(features: Tensor, window: Size3) -> Tensor:
-    """Means over all places of a window, one step apart; where there is less than a window, over all there is."""
-    kernel = [min(wanted, there) for wanted, there in zip(window, features.shape[2:], strict=True)]
+    """Average [B, C, T, H, W] over sliding windows of stride 1, which shrink to the size of smaller features."""
+    kernel = [min(side, size) for side, size in zip(window, features.shape[2:], strict=True)]
     exact = features.to(torch.promote_types(features.dtype, torch.float32))  # the CPU cannot pool 16 bits
     return F.avg_pool3d(exact, kernel, stride=1).to(features.dtype)  # [B, C, T', H', W']
 
 
 def conv3d(inputs: int, outputs: int, kernel: Size3, *, spatial_stride: int = 1, groups: int = 1) -> nn.Conv3d:
-    """A convolution without bias that keeps the size, apart from its stride in space."""
+    """Return a convolution without bias whose padding keeps the size, apart from its spatial stride."""
     padding = tuple(taps // 2 for taps in kernel)
     return nn.Conv3d(inputs, outputs, kernel, (1, spatial_stride, spatial_stride), padding, groups=groups, bias=False)
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
-    """Layers one after another, each under its own name in the state dict."""
+    """Return a sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -74,12 +76,12 @@ class Residual(nn.Module):
 
 
 def stage(blocks: Iterable[Residual]) -> nn.Module:
-    """Residual blocks one after another."""
+    """Return a sequence of residual blocks."""
     return named(res_blocks=nn.Sequential(*blocks))
 
 
 def start_weights(net: nn.Module) -> None:
-    """He's initialisation; each residual branch starts at zero, so that the net starts as its shortcuts."""
+    """Apply He's initialisation; residual branches start at zero."""
     for module in net.modules():
         if isinstance(module, nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -115,16 +117,24 @@ class _Head(nn.Module):
         self.proj = nn.Linear(STAGES[-1][2], num_classes)
 
     def forward(self, features: Tensor) -> Tensor:
-        # The projection is linear: the mean of the windows' logits is the logits of the windows' mean.
+        # The projection is linear: the mean of the windows' logits equals the logits of the windows' mean.
         return self.proj(self.dropout(window_means(features, HEAD_WINDOW).mean(dim=(2, 3, 4))))
 
 
 class SlowOnly(nn.Module):
-    """Float clips [B, 3, T, H, W], normalised, to logits [B, num_classes]; any number of frames."""
+    """SlowOnly ResNet-50: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes].
 
-    head_names = ("blocks.5.proj.",)  # what the state-dict keys of the last layer start with
+    Designed for 8 frames, takes any number; 32.45 million parameters with 400 classes.
 
-    def __init__(self, num_classes: int, *, stride_on_1x1: bool, dropout: float) -> None:
+    Args:
+        stride_on_1x1: whether each stage halves the size in the first convolution of its first block instead of the
+            second, as in Keras and Caffe. The state dict has the same names and shapes.
+        dropout: before the last layer, in training.
+    """
+
+    head_names = ("blocks.5.proj.",)  # state-dict prefix of the last layer
+
+    def __init__(self, num_classes: int = 400, stride_on_1x1: bool = False, *, dropout: float = 0.5) -> None:
         super().__init__()
         check_head(num_classes, dropout)
         self.num_classes = num_classes
@@ -153,12 +163,73 @@ class SlowOnly(nn.Module):
         return self.blocks(check_clips(clips))
 
 
-def slowonly_r50(num_classes: int = 400, stride_on_1x1: bool = False, *, dropout: float = 0.5) -> SlowOnly:
-    """SlowOnly ResNet-50, made for 8 frames; 32.45 million parameters with 400 classes.
+# ---- inflation of a 2-D ResNet-50
+
+
+def inflate_resnet50(state_2d: Mapping[str, Tensor], *, how: str = "centre") -> dict[str, Tensor]:
+    """Return a state dict for `SlowOnly` from a 2-D ResNet-50 with torchvision's or timm's names.
 
     Args:
-        stride_on_1x1: each stage halves the size in the first convolution of its first block instead of the second,
-            as in Keras and Caffe. The state dict has the same names and shapes either way.
-        dropout: before the last layer, while training.
+        state_2d: conv1, bn1, layer1 .. layer4 and optionally fc; without fc the result has no head.
+        how: "centre" puts each kernel at the middle frame: the network then equals the 2-D one, averaged over frames.
+            "mean" spreads it evenly over frames, as I3D does: equal on a static clip, apart from the first and last
+            frames, which lack neighbours.
     """
-    return SlowOnly(num_classes, stride_on_1x1=stride_on_1x1, dropout=dropout)
+    one_of("how", how, ("centre", "mean"))
+    names = _names_3d()
+    if not any(key.startswith("fc.") for key in state_2d):
+        names = {key: name for key, name in names.items() if not key.startswith("fc.")}
+    missing = [key for key in names if key not in state_2d and not key.endswith(COUNTER)]
+    unknown = [key for key in state_2d if key not in names]
+    if missing or unknown:
+        raise InvalidArgument(
+            "the weights are not those of a ResNet-50 with torchvision's names: "
+            f"missing {some_of(missing) or 'none'}; unknown {some_of(unknown) or 'none'}; "
+            "give conv1, bn1, layer1 .. layer4 and, if there is a head, fc"
+        )
+    with torch.device("meta"):
+        target = SlowOnly(num_classes=len(state_2d["fc.weight"]) if "fc.weight" in state_2d else 1).state_dict()
+    wrong = []
+    for key, tensor in state_2d.items():
+        shape = list(target[names[key]].shape)
+        expected = [*shape[:2], *shape[3:]] if len(shape) == 5 else shape  # without the frames of a kernel
+        if list(tensor.shape) != expected:
+            wrong.append(f"{key} {tuple(tensor.shape)}, not {tuple(expected)}")
+    if wrong:
+        raise InvalidArgument(f"weights have other shapes than a ResNet-50: {some_of(wrong)}; give a plain ResNet-50")
+    return {
+        name: _inflate(state_2d[key], target[name].shape, how) if key in state_2d else torch.zeros((), dtype=torch.long)
+        for key, name in names.items()
+    }
+
+
+def _names_3d() -> dict[str, str]:
+    """Return each key of the 2-D network with the key in SlowOnly."""
+    modules = {"conv1": "blocks.0.conv", "bn1": "blocks.0.norm", "fc": "blocks.5.proj"}
+    for stage_number, (depth, *_) in enumerate(STAGES, start=1):
+        blocks = f"blocks.{stage_number}.res_blocks"
+        modules[f"layer{stage_number}.0.downsample.0"] = f"{blocks}.0.branch1_conv"
+        modules[f"layer{stage_number}.0.downsample.1"] = f"{blocks}.0.branch1_norm"
+        for block in range(depth):
+            for number, letter in enumerate("abc", start=1):
+                modules[f"layer{stage_number}.{block}.conv{number}"] = f"{blocks}.{block}.branch2.conv_{letter}"
+                modules[f"layer{stage_number}.{block}.bn{number}"] = f"{blocks}.{block}.branch2.norm_{letter}"
+    names = {}
+    for old, new in modules.items():
+        leaf = new.rpartition(".")[2]
+        tensors: tuple[str, ...] = ("weight",) if "conv" in leaf else ("weight", "bias")
+        if "norm" in leaf:
+            tensors = ("weight", "bias", "running_mean", "running_var", COUNTER)
+        names.update({f"{old}.{tensor}": f"{new}.{tensor}" for tensor in tensors})
+    return names
+
+
+def _inflate(weight: Tensor, shape: torch.Size, how: str) -> Tensor:
+    if len(shape) != 5:
+        return weight.clone()
+    frames = shape[2]
+    if how == "mean":
+        return (weight / frames).unsqueeze(2).repeat(1, 1, frames, 1, 1)
+    inflated = weight.new_zeros(shape)
+    inflated[:, :, frames // 2] = weight
+    return inflated

@@ -1,4 +1,4 @@
-"""X3D-S: a small network of channel-wise 3-D convolutions, with the state-dict names of pytorchvideo's `x3d_s`."""
+"""X3D-S: a small network of depthwise 3-D convolutions, with the state-dict names of pytorchvideo's `x3d_s`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sosampler.classifiers.nets.resnet3d import (
 )
 
 STEM = 24  # channels
-# Blocks of a stage, channels inside its blocks, channels that leave it, channels of its squeeze-and-excitation.
+# Blocks per stage, channels inside a block, output channels, channels of squeeze-and-excitation.
 STAGES = ((3, 54, 24, 8), (5, 108, 48, 8), (11, 216, 96, 16), (7, 432, 192, 32))
-HEAD_WINDOW = (13, 5, 5)  # what a clip of 13 frames at 160 pixels leaves at the end
+HEAD_WINDOW = (13, 5, 5)  # of features: a clip of 13 frames at 160 pixels
 HEAD_FEATURES = 2048
 
 
 class _SqueezeExcite(nn.Module):
-    """Scale each channel by a gate in 0..1 that the mean of all channels over the clip decides."""
+    """Scale each channel by a gate in 0..1, computed from the channels' means over the clip."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _block(inputs: int, inner: int, outputs: int, *, stride: int, squeezed: int 
     )
     if stride == 1:
         return Residual(branch2, None, None)
-    # The shortcut of the first stage keeps its number of channels, and then the published weights have no norm.
+    # The first stage keeps its number of channels; there the published weights have no norm.
     norm = None if inputs == outputs else nn.BatchNorm3d(outputs)
     return Residual(branch2, conv3d(inputs, outputs, (1, 1, 1), spatial_stride=stride), norm)
 
@@ -79,30 +79,29 @@ class _Head(nn.Module):
         count = windows.shape[1]
         if count == 1 or mean_logits:
             return windows.mean(1)
-        # Published X3D averages the probabilities of the windows, not their logits; this is the logarithm of that.
+        # Published X3D averages the windows' probabilities, not their logits; this is the logarithm of that mean.
         return windows.log_softmax(dim=2).logsumexp(dim=1) - math.log(count)
 
 
 class X3D(nn.Module):
-    """Float clips [B, 3, T, H, W], normalised, to logits [B, num_classes]; any number of frames.
+    """X3D-S: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes].
 
+    Designed for 13 frames at 160 pixels, takes any number; 3.79 million parameters with 400 classes.
     A clip larger than 13 frames or 160 pixels gives several windows; its logits are then the logarithm of the
-    windows' mean probability, or with `mean_logits` their mean, for classes that do not exclude each other.
+    windows' mean probability, or with `mean_logits` (for independent classes) their mean logits.
     """
 
-    head_names = ("blocks.5.proj.",)  # what the state-dict keys of the last layer start with
+    head_names = ("blocks.5.proj.",)  # state-dict prefix of the last layer
 
-    def __init__(self, num_classes: int, *, dropout: float) -> None:
+    def __init__(self, num_classes: int = 400, *, dropout: float = 0.5) -> None:
         super().__init__()
         check_head(num_classes, dropout)
         self.num_classes = num_classes
-        # In the published names the stem's convolution in space is called conv_t, and the one along time conv_xy.
+        # In the published names the spatial convolution of the stem is conv_t and the temporal one conv_xy.
         stem_conv = named(
             conv_t=conv3d(3, STEM, (1, 3, 3), spatial_stride=2), conv_xy=conv3d(STEM, STEM, (5, 1, 1), groups=STEM)
         )
-        blocks: list[nn.Module] = [
-            named(conv=stem_conv, norm=nn.BatchNorm3d(STEM), activation=nn.ReLU(inplace=True)),
-        ]
+        blocks: list[nn.Module] = [named(conv=stem_conv, norm=nn.BatchNorm3d(STEM), activation=nn.ReLU(inplace=True))]
         inputs = STEM
         for depth, inner, outputs, squeezed in STAGES:
             residuals = []
@@ -118,12 +117,3 @@ class X3D(nn.Module):
     def forward(self, clips: Tensor, *, mean_logits: bool = False) -> Tensor:
         logits: Tensor = self.blocks[-1](self.blocks[:-1](check_clips(clips)), mean_logits=mean_logits)
         return logits
-
-
-def x3d_s(num_classes: int = 400, *, dropout: float = 0.5) -> X3D:
-    """X3D-S, made for 13 frames at 160 pixels; 3.79 million parameters with 400 classes.
-
-    Args:
-        dropout: before the last layer, while training.
-    """
-    return X3D(num_classes, dropout=dropout)
