@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from sosampler import create_classifier, save_classifier, wrap_classifier
+from sosampler._util.progress import Progress
 from sosampler.bank import frame_decoding
 from sosampler.bank.add_features import add_features
 from sosampler.bank.bank import Bank
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
-from sosampler.bank.prepare import Progress
 from sosampler.bank.subset import subset
 from sosampler.cli.bank import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError

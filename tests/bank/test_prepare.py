@@ -18,12 +18,13 @@ from PIL import Image
 from torch import nn
 
 from sosampler import select, wrap_classifier
+from sosampler._util.progress import Progress
 from sosampler.bank import decode as decode_pool
 from sosampler.bank import decode as decode_worker
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, BankHead
 from sosampler.bank.inspect import verify_bank
-from sosampler.bank.prepare import Progress, add_teacher, prepare
+from sosampler.bank.prepare import add_teacher, prepare
 from sosampler.bank.writer import Tally, full_disk_text, locked
 from sosampler.datasets.manifest import Item, Manifest
 from sosampler.errors import InvalidArgument, SosamplerError

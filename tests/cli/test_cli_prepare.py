@@ -15,8 +15,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from sosampler._util.progress import Progress
 from sosampler.bank.bank import Bank
-from sosampler.bank.prepare import Progress
 from sosampler.cli import bank as bank_cli
 from sosampler.cli.options import line_of, telling
 from sosampler.cli.prepare import prepare_command

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 import sosampler as so
+from sosampler._util.progress import Progress
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
 from sosampler.bank.inspect import verify_bank
-from sosampler.bank.prepare import Progress
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels import render as reel_frames

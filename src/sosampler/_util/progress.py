@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+
+@dataclass
+class Progress:
+    """How far a run is; given to `on_progress` after each video."""
+
+    total: int
+    done: int = 0  # videos, failed ones and those of earlier runs included
+    failed: int = 0  # seen in this run
+    before: int = 0  # videos that an earlier run had done already
+
+
+OnProgress = Callable[[Progress], None]
 
 
 class Bar(Protocol):

@@ -95,6 +95,78 @@ def clear(process: subprocess.Popen[bytes]) -> None:
             continue  # the rest of a task that nobody reads any more
 
 
+class DecodingProcess:
+    """One process that decodes. It is started when it is first asked, and again after it died over a video."""
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._start = start
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, task: Any) -> Any:
+        """Its answer. Raises `ProcessEnded` if it died."""
+        process = self._process
+        if process is None:
+            process = self._process = self._start()
+        try:
+            return ask(process, task)
+        except ProcessEnded:
+            self._process = None
+            clear(process)
+            raise
+
+    def stop(self) -> None:
+        """End the process, also in the middle of a video; it keeps nothing that could be lost."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def reap(self) -> None:
+        """Clear up after `stop`, once no thread waits for an answer any more."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()  # it may have been started after `stop`
+            clear(process)
+
+
+def death_of(name: str, ended: ProcessEnded) -> str:
+    """What is told of a video over which a process died."""
+    why = "the file may be damaged, or memory ran out" if ended.by_signal else "what it printed says why"
+    return f"{name}: the process that decoded it {ended}; {why}"
+
+
+class DecodePool:
+    """`workers` processes, started when they are first needed; 0 works in this process.
+
+    A subclass says how a process is started and what it is sent.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._threads = max(workers, 1)
+        self._in_process = workers == 0
+        self._local = threading.local()
+        self._workers: list[DecodingProcess] = []
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="sosampler-decode")
+
+    def __exit__(self, *_: Any) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.stop()
+        self._executor.shutdown(wait=True)
+        for worker in self._workers:
+            worker.reap()
+
+    def _worker(self) -> DecodingProcess:
+        """Return the process of this thread."""
+        worker: DecodingProcess | None = getattr(self._local, "worker", None)
+        if worker is None:
+            worker = self._local.worker = DecodingProcess(self._start_process)
+            self._workers.append(worker)
+        return worker
+
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        raise NotImplementedError
+
+
 # ---- in the process
 
 

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.progress import OnProgress
 from sosampler._util.validation import one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, import_pyarrow
 from sosampler.bank.outputs import check_features_name
-from sosampler.bank.prepare import OnProgress, ask_about_stored
+from sosampler.bank.prepare import ask_about_stored
 
 PRECISIONS = ("float16", "float32")
 

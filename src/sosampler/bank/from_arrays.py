@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
+from sosampler._util.progress import OnProgress
 from sosampler._util.validation import real_number, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
 from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, StoredVideo, import_pyarrow
-from sosampler.bank.prepare import OnProgress, make_shards
+from sosampler.bank.prepare import make_shards
 from sosampler.bank.writer import Results, Tally, begin, writing_bank
 from sosampler.datasets.manifest import Item, Manifest
 from sosampler.errors import InvalidArgument

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
-from sosampler.bank.decode import DecodePool, DecodeTask, FrameSettings
+from sosampler.bank.decode import DecodeTask, FrameSettings, VideoPool
 from sosampler.bank.format import (
     VIDEOS_PER_SHARD,
     BankFolder,
@@ -45,19 +46,6 @@ if TYPE_CHECKING:
 
 
 Row = tuple[str, StoredVideo]
-
-
-@dataclass
-class Progress:
-    """How far a run is; given to `on_progress` after each video."""
-
-    total: int
-    done: int = 0  # videos, failed ones and those of earlier runs included
-    failed: int = 0  # seen in this run
-    before: int = 0  # videos that an earlier run had done already
-
-
-OnProgress = Callable[[Progress], None]
 
 
 @dataclass
@@ -258,7 +246,7 @@ def prepare(
                 )
                 for item in items
             )
-            return stack.enter_context(DecodePool(num_workers)).results(tasks)
+            return stack.enter_context(VideoPool(num_workers)).results(tasks)
 
         if retry_failed:
             head = retry_failures(folder, head, manifest.items, decoded)

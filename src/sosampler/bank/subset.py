@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.progress import OnProgress
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import AnswersFolder, BankFolder, BankHead, items_text, write_text
 from sosampler.bank.outputs import BankAnswers
-from sosampler.bank.prepare import OnProgress, make_shards
+from sosampler.bank.prepare import make_shards
 from sosampler.bank.writer import Results, ShardPath, Tally, begin, mean_bytes, writing_bank, writing_shard
 from sosampler.datasets.manifest import Item
 from sosampler.datasets.splits import SPLITS

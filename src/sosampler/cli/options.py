@@ -17,7 +17,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, DEFAULT_LEAST, DEFAULT_MOST, DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:
-    from sosampler.bank.prepare import Progress
+    from sosampler._util.progress import Progress
     from sosampler.integrations.ray.rows import RowsWritten
 
 

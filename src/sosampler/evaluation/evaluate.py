@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from sosampler import __version__
 from sosampler._util.devices import check_device
 from sosampler._util.environment import circumstances
-from sosampler._util.progress import progress_bar
+from sosampler._util.progress import OnProgress, Progress, progress_bar
 from sosampler._util.validation import one_of, whole_number
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
-from sosampler.bank.prepare import OnProgress, Progress
 from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.datasets.splits import SPLITS

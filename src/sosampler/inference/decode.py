@@ -19,8 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, code_of, parent_pipes, start_process, unnamed_memory
-from sosampler.bank.decode import DecodePool, death_of
+from sosampler._util.workers import (
+    CAN_SHARE_MEMORY,
+    DecodePool,
+    ProcessEnded,
+    code_of,
+    death_of,
+    parent_pipes,
+    start_process,
+    unnamed_memory,
+)
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference import select as choosing
 from sosampler.inference.candidates import offer

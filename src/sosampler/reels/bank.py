@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from sosampler._util.progress import OnProgress
 from sosampler._util.validation import whole_number
 from sosampler._util.workers import CAN_SHARE_MEMORY, Answer, Pixels, ProcessPool, SharedPixels
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, StoredVideo, read_head
 from sosampler.bank.from_arrays import FrameEntry, stored_by_threads, stored_entry, write_entries
-from sosampler.bank.prepare import OnProgress
 from sosampler.errors import InvalidArgument
 from sosampler.reels import render as reel_frames
 from sosampler.reels.images import Picture, PictureCache, Pictures

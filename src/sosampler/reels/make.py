@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.files import replacing
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import one_of, whole_number
 from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
-from sosampler.bank.prepare import OnProgress, Progress
 from sosampler.datasets.manifest import Manifest
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sosampler._util.progress import Bar, progress_bar
+from sosampler._util.progress import Bar, Progress, progress_bar
 from sosampler._util.validation import whole_number
 from sosampler.bank.add_features import add_features
 from sosampler.bank.bank import Bank
 from sosampler.bank.features import feature_network
-from sosampler.bank.prepare import Progress
 from sosampler.baselines.base import Views, light_network
 from sosampler.baselines.folder import refuse_system_folder
 from sosampler.classifiers.factory import create_classifier, saved_folder

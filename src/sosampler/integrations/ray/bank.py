@@ -15,11 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
-from sosampler.bank.decode import DecodePool, DecodeTask, FrameSettings
+from sosampler.bank.decode import DecodeTask, FrameSettings, VideoPool
 from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, read_failures, read_head, read_shard
-from sosampler.bank.prepare import OnProgress, Progress, prepare
+from sosampler.bank.prepare import prepare
 from sosampler.bank.writer import Tally, begin, check_root, fill_shard, writing_bank
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import SosamplerError
@@ -209,7 +210,7 @@ class _Decode:
     """An actor that decodes whole shards, in a process of its own that a broken file may kill."""
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._pool = BankFolder(Path(folder)), DecodePool(1)
+        self._folder, self._pool = BankFolder(Path(folder)), VideoPool(1)
 
     def __call__(self, batch: Any) -> Any:
         shards = batch.column("shard").to_pylist()

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.workers import ProcessPool
-from sosampler.bank.prepare import OnProgress, Progress
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import PREDICTION_COLUMNS, SELECTION_COLUMNS, Column, writing_parts
