@@ -149,7 +149,7 @@ def _asked(bank: Bank, classifier: Any) -> float:
     from sosampler.bank.prepare import add_teacher
 
     for name in bank.teachers:  # of an earlier call
-        shutil.rmtree(bank.folder.teacher_answers(name).path)
+        shutil.rmtree(bank.folder.teacher(name).path)
     begin = time.perf_counter()
     add_teacher(bank, classifier)
     return time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""The classes of a data set: names in a fixed order. A label is a name, or a position in that order."""
+"""The classes of a data set: names in a fixed order. A label is a name, or an index in that order."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ CLASSES_FILE = "classes.txt"
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """One name a line; blank lines are passed over."""
+    """Read one name per line; blank lines are skipped."""
     seen: dict[str, int] = {}
     for line, name in filled_lines(path):
         if name in seen:
             raise InvalidArgument(
-                f"{at(path, line)}: the class {name!r} already stands on line {seen[name]}; remove one of them"
+                f"{at(path, line)}: the class {name!r} is already on line {seen[name]}; remove one of them"
             )
         seen[name] = line
     if not seen:
-        raise InvalidArgument(f"{path}: holds no class; write one class name a line")
+        raise InvalidArgument(f"{path}: holds no class; write one class name per line")
     return tuple(seen)
 
 
@@ -33,16 +33,16 @@ def write_classes(path: Path, classes: Sequence[str]) -> None:
 
 
 def check_classes(classes: Iterable[str], source: str = "the class list") -> tuple[str, ...]:
-    """The names, if `write_classes` and `read_classes` would give them back."""
+    """Return the names, if they can be written and read again."""
     names = tuple(classes)
     for name in names:
         if not isinstance(name, str) or not name or name != name.strip() or "\n" in name or not _is_text(name):
             raise InvalidArgument(
-                f"{source}: {name!r} cannot be the name of a class; give text in one line without blanks around it"
+                f"{source}: {name!r} cannot be the name of a class; it must be one line without blanks around it"
             )
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise InvalidArgument(f"{source}: the class {twice!r} stands there twice; remove one of them")
+        raise InvalidArgument(f"{source}: the class {twice!r} occurs twice; remove one of them")
     return names
 
 
@@ -55,12 +55,12 @@ def _is_text(name: str) -> bool:
 
 
 def stem_classes_file(manifest: Path) -> Path:
-    """The class list that belongs to one manifest alone: videos.csv -> videos.classes.txt."""
+    """Return the class list of one manifest: videos.csv -> videos.classes.txt."""
     return manifest.with_name(f"{manifest.stem}.{CLASSES_FILE}")
 
 
 def classes_beside(manifest: Path) -> Path | None:
-    """The class list that was saved with a manifest: its own, or the one of its folder."""
+    """Return the class list that was saved with a manifest: its own, or that of its folder."""
     if manifest.is_dir():
         candidates = [manifest / CLASSES_FILE]
     else:
@@ -69,7 +69,7 @@ def classes_beside(manifest: Path) -> Path | None:
 
 
 def derived_classes(labels: Iterable[str]) -> tuple[str, ...]:
-    """The names that occur, sorted; whole numbers by value.
+    """Return the names that occur, sorted; ints by value.
 
     >>> derived_classes(["10", "9", "9"])
     ('9', '10')
@@ -81,7 +81,7 @@ def derived_classes(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 class ClassIndex:
-    """Finds the position of a label. Where a name looks like a number, the name wins."""
+    """Finds the index of a label. Where a name looks like a number, the name takes precedence."""
 
     def __init__(self, classes: Sequence[str], source: str) -> None:
         self._classes = classes
@@ -89,17 +89,17 @@ class ClassIndex:
         self._positions = {name: position for position, name in enumerate(classes)}
 
     def find(self, label: str) -> int | None:
-        found = self._positions.get(label)
-        if found is None and _is_whole(label) and int(label) < len(self._classes):
+        index = self._positions.get(label)
+        if index is None and _is_whole(label) and int(label) < len(self._classes):
             return int(label)
-        return found
+        return index
 
     def complaint(self, label: str) -> str:
-        """What is wrong with a label that was not found."""
+        """Return what is wrong with a label that was not found."""
         count = len(self._classes)
         if _is_whole(label):
             return (
-                f"the label {label} is outside of {self._source}, whose positions run from 0 to {count - 1}; "
+                f"the label {label} is outside of {self._source}, whose indices run from 0 to {count - 1}; "
                 "correct the label or the class list"
             )
         near = difflib.get_close_matches(label, self._classes, n=1)

@@ -1,4 +1,4 @@
-"""The lines of a manifest file, CSV or JSONL, as rows of plain values; what labels mean is settled later."""
+"""Read manifest files (CSV or JSONL) and class folders as rows of plain values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sosampler._util.files import at, csv_lines, parse_json, read_text
-from sosampler.datasets.splits import split_word
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 
 COLUMNS = ("id", "path", "label", "labels", "split", "group", "start", "end")
 MANIFEST_SUFFIXES = (".csv", ".jsonl")
 
+# Names of splits. An official "validation" set on which papers report is mapped by its importer instead.
+_WORDS = {"train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev"} | {
+    "test": "test",
+    "testing": "test",
+}
+
+
+def split_word(word: str) -> str | None:
+    """Return train, dev or test for a name of one of them, else None.
+
+    >>> split_word("Validation"), split_word("fold1")
+    ('dev', None)
+    """
+    return _WORDS.get(word.strip().lower())
+
 
 class Row(NamedTuple):
-    """One line. `where` is found by the table, since a text for each line would take more room than the line."""
+    """One line. `Table.where` returns its location: a string for each line would take more memory than the line."""
 
     line: int
     path: str
@@ -41,16 +55,16 @@ class Table:
 
 
 def read_rows(path: Path, *, multi_label: bool | None) -> Table:
-    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: as the columns say, `labels` or `label`."""
+    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: decided by the columns, `labels` or `label`."""
     suffix = path.suffix.lower()
     if suffix not in MANIFEST_SUFFIXES:
         raise InvalidArgument(
             f"{path}: is not a manifest; give a file ending in {' or '.join(MANIFEST_SUFFIXES)}, or a folder with one "
-            "folder for each class"
+            "folder per class"
         )
     several, rows = (_csv_rows if suffix == ".csv" else _jsonl_rows)(path, multi_label)
     if not rows:
-        raise InvalidArgument(f"{path}: the manifest is empty; write a line for each video")
+        raise InvalidArgument(f"{path}: the manifest is empty; write one line per video")
     return Table(rows, several if multi_label is None else multi_label, lambda row: at(path, row.line))
 
 
@@ -64,8 +78,8 @@ def _csv_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
     label_column = column["labels" if several else "label"]
 
     def cell(cells: list[str], name: str) -> str:
-        place = column.get(name)
-        return cells[place] if place is not None else ""
+        index = column.get(name)
+        return cells[index] if index is not None else ""
 
     rows = []
     for line, cells in lines:
@@ -93,22 +107,22 @@ def _csv_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
 
 
 def _check_columns(header: list[str], where: str) -> bool:
-    """Whether there may be several labels; an error where the columns do not fit."""
+    """Return whether there may be several labels; raise an error where the columns do not fit."""
     known = [name for name in header if name in COLUMNS]
     for name in known:
         if known.count(name) > 1:
-            raise InvalidArgument(f"{where}: the column {name!r} stands there twice; remove one of them")
+            raise InvalidArgument(f"{where}: the column {name!r} occurs twice; remove one of them")
     if "label" in known and "labels" in known:
         raise InvalidArgument(
-            f"{where}: both columns 'label' and 'labels' are there; keep 'label' for one class a video, "
+            f"{where}: both columns 'label' and 'labels' exist; use 'label' for one class per video, "
             "'labels' for any number of them"
         )
     missing = ["path"] if "path" not in known else []
     missing += ["label' or 'labels"] if not {"label", "labels"} & set(known) else []
     if missing:
-        found = ", ".join(header) or "nothing"
+        names = ", ".join(header) or "nothing"
         raise InvalidArgument(
-            f"{where}: the column '{missing[0]}' is missing, found: {found}; the first line names the columns, "
+            f"{where}: the column '{missing[0]}' is missing, found: {names}; the first line names the columns, "
             "separated by commas"
         )
     return "labels" in known
@@ -159,7 +173,7 @@ def _jsonl_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
         where = (path, line)
         entry = parse_json(content, at(*where))
         if not isinstance(entry, dict):
-            raise InvalidArgument(f"{at(*where)}: is not a JSON object; write one {{...}} with path and label a line")
+            raise InvalidArgument(f"{at(*where)}: is not a JSON object; write one {{...}} with path and label per line")
         entry = {key: value for key, value in entry.items() if value is not None}
         here = _check_columns(list(entry), at(*where))
         if several is not None and here != several:
@@ -188,7 +202,7 @@ def _json_text(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> str
     if isinstance(value, int) and not isinstance(value, bool) and name in ("id", "group"):
         return str(value)
     if not isinstance(value, str):
-        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not text; put it between quotes")
+        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a string; put it between quotes")
     return value
 
 
@@ -199,7 +213,7 @@ def _json_labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool)
     values = value if isinstance(value, list) and split else [value]
     for label in values:
         if isinstance(label, bool) or not isinstance(label, (str, int)):
-            raise InvalidArgument(f"{at(*where)}: the label {label!r} is neither a name nor a whole number")
+            raise InvalidArgument(f"{at(*where)}: the label {label!r} is neither a name nor an int")
     return tuple(text for text in (str(label).strip() for label in values) if text)
 
 
@@ -216,9 +230,9 @@ def _json_seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> 
 
 
 def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bool | None) -> Table:
-    """Every file with one of the `suffixes` below a class folder, at any depth, in the order of its path.
+    """Read every file with one of the `suffixes` below a class folder, at any depth, in the order of its path.
 
-    Where videos are looked for, a folder of numbered frame images below a class folder is a video too.
+    Where videos are read, a folder of numbered frame images below a class folder is a video too.
     """
     wanted = {suffix.lower() for suffix in suffixes}
     rows: list[Row] = []
@@ -226,27 +240,27 @@ def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bo
         classes = _folders(layer)
         _refuse_loose_files(layer, wanted)
         for folder in classes:
-            found = _media_below(folder, wanted)
-            if not found:
+            paths = _media_below(folder, wanted)
+            if not paths:
                 raise InvalidArgument(
                     f"{folder}: the class folder holds none of {' '.join(sorted(wanted))}; fill it or remove it"
                 )
-            for path in found:
+            for path in paths:
                 rows.append(Row(0, path.relative_to(root).as_posix(), (folder.name,), split=split))
     if not rows:
-        raise InvalidArgument(f"{root}: holds no class folders; make one folder for each class, or give a CSV or JSONL")
+        raise InvalidArgument(f"{root}: holds no class folders; make one folder per class, or give a CSV or JSONL")
     return Table(rows, bool(multi_label), lambda row: str(root / row.path))
 
 
 def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]:
-    """The folders that hold class folders, each with its split: `root` itself if there are no split folders."""
+    """Return the folders that hold class folders, each with its split: `root` itself if there are no split folders."""
     folders = _folders(root)
     named = {folder: split_word(folder.name) for folder in folders}
     splits = {folder: split for folder, split in named.items() if split}
     if splits and len(splits) == len(folders):
         _refuse_loose_files(root, wanted)
         return list(splits.items())
-    # "train" may be a class (next to "bus"); with folders inside, it is rather a split with a stranger beside it.
+    # "train" may be a class (next to "bus"); with folders inside, it is a split beside another folder.
     layers = [folder.name for folder in splits if _folders(folder)]
     if layers:
         others = [folder.name for folder, split in named.items() if not split]
@@ -258,7 +272,7 @@ def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Also through a link; a link to itself is none."""
+    """Return whether an entry is a folder, also through a link; a link to itself is none."""
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
@@ -272,9 +286,7 @@ def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
     with os.scandir(folder) as entries:
         loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and os.path.isfile(entry.path))
     if loose:
-        raise InvalidArgument(
-            f"{folder / loose[0]}: lies beside the class folders and so has no class; move it into one"
-        )
+        raise InvalidArgument(f"{folder / loose[0]}: is beside the class folders and has no class; move it into one")
 
 
 def _is_media(name: str, wanted: Collection[str]) -> bool:
@@ -283,8 +295,8 @@ def _is_media(name: str, wanted: Collection[str]) -> bool:
 
 def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
     frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
-    found: list[Path] = []
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    paths: list[Path] = []
+    seen: set[tuple[int, int]] = set()  # links may form cycles
     for here, folders, files in os.walk(folder, followlinks=True):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:
@@ -293,7 +305,7 @@ def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         media = [Path(here, name) for name in sorted(files) if _is_media(name, wanted)]
-        found += media
+        paths += media
         if frames_count and not media and Path(here) != folder and files and frame_images(Path(here)):
-            found.append(Path(here))
-    return sorted(found)
+            paths.append(Path(here))
+    return sorted(paths)

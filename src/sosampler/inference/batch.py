@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from sosampler._util.workers import num_cores
-from sosampler.bank.format import positions_of
 from sosampler.classifiers.base import INT8, VideoClassifier
 from sosampler.classifiers.outputs import check_finite
 from sosampler.engine.int8 import int8_classifier, int8_file_of
@@ -25,6 +24,7 @@ from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import too_few, with_repeats
 from sosampler.inference.selection import Selection
 from sosampler.policies.registry import Policy
+from sosampler.video.candidates import positions_of
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices, Seconds
 

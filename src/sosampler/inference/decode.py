@@ -8,10 +8,8 @@ but not yet taken is bounded, and nothing is left behind however anybody ends.
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._util.workers import (
-    CAN_SHARE_MEMORY,
-    DecodePool,
-    ProcessEnded,
-    code_of,
-    death_of,
-    parent_pipes,
-    start_process,
-    unnamed_memory,
-)
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, ProcessPool, in_order, unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference import select as choosing
 from sosampler.inference.candidates import offer
@@ -40,7 +29,6 @@ from sosampler.video.reader import Frames, VideoMetadata
 from sosampler.video.source import source_name
 from sosampler.video.timeline import Indices, Seconds
 
-_START = code_of("sosampler.inference.decode:serve")
 # Frames that are decoded and not yet taken, or being decoded: beyond this no worker is given more than one video.
 MAX_WAITING_BYTES = 256 << 20
 
@@ -143,21 +131,12 @@ def _because(cause: Exception, error: SosamplerError) -> SosamplerError:
 # ---- the process that does nothing else
 
 
-@dataclass(frozen=True)
-class _Stop:
-    """An error that no other video would be spared."""
-
-    error: SosamplerError
+_Answer = tuple[Outcome, tuple[int, ...] | None]  # and the shape of the frames that are in the slot
 
 
-_Answer = tuple[Outcome | _Stop, tuple[int, ...] | None]  # and the shape of the frames that are in the slot
-
-
-def serve(slots: list[int]) -> None:
-    """Answer tasks until the parent wants no more, each with the slot that is lent to it."""
-    tasks, send = parent_pipes()
-    for task, slot in tasks:
-        send(_answer(task, slots[slot] if slots else None))
+def decoder(slots: list[int]) -> Callable[[tuple[FrameTask, int]], _Answer]:
+    """Return the function that decodes a task into the slot that is lent to it."""
+    return lambda sent: _answer(sent[0], slots[sent[1]] if slots else None)
 
 
 def _answer(task: FrameTask, file: int | None) -> _Answer:
@@ -167,8 +146,8 @@ def _answer(task: FrameTask, file: int | None) -> _Answer:
             return outcome, None
         _fill(file, outcome.frames)
         return replace(outcome, frames=None), outcome.frames.shape
-    except SosamplerError as error:
-        return _Stop(error), None
+    except SosamplerError:
+        raise  # an error that every other video would have too
     except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos go on
         reason = f"cannot be decoded ({type(error).__name__}: {error}); the file may be damaged"
         return VideoError(f"{source_name(task.source)}: {reason}"), None
@@ -231,7 +210,7 @@ class Decoded:
 # ---- the processes
 
 
-class FramePool(DecodePool):
+class FramePool:
     """Decodes `workers` videos at a time, in as many processes, or in threads of this one.
 
     Args:
@@ -242,12 +221,14 @@ class FramePool(DecodePool):
     """
 
     def __init__(self, workers: int, *, processes: bool, ahead: int, held: int) -> None:
-        super().__init__(workers)
         self._in_process = not processes
         self._ahead = ahead
         self._free = list(range(ahead + held))
         # Where a process cannot be handed open files, pixels go through the pipe.
         self._files = [unnamed_memory() for _ in self._free] if processes and CAN_SHARE_MEMORY else []
+        self._pool = ProcessPool(
+            workers, "sosampler.inference.decode:decoder", self._files, files=self._files, work="decoding"
+        )
         self._waiting_bytes = 0  # decoded and not taken
         self._largest = 0  # bytes of the largest video of late: what those under way will probably need
 
@@ -255,34 +236,25 @@ class FramePool(DecodePool):
         return self
 
     def __exit__(self, *about: Any) -> None:
-        super().__exit__(*about)
+        self._pool.__exit__(*about)
         files, self._files = self._files, []
         for file in files:
             os.close(file)
 
     def decoded(self, tasks: Iterable[FrameTask]) -> Generator[Decoded, None, None]:
         """In the order of the tasks. Few are looked at ahead; memory does not grow with their number."""
-        pending: deque[tuple[Future[_Answer], int]] = deque()
-        coming, left = iter(tasks), True
-        while left or pending:
-            while left and self._has_room(len(pending)):
-                task = next(coming, None)
-                left = task is not None
-                if task is not None:
-                    slot = self._free.pop()
-                    pending.append((self._executor.submit(self._ask, task, slot), slot))
-            if pending:
-                future, slot = pending.popleft()
-                yield self._arrived(future.result(), slot)
+        for answer, slot in in_order(self._submit, tasks, self._has_room):
+            yield self._arrived(answer, slot)
 
-    def _start_process(self) -> subprocess.Popen[bytes]:
-        return start_process(_START, self._files, files=self._files)
+    def _submit(self, task: FrameTask) -> Future[tuple[_Answer, int]]:
+        slot = self._free.pop()
+        return self._pool.threads.submit(lambda: (self._ask(task, slot), slot))
 
-    def _has_room(self, pending: int) -> bool:
-        if pending < min(self._threads, self._ahead):
+    def _has_room(self, pending: Sequence[Future[tuple[_Answer, int]]]) -> bool:
+        if len(pending) < min(self._pool.num_threads, self._ahead):
             return True  # no worker waits, however large videos are
-        expected = self._waiting_bytes + (pending + 1) * self._largest
-        return pending < self._ahead and expected <= MAX_WAITING_BYTES
+        expected = self._waiting_bytes + (len(pending) + 1) * self._largest
+        return len(pending) < self._ahead and expected <= MAX_WAITING_BYTES
 
     def _ask(self, task: FrameTask, slot: int) -> _Answer:
         answer: _Answer
@@ -290,9 +262,9 @@ class FramePool(DecodePool):
             answer = attempt(task), None
         else:
             try:
-                answer = self._worker().ask((replace(task, otherwise=None), slot))
+                answer = self._pool.call((replace(task, otherwise=None), slot))
             except ProcessEnded as ended:
-                answer = VideoError(death_of(source_name(task.source), ended)), None
+                answer = VideoError(ended.over(source_name(task.source))), None
         if isinstance(answer[0], Unfit):
             assert task.otherwise is not None, "whoever asks for candidates says how to choose where they are unfit"
             return attempt(FrameTask(task.source, task.otherwise, choose=True)), None
@@ -300,8 +272,6 @@ class FramePool(DecodePool):
 
     def _arrived(self, answer: _Answer, slot: int) -> Decoded:
         outcome, shape = answer
-        if isinstance(outcome, _Stop):
-            raise outcome.error
         arrived = Decoded(outcome, self, slot, shape)
         self._waiting_bytes += arrived.nbytes
         # One large video among small ones is soon forgotten.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.files import replacing
-from sosampler.bank.writer import _try_lock
+from sosampler._util.run_folder import locked
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 from sosampler.inference.steps import Row, as_text
 
@@ -393,13 +393,7 @@ def _is_own(name: str) -> bool:
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """One run at a time; the system lets go of the lock even where the process is killed."""
-    with _explained(folder):
-        file = open(folder / _LOCK, "ab")  # noqa: SIM115 - an error of the work itself is not explained
-    with file:
-        if not _try_lock(file.fileno(), folder):
-            raise SosamplerError(
-                f"{folder}: another process is writing here; wait until it ends, or give another folder"
-            )
+    with locked(folder / _LOCK, "here"):
         yield
 
 

@@ -157,7 +157,7 @@ def _own_name(bank: Bank, teacher: str) -> str:
 
 def _written(bank: Bank, teacher: str) -> int:
     """When a teacher began to answer, in nanoseconds."""
-    return (bank.folder.teacher_answers(teacher).path / "teacher.json").stat().st_mtime_ns
+    return (bank.folder.teacher(teacher).path / "teacher.json").stat().st_mtime_ns
 
 
 def _teacher(bank: Bank, classifier: Any) -> str:

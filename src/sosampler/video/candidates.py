@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
@@ -186,6 +186,13 @@ def rate_times(first: float, end: float, fps: float) -> Seconds:
     real_number("fps", fps, above=0)
     count = max(1, int(np.ceil((end - first) * fps - 1e-9)))
     return first + np.arange(count, dtype=np.float64) / fps
+
+
+def positions_of(pts_seconds: Seconds, start_seconds: float, duration: float) -> NDArray[np.float32]:
+    """Return for each frame [T] the fraction of the video, 0..1, that has passed when it is shown."""
+    if duration <= 0:
+        return np.zeros(len(pts_seconds), dtype=np.float32)
+    return np.clip((pts_seconds - start_seconds) / duration, 0, 1).astype(np.float32)
 
 
 def uniform_positions(stored: int, count: int) -> Indices:
