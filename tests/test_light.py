@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +19,9 @@ HEAVY = ("torch", "torchvision", "torchcodec", "transformers", "timm", "pyarrow"
 
 
 def run(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python, *command], capture_output=True, text=True, check=False, timeout=120)
+    # A venv of its own must find the installed wheel, not the source tree.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or python == sys.executable}
+    return subprocess.run([python, *command], capture_output=True, text=True, check=False, timeout=120, env=environment)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -158,38 +162,78 @@ def test_what_is_not_the_programs_fault_ends_with_a_sentence(
             ended_by(ours)
 
 
-@pytest.mark.light
-def test_light_install_in_a_venv_of_its_own(tmp_path: Path, clip: Path) -> None:
-    """The wheel with its core dependencies alone: it selects, draws and explains what is missing."""
-    uv, venv = str(Path(sys.executable).parent / "uv"), tmp_path / "venv"
-    if not Path(uv).exists():
+def uv(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(Path(sys.executable).parent / "uv"), *arguments], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (Path(sys.executable).parent / "uv").exists():
         unavailable("light", "uv is not installed beside this Python")
-    built = subprocess.run(
-        [uv, "build", "--wheel", "--out-dir", str(tmp_path), str(ROOT)], capture_output=True, text=True
-    )
+    folder = tmp_path_factory.mktemp("wheel")
+    built = uv("build", "--wheel", "--out-dir", str(folder), str(ROOT))
     if built.returncode:
         unavailable("light", f"the wheel cannot be built (no package index?): {built.stderr[-300:]}")
-    (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def install(wheel: Path, venv: Path, *options: str, interpreter: str = sys.executable) -> str:
+    """Install the wheel with its core dependencies into a new venv, and return the venv's Python."""
+    made = uv("venv", "--quiet", "--python", interpreter, str(venv))
+    assert made.returncode == 0, made.stderr
     python = str(venv / "bin" / "python")
-    install = [
-        uv,
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        python,
-        "--constraint",
-        str(ROOT / "constraints.txt"),
-        str(wheel),
-    ]
-    installed = subprocess.run(install, capture_output=True, text=True)
+    installed = uv("pip", "install", "--quiet", "--python", python, *options, str(wheel))
     if installed.returncode:
         unavailable("light", f"nothing can be installed (no package index?): {installed.stderr[-300:]}")
+    return python
 
-    packages = json.loads(
-        subprocess.check_output([uv, "pip", "list", "--python", python, "--format", "json"], text=True)
-    )
+
+def other_python(version: str) -> str:
+    """Return a Python of this version from PATH or from pyenv, whose commands on PATH may be inactive shims."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    paths = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python{version}"))]
+    for path in filter(None, paths):
+        if run("-c", "", python=path).returncode == 0:
+            return path
+    unavailable(f"python{version}", f"Python {version} is not installed here")
+    raise AssertionError("unavailable() skips or fails")
+
+
+@pytest.mark.light
+@pytest.mark.parametrize("version", ["running", "3.12", "3.13"])
+def test_unconstrained_install_chooses_the_same_frames(version: str, wheel: Path, clip: Path, tmp_path: Path) -> None:
+    """What a user's `pip install` resolves to today, not the versions of constraints.txt."""
+    interpreter = sys.executable
+    if version != "running":
+        interpreter = other_python(version)
+    python = install(wheel, tmp_path / "venv", interpreter=interpreter)
+    for policy, mode in (("frame-difference", "exact"), ("general", "snap"), ("farthest-first", "keyframe")):
+        command = (
+            "-m",
+            "sosampler",
+            "select",
+            str(clip),
+            "-n",
+            "3",
+            "--policy",
+            policy,
+            "--candidates",
+            mode,
+            "--json",
+        )
+        here, there = run(*command), run(*command, python=python)
+        assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
+        assert json.loads(there.stdout)["frame_indices"] == json.loads(here.stdout)["frame_indices"], (policy, mode)
+
+
+@pytest.mark.light
+def test_light_install_in_a_venv_of_its_own(wheel: Path, tmp_path: Path, clip: Path) -> None:
+    """The wheel with its core dependencies alone: it selects, draws and explains what is missing."""
+    venv = tmp_path / "venv"
+    python = install(wheel, venv, "--constraint", str(ROOT / "constraints.txt"))
+
+    packages = json.loads(uv("pip", "list", "--python", python, "--format", "json").stdout)
     assert not {package["name"] for package in packages} & {
         "torch",
         "torchvision",

@@ -20,6 +20,7 @@ from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.paper import run as runner
 from sosampler.paper.locations import find_places
 from sosampler.paper.run import reproduce
+from sosampler.training import preparation
 from sosampler.training.optim import diverged
 from tests.sampler_banks import TINY, make_bank
 from tests.taught_banks import teach
@@ -98,6 +99,26 @@ def test_a_sampler_of_another_bank_or_teacher_stops_the_run(bank: Bank, trained:
     (out / "samplers").rename(out / "own" / "given" / "samplers")
     with pytest.raises(InvalidArgument, match=r"paper-0: was trained with other settings: teacher.name was 'a+', is"):
         reproduce("table3", {"own": same}, classifiers="ab" * 8, out=out, **QUICK)
+
+
+def test_a_second_run_continues_where_the_cpu_is_fast_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There `train` takes bfloat16 for MobileNetV2, and so must the check of what lies in the folder."""
+    bank = make_bank(tmp_path / "bank", stored=10, train=4, dev=4)
+    mobilenet = {**QUICK, "settings": {"input_size": 32, "shift": 0, "batch_size": 4}}
+    for fast, precision in ((True, "bfloat16"), (False, "float32")):
+        out = tmp_path / precision
+        monkeypatch.setattr(preparation, "cpu_is_good_at_bfloat16", lambda fast=fast: fast)
+        (first,) = reproduce("figureII", {"own": bank}, out=out, **mobilenet)
+        (run,) = out.rglob("paper-0/run.json")
+        assert json.loads(run.read_text())["precision"] == precision
+        (second,) = reproduce("figureII", {"own": bank}, out=out, **mobilenet)
+        assert second.result == first.result
+        # A trial that ends otherwise the next time changes nothing about a run that has begun.
+        monkeypatch.setattr(preparation, "cpu_is_good_at_bfloat16", lambda fast=fast: not fast)
+        (third,) = reproduce("figureII", {"own": bank}, out=out, **mobilenet)
+        assert third.result == first.result
 
 
 def test_a_refusal_of_train_is_no_failed_training(bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,24 @@ class TestUnreadable:
         refuse(tmp_path, "not an image that can be read", folder_fps=1)
 
 
+def test_a_title_that_is_not_utf8() -> None:
+    """Old tools wrote titles in whatever encoding the machine had; the frames are as readable as ever."""
+    file = io.BytesIO()
+    with (
+        av.open(io.BytesIO(numbered_video(num_frames=12))) as source,
+        av.open(file, "w", format="mp4") as container,
+    ):
+        container.metadata["title"] = "ABCDEFGHIJ"
+        copy = container.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = copy
+                container.mux(packet)
+    data = file.getvalue().replace(b"ABCDEFGHIJ", b"AB\xff\xfe\xc3(GHIJ")
+    assert b"\xff\xfe\xc3(" in data
+    assert [read_number(frame) for frame in so.select(data, 3, policy="uniform").frames] == [2, 6, 10]
+
+
 @pytest.fixture(scope="module")
 def faststart(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """An MP4 with its index in front, as for the web."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from sosampler._util.devices import check_device
 from sosampler._util.environment import circumstances
 from sosampler._util.files import replacing
 from sosampler.classifiers.factory import WEIGHTS
@@ -46,7 +45,9 @@ from sosampler.training.checkpoints import (
     differences,
     write_json,
 )
-from sosampler.training.optim import Diverged, settled_precision
+from sosampler.training.distributed import Processes
+from sosampler.training.optim import Diverged
+from sosampler.training.preparation import sampler_precision
 from sosampler.training.train_baseline import KIND as SYSTEM
 from sosampler.training.train_sampler import KIND as SAMPLER
 from sosampler.training.train_sampler import new_sampler
@@ -347,7 +348,8 @@ class BeforeTraining:
             told = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
-        wanted = json.loads(json.dumps(self._settings(training, place, seed)))
+        begun = told.get("precision") if isinstance(told, dict) else None
+        wanted = json.loads(json.dumps(self._settings(training, place, seed, begun)))
         # Settings that only `train` knows are left to it.
         kept = {name: told.get(name) for name in wanted} if isinstance(told, dict) else told
         changed = differences(kept, wanted)
@@ -357,8 +359,8 @@ class BeforeTraining:
                 "--out, or delete the folder"
             )
 
-    def _settings(self, training: Training, place: Place, seed: int) -> dict[str, Any]:
-        """What `train` writes down about a run and compares."""
+    def _settings(self, training: Training, place: Place, seed: int, begun: Any) -> dict[str, Any]:
+        """What `train` writes down about a run and compares; `begun` is the precision of the run in the folder."""
         recipe = training.full_recipe(seed)
         told: dict[str, Any] = {"bank": place.identity, "recipe": recipe.to_dict()}
         if isinstance(recipe, SamplerRecipe):
@@ -367,12 +369,12 @@ class BeforeTraining:
                 if self._request.weights is None
                 else new_sampler(place.bank, recipe, self._request.weights).fingerprint()
             )
-            device = check_device(self._request.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            processes = Processes(self._request.device)
             return told | {
                 "kind": SAMPLER,
                 "teacher": {"name": place.teacher, "asked": "bank"},
                 "start": start,
-                "precision": settled_precision(device, self._request.precision),
+                "precision": sampler_precision(processes, self._request.precision, begun, recipe),
             }
         return told | {
             "kind": SYSTEM,
@@ -693,7 +695,6 @@ def _write_tables(folder: Path, result: dict[str, Any], *, only_missing: bool = 
 
 def device_name(device: str | None) -> str:
     """What the numbers were measured on."""
-    import torch
 
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return torch.cuda.get_device_name(where) if where.type == "cuda" else str(where)

@@ -25,6 +25,9 @@ from sosampler.video.timeline import Indices, Seconds, Timeline
 NO_TIMESTAMP = -(2**63)
 # A stream without any clock is played at this rate by FFmpeg's own tools.
 NOMINAL_RATE = 25
+# Titles and comments may hold any bytes. PyAV 18 raises on those that are not UTF-8 unless it gets this argument;
+# PyAV 19 accepts them and no longer takes it.
+_LENIENT_METADATA: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 
 
 def open_container(source: Path | bytes | Any, *, name: str, limits: Limits) -> Any:
@@ -40,7 +43,7 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits) -> 
     # playlist that is named .mp4 from opening network addresses.
     options = {"max_pixels": str(limits.max_pixels), "protocol_whitelist": "file,crypto,data"}
     try:
-        return av.open(file, mode="r", metadata_errors="ignore", options=options)
+        return av.open(file, mode="r", options=options, **_LENIENT_METADATA)
     except av.error.InvalidDataError as error:
         raise VideoError(f"{name}: {_why_unreadable(source)}") from error
     except (av.error.FFmpegError, OSError, ValueError) as error:
