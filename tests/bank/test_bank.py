@@ -244,7 +244,7 @@ def test_numbers_of_numpy_and_tuples_are_taken(tmp_path: Path) -> None:
 def test_no_entries_and_doubled_ids(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="at least one video"):
         write_frames(tmp_path / "bank", [], classes=CLASSES)
-    with pytest.raises(InvalidArgument, match="already taken"):
+    with pytest.raises(InvalidArgument, match="already used"):
         write_frames(tmp_path / "bank", [entries(1)[0], entries(1)[0]], classes=CLASSES)
 
 

@@ -440,7 +440,9 @@ class TestFiles:
         kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "videos").iterdir()}
         assert len(kept) == 2
         steps: list[tuple[int, int]] = []
-        manifest = write_reels(tmp_path, reels, pictures, progress=lambda *step: steps.append(step))
+        manifest = write_reels(
+            tmp_path, reels, pictures, on_progress=lambda step: steps.append((step.done, step.total))
+        )
         assert steps == [(done, 5) for done in range(1, 6)]
         assert len(written) == 6  # two, one interrupted, three
         for name, time in kept.items():

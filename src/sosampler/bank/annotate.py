@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
@@ -27,6 +28,7 @@ from sosampler._util.workers import in_order, num_cores
 from sosampler.bank.decode import BATCHES_AHEAD, FrameDecoder, num_frame_decoders
 from sosampler.bank.format import (
     FEATURES,
+    PRECISIONS,
     TEACHER,
     VERSION,
     BankFolder,
@@ -35,11 +37,11 @@ from sosampler.bank.format import (
     OutputKind,
     StoredVideo,
     features_schema,
+    first_difference,
     read_json,
     tables_batch,
     teacher_schema,
 )
-from sosampler.bank.outputs import PRECISIONS, first_difference
 from sosampler.bank.writer import describe_classes, writing_shard
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.cost import to_channels_last
@@ -246,37 +248,25 @@ def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> 
 # ---- features
 
 
+@dataclass(frozen=True, eq=False)
 class FeatureNetwork:
-    """A network that computes D features of each frame alone: [F, 3, H, W] uint8 -> [F, D] float32.
+    """A network that computes D features of each frame alone."""
 
-    Args:
-        network: a classifier or a sampler.
-        kind: "classifier" or "sampler".
-        name: of the network.
-        net: the module that does the work.
-        compute: maps the frames to features.
-        gmacs: giga multiply-adds of one frame.
-    """
-
-    def __init__(
-        self, network: Any, kind: str, name: str, net: nn.Module, compute: Callable[[Tensor], Tensor], gmacs: float
-    ) -> None:
-        self.network, self.kind, self.name, self.net, self.gmacs = network, kind, name, net, gmacs
-        self._compute = compute
-        self.fingerprint: str = network.fingerprint()
+    network: Any  # a classifier or a sampler
+    kind: str  # "classifier" or "sampler"
+    name: str  # of the network
+    net: nn.Module  # the module that does the work
+    compute: Callable[[Tensor], Tensor]  # uint8 [F, 3, H, W] -> float32 [F, D]
+    gmacs: float  # giga multiply-adds of one frame
 
     @property
-    def device(self) -> torch.device:
-        device: torch.device = self.network.device
-        return device
+    def fingerprint(self) -> str:
+        return str(self.network.fingerprint())
 
     @property
     def precision(self) -> str:
         """In which it computes."""
         return str(self.network.precision)
-
-    def __call__(self, frames: Tensor) -> Tensor:
-        return self._compute(frames)
 
 
 @contextmanager
@@ -322,10 +312,10 @@ class FeatureAnnotator(Annotator):
     remedy = "give the same again, or another name, or delete this folder"
 
     def __init__(self, source: FeatureNetwork, *, name: str | None, precision: str, batch: int | None) -> None:
-        super().__init__(source.device, batch)
+        super().__init__(source.network.device, batch)
         self._source, self._precision, self.net = source, precision, source.net
         self.name = source.fingerprint if name is None else name
-        self.width = int(source(_blank_frame()[0]).shape[-1])
+        self.width = int(source.compute(_blank_frame()[0]).shape[-1])
         self.schema = features_schema(precision, self.width)
 
     def about(self) -> dict[str, Any]:
@@ -346,7 +336,7 @@ class FeatureAnnotator(Annotator):
         }
 
     def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
-        features = self._source(frames[0])
+        features = self._source.compute(frames[0])
         return (_as_stored(features, self._precision, self._source.name, "give precision='float32'"),)
 
 

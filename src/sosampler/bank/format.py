@@ -39,6 +39,8 @@ VIDEOS_PER_SHARD = 32
 PREPARE_AGAIN = "run `sosampler prepare` again with the same arguments"
 """How a missing shard is written again."""
 COUNTS = ("videos", "failed", "frames")
+PRECISIONS = ("float16", "float32")
+"""In which features may be stored."""
 # Shards that are open at a time; each takes a file descriptor.
 _OPEN_SHARDS = 64
 
@@ -261,35 +263,17 @@ class OutputFolder:
         return [number for number in range(num_shards) if not self.shard(number).exists()]
 
 
-@dataclass(frozen=True)
 class BankFolder:
     """The files of a bank."""
 
-    path: Path
-
-    @property
-    def bank_json(self) -> Path:
-        return self.path / "bank.json"
-
-    @property
-    def items_jsonl(self) -> Path:
-        return self.path / "items.jsonl"
-
-    @property
-    def failed_jsonl(self) -> Path:
-        return self.path / "failed.jsonl"
-
-    @property
-    def videos_root(self) -> Path:
-        return self.path / "videos_root.txt"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def frames_folder(self) -> Path:
-        return self.path / "frames"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bank_json = path / "bank.json"
+        self.items_jsonl = path / "items.jsonl"
+        self.failed_jsonl = path / "failed.jsonl"
+        self.videos_root = path / "videos_root.txt"
+        self.lock = path / ".lock"
+        self.frames_folder = path / "frames"
 
     def frames(self, shard: int) -> Path:
         return self.frames_folder / f"{shard:05d}.arrow"
@@ -426,6 +410,21 @@ def _read_lines(path: Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
             f"{path}, line {max(line, 1)}: is damaged ({error}); copy or prepare the bank again"
         ) from error
     return parsed
+
+
+# ---- classes
+
+
+def first_difference(names: tuple[str, ...], others: tuple[str, ...]) -> int | None:
+    """Return the first class that has different names in two lists of one length; the numbers from 0 are no names.
+
+    >>> first_difference(("run", "jump"), ("run", "fly")), first_difference(("run", "jump"), ("0", "1"))
+    (1, None)
+    """
+    numbers = tuple(map(str, range(len(names))))
+    if numbers in (names, others):
+        return None
+    return next((index for index, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
 
 
 # ---- rows

@@ -80,12 +80,8 @@ def _output_info(folder: BankFolder, header: BankHeader, kind: OutputKind, name:
     return {**described, "complete": not output.missing(header.num_shards), "bytes": size}
 
 
-def verify_bank(path: str | os.PathLike[str], *, on_shard: Callable[[int, int], None] | None = None) -> list[str]:
-    """Read every file of a bank, and return one sentence for each problem; empty if there is none.
-
-    Args:
-        on_shard: called with the number of shards done and of all.
-    """
+def verify_bank(path: str | os.PathLike[str]) -> list[str]:
+    """Read every file of a bank, and return one sentence for each problem; empty if there is none."""
     folder = BankFolder(Path(path))
     lengths: dict[str, int] = {}  # frames of each video of a shard
     try:
@@ -125,8 +121,6 @@ def verify_bank(path: str | os.PathLike[str], *, on_shard: Callable[[int, int], 
             else:
                 problems.append(f"{output.shard(shard)}: is missing; {output.kind.again}")
         num_videos += len(expected)
-        if on_shard is not None:
-            on_shard(shard + 1, header.num_shards)
     counts = header.counts or {}
     num_failed = sum(map(len, failed))
     if header.complete and (counts["videos"], counts["failed"]) != (num_videos, num_failed):

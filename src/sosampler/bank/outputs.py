@@ -13,6 +13,7 @@ import numpy as np
 
 from sosampler.bank.format import (
     FEATURES,
+    PRECISIONS,
     TEACHER,
     BankFolder,
     OpenShards,
@@ -20,6 +21,7 @@ from sosampler.bank.format import (
     OutputKind,
     checked_index,
     features_schema,
+    first_difference,
     matrix_of,
     read_json,
     teacher_schema,
@@ -29,7 +31,6 @@ from sosampler.errors import InvalidArgument, SosamplerError
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
 
-PRECISIONS = ("float16", "float32")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 Output = TypeVar("Output")
@@ -260,15 +261,3 @@ def _check_class_order(classifier: Any, about: dict[str, Any], path: Path) -> No
             f"{path}: the teacher of {classifier.name!r} was prepared with class {index} called {stored[index]!r}, now "
             f"{names[index]!r}; give the classifier its classes in the same order"
         )
-
-
-def first_difference(names: tuple[str, ...], others: tuple[str, ...]) -> int | None:
-    """Return the first class that has different names in two lists of one length; the numbers from 0 are no names.
-
-    >>> first_difference(("run", "jump"), ("run", "fly")), first_difference(("run", "jump"), ("0", "1"))
-    (1, None)
-    """
-    numbers = tuple(map(str, range(len(names))))
-    if numbers in (names, others):
-        return None
-    return next((index for index, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)

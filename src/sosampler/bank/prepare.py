@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,8 +15,16 @@ from sosampler._util.validation import one_of, whole_number
 from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import DecodeTask, FrameSettings, VideoDecoder
-from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, import_pyarrow, read_header, read_items
-from sosampler.bank.outputs import PRECISIONS, check_features_name
+from sosampler.bank.format import (
+    PRECISIONS,
+    VIDEOS_PER_SHARD,
+    BankFolder,
+    BankHeader,
+    import_pyarrow,
+    read_header,
+    read_items,
+)
+from sosampler.bank.outputs import check_features_name
 from sosampler.bank.writer import Results, begin, check_root, make_shards, retry_failures, writing_bank
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
@@ -95,28 +104,13 @@ def prepare(
         ...     len(bank), bank.classes, bank[0].frames([0, 9]).shape
         (1, ('ant',), (2, 128, 192, 3))
     """
+    given = dict(locals())
     import_pyarrow()
     folder = BankFolder(Path(out))
     if workers is not None:
         whole_number("workers", workers, at_least=0)
     if manifest is None:
-        _refuse_without_manifest(
-            num_candidates=(num_candidates, None),
-            fps=(fps, None),
-            size=(size, FrameSettings.size),
-            quality=(quality, FrameSettings.quality),
-            candidates=(candidates, FrameSettings.candidates),
-            grid=(grid, FrameSettings.grid),
-            snap_tolerance=(snap_tolerance, FrameSettings.snap_tolerance),
-            folder_fps=(folder_fps, None),
-            seed=(seed, 0),
-            classes=(classes, None),
-            root=(root, None),
-            multi_label=(multi_label, None),
-            limits=(limits or Limits(), Limits()),
-            videos_per_shard=(videos_per_shard, VIDEOS_PER_SHARD),
-            retry_failed=(retry_failed, False),
-        )
+        _refuse_without_manifest(given)
         Bank(folder.path)  # raises where it cannot be read
         if classifier is None:
             raise InvalidArgument(
@@ -177,9 +171,12 @@ def prepare(
     return Bank(folder.path)
 
 
-def _refuse_without_manifest(**given: tuple[Any, Any]) -> None:
-    """Refuse arguments of decoding; each comes with its default."""
-    stray = [name for name, (value, default) in given.items() if value != default]
+def _refuse_without_manifest(given: dict[str, Any]) -> None:
+    """Refuse arguments of decoding that are not the default."""
+    given["limits"] = None if given["limits"] == Limits() else given["limits"]
+    others = ("manifest", "classifier", "out", "features", "batch", "device", "workers", "on_progress")
+    defaults = {name: parameter.default for name, parameter in inspect.signature(prepare).parameters.items()}
+    stray = [name for name, value in given.items() if name not in others and value != defaults[name]]
     if stray:
         raise InvalidArgument(
             f"{', '.join(stray)} {'control' if len(stray) > 1 else 'controls'} how videos are decoded, but without a "

@@ -21,17 +21,21 @@ from typing import IO, Any
 
 from sosampler._util.files import replacing
 from sosampler._util.validation import one_of
-from sosampler.datasets.classes import (
+from sosampler.datasets.manifest_io import (
     CLASSES_FILE,
+    MANIFEST_SUFFIXES,
     ClassIndex,
+    Row,
+    Table,
     check_classes,
     classes_beside,
     derived_classes,
+    read_class_folders,
     read_classes,
+    read_rows,
     stem_classes_file,
     write_classes,
 )
-from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, Row, Table, read_class_folders, read_rows
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import VIDEO_SUFFIXES

@@ -185,7 +185,7 @@ def _write_files(out: Path, splits: list[ReelSplit], crf: int, on_progress: OnPr
     progress = Progress(sum(len(part.reels) for part in splits), done=before, before=before)
     num_done = 0
 
-    def advance(*_: int) -> None:
+    def advance(_: Progress) -> None:
         nonlocal num_done
         num_done += 1
         if num_done > before and on_progress is not None:
@@ -193,7 +193,7 @@ def _write_files(out: Path, splits: list[ReelSplit], crf: int, on_progress: OnPr
             on_progress(progress)
 
     manifests = [
-        write_reels(out, part.reels, part.pictures, split=part.split, group="", crf=crf, progress=advance)
+        write_reels(out, part.reels, part.pictures, split=part.split, group="", crf=crf, on_progress=advance)
         for part in splits
     ]
     return manifests[-1]

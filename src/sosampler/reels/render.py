@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import one_of, whole_number
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.datasets.splits import SPLITS
@@ -82,7 +83,7 @@ def write_reels(
     split: str = "train",
     group: str | None = None,
     crf: int = 18,
-    progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Manifest:
     """Write reels as mp4 files into `folder`/videos and list them in `folder`/manifest.csv; return the manifest.
 
@@ -94,7 +95,7 @@ def write_reels(
         group: None makes reels of the same pictures one group, which keeps them in one split; "" makes each reel a
             group of its own.
         crf: x264's quality.
-        progress: called with (reels done, number of reels) after each reel.
+        on_progress: called after each reel.
     """
     out = Path(folder)
     one_of("split", split, SPLITS)
@@ -107,7 +108,8 @@ def write_reels(
         raise InvalidArgument(f"{out}: the folder cannot be made ({error.strerror}); give another") from error
     source = pictures.fingerprint()
     items = []
-    for done, reel in enumerate(reels, start=1):
+    progress = Progress(len(reels))
+    for reel in reels:
         name = f"{split}-{reel.id}-{reel.digest(source, RENDER_VERSION, crf)}"
         path = out / _VIDEOS / f"{name}.mp4"
         if not path.exists():  # written under another name first, so one that is there is complete
@@ -121,8 +123,9 @@ def write_reels(
                 group=f"pictures-{source}" if group is None else group,
             )
         )
-        if progress is not None:
-            progress(done, len(reels))
+        progress.done += 1
+        if on_progress is not None:
+            on_progress(progress)
     manifest = Manifest((*before, *items), pictures.class_names, root=out)
     manifest.write(out / MANIFEST)
     return manifest

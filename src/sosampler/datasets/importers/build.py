@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import at, filled_lines, replacing
+from sosampler._util.files import at, filled_lines, write_text
 from sosampler._util.validation import one_of
-from sosampler.datasets.classes import ClassIndex, read_classes
 from sosampler.datasets.importers.readers import READERS, video_id
 from sosampler.datasets.importers.records import AnnotationFile, Annotations, ReadOptions, Record, stem_of
 from sosampler.datasets.manifest import Item, Manifest
-from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, is_folder
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, is_folder, read_classes
 from sosampler.datasets.splits import SPLITS, make_splits
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
@@ -46,8 +45,7 @@ class Imported:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
         classes_file = self.manifest.write(out)
         missing_file = out.with_name(f"{out.name}.missing.txt")
-        with replacing(missing_file) as temporary:
-            temporary.write_text("".join(f"{name}\n" for name in self.missing), encoding="utf-8", newline="\n")
+        write_text(missing_file, (f"{name}\n" for name in self.missing))
         return classes_file, missing_file
 
 
