@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -190,19 +191,17 @@ def own_children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-_DEADLY = (
-    "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); import sosampler.inference.decode as w; "
-    "good = w.attempt\n"
-    "w.attempt = lambda task: os.kill(os.getpid(), 11) if '2.mp4' in str(task.source) else good(task)\n"
-    "w.serve(json.loads(sys.argv[2]))"
-)
+def deadly_decoder(slots: list[int]) -> Any:
+    good = decode_stream.attempt
+    decode_stream.attempt = lambda task: os.kill(os.getpid(), 11) if "2.mp4" in str(task.source) else good(task)
+    return decode_stream.decoder(slots)
 
 
 @pytest.mark.usefixtures("in_processes")
 def test_a_video_that_kills_its_decoder(
     videos: list[Path], sampler: SOSampler, classifier: so.Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_stream, "_START", _DEADLY)
+    monkeypatch.setattr(decode_stream, "_SERVER", f"{__name__}:deadly_decoder")
     before = own_children()
     pipe = Pipeline(sampler, classifier, num_frames=2, workers=1, batch_size=2)
     results = pipe([videos[0], videos[2], videos[1], videos[2], videos[0]])

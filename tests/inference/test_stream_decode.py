@@ -175,24 +175,31 @@ def test_large_videos_are_not_decoded_ahead(folder: Path, monkeypatch: pytest.Mo
             assert taken == max(8, number + 1), "one for each of two workers: the next is begun when one is taken"
 
 
-# The worker's attempt is replaced by one that acts on the name of the file.
-_ODD = (
-    "import json, os, sys; sys.path[:] = json.loads(sys.argv[1]); import sosampler.inference.decode as w; "
-    "from sosampler.errors import MissingDependency; good = w.attempt\n"
-    "def odd(task):\n"
-    "    name = os.path.basename(str(task.source))\n"
-    "    if 'deadly' in name: os.kill(os.getpid(), int(name.split('-')[1].split('.')[0]))\n"
-    "    if 'odd' in name: raise ZeroDivisionError('by zero')\n"
-    "    if 'lacking' in name: raise MissingDependency('torchcodec is not installed')\n"
-    "    if 'talkative' in name: print('hello', flush=True); os.write(1, b'hello')\n"
-    "    return good(task)\n"
-    "w.attempt = odd; w.serve(json.loads(sys.argv[2]))"
-)
+def odd_decoder(slots: list[int]) -> Any:
+    """The worker's attempt is replaced by one that acts on the name of the file."""
+    good = decode_stream.attempt
+
+    def odd(task: FrameTask) -> Any:
+        name = os.path.basename(str(task.source))
+        if "deadly" in name:
+            os.kill(os.getpid(), int(name.split("-")[1].split(".")[0]))
+        if "odd" in name:
+            raise ZeroDivisionError("by zero")
+        if "lacking" in name:
+            raise MissingDependency("torchcodec is not installed")
+        if "talkative" in name:
+            sys.stdout.write("hello\n")
+            sys.stdout.flush()
+            os.write(1, b"hello")
+        return good(task)
+
+    decode_stream.attempt = odd
+    return decode_stream.decoder(slots)
 
 
 @pytest.fixture
 def odd_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_stream, "_START", _ODD)
+    monkeypatch.setattr(decode_stream, "_SERVER", f"{__name__}:odd_decoder")
 
 
 @pytest.mark.usefixtures("odd_worker")
@@ -250,7 +257,7 @@ _VICTIM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np
-from sosampler.engine.decode_stream import FramePool, FrameTask
+from sosampler.inference.decode import FramePool, FrameTask
 from sosampler.inference.options import SelectOptions
 options = SelectOptions(policy="all", num_candidates=5, size=256, threads=1)
 with FramePool(2, processes=True, ahead=4, held=1) as pool:

@@ -89,20 +89,27 @@ def in_order(
             future.cancel()
 
 
-class ProcessEnded(SosamplerError):
+class ProcessEnded(Exception):
+    """How a child process ended."""
+
+    def __init__(self, code: int) -> None:
+        self.by_signal = code < 0
+        super().__init__(f"ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}")
+
+
+class WorkerDied(SosamplerError):
     """A child process died while it worked on a task."""
 
-    def __init__(self, code: int, work: str = "this") -> None:
-        self.by_signal = code < 0
-        self.how = f"ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
+    def __init__(self, ended: ProcessEnded, work: str) -> None:
+        self._ended = ended
         super().__init__(
-            f"a process for {work} {self.how}; run it again to continue, with more free memory if that ran out"
+            f"a process for {work} {ended}; run it again to continue, with more free memory if that ran out"
         )
 
     def over(self, name: str) -> str:
         """Return what happened as the failure of one video."""
-        why = "the file may be damaged, or memory ran out" if self.by_signal else "its output above tells why"
-        return f"{name}: the process that decoded it {self.how}; {why}"
+        why = "the file may be damaged, or memory ran out" if self._ended.by_signal else "its output above tells why"
+        return f"{name}: the process that decoded it {self._ended}; {why}"
 
 
 class ProcessPool:
@@ -166,12 +173,13 @@ class ProcessPool:
             pickle.dump(task, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
             succeeded, result = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             self._of_thread.process = None
             with self._lock:
                 self._processes.remove(process)
             _close(process)
-            raise ProcessEnded(process.wait(), self._name) from error
+            ended = ProcessEnded(process.returncode)
+            raise WorkerDied(ended, self._name) from ended
         if not succeeded:
             raise result
         return result

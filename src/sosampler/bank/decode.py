@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from sosampler._util.validation import one_of, real_number, whole_number
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, ProcessPool, SharedPixels, in_order
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, SharedPixels, WorkerDied, in_order
 from sosampler.bank.bank import decode_jpeg
 from sosampler.bank.format import Failure, StoredVideo
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
@@ -258,8 +258,8 @@ class VideoDecoder:
         try:
             result: StoredVideo | Failure = self._pool.call(task)
             return result
-        except ProcessEnded as ended:
-            return Failure(ended.over(task.path))
+        except WorkerDied as died:
+            return Failure(died.over(task.path))
 
 
 # ---- stored frames

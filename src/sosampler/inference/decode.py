@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, ProcessPool, in_order, unnamed_memory
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, WorkerDied, in_order, unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference import select as choosing
 from sosampler.inference.candidates import offer
@@ -31,6 +31,7 @@ from sosampler.video.timeline import Indices, Seconds
 
 # Frames that are decoded and not yet taken, or being decoded: beyond this no worker is given more than one video.
 MAX_WAITING_BYTES = 256 << 20
+_SERVER = "sosampler.inference.decode:decoder"
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,9 +227,7 @@ class FramePool:
         self._free = list(range(ahead + held))
         # Where a process cannot be handed open files, pixels go through the pipe.
         self._files = [unnamed_memory() for _ in self._free] if processes and CAN_SHARE_MEMORY else []
-        self._pool = ProcessPool(
-            workers, "sosampler.inference.decode:decoder", self._files, files=self._files, work="decoding"
-        )
+        self._pool = ProcessPool(workers, _SERVER, self._files, files=self._files, work="decoding")
         self._waiting_bytes = 0  # decoded and not taken
         self._largest = 0  # bytes of the largest video of late: what those under way will probably need
 
@@ -263,8 +262,8 @@ class FramePool:
         else:
             try:
                 answer = self._pool.call((replace(task, otherwise=None), slot))
-            except ProcessEnded as ended:
-                answer = VideoError(ended.over(source_name(task.source))), None
+            except WorkerDied as died:
+                answer = VideoError(died.over(source_name(task.source))), None
         if isinstance(answer[0], Unfit):
             assert task.otherwise is not None, "whoever asks for candidates says how to choose where they are unfit"
             return attempt(FrameTask(task.source, task.otherwise, choose=True)), None
