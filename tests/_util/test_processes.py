@@ -7,7 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 from PIL import Image
 
 from sosampler import wrap_classifier
-from sosampler._util.workers import ProcessPool, SharedPixels
+from sosampler._util.workers import ProcessPool, SharedPixels, in_order
 from sosampler.bank import annotate as teaching
 from sosampler.bank import decode as frame_decoding
 from sosampler.bank.bank import Bank
@@ -45,7 +48,61 @@ def children() -> list[psutil.Process]:
     return [child for child in alive if not any("resource_tracker" in word for word in child.cmdline())]
 
 
+class TestWindow:
+    def test_results_come_in_order_and_few_tasks_are_taken_ahead(self) -> None:
+        taken: list[int] = []
+
+        def tasks() -> Iterator[int]:
+            for number in range(10):
+                taken.append(number)
+                yield number
+
+        with ThreadPoolExecutor(2) as threads:
+            results = in_order(lambda number: threads.submit(str, number), tasks(), lambda pending: len(pending) < 3)
+            assert next(results) == "0"
+            assert taken == [0, 1, 2]
+            assert list(results) == [str(number) for number in range(1, 10)]
+            assert list(in_order(lambda number: threads.submit(str, number), range(3), lambda pending: False)) == [
+                "0",
+                "1",
+                "2",
+            ]
+
+    def test_an_error_of_the_tasks_comes_after_the_results_before_it(self) -> None:
+        def tasks() -> Iterator[int]:
+            yield from (1, 2)
+            raise InvalidArgument("no more")
+
+        with ThreadPoolExecutor(1) as threads:
+            results = in_order(lambda number: threads.submit(str, number), tasks(), lambda pending: True)
+            assert [next(results), next(results)] == ["1", "2"]
+            with pytest.raises(InvalidArgument, match="no more"):
+                next(results)
+
+    def test_tasks_that_have_not_started_are_cancelled(self) -> None:
+        started: list[int] = []
+        gate = threading.Event()
+
+        def work(number: int) -> int:
+            started.append(number)
+            assert number == 0 or gate.wait(30)
+            return number
+
+        with ThreadPoolExecutor(1) as threads:
+            results = in_order(lambda number: threads.submit(work, number), range(9), lambda pending: len(pending) < 9)
+            assert next(results) == 0
+            results.close()
+            gate.set()
+        assert len(started) <= 2
+
+
 class TestPool:
+    def test_without_processes_this_one_works(self) -> None:
+        with ProcessPool(0, SERVER, "config") as pool:
+            assert list(pool.results([("wait", 0), ("wait", 0)])) == 2 * [("config", 0, os.getpid())]
+            with pytest.raises(InvalidArgument, match=r"^this is why$"):
+                pool.submit(("refuse", "this is why")).result()
+
     def test_answers_come_in_order_from_several_processes(self) -> None:
         with ProcessPool(2, SERVER, "told") as pool:
             tasks = [("wait", 0.05 if number % 3 == 0 else 0.0) for number in range(12)]

@@ -117,6 +117,14 @@ def test_broken_off_at_any_step(videos: Path, tmp_path: Path, monkeypatch: pytes
     assert contents(resumed.path) == expected
 
 
+def test_a_retry_that_an_earlier_version_left_half_done_begins_anew(videos: Path, tmp_path: Path) -> None:
+    made(videos, tmp_path / "bank", pooled())
+    (tmp_path / "bank" / "frames" / "00001.retried.arrow").write_bytes(b"staged")
+    mend(videos)
+    bank = made(videos, tmp_path / "bank", pooled(), retry_failed=True)
+    assert contents(bank.path) == contents(made(videos, tmp_path / "fresh", pooled()).path)
+
+
 def test_lists_of_failures_that_were_lost_or_damaged(videos: Path, tmp_path: Path) -> None:
     bank = made(videos, tmp_path / "bank")
     whole = contents(bank.path)
