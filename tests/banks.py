@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import wrap_classifier
+from sosampler._util.files import write_text
 from sosampler.bank.bank import Bank
-from sosampler.bank.format import teacher_batch, teacher_schema, write_text
+from sosampler.bank.format import tables_batch, teacher_schema
 from sosampler.bank.from_arrays import FrameEntry
 from sosampler.bank.prepare import prepare
 from sosampler.bank.writer import writing_shard
@@ -108,14 +109,14 @@ def teacher_by_hand(bank: Bank, name: str = "f" * 16, views: int = 1, seed: int 
         "precision": "float32",
         "features": {"precision": "float32", "width": 3},
     }
-    folder.teacher(name).mkdir(parents=True)
-    write_text(folder.teacher_json(name), json.dumps(about))
+    folder.teacher(name).path.mkdir(parents=True)
+    write_text(folder.teacher(name).header, json.dumps(about))
     schema = teacher_schema(3, "float32", 3)
-    for shard in range(bank.head.num_shards):
-        with writing_shard(folder.teacher_shard(name, shard), schema) as write:
+    for shard in range(bank.header.num_shards):
+        with writing_shard(folder.teacher(name).shard(shard), schema) as write:
             for row in bank.rows:
                 if row.shard == shard:
                     probs = rng.dirichlet(np.ones(3), size=len(bank[len(answers)])).astype(np.float16)
                     answers.append(probs)
-                    write(teacher_batch(schema, row.item.id, probs, 10 * probs.astype(np.float32)))
+                    write(tables_batch(schema, row.item.id, probs, 10 * probs.astype(np.float32)))
     return answers

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from sosampler._util.files import write_text
 from sosampler.bank.bank import Bank
-from sosampler.bank.format import FEATURES_KIND, VERSION, features_schema, tables_batch, write_text
+from sosampler.bank.format import FEATURES, VERSION, features_schema, tables_batch
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.writer import writing_shard
 
@@ -88,9 +89,9 @@ def write_features(
     precision: str = "float16",
 ) -> None:
     """Features [T, D] of each video, as `add_features` would have written them for some network."""
-    answers, width = bank.folder.feature_answers(name), features[0].shape[1]
+    answers, width = bank.folder.features(name), features[0].shape[1]
     about = {
-        "kind": FEATURES_KIND,
+        "kind": FEATURES.kind,
         "version": VERSION,
         "name": name,
         "network": kind,
@@ -104,9 +105,9 @@ def write_features(
         "preprocessing": {},
     }
     answers.path.mkdir(parents=True)
-    write_text(answers.head, json.dumps(about))
+    write_text(answers.header, json.dumps(about))
     schema = features_schema(precision, width)
-    for shard in range(bank.head.num_shards):
+    for shard in range(bank.header.num_shards):
         with writing_shard(answers.shard(shard), schema) as write:
             for number, row in enumerate(bank.rows):
                 if row.shard == shard:

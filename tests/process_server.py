@@ -18,6 +18,13 @@ class Odd(Exception):
         super().__init__(first + second)
 
 
+def deadly(_: None) -> Any:
+    """Decodes videos, but dies over those called "wide"."""
+    from sosampler.bank.decode import attempt
+
+    return lambda task: os.kill(os.getpid(), signal.SIGSEGV) if "wide" in task.path else attempt(task)
+
+
 def server(told: Any) -> Any:
     """Answers (name of what to do, value) with what it was told, the value and its process."""
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sosampler._util.files import write_text
 from sosampler.bank.bank import Bank
-from sosampler.bank.format import teacher_batch, teacher_schema, write_text
+from sosampler.bank.format import tables_batch, teacher_schema
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.writer import writing_shard
 
@@ -117,16 +118,16 @@ def write_teacher(bank: Bank, logits: list[np.ndarray], *, multi_label: bool, po
         "precision": "float32",
         "features": features,
     }
-    folder.teacher(TEACHER).mkdir(parents=True)
-    write_text(folder.teacher_json(TEACHER), json.dumps(about))
+    folder.teacher(TEACHER).path.mkdir(parents=True)
+    write_text(folder.teacher(TEACHER).header, json.dumps(about))
     schema = teacher_schema(3, "float32" if features else None, 3 if features else None)
-    for shard in range(bank.head.num_shards):
-        with writing_shard(folder.teacher_shard(TEACHER, shard), schema) as write:
+    for shard in range(bank.header.num_shards):
+        with writing_shard(folder.teacher(TEACHER).shard(shard), schema) as write:
             for number, row in enumerate(bank.rows):
                 if row.shard == shard:
                     probs = probabilities(logits[number], multi_label=multi_label)
                     kept = logits[number] if features else None
-                    write(teacher_batch(schema, row.item.id, probs.astype(np.float16), kept))
+                    write(tables_batch(schema, row.item.id, probs.astype(np.float16), kept))
 
 
 def probabilities(logits: np.ndarray, *, multi_label: bool) -> np.ndarray:

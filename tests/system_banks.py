@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sosampler._util.files import write_text
 from sosampler.bank.bank import Bank
-from sosampler.bank.format import FEATURES_KIND, features_schema, tables_batch, write_text
+from sosampler.bank.format import FEATURES, features_schema, tables_batch
 from sosampler.bank.writer import writing_shard
 from sosampler.baselines.base import Baseline, BaselineOutput, Views
 from sosampler.baselines.folder import save_baseline
@@ -81,9 +82,9 @@ def keep(
     precision: str = "float16",
 ) -> None:
     """Features, as `add_features` would write them."""
-    folder, width = bank.folder.feature_answers(name), tables[0].shape[1]
+    folder, width = bank.folder.features(name), tables[0].shape[1]
     about = {
-        "kind": FEATURES_KIND,
+        "kind": FEATURES.kind,
         "version": 1,
         "name": name,
         "network": "classifier",
@@ -94,9 +95,9 @@ def keep(
         "gmacs": gmacs,
     }
     folder.path.mkdir(parents=True)
-    write_text(folder.head, json.dumps(about))
+    write_text(folder.header, json.dumps(about))
     schema = features_schema(precision, width)
-    for shard in range(bank.head.num_shards):
+    for shard in range(bank.header.num_shards):
         with writing_shard(folder.shard(shard), schema) as write:
             for row, table in zip(bank.rows, tables, strict=True):
                 if row.shard == shard:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sosampler._util.files import write_text
 from sosampler.bank.bank import Bank
-from sosampler.bank.format import teacher_batch, teacher_schema, write_text
+from sosampler.bank.format import tables_batch, teacher_schema
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.writer import writing_shard
 from sosampler.video.candidates import segment_centres, uniform_positions
@@ -84,14 +85,14 @@ def teach(bank: Bank, logits: Sequence[np.ndarray], *, multi_label: bool = False
         "features": {"precision": "float32", "width": 3},
     }
     folder = bank.folder
-    folder.teacher(name).mkdir(parents=True)
-    write_text(folder.teacher_json(name), json.dumps(about))
+    folder.teacher(name).path.mkdir(parents=True)
+    write_text(folder.teacher(name).header, json.dumps(about))
     schema = teacher_schema(3, "float32", 3)
-    for shard in range(bank.head.num_shards):
-        with writing_shard(folder.teacher_shard(name, shard), schema) as write:
+    for shard in range(bank.header.num_shards):
+        with writing_shard(folder.teacher(name).shard(shard), schema) as write:
             for row, answer in zip(bank.rows, logits, strict=True):
                 if row.shard == shard:
-                    write(teacher_batch(schema, row.item.id, activate(answer).astype(np.float16), answer))
+                    write(tables_batch(schema, row.item.id, activate(answer).astype(np.float16), answer))
 
 
 def distinct(length: int, count: int = NUM_CANDIDATES) -> list[int]:

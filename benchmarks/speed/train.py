@@ -150,7 +150,7 @@ def _made(work: Path, videos: int, say: Say) -> Bank:
 def _annotated(bank: Bank, classifier: Any) -> float:
     """Return the seconds that the classifier takes for all frames."""
     for name in bank.teachers:  # of an earlier call
-        shutil.rmtree(bank.folder.teacher_answers(name).path)
+        shutil.rmtree(bank.folder.teacher(name).path)
     begin = time.perf_counter()
     add_teacher(bank, classifier)
     return time.perf_counter() - begin

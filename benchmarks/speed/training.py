@@ -41,15 +41,15 @@ def rendering(arguments: argparse.Namespace) -> dict[str, Any]:
     """Reels a second, by threads and by processes."""
     pictures = arguments.pictures or "procedural"
     out = arguments.work / "rendered"
-    usual = reel_processes._FRAMES_A_PROCESS
+    usual = reel_processes._FRAMES_PER_PROCESS
 
     def render(frames_a_process: int) -> None:
         shutil.rmtree(out, ignore_errors=True)
-        reel_processes._FRAMES_A_PROCESS = frames_a_process
+        reel_processes._FRAMES_PER_PROCESS = frames_a_process
         so.make_reels(pictures, out, recipe={**STILL, **SIZES}, counts={"train": arguments.videos})
 
     seconds = in_turns({THREADS: lambda: render(10**9), PROCESSES: lambda: render(1)}, rounds=arguments.rounds)
-    reel_processes._FRAMES_A_PROCESS = usual
+    reel_processes._FRAMES_PER_PROCESS = usual
     shutil.rmtree(out)
     return _told("reels", arguments.videos, seconds)
 
@@ -64,16 +64,16 @@ def asking(arguments: argparse.Namespace) -> dict[str, Any]:
         counts={"train": arguments.videos},
     )
     classifier = so.create_classifier(arguments.classifier, class_names=list(bank.classes), device=device)
-    usual: Callable[[str, int, int], int] = teaching.num_decoding_processes
+    usual: Callable[[str, int, int], int] = teaching.num_frame_decoders
 
     def ask(number: int) -> None:
         shutil.rmtree(bank.path / "teachers", ignore_errors=True)
-        teaching.num_decoding_processes = lambda device, cores, frames: number  # type: ignore[assignment]
+        teaching.num_frame_decoders = lambda device, cores, frames: number  # type: ignore[assignment]
         so.add_teacher(bank, classifier)
 
     processes = max(1, min(16, num_cores() - 1))
     seconds = in_turns({THREADS: lambda: ask(0), PROCESSES: lambda: ask(processes)}, rounds=arguments.rounds)
-    teaching.num_decoding_processes = usual
+    teaching.num_frame_decoders = usual
     told = _told("frames", sum(len(item) for item in bank), seconds)
     shutil.rmtree(bank.path)
     used_here = usual(torch.device(device).type, num_cores(), told["frames"])

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sosampler.bank.add_features import add_features
     from sosampler.bank.bank import Bank
     from sosampler.bank.from_arrays import FrameEntry, write_frames
-    from sosampler.bank.prepare import add_teacher, prepare
+    from sosampler.bank.prepare import add_features, add_teacher, prepare
     from sosampler.bank.subset import subset
     from sosampler.baselines.folder import load_system
     from sosampler.baselines.registry import list_samplers
@@ -70,7 +69,7 @@ _HOMES = {
     "prepare": "sosampler.bank.prepare",
     "add_teacher": "sosampler.bank.prepare",
     "Bank": "sosampler.bank.bank",
-    "add_features": "sosampler.bank.add_features",
+    "add_features": "sosampler.bank.prepare",
     "write_frames": "sosampler.bank.from_arrays",
     "FrameEntry": "sosampler.bank.from_arrays",
     "subset": "sosampler.bank.subset",

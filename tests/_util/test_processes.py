@@ -7,7 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,13 @@ import pytest
 from PIL import Image
 
 from sosampler import wrap_classifier
-from sosampler._util.workers import ProcessPool, SharedPixels
+from sosampler._util.workers import ProcessPool, SharedPixels, in_order
 from sosampler.bank import annotate as teaching
-from sosampler.bank import frame_decoding
-from sosampler.bank.add_features import add_features
+from sosampler.bank import decode as frame_decoding
 from sosampler.bank.bank import Bank
-from sosampler.bank.frame_decoding import InProcesses, InThread, num_decoding_processes
+from sosampler.bank.decode import FrameDecoder, num_frame_decoders
 from sosampler.bank.from_arrays import FrameEntry, write_frames
-from sosampler.bank.prepare import add_teacher
+from sosampler.bank.prepare import add_features, add_teacher
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.reels import bank as reel_processes
 from sosampler.reels.bank import num_render_processes, write_reel_bank
@@ -46,7 +48,61 @@ def children() -> list[psutil.Process]:
     return [child for child in alive if not any("resource_tracker" in word for word in child.cmdline())]
 
 
+class TestWindow:
+    def test_results_come_in_order_and_few_tasks_are_taken_ahead(self) -> None:
+        taken: list[int] = []
+
+        def tasks() -> Iterator[int]:
+            for number in range(10):
+                taken.append(number)
+                yield number
+
+        with ThreadPoolExecutor(2) as threads:
+            results = in_order(lambda number: threads.submit(str, number), tasks(), lambda pending: len(pending) < 3)
+            assert next(results) == "0"
+            assert taken == [0, 1, 2]
+            assert list(results) == [str(number) for number in range(1, 10)]
+            assert list(in_order(lambda number: threads.submit(str, number), range(3), lambda pending: False)) == [
+                "0",
+                "1",
+                "2",
+            ]
+
+    def test_an_error_of_the_tasks_comes_after_the_results_before_it(self) -> None:
+        def tasks() -> Iterator[int]:
+            yield from (1, 2)
+            raise InvalidArgument("no more")
+
+        with ThreadPoolExecutor(1) as threads:
+            results = in_order(lambda number: threads.submit(str, number), tasks(), lambda pending: True)
+            assert [next(results), next(results)] == ["1", "2"]
+            with pytest.raises(InvalidArgument, match="no more"):
+                next(results)
+
+    def test_tasks_that_have_not_started_are_cancelled(self) -> None:
+        started: list[int] = []
+        gate = threading.Event()
+
+        def work(number: int) -> int:
+            started.append(number)
+            assert number == 0 or gate.wait(30)
+            return number
+
+        with ThreadPoolExecutor(1) as threads:
+            results = in_order(lambda number: threads.submit(work, number), range(9), lambda pending: len(pending) < 9)
+            assert next(results) == 0
+            results.close()
+            gate.set()
+        assert len(started) <= 2
+
+
 class TestPool:
+    def test_without_processes_this_one_works(self) -> None:
+        with ProcessPool(0, SERVER, "config") as pool:
+            assert list(pool.results([("wait", 0), ("wait", 0)])) == 2 * [("config", 0, os.getpid())]
+            with pytest.raises(InvalidArgument, match=r"^this is why$"):
+                pool.submit(("refuse", "this is why")).result()
+
     def test_answers_come_in_order_from_several_processes(self) -> None:
         with ProcessPool(2, SERVER, "told") as pool:
             tasks = [("wait", 0.05 if number % 3 == 0 else 0.0) for number in range(12)]
@@ -65,7 +121,7 @@ class TestPool:
             with pytest.raises(SosamplerError, match="Odd: whatever"):
                 pool.submit(("odd", None)).result()
             assert pool.submit(("print", 7)).result()[1] == 7  # what libraries print is no answer
-            with pytest.raises(SosamplerError, match="a process for this ended with signal SIGKILL; call again to go"):
+            with pytest.raises(SosamplerError, match="a process for this ended with signal SIGKILL; run it again to"):
                 pool.submit(("die", None)).result()
             assert pool.submit(("wait", 0)).result()[1] == 0  # by a new process
 
@@ -121,7 +177,7 @@ def always_processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(number)
         return real(number, *arguments, **options)
 
-    monkeypatch.setattr(reel_processes, "_FRAMES_A_PROCESS", 1)
+    monkeypatch.setattr(reel_processes, "_FRAMES_PER_PROCESS", 1)
     monkeypatch.setattr(reel_processes, "ProcessPool", counting)
     return seen
 
@@ -193,7 +249,7 @@ class TestReels:
             # Where tests run in the background, a shell has told them to ignore interrupts.
             "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "from sosampler.reels import bank, make\n"
-            "bank._FRAMES_A_PROCESS = 1\n"
+            "bank._FRAMES_PER_PROCESS = 1\n"
             f"make.make_reels('procedural', {str(tmp_path / 'bank')!r}, counts={{'train': 5000}}, workers=2)\n"
         )
         run = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.PIPE, text=True)
@@ -223,10 +279,10 @@ def jpegs_of(bank: Bank) -> tuple[list[bytes], list[str]]:
 class TestDecoding:
     def test_processes_give_the_same_pixels(self, reels: Path) -> None:
         jpegs, names = jpegs_of(Bank(reels))
-        with InProcesses(2) as processes:
+        with FrameDecoder(2) as processes:
             for count in (1, 2, 16, 17, 40, len(jpegs)):
                 with (
-                    InThread().decoded(jpegs[:count], names) as expected,
+                    FrameDecoder().decoded(jpegs[:count], names) as expected,
                     processes.decoded(jpegs[:count], names) as found,
                 ):
                     assert found.shape == (count, 48, 48, 3)
@@ -236,12 +292,12 @@ class TestDecoding:
     def test_large_batches_give_their_memory_back(self, reels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         jpegs, names = jpegs_of(Bank(reels))
         monkeypatch.setattr(frame_decoding, "_MAX_DECODED_BYTES", 20 * 48 * 48 * 3)
-        with InProcesses(1) as processes:
+        with FrameDecoder(1) as processes:
             for first in (0, 30, 60):  # into room that was used before
                 part = slice(first, first + 30)
                 with (
                     processes.decoded(jpegs[part], names[part]) as found,
-                    InThread().decoded(jpegs[part], names[part]) as expected,
+                    FrameDecoder().decoded(jpegs[part], names[part]) as expected,
                 ):
                     np.testing.assert_array_equal(found, expected)
                     held = found
@@ -250,21 +306,21 @@ class TestDecoding:
     def test_a_damaged_frame_is_named_and_the_next_batch_goes_well(self, reels: Path) -> None:
         jpegs, names = jpegs_of(Bank(reels))
         broken = [*jpegs[:30], jpegs[30][:40], *jpegs[31:40]]
-        with InProcesses(2) as processes:
+        with FrameDecoder(2) as processes:
             with (
                 pytest.raises(SosamplerError, match=f"'{names[30]}': a JPEG is damaged"),
                 processes.decoded(broken, names),
             ):
                 pass
-            with processes.decoded(jpegs[:40], names) as found, InThread().decoded(jpegs[:40], names) as expected:
+            with processes.decoded(jpegs[:40], names) as found, FrameDecoder().decoded(jpegs[:40], names) as expected:
                 np.testing.assert_array_equal(found, expected)
 
     def test_where_processes_pay(self) -> None:
-        assert num_decoding_processes("cuda", 16, 30_000) == 15
-        assert num_decoding_processes("cuda", 64, 30_000) == 16
-        assert num_decoding_processes("cuda", 16, 300) == 0
-        assert num_decoding_processes("cuda", 2, 30_000) == 0
-        assert num_decoding_processes("cpu", 16, 30_000) == 0
+        assert num_frame_decoders("cuda", 16, 30_000) == 15
+        assert num_frame_decoders("cuda", 64, 30_000) == 16
+        assert num_frame_decoders("cuda", 16, 300) == 0
+        assert num_frame_decoders("cuda", 2, 30_000) == 0
+        assert num_frame_decoders("cpu", 16, 30_000) == 0
 
 
 class TestAsking:
@@ -284,7 +340,7 @@ class TestAsking:
         add_teacher(bank, classifier, batch=5)
         add_features(bank, classifier, batch=5, name="own")
         used: list[int] = []
-        monkeypatch.setattr(teaching, "num_decoding_processes", lambda device, cores, frames: used.append(frames) or 2)
+        monkeypatch.setattr(teaching, "num_frame_decoders", lambda device, cores, frames: used.append(frames) or 2)
         add_teacher(tmp_path / "other", classifier, batch=5)
         add_features(tmp_path / "other", classifier, batch=5, name="own")
         assert used == [80, 80]
@@ -299,7 +355,7 @@ class TestAsking:
         for shard in ("00001.arrow", "00004.arrow"):
             (folder / shard).unlink()
         frames: list[int] = []
-        monkeypatch.setattr(teaching, "num_decoding_processes", lambda device, cores, count: frames.append(count) or 0)
+        monkeypatch.setattr(teaching, "num_frame_decoders", lambda device, cores, count: frames.append(count) or 0)
         add_teacher(bank, classifier)
         assert frames == [80 * 2 // 7]
         assert contents(bank) == before

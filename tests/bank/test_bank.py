@@ -148,7 +148,7 @@ def test_the_right_teacher_is_found_and_others_are_named(bank: Bank) -> None:
         bank.teacher()
     assert bank.teacher("f" * 16).about["views"] == 1  # its name
     assert bank.teacher("f" * 16, views=3).about["views"] == 3
-    bank.folder.teacher_shard("f" * 16, 1).unlink()
+    bank.folder.teacher("f" * 16).shard(1).unlink()
     with pytest.raises(SosamplerError, match="1 of 3 parts of this teacher are missing"):
         bank.teacher(views=1)
 
@@ -206,8 +206,8 @@ def test_threads_change_nothing(tmp_path: Path, bank: Bank) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"frames": np.zeros((2, 8, 8, 3), np.float32)}, r"float32 \[2, 8, 8, 3\]; give uint8"),
-        ({"frames": np.zeros((0, 8, 8, 3), np.uint8)}, "a frame at least"),
+        ({"frames": np.zeros((2, 8, 8, 3), np.float32)}, r"float32 \[2, 8, 8, 3\]; must be uint8"),
+        ({"frames": np.zeros((0, 8, 8, 3), np.uint8)}, "at least one frame"),
         ({"frames": [b"no picture"]}, "not a JPEG"),
         ({"frames": []}, "0 JPEGs"),
         ({"pts_seconds": [0.0]}, "pts_seconds of shape"),
@@ -215,7 +215,7 @@ def test_threads_change_nothing(tmp_path: Path, bank: Bank) -> None:
         ({"frame_indices": [3, 3]}, "frame_indices"),
         ({"labels": (3,)}, "between 0 and 2"),
         ({"labels": ()}, "exactly one"),
-        ({"labels": (0.5,)}, "whole numbers"),
+        ({"labels": (0.5,)}, "must be ints"),
         ({"duration": float("nan")}, "duration of 'a'=nan"),
         ({"duration": -3.0}, "duration of 'a'=-3.0"),
         ({"total_num_frames": 0}, "total_num_frames of 'a'=0"),
@@ -244,7 +244,7 @@ def test_numbers_of_numpy_and_tuples_are_taken(tmp_path: Path) -> None:
 def test_no_entries_and_doubled_ids(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="at least one video"):
         write_frames(tmp_path / "bank", [], classes=CLASSES)
-    with pytest.raises(InvalidArgument, match="already taken"):
+    with pytest.raises(InvalidArgument, match="already used"):
         write_frames(tmp_path / "bank", [entries(1)[0], entries(1)[0]], classes=CLASSES)
 
 

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 
 from sosampler import create_classifier, save_classifier, wrap_classifier
 from sosampler._util.progress import Progress
-from sosampler.bank import frame_decoding
-from sosampler.bank.add_features import add_features
+from sosampler.bank import decode as frame_decoding
 from sosampler.bank.bank import Bank
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
+from sosampler.bank.prepare import add_features
 from sosampler.bank.subset import subset
 from sosampler.cli.bank import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
@@ -357,14 +357,14 @@ def _edit(**changes: Any) -> Callable[[Path], None]:
     [
         (_cut, "00001.arrow: is damaged", False),
         (Path.unlink, "00001.arrow: is missing; give the same network to so.add_features again", False),
-        (_other_rows, "00001.arrow: row 0, 'v4', is of 'v0'; delete it and give the same network", False),
-        (_other_numbers, "00001.arrow: is not what was written, 00001.sha256 has another checksum", True),
+        (_other_rows, "00001.arrow: row 0, 'v4', is 'v0'; delete it and give the same network", False),
+        (_other_numbers, "00001.arrow: differs from what was written, 00001.sha256 has another checksum", True),
         (_not_finite, "row 1, 'v5', has features that are not finite", True),
         (_edit(width=16), "row 0, 'v0', has features of float16 [3, 32] instead of float16 [3, 16]", False),
         (_edit(precision="float32"), "instead of float32 [3, 32]", False),
-        (_edit(width=0), "features.json: width=0 in precision='float16' cannot be", False),
+        (_edit(width=0), "features.json: width=0, precision='float16' are not valid", False),
         (_edit(gmacs="gone"), "features.json: lacks 'gmacs'", False),
-        (_edit(kind="recipe"), "features.json: is not the head of a sosampler features", False),
+        (_edit(kind="recipe"), "features.json: is not the header of a sosampler features", False),
     ],
 )
 def test_damage_is_found(bank: Bank, tmp_path: Path, damage: Callable[[Path], None], said: str, readable: bool) -> None:
@@ -424,13 +424,13 @@ def test_another_network_under_the_same_name(bank: Bank) -> None:
 @pytest.mark.parametrize(
     ("network", "options", "said"),
     [
-        (classifier, {"name": "../heavy"}, "name='../heavy' is not allowed for features"),
-        (classifier, {"name": ""}, "name='' is not allowed"),
+        (classifier, {"name": "../heavy"}, "name='../heavy' cannot name features"),
+        (classifier, {"name": ""}, "name='' cannot name"),
         (classifier, {"precision": "int8"}, "precision='int8' is unknown; choose one of: float16, float32"),
         (classifier, {"batch": 0}, "batch=0 is not allowed"),
         (classifier, {"device": "abacus"}, "device='abacus' cannot be used here"),
-        (lambda: nn.Linear(2, 2), {}, "a Linear shows no features; give a classifier"),
-        (lambda: None, {}, "a NoneType shows no features"),
+        (lambda: nn.Linear(2, 2), {}, "a Linear has no features; give a classifier"),
+        (lambda: None, {}, "a NoneType has no features"),
         (lambda: Path("nowhere"), {}, "nowhere: no such folder"),
         (lambda: "nonsense", {}, "'nonsense' is unknown"),
         (lambda: SOSampler(shift=8, input_size=32), {}, r"temporal shift.*give a sampler trained with shift=0"),
@@ -449,13 +449,13 @@ def test_which_features_are_meant(bank: Bank) -> None:
     add_features(bank, classifier(0), name="heavy")
     assert bank.features().name == bank.features(classifier(0).fingerprint()).name == "heavy"
     add_features(bank, classifier(1))
-    with pytest.raises(InvalidArgument, match="features were asked for, but several fit"):
+    with pytest.raises(InvalidArgument, match="features are ambiguous, several fit"):
         bank.features()
     with pytest.raises(InvalidArgument, match=f"fingerprint {classifier(2).fingerprint()} are not in this bank"):
         bank.features(classifier(2))
-    with pytest.raises(InvalidArgument, match="a float does not tell which features are meant"):
+    with pytest.raises(InvalidArgument, match="a float does not identify features"):
         bank.features(0.5)
-    with pytest.raises(InvalidArgument, match="give a whole number from 0 to 9"):
+    with pytest.raises(InvalidArgument, match="must be an int from 0 to 9"):
         bank.features("heavy")["v1"]
 
 

@@ -140,7 +140,7 @@ def test_importing_again_replaces_what_was_missing(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"--out": "m.parquet"}, r"ending of --out='.parquet' is unknown; choose one of: .csv, .jsonl"),
+        ({"--out": "m.parquet"}, r"suffix of --out='.parquet' is unknown; choose one of: .csv, .jsonl"),
         ({"--map": "validation"}, r"--map 'validation' is not SUBSET=SPLIT"),
         ({"--map": "validation=best"}, r"'best' is unknown"),
         ({"--videos": "empty"}, "holds none of the 4 videos"),

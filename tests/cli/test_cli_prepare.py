@@ -75,7 +75,7 @@ def test_commands(videos: Path, tmp_path: Path, prepare_app: typer.Typer) -> Non
 def test_options_of_a_classifier_need_one(videos: Path, tmp_path: Path, prepare_app: typer.Typer) -> None:
     done = run(prepare_app, videos / "m.csv", "--out", tmp_path / "bank", "--weights", "w.pt")
     assert isinstance(done.exception, InvalidArgument)
-    assert "--weights is of a classifier" in str(done.exception)
+    assert "--weights configures a classifier" in str(done.exception)
 
 
 class Screen(io.StringIO):
@@ -113,7 +113,7 @@ def test_failures_say_how_to_try_again(videos: Path, tmp_path: Path, prepare_app
     arguments = (videos / "m.csv", "--out", tmp_path / "bank", "-t", 2, "--workers", 0)
     assert "--retry-failed tries them again" in run(prepare_app, *arguments).stderr
     again = run(prepare_app, "--out", tmp_path / "bank", "--size", 32, "-c", "timm:test_resnet")
-    assert "size says how videos are decoded" in str(again.exception)
+    assert "size controls how videos are decoded" in str(again.exception)
 
 
 def test_damaged_banks_end_with_exit_code_2(

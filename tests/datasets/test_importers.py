@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sosampler.datasets.catalog import CATALOG
-from sosampler.datasets.importers.build import READERS, Imported, import_dataset
+from sosampler.datasets.importers.build import Imported, import_dataset
+from sosampler.datasets.importers.readers import READERS
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import InvalidArgument
 
@@ -150,13 +151,13 @@ class TestActivityNet:
         with pytest.raises(InvalidArgument, match=r"a\.json, line 2: is not JSON"):
             import_dataset("activitynet", [path], videos=videos)
         path = write(tmp_path, "a.json", '{"database": {"x": {}, "x": {}}}')
-        with pytest.raises(InvalidArgument, match="the key 'x' stands twice"):
+        with pytest.raises(InvalidArgument, match="the key 'x' occurs twice"):
             import_dataset("activitynet", [path], videos=videos)
 
     def test_nothing_found_says_what_was_looked_for(self, tmp_path: Path, videos: Path) -> None:
         with pytest.raises(InvalidArgument, match=r"holds none of the 4 videos; .* v_sJFgo9H6zNo\.mp4 or sJFgo9H6zNo"):
             self.load(tmp_path, videos)
-        with pytest.raises(InvalidArgument, match="is no folder"):
+        with pytest.raises(InvalidArgument, match="is not a folder"):
             self.load(tmp_path, videos / "no")
 
     def test_a_label_outside_of_the_list(self, tmp_path: Path, videos: Path) -> None:
@@ -257,7 +258,7 @@ class TestKinetics:
     def test_bad_subsets(self, tmp_path: Path, videos: Path) -> None:
         self.fill(videos)
         for lines, says in {
-            "abseiling\nair druming\n": "line 2: 'air druming' is no class",
+            "abseiling\nair druming\n": "line 2: 'air druming' is not a class",
             "xxxxxxxxxxx\n": "names no video",
             "\n": "names nothing",
         }.items():
@@ -283,7 +284,7 @@ class TestKinetics:
             ("label,youtube_id,time_start,time_end,split\na,v,-1,9,train\n", "line 2: time_start='-1' is not"),
             ("label,youtube_id,time_start,time_end,split\na,,0,9,train\n", "line 2: youtube_id is empty"),
             ("label,youtube_id,time_start,time_end,split\na,v,0,9,holdout\n", "line 2: the subset 'holdout'"),
-            ("label,youtube_id,time_start,time_end\na,v,0,9\n", "its name does not say which split"),
+            ("label,youtube_id,time_start,time_end\na,v,0,9\n", "its name does not contain its split"),
             (f"label,youtube_id,time_start,time_end,split\n{'a' * 200_000},v,0,9,train\n", "line 2: is not CSV"),
             ("", "line 1: the column 'youtube_id' is missing, found: nothing"),
             (
@@ -358,7 +359,7 @@ class TestSports1M:
             ("https://www.youtube.com/watch?v=a", "line 1: has 1 fields"),
             ("folder 300 5", "line 1: has 3 fields .* import frames"),
             ("https://www.youtube.com/watch?v=a 7", "line 1: the label 7 is outside of the class list"),
-            ("https://www.youtube.com/watch?v=a x", "line 1: the label 'x' is not a whole number"),
+            ("https://www.youtube.com/watch?v=a x", "line 1: the label 'x' is not an int"),
             ("https://www.youtube.com/watch?v=a ,", "line 1: has no label"),
             ("https://example.org/a 1", "line 1: 'https://example.org/a' is not the address of a video"),
         ],
@@ -371,7 +372,7 @@ class TestSports1M:
     def test_a_torn_archive(self, tmp_path: Path, videos: Path) -> None:
         path = tmp_path / "train.txt.gz"
         path.write_bytes(gzip.compress(self.TRAIN.encode())[:-9])
-        with pytest.raises(InvalidArgument, match="is not a whole gzip file"):
+        with pytest.raises(InvalidArgument, match="is not a complete gzip file"):
             import_dataset("sports1m", [path], videos=videos)
 
 
@@ -420,12 +421,12 @@ class TestCoin:
         ("change", "says"),
         [
             ({"class": ""}, "'class' is missing"),
-            ({"recipe_type": "2"}, "recipe_type='2' is not a whole number"),
+            ({"recipe_type": "2"}, "recipe_type='2' is not an int"),
             ({"recipe_type": 0}, "two classes share a recipe_type"),
             ({"class": "UseAnalyticalBalance"}, "has recipe_type 2, but 0 before"),
             ({"subset": "maybe"}, "the subset 'maybe' is unknown"),
             ({"start": "x"}, "'x' is not a time"),
-            ({"start": 9.5}, "end=9.0 is not after start=9.5"),
+            ({"start": 9.5}, "end=9.0 must be after start=9.5"),
         ],
     )
     def test_bad_entries(self, tmp_path: Path, videos: Path, change: dict[str, Any], says: str) -> None:
@@ -546,7 +547,7 @@ class TestAll:
         for arguments, says in (
             (("ucf101", [path]), "data set='ucf101' is unknown; choose one of: activitynet"),
             (("frames", []), "no annotation file was given"),
-            (("frames", [f"{path}=fold1"]), "'fold1' is no split"),
+            (("frames", [f"{path}=fold1"]), "'fold1' is not a split"),
             (("frames", [tmp_path / "train_no.txt"]), "cannot be read"),
         ):
             with pytest.raises(InvalidArgument, match=says):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sosampler.datasets.classes import read_classes
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
+from sosampler.datasets.manifest_io import read_classes
 from sosampler.datasets.splits import make_splits
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES
@@ -107,13 +107,13 @@ CSV_ERRORS = {
     "no label": ("path,split\na,train\n", "line 1: the column 'label' or 'labels' is missing"),
     "semicolons": ("path;label\na;x\n", "separated by commas"),
     "both": ("path,label,labels\na,x,y\n", "both columns 'label' and 'labels'"),
-    "column twice": ("path,label,path\na,x,b\n", "the column 'path' stands there twice"),
+    "column twice": ("path,label,path\na,x,b\n", "the column 'path' occurs twice"),
     "too many fields": ("path,label\na,x\nb,y,z\n", "line 3: has too many fields, 3 instead of 2"),
     "too few fields": ("path,label\na\n", "line 2: has too few fields, 1 instead of 2"),
     "empty label": ("path,label\na,x\nb, \n", "line 3: has 0 labels"),
     "empty path": ("path,label\n ,x\n", "line 2: the path ' ' is empty"),
-    "duplicate id": ("path,label,id\na,x,i\nb,x,j\nc,x,i\n", "line 4: the id 'i' is already taken by .*line 2"),
-    "duplicate path": ("path,label\na,x\na,x\n", "line 3: the id 'a' is already taken by .*line 2"),
+    "duplicate id": ("path,label,id\na,x,i\nb,x,j\nc,x,i\n", "line 4: the id 'i' is already used by .*line 2"),
+    "duplicate path": ("path,label\na,x\na,x\n", "line 3: the id 'a' is already used by .*line 2"),
     "split unknown": ("path,label,split\na,x,fold1\n", "line 2: the split 'fold1' is unknown"),
     "split partly": ("path,label,split\na,x,train\nb,x,\n", "line 3: has no split, .*line 2 has one"),
     "video in two splits": (
@@ -129,10 +129,10 @@ CSV_ERRORS = {
         "line 3: the video a is in group 'h', but in group 'g'",
     ),
     "video written twice": ("path,label,start,end\na,x,0,1\n./a,x,1,2\n", "line 3: the video ./a is in group './a'"),
-    "start negative": ("path,label,start\na,x,-1\n", "line 2: start=-1.0 is before the video"),
-    "end before start": ("path,label,start,end\na,x,3,2\n", "line 2: end=2.0 is not after start=3.0"),
-    "end at start": ("path,label,start,end\na,x,3,3\n", "line 2: end=3.0 is not after start=3.0"),
-    "end zero": ("path,label,end\na,x,0\n", "line 2: end=0.0 is not after start=0"),
+    "start negative": ("path,label,start\na,x,-1\n", "line 2: start=-1.0 is not a time in the video"),
+    "end before start": ("path,label,start,end\na,x,3,2\n", "line 2: end=2.0 must be after start=3.0"),
+    "end at start": ("path,label,start,end\na,x,3,3\n", "line 2: end=3.0 must be after start=3.0"),
+    "end zero": ("path,label,end\na,x,0\n", "line 2: end=0.0 must be after start=0"),
     "start no number": ("path,label,start\na,x,soon\n", "line 2: start='soon' is not a time"),
     "start not finite": ("path,label,start\na,x,nan\n", "line 2: start='nan' is not a time"),
     "open quotes": ('path,label\na,"x\n', "line 2: is not CSV"),
@@ -159,11 +159,11 @@ JSONL_ERRORS = {
         '{"path": "a", "label": "x"}\n{"path": "b", "labels": ["x"]}\n',
         "line 2: has 'labels' where the lines before have 'label'",
     ),
-    "key twice": ('{"path": "a", "path": "b", "label": "x"}\n', "line 1: the key 'path' stands twice"),
+    "key twice": ('{"path": "a", "path": "b", "label": "x"}\n', "line 1: the key 'path' occurs twice"),
     "labels no list": ('{"path": "a", "labels": "x"}\n', "line 1: labels='x' is not a list"),
     "label is true": ('{"path": "a", "label": true}\n', "line 1: the label True is neither"),
     "label is a fraction": ('{"path": "a", "label": 1.5}\n', "line 1: the label 1.5 is neither"),
-    "path no text": ('{"path": 3, "label": "x"}\n', "line 1: path=3 is not text"),
+    "path no text": ('{"path": 3, "label": "x"}\n', "line 1: path=3 is not a string"),
     "start text": ('{"path": "a", "label": "x", "start": "1"}\n', "line 1: start='1' is not a time"),
     "start infinite": ('{"path": "a", "label": "x", "start": Infinity}\n', "line 1: start=inf is not a time"),
     "start huge": (f'{{"path": "a", "label": "x", "start": 1{"0" * 400}}}\n', "line 1: start=.* is not a time"),
@@ -249,7 +249,7 @@ class TestClasses:
         assert read_manifest(path, classes=["x"]).classes == ("x",)
 
     def test_bad_lists(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidArgument, match="line 3: the class 'x' already stands on line 1"):
+        with pytest.raises(InvalidArgument, match="line 3: the class 'x' is already on line 1"):
             read_classes(write(tmp_path, "x\ny\nx\n", "c.txt"))
         with pytest.raises(InvalidArgument, match="holds no class"):
             read_classes(write(tmp_path, "\n", "c.txt"))
@@ -299,11 +299,11 @@ class TestFolders:
         ("files", "says"),
         [
             ([], "holds no class folders"),
-            (["a.mp4"], "a.mp4: lies beside the class folders"),
-            (["cat/a.mp4", "b.mp4"], "b.mp4: lies beside the class folders"),
+            (["a.mp4"], "a.mp4: is beside the class folders"),
+            (["cat/a.mp4", "b.mp4"], "b.mp4: is beside the class folders"),
             (["cat/a.txt"], "cat: the class folder holds none of"),
             (["cat/1.jpg"], "cat: the class folder holds none of"),
-            (["train/a.mp4", "test/cat/b.mp4"], "a.mp4: lies beside the class folders"),
+            (["train/a.mp4", "test/cat/b.mp4"], "a.mp4: is beside the class folders"),
             (["train/cat/a.mp4", "extra/cat/b.mp4"], "train look like splits, extra do not"),
         ],
     )
@@ -389,7 +389,7 @@ class TestWriting:
 
     def test_a_separator_in_a_name_needs_jsonl(self, tmp_path: Path) -> None:
         manifest = Manifest((Item("a", "a", (0, 1)),), ("x;y", "z"), multi_label=True, root=tmp_path)
-        with pytest.raises(InvalidArgument, match=r"'x;y' holds the sign .*\.jsonl"):
+        with pytest.raises(InvalidArgument, match=r"'x;y' contains a separator .*\.jsonl"):
             manifest.write(tmp_path / "v.csv")
         assert list(tmp_path.iterdir()) == []
         manifest.write(tmp_path / "v.jsonl")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sosampler.datasets.importers.records import VideoIndex
+from sosampler.datasets.importers.build import VideoIndex
 from sosampler.datasets.manifest import read_manifest
 from sosampler.errors import InvalidArgument
 

@@ -164,7 +164,7 @@ def test_finished_features_are_taken_before_unfinished_ones(both: Any, tmp_path:
     """Even if the unfinished ones have the name that the system knows."""
     bank, tables = given_bank(tmp_path / "bank")
     keep(bank, "aaa", tables, HEAVY_GMACS)  # of the network of "heavy"
-    sorted(bank.folder.feature_answers("aaa").path.glob("*.arrow"))[-1].unlink()
+    sorted(bank.folder.features("aaa").path.glob("*.arrow"))[-1].unlink()
     system = peek()
     system.about["heavy"]["name"] = own
     known, found = (
@@ -185,7 +185,7 @@ def test_kept_features_say_what_the_classifier_costs(bank: Bank, tmp_path: Path)
     assert found.row("optimal", 4).gmacs is None
     # Those of another network, or of a sampler, say nothing about it.
     other, _ = given_bank(tmp_path / "bank")
-    about = other.folder.feature_answers("heavy").head
+    about = other.folder.features("heavy").header
     told = json.loads(about.read_text())
     for change in ({"fingerprint": OTHER}, {"network": "sampler"}):
         about.write_text(json.dumps({**told, **change}))

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from sosampler import wrap_classifier
-from sosampler.bank.add_features import add_features
 from sosampler.bank.bank import Bank
-from sosampler.bank.prepare import add_teacher
+from sosampler.bank.prepare import add_features, add_teacher
 from sosampler.baselines.base import Baseline, predict, video_gmacs
 from sosampler.baselines.folder import load_system
 from sosampler.baselines.registry import create_baseline
@@ -267,9 +266,9 @@ def test_another_judge_is_told(bank: Bank) -> None:
     try:
         other = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0, classifier="99" * 8)
     finally:
-        for file in sorted(bank.folder.teacher("99" * 8).iterdir()):
+        for file in sorted(bank.folder.teacher("99" * 8).path.iterdir()):
             file.unlink()
-        bank.folder.teacher("99" * 8).rmdir()
+        bank.folder.teacher("99" * 8).path.rmdir()
     assert [
         note
         for note in other.notes

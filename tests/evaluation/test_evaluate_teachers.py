@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +123,14 @@ def test_likeness_counts_among_what_is_laid_out_at_once(bank: Bank, monkeypatch:
 
 @pytest.fixture
 def taught_twice(pictured: Bank, tmp_path: Path) -> tuple[Bank, Any]:
-    """By a classifier with a pool of its own, with one view and with two."""
+    """By a classifier with a pool of its own, with one view and, as by an earlier version, with two."""
     classifier = create_classifier("timm:test_resnet", num_classes=3, head="frameexit", input_size=32)
     save_classifier(classifier, tmp_path / "saved")
     add_teacher(pictured, classifier)
-    add_teacher(pictured, classifier, views=2)
+    plain = pictured.folder.teacher(classifier.fingerprint())
+    double = pictured.folder.teacher(f"{classifier.fingerprint()}-2views")
+    shutil.copytree(plain.path, double.path)
+    double.header.write_text(json.dumps({**json.loads(plain.header.read_text()), "views": 2}))
     return pictured, classifier
 
 

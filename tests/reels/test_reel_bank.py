@@ -19,11 +19,10 @@ from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels import render as reel_frames
 from sosampler.reels.bank import ReelSplit, write_reel_bank
-from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set
+from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set, open_sources
 from sosampler.reels.make import default_counts, make_reels, plan_splits, reel_recipe
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import candidate_frames, frames_of, plan_from
-from sosampler.reels.sources import open_sources
 
 SMALL = ReelRecipe(
     num_shots=(3, 5), num_candidates=6, size=64, picture_size=64, seconds_per_shot=(0.5, 1.0), fps=8, pan=0.2, fade=0.4
@@ -325,13 +324,13 @@ class TestArguments:
             ({"preset": "film"}, "choose one of: sports22, demo"),
             ({"recipe": {"shots": 3}}, "a name in recipe='shots' is unknown"),
             ({"recipe": {"size": 0}}, "size=0"),
-            ({"counts": {}}, "asks for no reel"),
-            ({"counts": {"train": 0}}, "asks for no reel"),
+            ({"counts": {}}, "contains no reel"),
+            ({"counts": {"train": 0}}, "contains no reel"),
             ({"counts": {"val": 3}}, "a split in counts='val' is unknown"),
             ({"counts": {"train": -1}}, "the count of train=-1"),
             ({"seed": 2**30}, "below 2"),
             ({"workers": 0}, "workers=0"),
-            ({"num_classes": 1000}, "shapes at most"),
+            ({"num_classes": 1000}, "the number of shapes"),
             ({"preset": "sports22"}, "with 'procedural'; give the folder"),
         ],
     )
@@ -342,9 +341,9 @@ class TestArguments:
 
     def test_classes_are_for_procedural_pictures_alone(self, tmp_path: Path) -> None:
         draw(tmp_path / "p" / "a", 5)
-        with pytest.raises(InvalidArgument, match="num_classes=3 is not allowed with these pictures"):
+        with pytest.raises(InvalidArgument, match="num_classes=3 must not be given with these pictures"):
             make_reels(tmp_path / "p", tmp_path / "out", num_classes=3)
-        with pytest.raises(InvalidArgument, match="num_classes=3 is not allowed with these pictures"):
+        with pytest.raises(InvalidArgument, match="num_classes=3 must not be given with these pictures"):
             make_reels(tmp_path / "p", tmp_path / "out", preset="sports22", num_classes=3)
 
 

@@ -173,7 +173,7 @@ class TestProceduralPictures:
         assert stacked.shape == (MAX_CLASSES, 32, 32, 3)
         assert labels.tolist() == list(range(MAX_CLASSES))
         assert class_name(1) == source.class_names[1]
-        with pytest.raises(InvalidArgument, match=f"there are {MAX_CLASSES} shapes"):
+        with pytest.raises(InvalidArgument, match=f"must be at most {MAX_CLASSES}, the number of shapes"):
             ProceduralPictures(MAX_CLASSES + 1, 1)
 
     def test_colour_does_not_give_the_class_away(self) -> None:

@@ -19,7 +19,7 @@ from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import (
     candidate_frames,
-    cut,
+    crop,
     frames_of,
     layers,
     plan_from,
@@ -190,7 +190,7 @@ class TestSports22:
                 image, grid, mode="bilinear", padding_mode="reflection", align_corners=False
             )[0]
             box = ((cx + 1 - side) / 2, (cy + 1 - side) / 2, side)
-            got = cut(picture, box, 176, flip=flip).astype(np.float32)
+            got = crop(picture, box, 176, flip=flip).astype(np.float32)
             assert np.abs(got - expected.permute(1, 2, 0).numpy()).max() < 0.51  # rounding to 8 bits
 
     @pytest.mark.parametrize(("stored", "size"), [(192, 176), (120, 112), (64, 64), (90, 81), (41, 40), (7, 5), (1, 3)])
@@ -210,7 +210,7 @@ class TestSports22:
             exact = np.pad(picture, ((0, 1), (0, 1), (0, 0)), mode="edge").astype(np.float32)
             rows = exact[row] + down[:, None, None] * (exact[row + 1] - exact[row])
             expected = rows[:, column] + right[:, None] * (rows[:, column + 1] - rows[:, column])
-            np.testing.assert_array_equal(cut(picture, (left, top, side), size, flip=flip), np.rint(expected))
+            np.testing.assert_array_equal(crop(picture, (left, top, side), size, flip=flip), np.rint(expected))
 
     @pytest.mark.slow
     def test_the_real_pictures_are_split_as_then(self) -> None:
@@ -234,7 +234,7 @@ class TestBadRecipes:
             ({"num_shots": (3, 2)}, "low <= high"),
             ({"num_shots": (1, 2, 3)}, "one number, or"),
             ({"num_shots": 2.5}, "num_shots=2.5"),
-            ({"share": (0.5, 1.2)}, "1 at most"),
+            ({"share": (0.5, 1.2)}, "low <= high <= 1"),
             ({"share": -0.1}, "share=-0.1"),
             ({"share": "half"}, "share='half'"),
             ({"min_class_shots": 11}, "more than the 10 shots"),
@@ -242,7 +242,7 @@ class TestBadRecipes:
             ({"crop_area": 0}, "crop_area=0"),
             ({"seconds_per_shot": float("nan")}, "seconds_per_shot=nan"),
             ({"fps": 12.5}, "fps=12.5"),
-            ({"flip": 2}, "flip=2 is not allowed; give a number from 0 to 1"),
+            ({"flip": 2}, "flip=2 must be a number from 0 to 1"),
             ({"pan": -1}, "pan=-1"),
             ({"zoom": 1.0}, "from 0 to 0.9"),
             ({"fade": 1.5}, "fade=1.5"),
@@ -291,9 +291,9 @@ def sharpness(frame: np.ndarray) -> float:
 class TestFrames:
     def test_the_whole_picture_comes_back_as_it_is(self, pictures: ProceduralPictures) -> None:
         picture = pictures.get(0, 0)
-        assert (cut(picture, (0.0, 0.0, 1.0), 48) == picture).all()
-        assert (cut(picture, (0.0, 0.0, 1.0), 48, flip=True) == picture[:, ::-1]).all()
-        half = cut(picture, (0.25, 0.5, 0.5), 24)
+        assert (crop(picture, (0.0, 0.0, 1.0), 48) == picture).all()
+        assert (crop(picture, (0.0, 0.0, 1.0), 48, flip=True) == picture[:, ::-1]).all()
+        half = crop(picture, (0.25, 0.5, 0.5), 24)
         assert (half == picture[24:, 12:36]).all()
 
     def test_without_moves_a_shot_is_one_picture(self, pictures: ProceduralPictures) -> None:
@@ -301,7 +301,7 @@ class TestFrames:
         frames = list(frames_of(reel, pictures))
         assert len(frames) == reel.total_num_frames == 16
         for number, shot in enumerate(reel.shots):
-            expected = cut(pictures.get(shot.label, shot.picture), shot.start, 48, flip=shot.flip)
+            expected = crop(pictures.get(shot.label, shot.picture), shot.start, 48, flip=shot.flip)
             assert all((frame == expected).all() for frame in frames[number * 8 : number * 8 + 8])
         assert (frames[7] != frames[8]).any()
 
@@ -331,7 +331,7 @@ class TestFrames:
         for index in (0, 5):
             progress = (index + 0.5) / 8
             left, top, side = (a + (b - a) * progress for a, b in zip(shot.start, shot.end, strict=True))
-            expected = cut(pictures.get(shot.label, shot.picture), (left, top, side), 48, flip=shot.flip)
+            expected = crop(pictures.get(shot.label, shot.picture), (left, top, side), 48, flip=shot.flip)
             assert (render_frame(reel, pictures, index) == expected).all()
 
     def test_fades_blend_the_two_shots(self, pictures: ProceduralPictures) -> None:
@@ -440,7 +440,9 @@ class TestFiles:
         kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "videos").iterdir()}
         assert len(kept) == 2
         steps: list[tuple[int, int]] = []
-        manifest = write_reels(tmp_path, reels, pictures, progress=lambda *step: steps.append(step))
+        manifest = write_reels(
+            tmp_path, reels, pictures, on_progress=lambda step: steps.append((step.done, step.total))
+        )
         assert steps == [(done, 5) for done in range(1, 6)]
         assert len(written) == 6  # two, one interrupted, three
         for name, time in kept.items():

@@ -153,7 +153,7 @@ def test_features_that_were_broken_off_go_on(
         with pytest.raises(KeyboardInterrupt):
             so.train(plain, out=tmp_path / "run", classifier=classifier, **options)
     name = classifier.fingerprint()
-    answers = plain.folder.feature_answers(name)
+    answers = plain.folder.features(name)
     assert answers.missing(3) == [1, 2]
     before = answers.shard(0).stat().st_mtime_ns
     with pytest.raises(so.SosamplerError, match=r"2 of 3 parts of these features are missing"):
@@ -184,7 +184,7 @@ def test_features_too_large_for_half_precision_are_kept_in_float32(tmp_path: Pat
     options: dict[str, Any] = BRIEF | {"epochs": 1, "hidden": 8, "width": 4, "sampler": "marl", "out": tmp_path / "run"}
     with pytest.raises(so.SosamplerError, match="too large for half precision"):
         so.add_features(plain, classifier)
-    assert plain.folder.feature_answers(classifier.fingerprint()).missing(3) == [2]
+    assert plain.folder.features(classifier.fingerprint()).missing(3) == [2]
     said: list[str] = []
     trained = so.train(plain, classifier=classifier, say=said.append, **options)
     assert f"{plain.path}: features of huge are too large for half precision; they are stored in float32" in said

@@ -96,10 +96,10 @@ def test_other_features_of_the_same_network_are_others(tmp_path: Path) -> None:
     bank = make_learnable_bank(tmp_path / "bank", train=20, dev=4)
     options: dict[str, Any] = {"out": tmp_path / "run", "sampler": "marl"} | QUICK["marl"] | {"epochs": 1}
     so.train(bank, classifier="heavy", **options)
-    own = bank.folder.feature_answers("heavy")
+    own = bank.folder.features("heavy")
     for name, key, value in (("copy", "batch", 2), ("rough", "computed_in", "bfloat16")):
         shutil.copytree(own.path, own.path.parent / name)
-        head = bank.folder.feature_answers(name).head
+        head = bank.folder.features(name).header
         head.write_text(json.dumps(json.loads(head.read_text()) | {"name": name, key: value}))
     with pytest.raises(so.InvalidArgument, match=r"other settings: heavy.name was 'heavy', is 'copy'; give"):
         so.train(bank, classifier="copy", **options)

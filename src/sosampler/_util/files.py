@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Files: written whole or not at all, and read with messages that name the file and the line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from sosampler.errors import InvalidArgument, MissingDependency, VideoError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside `path`; rename it to `path` on success, remove it on failure.
+    """Yield a temporary name beside `path`; rename it to `path` on success, remove it on failure.
 
-    The suffix is kept, because writers choose the format by it.
+    The suffix stays the same, because writers choose the format by it.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
@@ -32,32 +32,42 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """Replace a file by this text, or these lines, in UTF-8; what is there stays until the new file is complete."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines([text] if isinstance(text, str) else text)
+        file.flush()
+        os.fsync(file.fileno())  # a name must not outlive its contents when the power fails
+
+
 _CONFIG = "config.json"
 
 
 def saved_kind(path: Any) -> str | None:
-    """The kind that a folder's config.json tells: "" where it tells none, None where there is no such file."""
+    """Return the "kind" in a folder's config.json: "" where it has none, None where there is no such file."""
     if not isinstance(path, (str, Path)) or not (Path(path) / _CONFIG).is_file():
         return None
     try:
-        told = json.loads((Path(path) / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((Path(path) / _CONFIG).read_text(encoding="utf-8"))
     except (ValueError, OSError):
         return ""
-    kind = told.get("kind") if isinstance(told, dict) else None
+    kind = config.get("kind") if isinstance(config, dict) else None
     return kind if isinstance(kind, str) else ""
 
 
 def check_place(folder: Path, kind: str, what: str) -> None:
-    """Something of a kind may be written into a folder, but not over what something else saved there.
+    """Check that a folder holds nothing, or something of the same kind.
 
-    `what`: how it is called in a sentence, "sampler".
+    Args:
+        kind: what will be in its config.json.
+        what: how messages call it, "sampler".
     """
     if folder.exists() and not folder.is_dir():
         raise InvalidArgument(f"{folder} is a file; give a folder to save the {what} in")
-    there = saved_kind(folder)
-    if there in (None, kind):
+    saved = saved_kind(folder)
+    if saved in (None, kind):
         return
-    held = f"a saved {there}" if there else f"a {_CONFIG} that is not a {what}'s"
+    held = f"a saved {saved}" if saved else f"a {_CONFIG} that is not a {what}'s"
     raise InvalidArgument(
         f"{folder} holds {held}, which would be lost; "
         f"give another folder to save the {what} in, or remove that one first"
@@ -65,12 +75,12 @@ def check_place(folder: Path, kind: str, what: str) -> None:
 
 
 def at(path: Path, line: int) -> str:
-    """How a place in a file is called in every message."""
+    """Return how messages call a line of a file."""
     return f"{path}, line {line}"
 
 
 def read_text(path: Path) -> str:
-    """The whole file as text; `.gz` is unpacked."""
+    """Return a file as text; `.gz` is unpacked."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -79,7 +89,7 @@ def read_text(path: Path) -> str:
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise InvalidArgument(f"{path}: is not a whole gzip file ({error}); download it again") from error
+            raise InvalidArgument(f"{path}: is not a complete gzip file ({error}); download it again") from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -90,8 +100,8 @@ def read_text(path: Path) -> str:
 
 
 def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, text without surrounding blanks) of every line that is not blank."""
-    # Not splitlines(): it also breaks at characters that may stand inside a name.
+    """Yield (line number from 1, stripped text) of every line that is not blank."""
+    # Not splitlines(): it also breaks at characters that may be part of a name.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         stripped = line.strip()
         if stripped:
@@ -99,7 +109,7 @@ def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the line it ends on, cells) of every row of a CSV that is not blank."""
+    """Yield (number of the line it ends on, cells) of every row of a CSV that is not blank."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     while True:
         try:
@@ -115,21 +125,21 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """JSON in which no key stands twice in one object; otherwise the last would win silently."""
+    """Parse JSON in which no key occurs twice in one object; otherwise the last would win silently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        values = dict(pairs)
+        if len(values) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise InvalidArgument(f"{where}: the key {twice!r} stands twice in one object; remove one of them")
-        return found
+            raise InvalidArgument(f"{where}: the key {twice!r} occurs twice in one object; remove one of them")
+        return values
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        place = f", line {error.lineno}" if "\n" in text else ""
+        line = f", line {error.lineno}" if "\n" in text else ""
         raise InvalidArgument(
-            f"{where}{place}: is not JSON ({error.msg} at column {error.colno}); check the file"
+            f"{where}{line}: is not JSON ({error.msg} at column {error.colno}); check the file"
         ) from error
     except (RecursionError, ValueError) as error:
         # Nested too deeply, or a number of thousands of digits.
@@ -139,22 +149,23 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def checksum_path(shard: Path) -> Path:
+    """Return where the checksum of a shard lies."""
     return shard.with_suffix(".sha256")
 
 
-def checksum_text(shard: Path, called: str) -> str:
-    """The line of `sha256sum`, under the name that the shard has or will have."""
+def checksum_text(shard: Path, name: str) -> str:
+    """Return the line of `sha256sum` for a shard, under the name that it has or will have."""
     with open(shard, "rb") as file:
-        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {called}\n"
+        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n"
 
 
-# FFmpeg's decoders of letters and of art made of letters: .txt, .asc, .nfo, .diz, .ans, .bin, .xb, .idf.
-_LETTERS = frozenset({"ansi", "bintext", "idf", "xbin"})
+# FFmpeg's decoders of text and of text art: .txt, .asc, .nfo, .diz, .ans, .bin, .xb, .idf.
+_TEXT_CODECS = frozenset({"ansi", "bintext", "idf", "xbin"})
 
 
 def refuse_text(name: str, codec: str) -> None:
-    """Go by what FFmpeg found inside: a video whose name ends with .txt is a video."""
-    if codec in _LETTERS:
+    """Raise an error if FFmpeg decodes a file as text; a video whose name ends with .txt is a video."""
+    if codec in _TEXT_CODECS:
         raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
 
 

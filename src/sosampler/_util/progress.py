@@ -1,4 +1,4 @@
-"""A progress bar on standard error, if somebody looks at it."""
+"""Progress of long work: counts for a callback, and a bar on standard error where that is a terminal."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 @dataclass
 class Progress:
-    """How far a run is; given to `on_progress` after each video."""
+    """How far a run has come; passed to `on_progress` after each video."""
 
     total: int
     done: int = 0  # videos, failed ones and those of earlier runs included
-    failed: int = 0  # seen in this run
-    before: int = 0  # videos that an earlier run had done already
+    failed: int = 0  # in this run
+    before: int = 0  # videos that an earlier run had done
 
 
 OnProgress = Callable[[Progress], None]
 
 
 class Bar(Protocol):
-    """What long work tells about itself."""
+    """A progress bar."""
 
     def advance(self, by: int = 1, text: str = "") -> None: ...
 
@@ -51,7 +51,7 @@ class _Rich:
 
 @contextmanager
 def progress_bar(what: str, total: int, *, done: int = 0) -> Iterator[Bar]:
-    """A bar for `total` steps of which `done` are behind; silent where standard error is no terminal."""
+    """Show a bar for `total` steps of which `done` are done; silent where standard error is no terminal."""
     if not sys.stderr.isatty() or total <= done:
         yield _Quiet()
         return

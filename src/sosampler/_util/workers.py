@@ -1,6 +1,6 @@
-"""Processes that answer tasks through their pipes: how they are started, asked, served and cleared away.
+"""Child processes that work on tasks: one pool, one bounded window of futures, and memory that processes share.
 
-They are plain subprocesses: unlike those of `multiprocessing` they import neither the caller's main module nor
+The processes are plain subprocesses: unlike those of `multiprocessing` they import neither the caller's main module nor
 anything that the work does not need, and they inherit no lock of a thread.
 """
 
@@ -21,216 +21,223 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler._util.memory import usable_cores
 from sosampler.errors import SosamplerError
 
-# One thread a process: the processes are the parallelism.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
 CAN_SHARE_MEMORY = os.name == "posix"
-"""Whether a process can be handed open files, such as memory that it shares with this one."""
+"""Whether a child process can inherit open files, such as memory that it shares with this process."""
+
+# One thread for each process: the processes are the parallelism.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# Ctrl-C reaches the children too: they end when the parent closes their pipe, without a traceback of their own. The
+# package is imported from where the parent imported it.
+_CHILD = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import json, sys; sys.path[:] = json.loads("
+    "sys.argv[1]); from sosampler._util.workers import _serve; _serve()"
+)
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Work = Callable[[Any], Any]
+"""A function that a child process applies to each task."""
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return usable_cores()
+
+
+def in_order(
+    submit: Callable[[Task], Future[Result]],
+    tasks: Iterable[Task],
+    has_room: Callable[[Sequence[Future[Result]]], bool],
+) -> Iterator[Result]:
+    """Yield results in the order of the tasks, while a bounded window of futures is under way.
+
+    Args:
+        submit: starts a task.
+        tasks: taken one by one, only as many ahead as there is room for.
+        has_room: whether another task may start, given the futures that are under way or wait to be taken; one always
+            may where there are none.
+
+    Where the iteration ends early, tasks that have not started are cancelled. Where `tasks` raises, the results of the
+    tasks before come first.
+    """
+    pending: deque[Future[Result]] = deque()
+    remaining, failure, is_exhausted = iter(tasks), None, False
+    try:
+        while True:
+            while not is_exhausted and (not pending or has_room(pending)):
+                try:
+                    pending.append(submit(next(remaining)))
+                except StopIteration:
+                    is_exhausted = True
+                except Exception as error:  # noqa: BLE001 - raised below
+                    is_exhausted, failure = True, error
+            if not pending:
+                break
+            yield pending.popleft().result()
+        if failure is not None:
+            raise failure
+    finally:
+        for future in pending:
+            future.cancel()
 
 
 class ProcessEnded(Exception):
-    """A process died over a task."""
+    """How a child process ended."""
 
     def __init__(self, code: int) -> None:
         self.by_signal = code < 0
         super().__init__(f"ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}")
 
 
-def code_of(server: str) -> str:
-    """What `start_process` is to run so that "module:function" serves, with what the process is told.
+class WorkerDied(SosamplerError):
+    """A child process died while it worked on a task."""
 
-    Ctrl-C reaches such a process too; it ends when the parent closes its pipe, and not with a traceback before. The
-    package is found where the parent found it, however that was arranged.
-    """
-    module, _, function = server.partition(":")
-    return (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-        f"from {module} import {function}; {function}(*map(json.loads, sys.argv[2:]))"
-    )
+    def __init__(self, ended: ProcessEnded, work: str) -> None:
+        self._ended = ended
+        super().__init__(
+            f"a process for {work} {ended}; run it again to continue, with more free memory if that ran out"
+        )
 
-
-def start_process(code: str, *told: Any, files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """A process that runs `code`; its arguments are this one's `sys.path` and what it is `told`, each as JSON.
-
-    It inherits `files` under the same numbers.
-    """
-    path = [str(folder) for folder in sys.path]
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(json.dumps, (path, *told))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **_ONE_THREAD},
-        pass_fds=tuple(files),
-    )
-
-
-def ask(process: subprocess.Popen[bytes], task: Any) -> Any:
-    """Its answer. Raises `ProcessEnded` if it died."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        pickle.dump(task, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-        process.stdin.flush()
-        return pickle.load(process.stdout)
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-        raise ProcessEnded(process.wait()) from error
-
-
-def clear(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of a process and close its pipes."""
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        try:
-            pipe.close()
-        except BrokenPipeError:
-            continue  # the rest of a task that nobody reads any more
-
-
-# ---- in the process
-
-
-def parent_pipes() -> tuple[Iterator[Any], Callable[[Any], None]]:
-    """Tasks from standard input until it ends, when the parent closes it or dies; and what sends answers back."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not run into the answers
-
-    def tasks() -> Iterator[Any]:
-        while True:
-            try:
-                task = pickle.load(sys.stdin.buffer)
-            except EOFError:
-                return
-            yield task
-
-    def send(answer: Any) -> None:
-        try:
-            pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-        except BrokenPipeError:
-            os._exit(1)  # the parent is gone; nobody wants the rest, nor a traceback
-
-    return tasks(), send
-
-
-_START = code_of("sosampler._util.workers:serve")
-
-Answer = Callable[[Any], Any]
-
-
-def num_cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    def over(self, name: str) -> str:
+        """Return what happened as the failure of one video."""
+        why = "the file may be damaged, or memory ran out" if self._ended.by_signal else "its output above tells why"
+        return f"{name}: the process that decoded it {self._ended}; {why}"
 
 
 class ProcessPool:
-    """Processes that are started when they are first needed, and ended with the `with` block, also in mid-task.
+    """Worker processes, started when they are first needed and killed with the `with` block, also in mid-task.
+
+    A process that dies over a task is replaced for the next one.
 
     Args:
-        num_processes: how many at most.
-        server: "module:function"; the function is called once in each process, with `told`, and gives the function
-            that answers tasks there.
-        told: what every process is told when it starts.
+        num_processes: how many at most; with 0 one thread of this process does the work.
+        server: "module:function"; the function is called once in each process, with `config`, and returns the function
+            that is applied to each task.
+        config: anything that can be pickled.
         files: open files that the processes inherit under the same numbers.
         work: for messages, such as "rendering".
     """
 
     def __init__(
-        self, num_processes: int, server: str, told: Any, *, files: Sequence[int] = (), work: str = "this"
+        self, num_processes: int, server: str, config: Any = None, *, files: Sequence[int] = (), work: str = "this"
     ) -> None:
-        self._first = pickle.dumps((server, told), protocol=pickle.HIGHEST_PROTOCOL)
-        self._files, self._work = tuple(files), work
-        self._own = threading.local()
+        self.num_threads = max(num_processes, 1)
+        self.threads = ThreadPoolExecutor(self.num_threads, thread_name_prefix="sosampler-process")
+        self._here = None if num_processes else _work_of(server, config)
+        self._first = pickle.dumps((server, config), protocol=pickle.HIGHEST_PROTOCOL) if num_processes else b""
+        self._files, self._name = tuple(files), work
+        self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._is_over = False
-        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="sosampler-process")
-        self._num_processes = num_processes
+        self._is_closed = False
 
     def __enter__(self) -> ProcessPool:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            self._is_over = True  # a thread on its way to start a process finds out
+            self._is_closed = True  # no thread starts another process from here on
+            for process in self._processes:
+                process.kill()  # it keeps nothing that could be lost
+        self.threads.shutdown(wait=True)
         for process in self._processes:
-            process.kill()  # it keeps nothing that could be lost
-        self._threads.shutdown(wait=True)
-        for process in self._processes:
-            clear(process)
+            _close(process)
 
     def submit(self, task: Any) -> Future[Any]:
-        """Its answer, or the error that it ended with, later."""
-        return self._threads.submit(self._ask, task)
+        """Start a task; the future raises the error with which it ended."""
+        return self.threads.submit(self.call, task)
 
     def results(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """Answers in the order of the tasks, of which few are taken ahead."""
-        pending: deque[Future[Any]] = deque()
-        for task in tasks:
-            pending.append(self.submit(task))
-            if len(pending) > 2 * self._num_processes:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        """Yield results in the order of the tasks, of which few are taken ahead."""
+        return in_order(self.submit, tasks, lambda pending: len(pending) <= 2 * self.num_threads)
 
-    def _ask(self, task: Any) -> Any:
-        process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+    def call(self, task: Any) -> Any:
+        """Run a task in the process of this thread, which must be one of `threads`."""
+        if self._here is not None:
+            return self._here(task)
+        process: subprocess.Popen[bytes] | None = getattr(self._of_thread, "process", None)
         if process is None:
-            process = self._own.process = self._started()
+            process = self._of_thread.process = self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            went_well, answer = ask(process, task)
-        except ProcessEnded as error:
-            self._own.process = None
-            raise SosamplerError(
-                f"a process for {self._work} {error}; call again to go on, with more free memory if that ran out"
-            ) from error
-        if went_well:
-            return answer
-        raise answer
+            pickle.dump(task, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            succeeded, result = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            self._of_thread.process = None
+            with self._lock:
+                self._processes.remove(process)
+            _close(process)
+            ended = ProcessEnded(process.returncode)
+            raise WorkerDied(ended, self._name) from ended
+        if not succeeded:
+            raise result
+        return result
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         with self._lock:
-            if self._is_over:
-                raise SosamplerError(f"{self._work} is over")  # nobody waits for this answer
-            process = start_process(_START, files=self._files)
+            if self._is_closed:
+                raise SosamplerError(f"{self._name} has ended; start it again")
+            process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, json.dumps([str(folder) for folder in sys.path])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **_ONE_THREAD},
+                pass_fds=self._files,
+            )
             self._processes.append(process)
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it is dead, which its first task will find out
+        with suppress(BrokenPipeError):  # it is dead, which its first task will show
             process.stdin.write(self._first)
         return process
 
 
-# --- in the process ---------------------------------------------------------------------------------------------------
+def _close(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # the rest of a task that is not read any more
+            pipe.close()
 
 
-def serve() -> None:
-    """Learn what to work with, then answer tasks until the parent wants no more."""
-    tasks, send = parent_pipes()
-    for first in tasks:
-        answer = _answering(*first)
-        for task in tasks:
-            send(_attempt(answer, task))
+# ---- in the child process
 
 
-def _answering(server: str, told: Any) -> Answer:
+def _serve() -> None:
+    """Work on tasks from standard input until it ends: when the parent closes it, or dies."""
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not get between the results
+    with suppress(EOFError):
+        work = _work_of(*pickle.load(sys.stdin.buffer))
+        while True:
+            result = _attempt(work, pickle.load(sys.stdin.buffer))
+            try:
+                pickle.dump(result, results, protocol=pickle.HIGHEST_PROTOCOL)
+                results.flush()
+            except BrokenPipeError:
+                os._exit(1)  # the parent is gone: no traceback
+
+
+def _work_of(server: str, config: Any) -> Work:
     module, _, name = server.partition(":")
-    found: Answer = getattr(import_module(module), name)(told)
-    return found
+    work: Work = getattr(import_module(module), name)(config)
+    return work
 
 
-def _attempt(answer: Answer, task: Any) -> tuple[bool, Any]:
+def _attempt(work: Work, task: Any) -> tuple[bool, Any]:
     try:
-        return True, answer(task)
-    except Exception as error:  # noqa: BLE001 - raised again where the answer was asked for
+        return True, work(task)
+    except Exception as error:  # noqa: BLE001 - raised again in the parent
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # noqa: BLE001 - of a library, with arguments of its own
@@ -238,20 +245,26 @@ def _attempt(answer: Answer, task: Any) -> tuple[bool, Any]:
         return False, error
 
 
+# ---- shared memory
+
+
 Pixels = NDArray[np.uint8]
 
 
 class SharedPixels:
-    """Room that grows as needed; `file` is its number, for this process and for those that inherit it."""
+    """Memory that grows as needed; `file` is its number, for this process and for those that inherit it.
+
+    Args:
+        file: memory that another process has opened; None for new memory.
+    """
 
     def __init__(self, file: int | None = None) -> None:
-        """Without `file` new room, otherwise that which another process has opened."""
         self._is_owner = file is None
         self.file = unnamed_memory() if file is None else file
         self._map: mmap.mmap | None = None
 
     def array(self, shape: Sequence[int]) -> Pixels:
-        """The beginning of it as an array of this shape. Only the process that made it enlarges it."""
+        """Return the beginning of the memory as an array; only the process that made it enlarges it."""
         needed = math.prod(shape)
         if self._map is None or len(self._map) < needed:
             if self._is_owner:
@@ -260,12 +273,12 @@ class SharedPixels:
         return np.frombuffer(self._map, dtype=np.uint8, count=needed).reshape(shape)
 
     def empty(self) -> None:
-        """Give the memory back until it is written to again, where the system can; what it held is lost."""
+        """Return the memory to the operating system, where it can, until it is written to again."""
         if self._map is not None and hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> None:
-        """Forget it; the memory goes once no array and no other process has it."""
+        """Close the file; the memory is freed once no array and no other process uses it."""
         self._map = None
         if self._is_owner:
             os.close(self.file)
@@ -278,7 +291,7 @@ class SharedPixels:
 
 
 def unnamed_memory() -> int:
-    """An open file in memory that has no name; where there are none, in the folder for temporary files."""
+    """Open a file in memory that has no name; where there are none, in the folder for temporary files."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("sosampler", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix="sosampler-") as file:

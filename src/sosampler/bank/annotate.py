@@ -1,143 +1,145 @@
-"""Asking a network about stored frames, a batch at a time: what is common to teachers and to features."""
+"""Run a network on stored frames, a batch at a time: a classifier as a teacher, or any network for its features."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, takewhile
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sosampler._util.devices import check_device
+from sosampler._util.files import write_text
+from sosampler._util.run_folder import differences, plain
 from sosampler._util.validation import one_of, whole_number
-from sosampler._util.workers import num_cores
+from sosampler._util.workers import in_order, num_cores
+from sosampler.bank.decode import BATCHES_AHEAD, FrameDecoder, num_frame_decoders
 from sosampler.bank.format import (
-    TEACHER_KIND,
+    FEATURES,
+    PRECISIONS,
+    TEACHER,
     VERSION,
-    AnswersFolder,
     BankFolder,
-    BankHead,
+    BankHeader,
+    OutputFolder,
+    OutputKind,
     StoredVideo,
+    features_schema,
+    first_difference,
     read_json,
     tables_batch,
     teacher_schema,
-    write_text,
 )
-from sosampler.bank.frame_decoding import BATCHES_AHEAD, FrameDecoder, InProcesses, InThread, num_decoding_processes
-from sosampler.bank.outputs import first_difference, teacher_folder_name
-from sosampler.bank.writer import Tally, classes_in_words, writing_shard
+from sosampler.bank.writer import describe_classes, writing_shard
+from sosampler.classifiers.base import Classifier, Penultimate
 from sosampler.classifiers.cost import to_channels_last
+from sosampler.classifiers.factory import create_classifier
+from sosampler.classifiers.outputs import check_finite
 from sosampler.errors import ClassifierError, InvalidArgument
+from sosampler.samplers.folder import is_sampler_folder
+from sosampler.samplers.registry import load_sampler
+from sosampler.samplers.sosampler import SOSampler
 
-# Frames that go through the network at once: on a processor each thread has such a batch.
+# Frames in a batch: on the CPU each thread has such a batch.
 _CPU_BATCH, _DEVICE_BATCH = 8, 128
+_MAX_THREADS = 8
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 Tables = tuple[np.ndarray, ...]
-"""What a network says about T frames: [T, any width] each, one for each column of its shards."""
+"""Outputs for T frames: [T, any width] each, one for each column of the shards."""
+
+Shard = tuple[int, Iterable[tuple[str, StoredVideo]]]
+"""Its number, and id and frames of its videos."""
 
 
-class Asker(ABC):
-    """A network, and how it is asked. `ask` is called by several threads at once.
+class Annotator(ABC):
+    """A network, and how its outputs are stored. `annotate` is called by several threads at a time."""
 
-    A subclass says what is asked (`_answers`) and how it is kept (`schema`, `about`, `answers_folder`).
-    """
-
-    made: str  # for messages: what was done, such as "this teacher was prepared"
-    remedy: str  # for messages: what to do where it was made differently
+    kind: OutputKind
     decisive: tuple[str, ...]  # keys of `about` that must not change from one run to the next
+    made: str  # for messages
+    remedy: str  # for messages, where it was made differently
 
     def __init__(self, device: Any, batch: int | None) -> None:
         self.device = torch.device(device)
         default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
         self.batch = default_batch if batch is None else whole_number("batch", batch)
-        self.batch_given = batch is not None  # otherwise what was begun goes on with its own
-        self.decoder: FrameDecoder = InThread()
+        self.batch_given = batch is not None  # otherwise a run is resumed with the batch that it began with
+        self.decoder = FrameDecoder()
         self._device_lock = threading.Lock()
 
-    @property
-    @abstractmethod
-    def net(self) -> Any:
-        """The module that does the work, None where there is none."""
-
-    @property
-    @abstractmethod
-    def schema(self) -> Any:
-        """Columns of the shards."""
-
-    @property
-    @abstractmethod
-    def bytes_a_frame(self) -> int:
-        """Of what is kept."""
+    net: Any  # the module that does the work; None where there is none
+    schema: Any  # columns of the shards
+    name: str  # of the folder
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """The head of the folder."""
+        """Return the header of the folder."""
 
     @abstractmethod
-    def answers_folder(self, folder: BankFolder) -> AnswersFolder:
-        """Where the answers lie in a bank."""
+    def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
+        """Map uint8 [1, F, 3, H, W] and positions [F] in 0..1 to what is stored for each frame."""
 
-    @abstractmethod
-    def _answers(self, frames: Tensor, positions: np.ndarray) -> Tables:
-        """uint8 [1, F, 3, H, W] and positions [F] in 0..1 -> what is kept about each frame."""
+    def folder(self, bank: BankFolder) -> OutputFolder:
+        """Return where the outputs lie in a bank."""
+        return bank.output(self.kind, self.name)
 
-    def ask(self, jpegs: list[bytes], positions: np.ndarray, names: list[str]) -> Tables:
-        """About F frames of one size, each by itself; positions [F] in 0..1, and the video of each."""
+    def annotate(self, jpegs: list[bytes], positions: np.ndarray, names: list[str]) -> Tables:
+        """Run the network on F frames of one size, each alone; positions [F] in 0..1, and the video of each."""
         with self.decoder.decoded(jpegs, names) as decoded:
-            frames = as_tensor(decoded)
+            frames = _as_tensor(decoded)
             if self.device.type == "cpu":
-                return self._answers(frames, positions)
+                return self.run(frames, positions)
             with self._device_lock:  # one batch at a time on the device, while others are decoded
-                return self._answers(frames, positions)
+                return self.run(frames, positions)
 
 
-def as_tensor(frames: np.ndarray) -> Tensor:
+def _as_tensor(frames: np.ndarray) -> Tensor:
     """uint8 [F, H, W, 3] -> [1, F, 3, H, W]"""
     return torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
 
 
-def blank_frame() -> Tensor:
-    """uint8 [1, 1, 3, 64, 64], for a first question."""
-    return as_tensor(np.zeros((1, 64, 64, 3), dtype=np.uint8))
+def _blank_frame() -> Tensor:
+    """uint8 [1, 1, 3, 64, 64], to try a network before it runs on a bank."""
+    return torch.zeros(1, 1, 3, 64, 64, dtype=torch.uint8)
 
 
-def kept_features(features: Tensor, precision: str, name: str, remedy: str) -> np.ndarray:
-    """[F, D] in the precision in which it is kept; the remedy is for those that half precision cannot hold."""
-    kept: np.ndarray = features.float().cpu().numpy()
+def _as_stored(features: Tensor, precision: str, name: str, remedy: str) -> np.ndarray:
+    """Return [F, D] in the precision in which it is stored."""
+    values: np.ndarray = features.float().cpu().numpy()
     if precision == "float32":
-        return kept
-    if float(np.abs(kept).max()) > _FLOAT16_MAX:
+        return values
+    if float(np.abs(values).max()) > _FLOAT16_MAX:
         raise ClassifierError(f"{name} gives features too large for half precision; {remedy}")
-    small: np.ndarray = kept.astype(np.float16)
-    return small
+    half: np.ndarray = values.astype(np.float16)
+    return half
 
 
-MAX_VIEWS = 4
+# ---- teachers
 
 
-class TeacherAsker(Asker):
-    """A classifier, and how it is asked."""
+class TeacherAnnotator(Annotator):
+    """A classifier, whose probabilities and, where it is pooled, features are stored."""
 
+    kind = TEACHER
+    decisive = ("features", "precision", "pooling", "batch")
     made = "this teacher was prepared"
     remedy = "give the same again, or delete its folder"
-    decisive = ("features", "precision", "pooling", "batch")
 
-    def __init__(
-        self, classifier: Any, *, views: int = 1, features: bool | str = True, batch: int | None = None
-    ) -> None:
+    def __init__(self, classifier: Any, *, features: bool | str = True, batch: int | None = None) -> None:
         self.classifier = classifier
-        self.views = whole_number("views", views)
-        if views > MAX_VIEWS:
-            raise InvalidArgument(f"views={views} is not allowed; give a number from 1 to {MAX_VIEWS}")
         for member in ("frame_probs", "fingerprint", "class_names", "name"):
             if not hasattr(classifier, member):
                 raise InvalidArgument(
@@ -145,50 +147,31 @@ class TeacherAsker(Asker):
                     "so.wrap_classifier, or the name of one"
                 )
         super().__init__(getattr(classifier, "device", "cpu"), batch)
+        self.net = getattr(classifier, "net", None)
         self.num_classes = len(classifier.class_names)
         self.pooled = hasattr(classifier, "frame_features") and hasattr(classifier, "pool")
         self.pooling: str | None = classifier.pooling if self.pooled else None
-        self.features = self._precision(features)  # "float32", "float16" or None
-        self.feature_width = self._ask_once()
-        self.fingerprint: str = classifier.fingerprint()
-
-    def _precision(self, features: bool | str) -> str | None:
-        if not self.pooled or features is False:
-            return None
-        if features is True:
+        self.features: str | None = None  # precision in which they are stored
+        if self.pooled and features is True:
             # Logits are averaged and then decide by small differences: half precision is off by 0.008 at 16, which can
-            # turn an argmax. Features before a class layer are many, and their rounding errors cancel.
-            return "float32" if self.pooling == "mean" else "float16"
-        return one_of("features", features, ("float32", "float16"))
-
-    def _ask_once(self) -> int | None:
-        """D of the features, and an early word where the classifier cannot be asked."""
+            # change an argmax. Features before a class layer are many, and their rounding errors cancel.
+            self.features = "float32" if self.pooling == "mean" else "float16"
+        elif self.pooled and features is not False:
+            self.features = one_of("features", features, PRECISIONS[::-1])
+        # Fails here, before anything is written, where the classifier cannot run.
         if self.pooled:
-            return int(self._features(blank_frame()).shape[-1])
-        self.classifier.frame_probs(blank_frame(), torch.zeros(1, 1))
-        return None
-
-    def answers_folder(self, folder: BankFolder) -> AnswersFolder:
-        return folder.teacher_answers(teacher_folder_name(self.fingerprint, self.views))
-
-    @property
-    def net(self) -> Any:
-        return getattr(self.classifier, "net", None)
-
-    @property
-    def schema(self) -> Any:
-        return teacher_schema(self.num_classes, self.features, self.feature_width)
-
-    @property
-    def bytes_a_frame(self) -> int:
-        width = self.feature_width if self.features else 0
-        return 2 * self.num_classes + (4 if self.features == "float32" else 2) * (width or 0)
+            self.feature_width: int | None = int(classifier.frame_features(_blank_frame()).shape[-1])
+        else:
+            classifier.frame_probs(_blank_frame(), torch.zeros(1, 1))
+            self.feature_width = None
+        self.name = self.fingerprint = str(classifier.fingerprint())
+        self.schema = teacher_schema(self.num_classes, self.features, self.feature_width)
 
     def about(self) -> dict[str, Any]:
-        """teacher.json"""
+        """Return teacher.json."""
         preprocessing: Any = getattr(self.classifier, "preprocessing", None)
         return {
-            "kind": TEACHER_KIND,
+            "kind": TEACHER.kind,
             "version": VERSION,
             "fingerprint": self.fingerprint,
             "name": self.classifier.name,
@@ -196,39 +179,43 @@ class TeacherAsker(Asker):
             "class_names": list(self.classifier.class_names),
             "multi_label": bool(getattr(self.classifier, "multi_label", False)),
             "pooling": self.pooling,
-            "views": self.views,
-            "batch": self.batch,  # decides the last bits of the answers
+            "views": 1,  # earlier versions could average several views of each frame
+            "batch": self.batch,  # decides the last bits of the outputs
             "precision": getattr(self.classifier, "precision", "float32"),
             "features": {"precision": self.features, "width": self.feature_width} if self.features else None,
             "preprocessing": preprocessing.to_dict() if hasattr(preprocessing, "to_dict") else None,
         }
 
-    # ---- one batch
+    def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
+        if not self.pooled:
+            probs = self.classifier.frame_probs(frames, torch.from_numpy(positions)[None])[0]
+            return (halved(probs.float().cpu().numpy()),)
+        features = self.classifier.frame_features(frames)  # [1, F, D]
+        probs = self.classifier.pool(features.unsqueeze(-2))[0]  # a clip of one for each frame
+        tables: Tables = (halved(probs.float().cpu().numpy()),)
+        if self.features is not None:
+            remedy = "prepare with features='float32'"
+            tables += (_as_stored(features[0], self.features, self.classifier.name, remedy),)
+        return tables
 
-    def _features(self, frames: Tensor) -> Tensor:
-        """[1, F, 3, H, W] -> [1, F, D], the mean over views."""
-        views = [self.classifier.frame_features(view) for view in views_of(frames, self.views)]
-        return torch.stack(views).mean(0)
 
-    def _answers(self, frames: Tensor, positions: np.ndarray) -> Tables:
-        if self.pooled:
-            features = self._features(frames)
-            probs = self.classifier.pool(features.unsqueeze(-2))[0]  # a clip of one for each frame
-            kept = () if self.features is None else (self._kept(features[0], self.features),)
-        else:
-            where = torch.from_numpy(positions)[None]
-            views = [self.classifier.frame_probs(view, where) for view in views_of(frames, self.views)]
-            probs, kept = torch.stack(views).mean(0)[0], ()
-        return halved(probs.float().cpu().numpy()), *kept
-
-    def _kept(self, features: Tensor, precision: str) -> np.ndarray:
-        return kept_features(features, precision, self.classifier.name, "prepare with features='float32'")
+def halved(probs: np.ndarray) -> np.ndarray:
+    """Return probabilities [F, C] in half precision; the first largest number is still the most probable class."""
+    half = probs.astype(np.float16)
+    rows = np.arange(len(half))
+    top = probs.argmax(-1)
+    best = half[rows, top]
+    # Rounding keeps the order but makes ties, and of those the first would win.
+    tied_before = (half == best[:, None]) & (np.arange(half.shape[1]) < top[:, None])
+    below = np.nextafter(best, np.float16(0))
+    return np.where(tied_before, below[:, None], half)
 
 
 def views_of(frames: Tensor, count: int) -> list[Tensor]:
-    """The first `count` of four views of frames [..., H, W]: as they are, mirrored, and the squares at either end.
+    """Return the first `count` of four views of frames [..., H, W]: unchanged, mirrored, and the squares at either end.
 
-    Classifiers crop the centre themselves, so the squares show what that leaves out.
+    Teachers of earlier versions may have averaged them. Classifiers crop the centre, so the squares show what that
+    leaves out.
     """
     height, width = frames.shape[-2:]
     side = min(height, width)
@@ -241,40 +228,206 @@ def views_of(frames: Tensor, count: int) -> list[Tensor]:
     return [view() for view in views[:count]]
 
 
-def halved(probs: np.ndarray) -> np.ndarray:
-    """Probabilities [F, C] in half precision, the most probable class still the first with the largest number."""
-    half = probs.astype(np.float16)
-    rows = np.arange(len(half))
-    top = probs.argmax(-1)
-    best = half[rows, top]
-    # Rounding keeps the order but makes ties, and of those the first would win.
-    tied_before = (half == best[:, None]) & (np.arange(half.shape[1]) < top[:, None])
-    below = np.nextafter(best, np.float16(0))
-    return np.where(tied_before, below[:, None], half)
-
-
 def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> None:
-    """As many classes, and where both sides name them, the same names in the same order."""
+    """Check that bank and classifier have as many classes and, where both name them, the same ones in one order."""
     names = tuple(classifier.class_names)
-    ours, theirs = f"{where} has {classes_in_words(classes)}", f"{classifier.name} {classes_in_words(names)}"
+    sides = f"{where} has {describe_classes(classes)}, but the classifier {classifier.name} {describe_classes(names)}"
     if len(names) != len(classes):
         raise InvalidArgument(
-            f"{ours}, but the classifier {theirs}; give the classifier's class list with the manifest (classes), or a "
-            "classifier of these classes"
+            f"{sides}; give the classifier's class list with the manifest (classes), or a classifier of these classes"
         )
-    place = first_difference(names, classes)
-    if place is None:
+    index = first_difference(names, classes)
+    if index is not None:
+        raise InvalidArgument(
+            f"{sides}: class {index} is {classes[index]!r} here and {names[index]!r} there; "
+            "bring the class list into the classifier's order, or give another classifier"
+        )
+
+
+# ---- features
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureNetwork:
+    """A network that computes D features of each frame alone."""
+
+    network: Any  # a classifier or a sampler
+    kind: str  # "classifier" or "sampler"
+    name: str  # of the network
+    net: nn.Module  # the module that does the work
+    compute: Callable[[Tensor], Tensor]  # uint8 [F, 3, H, W] -> float32 [F, D]
+    gmacs: float  # giga multiply-adds of one frame
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.network.fingerprint())
+
+    @property
+    def precision(self) -> str:
+        """In which it computes."""
+        return str(self.network.precision)
+
+
+@contextmanager
+def feature_network(network: Any, device: str | None) -> Iterator[FeatureNetwork]:
+    """Yield the features of a classifier or a sampler, given itself, its folder or, for classifiers, its name."""
+    if isinstance(network, (str, os.PathLike)):
+        folder = os.fspath(network)
+        if isinstance(network, os.PathLike) and not Path(folder).is_dir():
+            raise InvalidArgument(f"{folder}: no such folder; give that of a saved classifier or sampler")
+        load = load_sampler if is_sampler_folder(folder) else create_classifier
+        network = load(folder, device=device)
+    elif not isinstance(network, (Classifier, SOSampler)):
+        raise InvalidArgument(
+            f"a {type(network).__name__} has no features; give a classifier of create_classifier or wrap_classifier, "
+            "a SOSampler, or the folder of either"
+        )
+    elif device is not None:
+        network = network.to(check_device(device))
+    if isinstance(network, SOSampler):
+        sampler, backbone = network, network.backbone
+        if backbone.reach:
+            raise InvalidArgument(
+                f"{sampler!r} has a temporal shift, so its features of a frame depend on the frames beside it and "
+                "cannot be stored; give a sampler trained with shift=0"
+            )
+
+        def compute(frames: Tensor) -> Tensor:  # videos of one candidate each
+            return check_finite(sampler.look(frames[:, None]).features[:, 0], backbone.name)
+
+        yield FeatureNetwork(sampler, "sampler", backbone.name, backbone, compute, sampler.gmacs(1))
         return
-    raise InvalidArgument(
-        f"{ours}, but the classifier {theirs}: class {place} is {classes[place]!r} here and {names[place]!r} there; "
-        "bring the class list into the classifier's order, or give another classifier"
-    )
+    before = Penultimate(network)
+    with before.watching():
+        yield FeatureNetwork(network, "classifier", network.name, network.net, before, network.gmacs(1))
 
 
-_MAX_THREADS = 8
+class FeatureAnnotator(Annotator):
+    """A network whose features are stored."""
 
-Shard = tuple[int, Iterable[tuple[str, StoredVideo]]]
-"""Its number, and id and frames of its videos."""
+    kind = FEATURES
+    decisive = ("network", "fingerprint", "width", "precision", "computed_in", "batch")
+    made = "these features were made"
+    remedy = "give the same again, or another name, or delete this folder"
+
+    def __init__(self, source: FeatureNetwork, *, name: str | None, precision: str, batch: int | None) -> None:
+        super().__init__(source.network.device, batch)
+        self._source, self._precision, self.net = source, precision, source.net
+        self.name = source.fingerprint if name is None else name
+        self.width = int(source.compute(_blank_frame()[0]).shape[-1])
+        self.schema = features_schema(precision, self.width)
+
+    def about(self) -> dict[str, Any]:
+        """Return features.json."""
+        return {
+            "kind": FEATURES.kind,
+            "version": VERSION,
+            "name": self.name,
+            "network": self._source.kind,
+            "network_name": self._source.name,
+            "fingerprint": self._source.fingerprint,
+            "width": self.width,
+            "precision": self._precision,
+            "computed_in": self._source.precision,
+            "batch": self.batch,  # decides the last bits
+            "gmacs": self._source.gmacs,
+            "preprocessing": self._source.network.preprocessing.to_dict(),
+        }
+
+    def run(self, frames: Tensor, positions: np.ndarray) -> Tables:
+        features = self._source.compute(frames[0])
+        return (_as_stored(features, self._precision, self._source.name, "give precision='float32'"),)
+
+
+# ---- all shards of a bank
+
+
+class Annotation:
+    """One network and one bank: which shards have no outputs yet, and the work. Enter it to annotate."""
+
+    def __init__(self, folder: BankFolder, header: BankHeader, annotator: Annotator) -> None:
+        self._folder, self._annotator = annotator.folder(folder), annotator
+        self._begin()
+        self.missing = set(self._folder.missing(header.num_shards))
+        # Not known for a bank whose videos are still being decoded, which keeps the CPU busy.
+        all_frames = header.counts["frames"] if header.counts else 0
+        self._num_frames = all_frames * len(self.missing) // max(header.num_shards, 1)
+
+    def _begin(self) -> None:
+        """Write the header, or compare it with the one that is there and continue with its batch size."""
+        annotator, path = self._annotator, self._folder.header
+        about = plain(annotator.about())
+        if not path.exists():
+            self._folder.path.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            return
+        saved = read_json(path, annotator.kind.kind, f"delete its folder and {annotator.kind.again}")
+        if not annotator.batch_given:
+            annotator.batch = about["batch"] = saved.get("batch") or annotator.batch
+        different = differences(*({key: values.get(key) for key in annotator.decisive} for values in (saved, about)))
+        if different:
+            raise InvalidArgument(
+                f"{self._folder.path}: {annotator.made} with {'; '.join(different)}; {annotator.remedy}"
+            )
+
+    def __enter__(self) -> Annotation:
+        """Start the threads and processes, and bring torch into the state that suits them."""
+        device = self._annotator.device.type
+        on_cpu = device == "cpu"
+        self._torch_threads = torch.get_num_threads()
+        self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
+        self._stack = ExitStack()
+        self._decoder_before = self._annotator.decoder
+        num_processes = num_frame_decoders(device, num_cores(), self._num_frames)
+        if num_processes:
+            self._annotator.decoder = self._stack.enter_context(FrameDecoder(num_processes))
+            self._num_threads = BATCHES_AHEAD
+        start = partial(torch.set_num_threads, 1) if on_cpu else None
+        self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-annotate", initializer=start)
+        net = self._annotator.net
+        self._contiguous = to_channels_last(net) if isinstance(net, nn.Module) else []
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._stack.close()
+        self._annotator.decoder = self._decoder_before
+        for tensor in self._contiguous:
+            tensor.data = tensor.data.contiguous()
+        torch.set_num_threads(self._torch_threads)
+
+    def annotate(self, shards: Iterable[Shard], on_done: Callable[[], None]) -> None:
+        """Run the network on all videos of shards, in batches across videos, and write the outputs.
+
+        Batches of the shards that follow run while those of a shard are being written.
+        """
+        schema = self._annotator.schema
+        # Of the shards under way: their number, then id and number of frames of each video.
+        under_way: deque[tuple[int, deque[tuple[str, int]]]] = deque()
+
+        def batches() -> Iterator[_Batch | None]:
+            for number, rows in shards:
+                videos: deque[tuple[str, int]] = deque()
+                under_way.append((number, videos))
+                yield from _batches_of(rows, videos, self._annotator.batch)
+                yield None  # the end of a shard
+
+        outputs = in_order(self._submit, batches(), lambda pending: len(pending) <= 2 * self._num_threads)
+        for first in outputs:
+            number, waiting = under_way.popleft()
+            with writing_shard(self._folder.shard(number), schema) as write:
+                of_shard = takewhile(lambda tables: tables is not None, chain([first], outputs))
+                for video_id, tables in _by_video(cast(Iterator[Tables], of_shard), waiting):
+                    write(tables_batch(schema, video_id, *tables))
+                    on_done()
+
+    def _submit(self, batch: _Batch | None) -> Future[Tables | None]:
+        if batch is None:
+            end: Future[Tables | None] = Future()
+            end.set_result(None)
+            return end
+        positions = np.array(batch.positions, dtype=np.float32)
+        return self._threads.submit(self._annotator.annotate, batch.jpegs, positions, batch.names)
 
 
 class _Batch:
@@ -285,129 +438,11 @@ class _Batch:
         self.positions: list[float] = []  # in 0..1
         self.names: list[str] = []  # the video of each, for messages
 
-    def add(self, jpeg: bytes, position: float, name: str) -> None:
-        self.jpegs.append(jpeg)
-        self.positions.append(position)
-        self.names.append(name)
 
-    def __len__(self) -> int:
-        return len(self.jpegs)
-
-
-class Teaching:
-    """One network and one bank: which shards it has not been asked about, and the asking. Enter it to ask."""
-
-    def __init__(self, folder: BankFolder, head: BankHead, asker: Asker, tally: Tally) -> None:
-        self._answers, self._asker, self._tally = asker.answers_folder(folder), asker, tally
-        _begin(self._answers, asker)
-        self.missing = set(self._answers.missing(head.num_shards))
-        # Of a bank whose videos are still being decoded, which keeps the processors busy, this is not known.
-        all_frames = head.counts["frames"] if head.counts else 0
-        self._num_frames = all_frames * len(self.missing) // max(head.num_shards, 1)
-
-    def __enter__(self) -> Teaching:
-        """Start what decodes and what asks, and bring torch into the state that suits them."""
-        device = self._asker.device.type
-        on_cpu = device == "cpu"
-        self._torch_threads = torch.get_num_threads()
-        self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
-        self._stack = ExitStack()
-        self._in_thread = self._asker.decoder
-        num_processes = num_decoding_processes(device, num_cores(), self._num_frames)
-        if num_processes:
-            self._asker.decoder = self._stack.enter_context(InProcesses(num_processes))
-            self._num_threads = BATCHES_AHEAD
-        start = partial(torch.set_num_threads, 1) if on_cpu else None
-        self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-ask", initializer=start)
-        net = self._asker.net
-        self._contiguous = to_channels_last(net) if isinstance(net, torch.nn.Module) else []
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._stack.close()
-        self._asker.decoder = self._in_thread
-        for tensor in self._contiguous:
-            tensor.data = tensor.data.contiguous()
-        torch.set_num_threads(self._torch_threads)
-
-    def teach(self, shards: Iterable[Shard], on_done: Callable[[], None]) -> None:
-        """Ask about all videos of shards, in batches over the borders of videos, and write the answers.
-
-        Batches of the shards that follow are asked about while those of a shard are being written.
-        """
-        schema = self._asker.schema
-        # Of the shards under way: their number, then id and number of frames of each video.
-        under_way: deque[tuple[int, deque[tuple[str, int]]]] = deque()
-
-        def batches() -> Iterator[_Batch | None]:
-            for number, rows in shards:
-                videos: deque[tuple[str, int]] = deque()
-                under_way.append((number, videos))
-                yield from batches_of(rows, videos, self._asker.batch)
-                yield None  # the end of a shard
-
-        answers = self._in_order(batches())
-        for first in answers:
-            number, waiting = under_way.popleft()
-            with writing_shard(self._answers.shard(number), schema, self._tally) as write:
-                of_shard = takewhile(lambda tables: tables is not None, chain([first], answers))
-                for video_id, tables in by_video(cast(Iterator[Tables], of_shard), waiting):
-                    write(tables_batch(schema, video_id, *tables))
-                    self._tally.open_videos += 1
-                    on_done()
-
-    def _in_order(self, batches: Iterator[_Batch | None]) -> Iterator[Tables | None]:
-        """Answers to batches, None in its place."""
-        pending: deque[Future[Tables] | None] = deque()
-        failed: Exception | None = None
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                break
-            except Exception as error:  # noqa: BLE001 - raised below, once what came before is kept
-                failed = error
-                break
-            if batch is None:
-                pending.append(None)
-            else:
-                positions = np.array(batch.positions, dtype=np.float32)
-                pending.append(self._threads.submit(self._asker.ask, batch.jpegs, positions, batch.names))
-            while len(pending) > 2 * self._num_threads:
-                yield _result(pending.popleft())
-        while pending:
-            yield _result(pending.popleft())
-        if failed is not None:
-            raise failed
-
-
-def _result(answer: Future[Tables] | None) -> Tables | None:
-    return None if answer is None else answer.result()
-
-
-def _begin(answers: AnswersFolder, asker: Asker) -> None:
-    """Write the head, or compare with the one that is there and go on with its size of batches."""
-    path = answers.head
-    about = json.loads(json.dumps(asker.about()))
-    if path.exists():
-        found = read_json(path, about["kind"], f"delete its folder and {answers.again}")
-        if not asker.batch_given:
-            asker.batch = about["batch"] = found.get("batch") or asker.batch
-        differing = [
-            f"{key}={found.get(key)!r}, now {about[key]!r}" for key in asker.decisive if found.get(key) != about[key]
-        ]
-        if differing:
-            raise InvalidArgument(f"{answers.path}: {asker.made} with {'; '.join(differing)}; {asker.remedy}")
-        return
-    answers.path.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-
-
-def batches_of(
-    rows: Iterable[tuple[str, StoredVideo]], waiting: deque[tuple[str, int]], at_most: int
+def _batches_of(
+    rows: Iterable[tuple[str, StoredVideo]], waiting: deque[tuple[str, int]], max_frames: int
 ) -> Iterator[_Batch]:
-    """Frames of one size, at most so many, in order; a batch may hold frames of several videos.
+    """Yield batches of frames of one size, in order; a batch may hold frames of several videos.
 
     Adds each video to `waiting`, with the number of its frames.
     """
@@ -415,26 +450,28 @@ def batches_of(
     size: tuple[int, int] | None = None
     for video_id, video in rows:
         waiting.append((video_id, len(video)))
-        if len(batch) and size != (video.width, video.height):
+        if batch.jpegs and size != (video.width, video.height):
             yield batch
             batch = _Batch()
         size = video.width, video.height
         for jpeg, position in zip(video.jpegs, video.positions.tolist(), strict=True):
-            batch.add(jpeg, position, video_id)
-            if len(batch) == at_most:
+            batch.jpegs.append(jpeg)
+            batch.positions.append(position)
+            batch.names.append(video_id)
+            if len(batch.jpegs) == max_frames:
                 yield batch
                 batch = _Batch()
-    if len(batch):
+    if batch.jpegs:
         yield batch
 
 
-def by_video(answers: Iterable[Tables], waiting: deque[tuple[str, int]]) -> Iterator[tuple[str, Tables]]:
-    """Cut the stream of answers back into videos."""
+def _by_video(outputs: Iterable[Tables], waiting: deque[tuple[str, int]]) -> Iterator[tuple[str, Tables]]:
+    """Divide the stream of outputs into videos again."""
     parts: list[Tables] = []
     have = 0
-    for answer in answers:
-        parts.append(answer)
-        have += len(answer[0])
+    for tables in outputs:
+        parts.append(tables)
+        have += len(tables[0])
         while waiting and waiting[0][1] <= have:
             video_id, count = waiting.popleft()
             joined = [np.concatenate(column) for column in zip(*parts, strict=True)]

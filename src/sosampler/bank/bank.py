@@ -1,4 +1,4 @@
-"""`Bank`: decoded candidate frames of many videos, and what classifiers said about them, read from disk.
+"""`Bank`: decoded candidate frames of many videos, and outputs of networks for each frame, read from disk.
 
 Needs NumPy, Pillow and pyarrow, neither torch nor a video decoder. Files are memory-mapped: opening a bank reads the
 list of its videos and no frame.
@@ -20,25 +20,20 @@ from PIL import Image
 
 from sosampler._util.validation import one_of
 from sosampler.bank.format import (
+    FEATURES,
+    TEACHER,
     BankFolder,
-    BankHead,
+    BankHeader,
     OpenShards,
+    OutputKind,
     StoredVideo,
     checked_index,
     read_failures,
-    read_head,
+    read_header,
     rows_of,
     stored_video,
 )
-from sosampler.bank.outputs import (
-    Features,
-    Teacher,
-    check_finished,
-    find_features,
-    find_teacher,
-    read_features,
-    read_teacher,
-)
+from sosampler.bank.outputs import Features, Teacher, check_finished, find_output, read_output_header
 from sosampler.datasets.manifest import Item
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument, SosamplerError
@@ -49,138 +44,138 @@ from sosampler.video.timeline import Indices, Seconds
 
 
 class BankItem:
-    """One video of a bank. Its numbers and pictures are read when asked for."""
+    """One video of a bank. Its frames are read when they are needed."""
 
     def __init__(self, item: Item, batch: Any) -> None:
         self.id, self.labels, self.split, self.group = item.id, item.labels, item.split or "train", item.group_key
         self._batch = batch
 
     def __len__(self) -> int:
-        """How many frames are stored."""
+        """Return how many frames are stored."""
         return len(self.frame_indices)
 
     def __repr__(self) -> str:
         return f"BankItem({self.id!r}, labels={list(self.labels)}, {len(self)} frames of {self.width}x{self.height})"
 
-    def _one(self, column: str) -> Any:
+    def _value(self, column: str) -> Any:
         return self._batch.column(column)[0].as_py()
 
     @cached_property
     def frame_indices(self) -> Indices:
-        """[T] true frame numbers."""
-        found: Indices = self._batch.column("frame_indices").values.to_numpy()
-        return found
+        """[T] indices in the video."""
+        indices: Indices = self._batch.column("frame_indices").values.to_numpy()
+        return indices
 
     @cached_property
     def pts_seconds(self) -> Seconds:
         """[T]"""
-        found: Seconds = self._batch.column("pts_seconds").values.to_numpy()
-        return found
+        seconds: Seconds = self._batch.column("pts_seconds").values.to_numpy()
+        return seconds
 
     @property
     def positions(self) -> NDArray[np.float32]:
-        """[T] in 0..1: the share of the video that is over when each frame is shown."""
-        return positions_of(self.pts_seconds, self._one("start_seconds"), self.duration)
+        """[T] in 0..1: the share of the video that has passed when each frame is shown."""
+        return positions_of(self.pts_seconds, self._value("start_seconds"), self.duration)
 
     @property
     def duration(self) -> float:
         """Seconds of the video, or of the part of it that the manifest names."""
-        return float(self._one("duration"))
+        return float(self._value("duration"))
 
     @property
     def fps(self) -> float:
-        return float(self._one("fps"))
+        return float(self._value("fps"))
 
     @property
     def total_num_frames(self) -> int:
-        return int(self._one("total_num_frames"))
+        return int(self._value("total_num_frames"))
 
     @property
     def width(self) -> int:
-        return int(self._one("width"))
+        return int(self._value("width"))
 
     @property
     def height(self) -> int:
-        return int(self._one("height"))
+        return int(self._value("height"))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(self._one("notes"))
+        return tuple(self._value("notes"))
 
     @property
     def jpegs(self) -> list[bytes]:
-        """The stored pictures as they are."""
+        """The stored images."""
         return self.stored().jpegs
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the row."""
+        """Size of the row in bytes."""
         return int(self._batch.nbytes)
 
     def stored(self) -> StoredVideo:
-        """All of the row, copied out of the file."""
+        """Return the whole row, copied out of the file."""
         return stored_video(self._batch)
 
     def uniform(self, count: int) -> Indices:
-        """Positions of `count` frames spread evenly, for testing."""
+        """Return positions of `count` frames spread evenly, for testing."""
         return uniform_positions(len(self), count)
 
     def stratified(self, count: int, rng: np.random.Generator) -> Indices:
-        """Positions of one random frame of each of `count` segments, for training."""
+        """Return positions of one random frame of each of `count` segments, for training."""
         return stratified_positions(len(self), count, rng)
 
     def frames(self, positions: ArrayLike | None = None, size: Size = None, *, fast: bool = False) -> Frames:
-        """Pictures as uint8 [T, H, W, 3].
+        """Return frames as uint8 [T, H, W, 3].
 
         Args:
             positions: which of the stored frames, 0 .. len - 1, repeats allowed; None for all.
             size: None as stored, the short side, or (height, width); resized without aliasing.
             fast: where `size` is half the stored one or less, let the JPEG decoder do most of the shrinking; the
-                pixels then differ a little from those of the slow way.
+                pixels then differ a little from those of `fast=False`.
         """
         wanted = np.arange(len(self)) if positions is None else np.asarray(positions, dtype=np.int64)
         if wanted.ndim != 1 or (len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self)):
             raise InvalidArgument(
-                f"positions={np.asarray(positions).tolist()} of {self.id!r} are not allowed; "
-                f"give numbers from 0 to {len(self) - 1}, its stored frames"
+                f"positions={np.asarray(positions).tolist()} of {self.id!r} must be from 0 to {len(self) - 1}; "
+                "these are its stored frames"
             )
         width, height = target_size(self.width, self.height, check_size(size))
         stored = self._batch.column("jpegs").values
         frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
         for row, position in enumerate(wanted.tolist()):
-            with _explaining_damage(f"{self.id!r}, stored frame {position}"):
-                frames[row] = _picture(stored[position].as_py(), width, height, fast)
+            with _damage_explained(f"{self.id!r}, stored frame {position}"):
+                frames[row] = _decode(stored[position].as_py(), width, height, fast)
         return frames
 
 
 @contextmanager
-def _explaining_damage(where: str) -> Iterator[None]:
+def _damage_explained(where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise SosamplerError(
-            f"{where}: a JPEG is damaged ({error}); `sosampler bank verify` tells which file of the bank it is in"
+            f"{where}: a JPEG is damaged ({error}); `sosampler bank verify` reports in which file of the bank"
         ) from error
 
 
 def decode_jpeg(data: bytes, where: str = "a stored frame") -> Frames:
-    """uint8 [H, W, 3]; `where` is for messages."""
-    with _explaining_damage(where), Image.open(io.BytesIO(data)) as image:
+    """Decode a JPEG to uint8 [H, W, 3]; `where` is for messages."""
+    with _damage_explained(where), Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def _picture(data: bytes, width: int, height: int, fast: bool) -> Frames:
+def _decode(data: bytes, width: int, height: int, fast: bool) -> Frames:
     with Image.open(io.BytesIO(data)) as image:
         if fast:
             image.draft("RGB", (width, height))
-        picture = image if image.mode == "RGB" else image.convert("RGB")
-        if picture.size != (width, height):
-            picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(picture)
+        rgb = image if image.mode == "RGB" else image.convert("RGB")
+        if rgb.size != (width, height):
+            rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(rgb)
 
 
 class Bank(Sequence[BankItem]):
-    """A bank on disk, or one split of it; a sequence of `BankItem`. Pickles as its path, so that workers reopen it.
+    """A bank on disk, or one split of it; a sequence of `BankItem`. Pickled as its path, so that workers reopen it.
 
     Args:
         path: the folder that `prepare` wrote.
@@ -193,13 +188,13 @@ class Bank(Sequence[BankItem]):
         self._split = None if split is None else one_of("split", split, SPLITS)
         self._partial = partial
         self.folder = BankFolder(self.path)
-        self.head: BankHead = read_head(self.folder)
-        if not self.head.complete and not partial:
+        self.header: BankHeader = read_header(self.folder)
+        if not self.header.complete and not partial:
             raise SosamplerError(
                 f"{self.path}: this bank is not finished; run `sosampler prepare` again with the same arguments, "
                 "or open it with partial=True"
             )
-        rows = list(rows_of(self.folder, self.head))
+        rows = list(rows_of(self.folder, self.header))
         self.rows = rows if split is None else [row for row in rows if (row.item.split or "train") == split]
         self._shards = OpenShards(self.folder.frames)
 
@@ -208,7 +203,7 @@ class Bank(Sequence[BankItem]):
         return cls(path, partial=partial)
 
     def split(self, name: str) -> Bank:
-        """The videos of one split; without splits everything is train."""
+        """Return the videos of one split; without splits everything is train."""
         return Bank(self.path, split=name, partial=self._partial)
 
     def __reduce__(self) -> Any:
@@ -218,32 +213,32 @@ class Bank(Sequence[BankItem]):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """A `BankItem`; a list of them for a slice."""
+        """Return a `BankItem`; a list of them for a slice."""
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[number] for number in range(*index.indices(len(self)))]
         row = self.rows[checked_index(index, len(self), self.path)]
         return BankItem(row.item, self._shards.batch(row))
 
     def __repr__(self) -> str:
-        teachers = len(self.folder.teacher_names())
+        teachers = len(self.folder.output_names(TEACHER))
         part = f" of {self._split}" if self._split else ""
         return f"Bank({str(self.path)!r}, {len(self)} videos{part}, {len(self.classes)} classes, {teachers} teachers)"
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.head.classes
+        return self.header.classes
 
     @property
     def multi_label(self) -> bool:
-        return self.head.multi_label
+        return self.header.multi_label
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.head.settings
+        return self.header.settings
 
     @property
     def items(self) -> list[Item]:
-        """The videos as the manifest had them, in the bank's order; reads no frames."""
+        """The videos as listed in the manifest, in the bank's order; reads no frames."""
         return [row.item for row in self.rows]
 
     @property
@@ -255,45 +250,46 @@ class Bank(Sequence[BankItem]):
         """Videos that could not be read: id, path and error of each."""
         return read_failures(self.folder.failed_jsonl)
 
+    def _headers(self, kind: OutputKind) -> dict[str, dict[str, Any]]:
+        return {name: read_output_header(self.folder, kind, name) for name in self.folder.output_names(kind)}
+
     @property
     def teachers(self) -> dict[str, dict[str, Any]]:
-        """What each teacher's teacher.json says, by its name."""
-        return {name: read_teacher(self.folder, name) for name in self.folder.teacher_names()}
+        """The teacher.json of each teacher, by its name."""
+        return self._headers(TEACHER)
 
     def teacher(self, classifier: Any = None, *, views: int | None = None) -> Teacher:
-        """What a classifier said about each frame.
+        """Return the outputs of a classifier for each frame.
 
         Args:
-            classifier: the classifier, its fingerprint, or the name of a teacher as in `teachers`, which is taken
-                before a fingerprint; None where the bank has only one.
-            views: tells teachers of one classifier with different numbers of views apart.
+            classifier: the classifier, its fingerprint, or the name of a teacher as in `teachers`, which takes
+                precedence over a fingerprint; None where the bank has only one.
+            views: tells teachers of one classifier apart, in banks of earlier versions.
         """
-        name = find_teacher(classifier, views, self.teachers, self.path)
+        name = find_output(TEACHER, classifier, self.teachers, self.path, views=views)
         if not self._partial:
-            remedy = "run `sosampler prepare` again with the same classifier"
-            check_finished(self.folder.teacher_answers(name), self.head.num_shards, "this teacher", remedy)
+            check_finished(self.folder.teacher(name), self.header.num_shards)
         return Teacher(self, name)
 
     @property
     def feature_sets(self) -> dict[str, dict[str, Any]]:
-        """What each features.json says, by its name."""
-        return {name: read_features(self.folder, name) for name in self.folder.feature_names()}
+        """The features.json of each, by its name."""
+        return self._headers(FEATURES)
 
     def has_all_features(self, name: str) -> bool:
-        """Whether the features of this name are there for every frame, or only begun."""
-        return not self.folder.feature_answers(name).missing(self.head.num_shards)
+        """Return whether the features of this name are there for every frame."""
+        return not self.folder.features(name).missing(self.header.num_shards)
 
     def features(self, network: Any = None) -> Features:
-        """Features of a network for each frame, which `add_features` wrote.
+        """Return the features of a network for each frame, which `add_features` wrote.
 
         Args:
-            network: the classifier or sampler, its fingerprint, or a name as in `feature_sets`, which is taken before
-                a fingerprint; None where the bank has only one.
+            network: the classifier or sampler, its fingerprint, or a name as in `feature_sets`, which takes precedence
+                over a fingerprint; None where the bank has only one.
         """
-        name = find_features(network, self.feature_sets, self.path)
+        name = find_output(FEATURES, network, self.feature_sets, self.path)
         if not self._partial:
-            answers = self.folder.feature_answers(name)
-            check_finished(answers, self.head.num_shards, "these features", answers.again)
+            check_finished(self.folder.features(name), self.header.num_shards)
         return Features(self, name)
 
 

@@ -1,4 +1,4 @@
-"""Frames to take the ranges of an int8 network from: spread over many videos, or over the training split of a bank."""
+"""Frames from which an int8 network is calibrated: spread over videos, or over the training split of a bank."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ log = logging.getLogger("sosampler")
 
 
 def bank_frames(bank: str | Path | Bank, count: int) -> Iterator[Frames]:
-    """About `count` stored frames of the training videos, evenly; uint8 [1, k, H, W, 3] of one video at a time."""
+    """Yield about `count` stored frames of the training videos, evenly; uint8 [1, k, H, W, 3], one video at a time."""
     train = (bank if isinstance(bank, Bank) else Bank.open(bank)).split("train")
     if not len(train):
         raise InvalidArgument(f"{train.path}: has no training videos; give a bank with a train split")
-    places, each = _shares(len(train), count)
-    for place in places:
-        item = train[place]
+    indices, each = _shares(len(train), count)
+    for index in indices:
+        item = train[index]
         yield item.frames(item.uniform(min(each, len(item))))[None]
 
 
 def video_frames(videos: Sequence[Any], count: int, size: int) -> Iterator[Frames]:
-    """About `count` frames of videos, evenly, with this short side at most; uint8 [1, k, H, W, 3] of one at a time.
+    """Yield about `count` frames of videos, evenly, with at most this short side; uint8 [1, k, H, W, 3], one at a time.
 
     Videos that cannot be read are named in the log; there must be one that can.
     """
     from sosampler.inference.select import select
 
-    places, each = _shares(len(videos), count)
+    indices, each = _shares(len(videos), count)
     failed: VideoError | None = None
     seen = 0
-    for place in places:
+    for index in indices:
         try:
-            chosen = select(videos[place], each, policy="uniform", num_candidates=each, size=size, on_short="fewer")
+            chosen = select(videos[index], each, policy="uniform", num_candidates=each, size=size, on_short="fewer")
         except VideoError as error:
             failed = error
             log.warning("left out: %s", error)
             continue
-        assert chosen.frames is not None, "they are decoded"
+        assert chosen.frames is not None
         seen += 1
         yield chosen.frames[None]
     if failed is not None and not seen:
@@ -54,7 +54,7 @@ def video_frames(videos: Sequence[Any], count: int, size: int) -> Iterator[Frame
 
 
 def _shares(num_videos: int, count: int) -> tuple[list[int], int]:
-    """Which videos are looked at, and how many frames of each."""
+    """Return which videos are read, and how many frames of each."""
     count = whole_number("num_frames", count)
-    places = np.linspace(0, num_videos - 1, min(num_videos, count)).round().astype(int).tolist()
-    return places, math.ceil(count / len(places))
+    indices = np.linspace(0, num_videos - 1, min(num_videos, count)).round().astype(int).tolist()
+    return indices, math.ceil(count / len(indices))

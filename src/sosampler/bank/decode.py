@@ -1,43 +1,54 @@
-"""One video becomes JPEG frames; and the process that does nothing else, so that a broken file can kill only itself."""
+"""Decoding: a video becomes JPEG frames for the bank, and stored JPEGs become pixels for a network."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import subprocess
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from queue import LifoQueue
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from sosampler._util.validation import real_number, whole_number
-from sosampler._util.workers import ProcessEnded, ask, clear, code_of, parent_pipes, start_process
+from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, SharedPixels, WorkerDied, in_order
+from sosampler.bank.bank import decode_jpeg
 from sosampler.bank.format import Failure, StoredVideo
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import fit_size, list_candidates
+from sosampler.video.candidates import GRIDS, MODES
 from sosampler.video.limits import Limits, Size, check_size
 from sosampler.video.reader import Frames, VideoMetadata, VideoReader
 from sosampler.video.source import open_video
 
-# Above this a rate is a slip of the pen; and moments of one video at its rate, each of which is looked up.
-_MAX_FPS = 10_000
-_MAX_MOMENTS = 2_000_000
-# A bank keeps memory bounded, so one video of it is: frames, and bytes of JPEG.
-MAX_FRAMES_A_VIDEO = 4096
+MAX_FRAMES_PER_VIDEO = 4096
+# Higher rates are mistakes; and times of one video at its rate, each of which is looked up.
+_MAX_FPS, _MAX_TIMES = 10_000, 2_000_000
+# Of one video in the bank, so that memory stays bounded.
 _MAX_JPEG_BYTES = 128 << 20
-# Decoded pictures held at a time; all 64 of the usual size fit.
+# Decoded frames of one video that are held at a time; all 64 of the default size fit.
 _CHUNK_BYTES = 32 << 20
+# Decoded videos that wait to be taken: no more are started beyond this.
+_MAX_WAITING_BYTES = 256 << 20
+# Decoded frames of all batches together; a batch larger than that goes alone.
+_MAX_DECODED_BYTES = 512 << 20
+# Batches that are being decoded, wait for the device or are on it; several processes decode one batch.
+BATCHES_AHEAD = 4
+_FRAMES_PER_TASK = 16
+# With fewer frames all is done before the processes have started.
+_MIN_FRAMES = 4000
+_MAX_PROCESSES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameSettings:
-    """Which frames of a video a bank keeps, and how. Decides the bytes of the bank together with the videos."""
+    """Which frames of a video a bank stores, and how. Decides the bytes of the bank together with the videos."""
 
     num_candidates: int | None = 64  # None with fps
     fps: float | None = None
@@ -52,22 +63,30 @@ class FrameSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", check_size(self.size))
         if whole_number("quality", self.quality) > 100:
-            raise InvalidArgument(f"quality={self.quality} is not allowed; give a whole number from 1 to 100")
+            raise InvalidArgument(f"quality={self.quality} must be an int from 1 to 100")
         if self.fps is not None and real_number("fps", self.fps, above=0) > _MAX_FPS:
-            raise InvalidArgument(f"fps={self.fps:g} is not allowed; give at most {_MAX_FPS} frames a second")
+            raise InvalidArgument(f"fps={self.fps:g} must be at most {_MAX_FPS} frames a second")
         if self.folder_fps is not None:
             real_number("folder_fps", self.folder_fps, above=0)
-        if self.num_candidates is not None and whole_number("num_candidates", self.num_candidates) > MAX_FRAMES_A_VIDEO:
-            raise InvalidArgument(
-                f"num_candidates={self.num_candidates} is not allowed; a bank keeps {MAX_FRAMES_A_VIDEO} frames of a "
-                "video at most, give fewer"
-            )
-        self.options()  # says what is wrong with the rest
+        if self.num_candidates is not None:
+            if self.fps is not None:
+                raise InvalidArgument(
+                    f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
+                )
+            if whole_number("num_candidates", self.num_candidates) > MAX_FRAMES_PER_VIDEO:
+                raise InvalidArgument(
+                    f"num_candidates={self.num_candidates} must be at most {MAX_FRAMES_PER_VIDEO} frames of a video; "
+                    "give fewer"
+                )
+        one_of("candidates", self.candidates, MODES)
+        one_of("grid", self.grid, GRIDS)
+        real_number("snap_tolerance", self.snap_tolerance, at_least=0)
+        whole_number("seed", self.seed, at_least=0)
 
     def options(
         self, *, start: float | None = None, end: float | None = None, video_id: str | None = None
     ) -> SelectOptions:
-        """What `select` would be told to offer the same frames."""
+        """Return the options with which `select` has the same candidates."""
         return SelectOptions(
             policy="all",
             num_candidates=self.num_candidates,
@@ -82,12 +101,11 @@ class FrameSettings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        told = asdict(self)
-        return {**told, "size": list(self.size) if isinstance(self.size, tuple) else self.size}
+        return {**asdict(self), "size": list(self.size) if isinstance(self.size, tuple) else self.size}
 
 
 def _seed_of(seed: int, video_id: str) -> int:
-    """Each video its own, whatever the order of the manifest."""
+    """Return a seed of the video alone, independent of the order of the manifest."""
     return int.from_bytes(hashlib.sha256(f"{seed} {video_id}".encode()).digest()[:6], "big")
 
 
@@ -104,23 +122,23 @@ class DecodeTask:
 
 
 def decode_video(task: DecodeTask) -> StoredVideo:
-    """Decode the frames that the settings offer."""
+    """Decode the candidates of a video."""
     settings = task.settings
     reader = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
     try:
         notes: list[str] = []
-        moments = (settings.fps or 0) * _part(reader.metadata, task.start, task.end)[1]
-        if moments > _MAX_MOMENTS:
+        num_times = (settings.fps or 0) * _part(reader.metadata, task.start, task.end)[1]
+        if num_times > _MAX_TIMES:
             raise VideoError(
-                f"{task.path}: fps={settings.fps:g} asks for {moments:.0f} moments, over the {_MAX_MOMENTS} that are "
-                "allowed for one video; lower fps, or cut the video with start and end"
+                f"{task.path}: fps={settings.fps:g} gives {num_times:.0f} times, more than the {_MAX_TIMES} of one "
+                "video; lower fps, or limit the video with start and end"
             )
         options = settings.options(start=task.start, end=task.end, video_id=task.video_id)
         wanted = np.unique(list_candidates(reader, options, notes).frame_indices)
-        if len(wanted) > MAX_FRAMES_A_VIDEO:
+        if len(wanted) > MAX_FRAMES_PER_VIDEO:
             raise VideoError(
-                f"{task.path}: fps={settings.fps:g} gives {len(wanted)} frames, over the {MAX_FRAMES_A_VIDEO} that a "
-                "bank keeps of one video; lower fps, or cut the video with start and end"
+                f"{task.path}: fps={settings.fps:g} gives {len(wanted)} frames, more than the {MAX_FRAMES_PER_VIDEO} "
+                "of one video in a bank; lower fps, or limit the video with start and end"
             )
         jpegs, frame_indices, pts_seconds = _encoded(reader, wanted, settings, notes)
         metadata = reader.metadata
@@ -130,7 +148,7 @@ def decode_video(task: DecodeTask) -> StoredVideo:
         start_seconds, duration = _part(metadata, task.start, task.end)
         width, height = Image.open(io.BytesIO(jpegs[0])).size
         return StoredVideo(
-            jpegs=[jpegs[place] for place in first],
+            jpegs=[jpegs[index] for index in first],
             frame_indices=frame_indices,
             pts_seconds=pts_seconds[first],
             width=width,
@@ -148,16 +166,16 @@ def decode_video(task: DecodeTask) -> StoredVideo:
 def _encoded(
     reader: VideoReader, wanted: np.ndarray, settings: FrameSettings, notes: list[str]
 ) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-    """JPEGs, true frame numbers and times, a few pictures at a time."""
-    size = fit_size(settings.size, reader.metadata)  # the rest would only cost room
+    """Return JPEGs, frame indices and times; only a few decoded frames are held at a time."""
+    size = fit_size(settings.size, reader.metadata)  # enlarging would only cost space
     jpegs: list[bytes] = []
     frame_indices: list[np.ndarray] = []
     pts_seconds: list[np.ndarray] = []
-    begin, at_once, total = 0, 1, 0  # the first picture tells how large they are
+    begin, count, total = 0, 1, 0  # the first frame shows how large they are
     while begin < len(wanted):
-        batch = reader.read(wanted[begin : begin + at_once], size=size)
+        batch = reader.read(wanted[begin : begin + count], size=size)
         begin += len(batch)
-        at_once = max(1, _CHUNK_BYTES // batch.frames[0].nbytes)
+        count = max(1, _CHUNK_BYTES // batch.frames[0].nbytes)
         notes.extend(batch.notes)
         jpegs.extend(encode_jpeg(frame, settings.quality) for frame in batch.frames)
         frame_indices.append(batch.frame_indices)
@@ -166,146 +184,191 @@ def _encoded(
         if total > _MAX_JPEG_BYTES:
             raise VideoError(
                 f"{reader.name}: its frames take more than {_MAX_JPEG_BYTES >> 20} MB; "
-                "keep fewer or smaller ones with num_candidates, fps or size"
+                "store fewer or smaller ones with num_candidates, fps or size"
             )
     return jpegs, np.concatenate(frame_indices), np.concatenate(pts_seconds)
 
 
 def _part(metadata: VideoMetadata, start: float | None, end: float | None) -> tuple[float, float]:
-    """Where the part that is asked for begins, and how long it is."""
+    """Return where the part between start and end begins, and how long it is."""
     begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
     last = metadata.start_seconds + metadata.duration
     return begins, (last if end is None else min(end, last)) - begins
 
 
 def encode_jpeg(frame: Frames, quality: int) -> bytes:
-    """uint8 [H, W, 3] -> JPEG with halved colour."""
+    """Encode uint8 [H, W, 3] as JPEG with halved colour resolution."""
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "JPEG", quality=quality, subsampling="4:2:0")
     return buffer.getvalue()
 
 
 def attempt(task: DecodeTask) -> StoredVideo | Failure:
-    """`decode_video`, with the reason where the video is at fault."""
+    """Decode a video, or return why it cannot be decoded."""
     try:
         return decode_video(task)
     except MemoryError:
-        return Failure(f"{task.path}: does not fit into memory; keep fewer or smaller frames, or cut it")
+        return Failure(
+            f"{task.path}: does not fit into memory; store fewer or smaller frames, or limit it with start and end"
+        )
     except SosamplerError as error:
         text = str(error)
     except OSError as error:  # also what PyAV raises for damaged files
         text = f"cannot be read ({error.strerror or error}); check the file and its permissions"
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos go on
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos continue
         text = f"cannot be decoded ({type(error).__name__}: {error}); the file may be damaged"
     return Failure(text if task.path in text else f"{task.path}: {text}")
 
 
-def serve() -> None:
-    """Answer tasks until the parent wants no more."""
-    tasks, send = parent_pipes()
-    for task in tasks:
-        send(attempt(task))
+# ---- videos, in child processes
 
 
-_START = code_of("sosampler.bank.decode:serve")
-# Decoded videos that wait to be taken: no more are begun beyond this.
-_MAX_WAITING_BYTES = 256 << 20
+def video_decoder(_: None) -> Callable[[DecodeTask], StoredVideo | Failure]:
+    """Return the function that a child process applies to each task."""
+    return attempt
 
 
-class DecodingProcess:
-    """One process that decodes. It is started when it is first asked, and again after it died over a video."""
-
-    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
-        self._start = start
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def ask(self, task: Any) -> Any:
-        """Its answer. Raises `ProcessEnded` if it died."""
-        process = self._process
-        if process is None:
-            process = self._process = self._start()
-        try:
-            return ask(process, task)
-        except ProcessEnded:
-            self._process = None
-            clear(process)
-            raise
-
-    def stop(self) -> None:
-        """End the process, also in the middle of a video; it keeps nothing that could be lost."""
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def reap(self) -> None:
-        """Clear up after `stop`, once no thread waits for an answer any more."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()  # it may have been started after `stop`
-            clear(process)
-
-
-def death_of(name: str, ended: ProcessEnded) -> str:
-    """What is told of a video over which a process died."""
-    why = "the file may be damaged, or memory ran out" if ended.by_signal else "what it printed says why"
-    return f"{name}: the process that decoded it {ended}; {why}"
-
-
-class DecodePool:
-    """`workers` processes, started when they are first needed; 0 decodes in this process."""
+class VideoDecoder:
+    """Decodes videos in `workers` processes, so that a broken file can kill only those; 0 decodes in this process."""
 
     def __init__(self, workers: int) -> None:
-        self._threads = max(workers, 1)
-        self._in_process = workers == 0
-        self._local = threading.local()
-        self._workers: list[DecodingProcess] = []
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="sosampler-decode")
+        self._pool = ProcessPool(workers, "sosampler.bank.decode:video_decoder", work="decoding videos")
 
-    def __enter__(self) -> DecodePool:
+    def __enter__(self) -> VideoDecoder:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.stop()
-        self._executor.shutdown(wait=True)
-        for worker in self._workers:
-            worker.reap()
-
-    def _decode(self, task: DecodeTask) -> StoredVideo | Failure:
-        if self._in_process:
-            return attempt(task)
-        try:
-            answer: StoredVideo | Failure = self._worker().ask(task)
-            return answer
-        except ProcessEnded as ended:
-            return Failure(death_of(task.path, ended))
-
-    def _worker(self) -> DecodingProcess:
-        """The process of this thread."""
-        worker: DecodingProcess | None = getattr(self._local, "worker", None)
-        if worker is None:
-            worker = self._local.worker = DecodingProcess(self._start_process)
-            self._workers.append(worker)
-        return worker
-
-    def _start_process(self) -> subprocess.Popen[bytes]:
-        return start_process(_START)
+    def __exit__(self, *error: Any) -> None:
+        self._pool.__exit__(*error)
 
     def results(self, tasks: Iterable[DecodeTask]) -> Iterator[StoredVideo | Failure]:
-        """In the order of the tasks. Two videos a worker are under way or wait to be taken, fewer if they are large."""
-        pending: deque[Future[StoredVideo | Failure]] = deque()
-        ahead, left = iter(tasks), True
-        while left or pending:
-            while left and len(pending) <= 2 * self._threads and _waiting_bytes(pending) < _MAX_WAITING_BYTES:
-                task = next(ahead, None)
-                left = task is not None
-                if task is not None:
-                    pending.append(self._executor.submit(self._decode, task))
-            if pending:
-                yield pending.popleft().result()
+        """Yield results in the order of the tasks.
+
+        Two videos per worker are under way or wait to be taken, fewer if they are large.
+        """
+
+        def has_room(pending: Sequence[Future[StoredVideo | Failure]]) -> bool:
+            done = (future.result() for future in pending if future.done())
+            waiting = sum(sum(map(len, video.jpegs)) for video in done if isinstance(video, StoredVideo))
+            return len(pending) <= 2 * self._pool.num_threads and waiting < _MAX_WAITING_BYTES
+
+        return in_order(lambda task: self._pool.threads.submit(self._decode, task), tasks, has_room)
+
+    def _decode(self, task: DecodeTask) -> StoredVideo | Failure:
+        try:
+            result: StoredVideo | Failure = self._pool.call(task)
+            return result
+        except WorkerDied as died:
+            return Failure(died.over(task.path))
 
 
-def _waiting_bytes(pending: Iterable[Future[StoredVideo | Failure]]) -> int:
-    done = (future.result() for future in pending if future.done())
-    return sum(sum(map(len, video.jpegs)) for video in done if isinstance(video, StoredVideo))
+# ---- stored frames
+
+
+class FrameDecoder:
+    """Decodes batches of stored JPEGs, for several threads at a time.
+
+    A device is fed by one thread, which competes with every decoding thread of its process for the interpreter:
+    processes leave it to the device. Where the network runs on the CPU it takes most of the time, and threads suffice.
+
+    Args:
+        num_processes: child processes that decode into memory that they share with this one; 0 decodes in the thread
+            that calls.
+    """
+
+    def __init__(self, num_processes: int = 0) -> None:
+        self._room = ByteBudget(_MAX_DECODED_BYTES)
+        self._batches = [SharedPixels() for _ in range(BATCHES_AHEAD if num_processes else 0)]
+        self._idle: LifoQueue[int] = LifoQueue()
+        for number in range(len(self._batches)):
+            self._idle.put(number)
+        files = [batch.file for batch in self._batches]
+        self._pool = (
+            ProcessPool(
+                num_processes, "sosampler.bank.decode:frame_decoder", files, files=files, work="decoding frames"
+            )
+            if num_processes
+            else None
+        )
+
+    def __enter__(self) -> FrameDecoder:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._pool is not None:
+            self._pool.__exit__(*error)
+        for batch in self._batches:
+            batch.close()
+
+    @contextmanager
+    def decoded(self, jpegs: list[bytes], names: list[str]) -> Iterator[Frames]:
+        """Yield JPEGs of one size as uint8 [F, H, W, 3], to be used within the `with` block; names are for messages."""
+        first = decode_jpeg(jpegs[0], repr(names[0]))
+        shape, num_bytes = (len(jpegs), *first.shape), len(jpegs) * first.nbytes
+        with self._room.taking(num_bytes):
+            if self._pool is None:
+                frames = np.empty(shape, dtype=np.uint8)
+                frames[0] = first
+                _decode_into(frames[1:], jpegs[1:], names[1:])
+                yield frames
+                return
+            number = self._idle.get()
+            try:
+                frames = self._batches[number].array(shape)
+                frames[0] = first
+                parts = [slice(begin, begin + _FRAMES_PER_TASK) for begin in range(1, len(jpegs), _FRAMES_PER_TASK)]
+                tasks = [self._pool.submit((number, shape, part, jpegs[part], names[part])) for part in parts]
+                wait(tasks)  # also where one fails: the others still write there
+                for task in tasks:
+                    task.result()
+                yield frames
+            finally:
+                if num_bytes > _MAX_DECODED_BYTES // BATCHES_AHEAD:
+                    self._batches[number].empty()  # so many of them would be too much
+                self._idle.put(number)
+
+
+class ByteBudget:
+    """A number of bytes that threads share: `taking` waits until there is room, or until no other thread has any."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._all, self._taken = num_bytes, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taking(self, num_bytes: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + num_bytes <= self._all)
+            self._taken += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= num_bytes
+                self._changed.notify_all()
+
+
+def num_frame_decoders(device_type: str, cores: int, num_frames: int) -> int:
+    """Return how many processes are worth starting for so many frames; 0: threads suffice.
+
+    >>> num_frame_decoders("cuda", 16, 30_000), num_frame_decoders("cuda", 2, 30_000)
+    (15, 0)
+    """
+    if device_type == "cpu" or not CAN_SHARE_MEMORY or cores < 4 or num_frames < _MIN_FRAMES:
+        return 0
+    return min(cores - 1, _MAX_PROCESSES)  # one core feeds the device
+
+
+def frame_decoder(files: list[int]) -> Callable[[tuple[int, tuple[int, ...], slice, list[bytes], list[str]]], None]:
+    """Return the function that decodes (batch, its shape, part, JPEGs, names) into memory shared with the parent."""
+    batches = [SharedPixels(file) for file in files]
+
+    def decode(task: tuple[int, tuple[int, ...], slice, list[bytes], list[str]]) -> None:
+        number, shape, part, jpegs, names = task
+        _decode_into(batches[number].array(shape)[part], jpegs, names)
+
+    return decode
+
+
+def _decode_into(frames: Frames, jpegs: list[bytes], names: list[str]) -> None:
+    for row, data in enumerate(jpegs):
+        frames[row] = decode_jpeg(data, repr(names[row]))

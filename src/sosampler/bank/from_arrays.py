@@ -1,4 +1,4 @@
-"""`write_frames`: a bank straight from arrays or JPEGs, no video files in between."""
+"""`write_frames`: a bank from arrays or JPEGs, without video files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import io
 import json
 import operator
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,20 +20,20 @@ from PIL import Image
 
 from sosampler._util.progress import OnProgress
 from sosampler._util.validation import real_number, whole_number
+from sosampler._util.workers import in_order
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
-from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, StoredVideo, import_pyarrow
-from sosampler.bank.prepare import make_shards
-from sosampler.bank.writer import Results, Tally, begin, writing_bank
+from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, StoredVideo, import_pyarrow
+from sosampler.bank.writer import Results, begin, make_shards, writing_bank
 from sosampler.datasets.manifest import Item, Manifest
 from sosampler.errors import InvalidArgument
 from sosampler.video.reader import Frames
 
-Pictures = Frames | Sequence[bytes]
+Images = Frames | Sequence[bytes]
 """uint8 [T, H, W, 3], or T JPEGs of one size."""
 
 Storing = Callable[[list["FrameEntry"]], Generator["StoredVideo"]]
-"""What a bank keeps of each entry, in their order. Called once, with those that are not written yet."""
+"""Encodes entries for the bank, in their order. Called once, with those that are not written yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class FrameEntry:
 
     id: str
     labels: tuple[int, ...]
-    frames: Pictures | Callable[[], Pictures]
+    frames: Images | Callable[[], Images]
     pts_seconds: ArrayLike | None = None  # [T], ascending; None: one frame a second
     split: str = ""
     group: str = ""
@@ -64,13 +63,13 @@ def write_frames(
     videos_per_shard: int = VIDEOS_PER_SHARD,
     on_progress: OnProgress | None = None,
 ) -> Bank:
-    """Write a bank from frames. Killed and called again with the same entries it goes on where it was.
+    """Write a bank from frames. Killed and called again with the same entries it resumes.
 
     Args:
         out: the bank's folder.
         entries: the videos; listed first, so a function as their `frames` is called only when its turn comes, and not
-            at all for what is written already.
-        classes: names to which the labels are positions.
+            at all for what is already written.
+        classes: names; labels are their indices.
         quality: of the JPEGs that are made from arrays.
         made_by: plain values that decide the pixels (a recipe, a seed): a later call with others is refused.
         workers: threads that call the functions.
@@ -113,10 +112,10 @@ def write_entries(
     videos_per_shard: int = VIDEOS_PER_SHARD,
     on_progress: OnProgress | None = None,
 ) -> Bank:
-    """`write_frames`, with the work left to `storing`."""
+    """Write a bank as `write_frames` does; `storing` encodes the entries."""
     import_pyarrow()
     if whole_number("quality", quality) > 100:
-        raise InvalidArgument(f"quality={quality} is not allowed; give a whole number from 1 to 100")
+        raise InvalidArgument(f"quality={quality} must be an int from 1 to 100")
     listed = list(entries)
     if not listed:
         raise InvalidArgument("no entry was given; a bank needs at least one video")
@@ -125,7 +124,7 @@ def write_entries(
         for entry in listed
     )
     manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
-    head = BankHead(
+    header = BankHeader(
         source="arrays",
         settings={"quality": quality, "made_by": _plain(made_by)},
         classes=manifest.classes,
@@ -135,56 +134,49 @@ def write_entries(
     )
     by_id = {entry.id: entry for entry in listed}
     folder = BankFolder(Path(out))
-    tally = Tally(head, folder.frames)
-    with writing_bank(folder, tally), ExitStack() as stack:
+    with writing_bank(folder), ExitStack() as stack:
 
         def produce(missing: list[Item]) -> Results:
             return stack.enter_context(closing(storing([by_id[item.id] for item in missing])))
 
-        make_shards(folder, begin(folder, head, items), items, produce, tally, on_progress=on_progress)
+        make_shards(folder, begin(folder, header, items), items, produce, on_progress=on_progress)
     return Bank(folder.path)
 
 
 def _labels_of(entry: FrameEntry) -> tuple[int, ...]:
-    """Plain numbers, also where the array of a data set gave its own."""
+    """Return labels as int, also where they are NumPy numbers."""
     try:
         return tuple(operator.index(label) for label in entry.labels)
     except TypeError as error:
         raise InvalidArgument(
-            f"{entry.id!r}: labels={entry.labels!r} are not positions of classes; give whole numbers"
+            f"{entry.id!r}: labels={entry.labels!r} are not indices of classes; they must be ints"
         ) from error
 
 
 def _plain(made_by: dict[str, Any] | None) -> Any:
-    """As it will be read back, so that a tuple is the list that it becomes."""
+    """Return it as it will be read back: lists for tuples."""
     try:
         return json.loads(json.dumps(made_by, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"made_by={made_by!r} cannot be kept ({error}); give plain numbers, texts, lists and dicts"
+            f"made_by={made_by!r} cannot be written as JSON ({error}); give plain numbers, strings, lists and dicts"
         ) from error
 
 
 def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: int) -> Generator[StoredVideo]:
-    """What the bank keeps of each entry, in order."""
-    pending: deque[Future[StoredVideo]] = deque()
+    """Encode entries in threads, in order."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames") as threads:
-        try:
-            for entry in entries:
-                pending.append(threads.submit(stored_entry, entry, quality))
-                if len(pending) > 2 * num_threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for waiting in pending:  # nobody wants them where this ends early
-                waiting.cancel()
+        yield from in_order(
+            lambda entry: threads.submit(stored_entry, entry, quality),
+            entries,
+            lambda pending: len(pending) <= 2 * num_threads,
+        )
 
 
 def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
-    """The entry's frames as the bank keeps them, or say what does not fit."""
-    pictures = entry.frames() if callable(entry.frames) else entry.frames
-    jpegs, width, height = _as_jpegs(entry.id, pictures, quality)
+    """Encode an entry as the bank stores it."""
+    images = entry.frames() if callable(entry.frames) else entry.frames
+    jpegs, width, height = _as_jpegs(entry.id, images, quality)
     count = len(jpegs)
     pts = np.arange(count, dtype=np.float64) if entry.pts_seconds is None else np.asarray(entry.pts_seconds, np.float64)
     indices = np.arange(count) if entry.frame_indices is None else np.asarray(entry.frame_indices, np.int64)
@@ -192,7 +184,7 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
         if values.shape != (count,) or not np.isfinite(values).all() or (np.diff(values) < step).any():
             raise InvalidArgument(
                 f"{entry.id!r}: {name} of shape {list(values.shape)} do not fit its {count} frames; "
-                "give one a frame, in time order"
+                "give one for each frame, in time order"
             )
     between = float(pts[-1] - pts[-2]) if count > 1 else 1.0
     duration, total = float(pts[-1]) + between, int(indices[-1]) + 1
@@ -213,16 +205,16 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
     )
 
 
-def _as_jpegs(name: str, pictures: Pictures, quality: int) -> tuple[list[bytes], int, int]:
-    """JPEGs, width and height."""
-    if isinstance(pictures, np.ndarray):
-        if pictures.ndim != 4 or pictures.shape[-1] != 3 or pictures.dtype != np.uint8 or 0 in pictures.shape:
+def _as_jpegs(name: str, images: Images, quality: int) -> tuple[list[bytes], int, int]:
+    """Return JPEGs, width and height."""
+    if isinstance(images, np.ndarray):
+        if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or 0 in images.shape:
             raise InvalidArgument(
-                f"{name!r}: frames are {pictures.dtype} {list(pictures.shape)}; give uint8 [T, H, W, 3] with a frame "
-                "at least"
+                f"{name!r}: frames are {images.dtype} {list(images.shape)}; must be uint8 [T, H, W, 3] with at "
+                "least one frame"
             )
-        return [encode_jpeg(frame, quality) for frame in pictures], pictures.shape[2], pictures.shape[1]
-    jpegs = list(pictures)
+        return [encode_jpeg(frame, quality) for frame in images], images.shape[2], images.shape[1]
+    jpegs = list(images)
     sizes = {_jpeg_size(name, data) for data in jpegs}
     if len(sizes) != 1:
         raise InvalidArgument(

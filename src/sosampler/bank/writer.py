@@ -1,24 +1,27 @@
-"""How much room a bank still needs, and the word about it where a disk is full."""
+"""Writing a bank: one writer at a time, shards that are missing, and the header once all are there.
+
+Every file gets its name when it is complete, so a run that was killed resumes with the shards that are missing.
+"""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sosampler._util.files import checksum_path, checksum_text, replacing
+from sosampler._util.files import checksum_path, checksum_text, replacing, write_text
+from sosampler._util.progress import OnProgress, Progress
+from sosampler._util.run_folder import differences, locked
 from sosampler.bank.format import (
-    AGAIN,
+    PREPARE_AGAIN,
     BankFolder,
-    BankHead,
+    BankHeader,
     Failure,
     StoredVideo,
     failures_text,
@@ -28,135 +31,64 @@ from sosampler.bank.format import (
     items_text,
     open_shard,
     read_failures,
-    read_head,
+    read_header,
     read_row,
     read_shard,
-    write_text,
 )
 from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
 
-# What the system says when nothing more can be written: no space, quota, largest file.
+if TYPE_CHECKING:
+    from sosampler.bank.annotate import Annotation
+
+Results = Iterator[StoredVideo | Failure]
+"""Of the items that were given, in their order."""
+
+# Errors of the system when nothing more can be written: no space, quota, largest file.
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-# For the estimate before the first video is written: 64 frames with a short side of 256 at quality 90.
-_GUESSED_BYTES_A_VIDEO = 2 << 20
-
-ShardPath = Callable[[int], Path]
-"""Where a shard of one kind lies, by its number."""
-
-
-@dataclass
-class Tally:
-    """One kind of shard: frames, or the answers of a classifier. Tells how much of it is there and how much is not."""
-
-    head: BankHead
-    path_of: ShardPath
-    guess: int = _GUESSED_BYTES_A_VIDEO  # bytes a video, while none is there
-    open_videos: int = 0  # in the shard that is being written
-    open_bytes: int = 0
-
-    def finished(self) -> tuple[int, int]:
-        """Videos and bytes of the shards that are there; a shard that was broken off counts for nothing."""
-        videos = num_bytes = 0
-        for shard in range(self.head.num_shards):
-            if self.path_of(shard).exists():
-                videos += len(self.head.shard_range(shard))
-                num_bytes += self.path_of(shard).stat().st_size
-        return videos, num_bytes
-
-    def needed(self) -> int:
-        """Bytes of the videos that are in no finished shard."""
-        videos, num_bytes = self.finished()
-        return bytes_needed(
-            self.head.num_items - videos, videos + self.open_videos, num_bytes + self.open_bytes, self.guess
-        )
-
-
-def bytes_needed(videos_left: int, videos_seen: int, bytes_seen: int, guess: int) -> int:
-    """For the videos that are left, as large as those that were seen are on average; `guess` if none was.
-
-    >>> bytes_needed(8, 4, 4000, 7), bytes_needed(8, 0, 0, 7), bytes_needed(0, 4, 4000, 7)
-    (8000, 56, 0)
-    """
-    each = bytes_seen / videos_seen if videos_seen and bytes_seen else guess
-    return round(each * videos_left)
-
-
-def mean_bytes(tally: Tally) -> int:
-    """Bytes a video of the shards that are there, to guess those of a copy."""
-    videos, num_bytes = tally.finished()
-    return bytes_needed(1, videos, num_bytes, tally.guess)
-
-
-@contextmanager
-def explaining_full_disk(folder: BankFolder, *tallies: Tally) -> Iterator[None]:
-    """Turn the system's word for a full disk into one that says how much is needed.
-
-    What was broken off must be gone when it is asked how much is free, so this is the outermost of the contexts.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise SosamplerError(
-            full_disk_text(folder.path, error.errno or 0, tallies, shutil.disk_usage(folder.path).free)
-        ) from error
-
-
-def full_disk_text(path: Path, code: int, tallies: Sequence[Tally], free: int) -> str:
-    """How far it came, what is needed and what is free."""
-    done = min(tally.finished()[0] for tally in tallies)
-    return (
-        f"{path}: cannot be written any further ({os.strerror(code)}) with {done} of {tallies[0].head.num_items} "
-        f"videos finished; about {_megabytes(sum(tally.needed() for tally in tallies))} are needed for the rest, "
-        f"{_megabytes(free)} are free. What is finished stays valid: make room and give the same command again, or "
-        "prepare fewer, smaller frames in another folder"
-    )
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.1f} GB"
-
-
 # What a killed run may leave, by folder; see `sosampler._util.files.replacing` for the names.
 _LEFTOVERS = {
-    "": r"\.(bank|items|failed|videos_root)\.\d+\.part\.(json|jsonl|txt)",
-    "frames": r"\.\d+(\.failed|\.retry)?\.\d+\.part\.(arrow|jsonl|sha256)|\d+\.retry\.arrow",
+    ".": r"\.(bank|items|failed|videos_root)\.\d+\.part\.(json|jsonl|txt)",
+    "frames": r"\.\d+(\.failed|\.retry)?\.\d+\.part\.(arrow|jsonl|sha256)|\d+\.(retry|retried)\.arrow",
     "teachers/*": r"\.(teacher|\d+)\.\d+\.part\.(json|arrow|sha256)",
     "features/*": r"\.(features|\d+)\.\d+\.part\.(json|arrow|sha256)",
 }
 
 
 @contextmanager
-def locked(folder: BankFolder) -> Iterator[None]:
-    """Hold the bank for writing; the system lets go of the lock even where the process is killed."""
-    check_place(folder)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with open(folder.lock, "ab") as file:
-        if not _try_lock(file.fileno(), folder.path):
-            raise SosamplerError(
-                f"{folder.path}: another process is writing this bank; wait until it ends, or give another folder"
-            )
+def writing_bank(folder: BankFolder) -> Iterator[None]:
+    """Hold a bank for writing, and explain a full disk."""
+    _check_foreign_files(folder)
+    with locked(folder.lock, "this bank"):
         for leftover in _leftovers(folder):
             leftover.unlink(missing_ok=True)
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise SosamplerError(
+                f"{folder.path}: cannot be written any further ({os.strerror(error.errno or 0)}), "
+                f"{shutil.disk_usage(folder.path).free / 1e6:.1f} MB are free. What is finished stays valid: free disk "
+                "space and run the same command again, or prepare fewer, smaller frames in another folder"
+            ) from error
 
 
-def check_place(folder: BankFolder) -> None:
-    """Refuse a folder with files of somebody else, before anything is written there."""
+def _check_foreign_files(folder: BankFolder) -> None:
+    """Refuse a folder that holds files of something else, before anything is written there."""
     if not folder.path.exists():
         return
     if not folder.path.is_dir():
         raise InvalidArgument(f"{folder.path}: is a file; give a folder for the bank")
     if folder.bank_json.exists():
-        read_head(folder)  # says so where it is not a bank's
+        read_header(folder)  # raises where it is not a bank's
         return
     # A bank that was killed at its very beginning has a lock and an empty folder for frames.
-    own = {folder.items_jsonl, folder.frames_folder, folder.lock} if folder.lock.exists() else set()
-    own |= set(_leftovers(folder)) if own else set()
-    foreign = sorted(entry.name for entry in folder.path.iterdir() if entry not in own)
-    if folder.frames_folder in own and folder.frames_folder.is_dir() and any(folder.frames_folder.iterdir()):
+    expected: set[Path] = set()
+    if folder.lock.exists():
+        expected = {folder.items_jsonl, folder.frames_folder, folder.lock, *_leftovers(folder)}
+    foreign = sorted(entry.name for entry in folder.path.iterdir() if entry not in expected)
+    if expected and folder.frames_folder.is_dir() and any(folder.frames_folder.iterdir()):
         foreign.append(folder.frames_folder.name)
     if foreign:
         raise InvalidArgument(
@@ -165,200 +97,193 @@ def check_place(folder: BankFolder) -> None:
 
 
 def _leftovers(folder: BankFolder) -> Iterator[Path]:
-    for place, pattern in _LEFTOVERS.items():
-        for parent in folder.path.glob(place) if place else [folder.path]:
+    for location, pattern in _LEFTOVERS.items():
+        for parent in [folder.path] if location == "." else folder.path.glob(location):
             if parent.is_dir():
                 yield from [entry for entry in parent.iterdir() if re.fullmatch(pattern, entry.name)]
 
 
-def _try_lock(descriptor: int, path: Path) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            return False
-        raise SosamplerError(
-            f"{path}: cannot be locked against other writers ({error.strerror}); put the bank on another disk"
-        ) from error
-    return True
+# ---- the header
 
 
-Results = Iterator[StoredVideo | Failure]
-"""Of items that were asked for, in their order."""
-
-
-@contextmanager
-def writing_bank(folder: BankFolder, *tallies: Tally) -> Iterator[None]:
-    """Locked, and with a word about full disks."""
-    with locked(folder), explaining_full_disk(folder, *tallies):
-        apply_retried(folder)
-        yield
-
-
-# ---- the head
-
-
-def begin(folder: BankFolder, head: BankHead, items: Sequence[Item]) -> BankHead:
-    """Fix what the bank will hold, or check that the bank that is there is the same one. Call it locked."""
+def begin(folder: BankFolder, header: BankHeader, items: Sequence[Item]) -> BankHeader:
+    """Write the header, or return that of the bank that is there if it is the same one. Call it locked."""
     if folder.bank_json.exists():
-        found = read_head(folder)
-        _check_same(folder, found, head, items)
-        return found
+        saved = read_header(folder)
+        _check_same(folder, saved, header, items)
+        return saved
     folder.frames_folder.mkdir(exist_ok=True)
     write_text(folder.items_jsonl, items_text(items))
-    head.write(folder)  # last: where it is, the rest is
-    return head
+    header.write(folder)  # last: where it is, the rest is
+    return header
 
 
-def _check_same(folder: BankFolder, found: BankHead, asked: BankHead, items: Sequence[Item]) -> None:
-    remedy = "give the same again to go on with it, or another folder for a new one"
-    if found.source != asked.source:
-        raise InvalidArgument(f"{folder.path}: holds a bank made from {found.source}, not {asked.source}; {remedy}")
-    differing = [
-        f"{name}={found.settings.get(name)!r}, now {asked.settings.get(name)!r}"
-        for name in sorted({*found.settings, *asked.settings})
-        if found.settings.get(name) != asked.settings.get(name)
-    ]
-    if differing:
-        raise InvalidArgument(f"{folder.path}: holds a bank prepared with {'; '.join(differing)}; {remedy}")
-    if found.classes != asked.classes or found.multi_label != asked.multi_label:
-        raise InvalidArgument(
-            f"{folder.path}: holds a bank of {classes_in_words(found.classes)}, now {classes_in_words(asked.classes)}; "
-            f"{remedy}"
-        )
-    if found.videos_per_shard != asked.videos_per_shard:
-        raise InvalidArgument(
-            f"{folder.path}: holds a bank with {found.videos_per_shard} videos a shard, now {asked.videos_per_shard}; "
-            f"{remedy}"
-        )
+def _check_same(folder: BankFolder, saved: BankHeader, given: BankHeader, items: Sequence[Item]) -> None:
+    different = differences(saved.settings, given.settings)
     with open(folder.items_jsonl, encoding="utf-8", newline="\n") as lines:
-        same = all(told == wanted for told, wanted in zip(lines, items_text(items), strict=False))
-    if not same or found.num_items != len(items):
+        same_items = saved.num_items == len(items) and all(
+            line == expected for line, expected in zip(lines, items_text(items), strict=False)
+        )
+    problem = None
+    if saved.source != given.source:
+        problem = f"made from {saved.source}, not {given.source}"
+    elif different:
+        problem = f"prepared with {'; '.join(different)}"
+    elif saved.classes != given.classes or saved.multi_label != given.multi_label:
+        problem = f"of {describe_classes(saved.classes)}, now {describe_classes(given.classes)}"
+    elif saved.videos_per_shard != given.videos_per_shard:
+        problem = f"with {saved.videos_per_shard} videos per shard, now {given.videos_per_shard}"
+    elif not same_items:
+        problem = f"of another manifest ({saved.num_items} videos, now {len(items)})"
+    if problem:
         raise InvalidArgument(
-            f"{folder.path}: holds a bank of another manifest ({found.num_items} videos, now {len(items)}); {remedy}"
+            f"{folder.path}: holds a bank {problem}; give the same again to resume it, or another folder for a new one"
         )
 
 
-def classes_in_words(names: Sequence[str]) -> str:
+def describe_classes(names: Sequence[str]) -> str:
     """
-    >>> classes_in_words(["a", "b", "c", "d"])
+    >>> describe_classes(["a", "b", "c", "d"])
     '4 classes (a, b, c, ...)'
     """
     return f"{len(names)} classes ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 def check_root(folder: BankFolder, root: Path, items: Sequence[Item]) -> None:
-    """Refuse to go on with videos of another folder under the same names. Call it locked, after `begin`."""
+    """Refuse to resume with videos of another folder under the same names. Call it locked, after `begin`."""
     if all(os.path.isabs(item.path) for item in items):
         return
-    asked = os.path.abspath(root)
+    given = os.path.abspath(root)
     if not folder.videos_root.exists():
-        write_text(folder.videos_root, asked + "\n")
+        write_text(folder.videos_root, given + "\n")
         return
-    found = folder.videos_root.read_text(encoding="utf-8").rstrip("\n")
-    if found != asked and os.path.realpath(found) != os.path.realpath(asked):
+    saved = folder.videos_root.read_text(encoding="utf-8").rstrip("\n")
+    if saved != given and os.path.realpath(saved) != os.path.realpath(given):
         raise InvalidArgument(
-            f"{folder.path}: holds frames of the videos in {found}, now {asked}; give that folder (root), or another "
+            f"{folder.path}: holds frames of the videos in {saved}, now {given}; give that folder (root), or another "
             f"one for a new bank; if the same videos were only moved, delete {folder.videos_root}"
         )
 
 
-def finish(folder: BankFolder, head: BankHead) -> BankHead:
-    """All shards are there: join their failures and count."""
-    failures = failed_lines(folder, head)
-    rows = frames = 0
-    for shard in range(head.num_shards):
+def _finish(folder: BankFolder, header: BankHeader) -> None:
+    """Count what the shards hold, now that all are there, and mark the bank as complete."""
+    num_videos = num_failed = num_frames = 0
+    for shard in range(header.num_shards):
         path = folder.frames(shard)
         reader = open_shard(path)
-        rows += reader.num_record_batches
-        listed, expected = len(_lines(folder.failed(shard))), len(head.shard_range(shard))
-        if reader.num_record_batches + listed != expected:
+        stored, failed = reader.num_record_batches, len(_lines(folder.failed(shard)))
+        expected = len(header.shard_range(shard))
+        if stored + failed != expected:
             raise SosamplerError(
-                f"{path}: holds {reader.num_record_batches} videos and {listed} are listed as failed, of {expected}; "
-                f"{AGAIN}"
+                f"{path}: holds {stored} videos and {failed} are listed as failed, of {expected}; "
+                f"delete it and {PREPARE_AGAIN}"
             )
-        frames += sum(
-            len(read_row(reader, row, path).column("frame_indices").values) for row in range(reader.num_record_batches)
+        num_videos, num_failed = num_videos + stored, num_failed + failed
+        num_frames += sum(len(read_row(reader, row, path).column("frame_indices").values) for row in range(stored))
+    counts = {"videos": num_videos, "failed": num_failed, "frames": num_frames}
+    complete = replace(header, complete=True, counts=counts)
+    _join_failures(folder, complete)
+    if header != complete:
+        complete.write(folder)
+
+
+def _join_failures(folder: BankFolder, header: BankHeader) -> None:
+    """Write failed.jsonl of a complete bank, also where it got lost."""
+    lines = [line for shard in range(header.num_shards) for line in _lines(folder.failed(shard))]
+    if folder.failed_jsonl.exists() and folder.failed_jsonl.read_bytes() == "".join(lines).encode():
+        return
+    counted = (header.counts or {}).get("failed")
+    if len(lines) != counted:
+        raise SosamplerError(
+            f"{folder.path}: {len(lines)} failed videos are listed, {folder.bank_json.name} counts {counted}; "
+            "`sosampler bank verify` reports which shard must be deleted"
         )
-    done = replace(head, complete=True, counts={"videos": rows, "failed": len(failures), "frames": frames})
-    restore_failures(folder, done)
-    if head != done:
-        done.write(folder)
-    return done
-
-
-def failed_lines(folder: BankFolder, head: BankHead) -> list[str]:
-    """The failures of all shards, in order: what failed.jsonl must say."""
-    return [line for shard in range(head.num_shards) for line in _lines(folder.failed(shard))]
+    write_text(folder.failed_jsonl, lines)
 
 
 def _lines(path: Path) -> list[str]:
+    read_failures(path)  # raises where it is damaged
     if not path.exists():
         return []
-    read_failures(path)  # says what is damaged
-    with open(path, encoding="utf-8", newline="\n") as lines:  # names may hold other signs that end a line
+    with open(path, encoding="utf-8", newline="\n") as lines:  # names may hold other characters that end a line
         return list(lines)
-
-
-def restore_failures(folder: BankFolder, head: BankHead) -> None:
-    """Write the list of a finished bank again where it got lost."""
-    lines = failed_lines(folder, head)
-    if not folder.failed_jsonl.exists() or folder.failed_jsonl.read_bytes() != "".join(lines).encode():
-        if len(lines) != (head.counts or {}).get("failed"):
-            raise SosamplerError(
-                f"{folder.path}: {len(lines)} failed videos are listed, {folder.bank_json.name} counts "
-                f"{(head.counts or {}).get('failed')}; `sosampler bank verify` tells which shard is to be deleted"
-            )
-        write_text(folder.failed_jsonl, lines)
 
 
 # ---- shards
 
 
+def make_shards(
+    folder: BankFolder,
+    header: BankHeader,
+    items: Sequence[Item],
+    produce: Callable[[list[Item]], Results],
+    annotation: Annotation | None = None,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Write the shards that are missing, frames and outputs side by side, and finish the bank. Call it locked.
+
+    A shard is annotated while it is being written, or from the disk where it was written before; the bytes are the
+    same.
+
+    Args:
+        produce: returns the frames of these items, in their order.
+        annotation: computes the outputs of a network.
+    """
+    to_fill = [shard for shard in range(header.num_shards) if not folder.frames(shard).exists()]
+    to_annotate = annotation.missing if annotation is not None else set()
+    done = header.num_items - sum(len(header.shard_range(shard)) for shard in {*to_fill, *to_annotate})
+    progress = Progress(header.num_items, done=done, before=done)
+
+    def advance(*, failed: bool = False) -> None:
+        progress.done += 1
+        progress.failed += failed
+        if on_progress is not None:
+            on_progress(progress)
+
+    def stored_rows(shard: int) -> Iterator[tuple[str, StoredVideo]]:
+        for _ in read_failures(folder.failed(shard)):
+            advance(failed=True)
+        yield from read_shard(folder.frames(shard))
+
+    new_items = [items[index] for shard in to_fill for index in header.shard_range(shard)]
+    results: Results = produce(new_items) if to_fill else iter(())
+    with annotation if to_annotate and annotation else nullcontext():
+        if annotation is not None:
+            stored = sorted(to_annotate.difference(to_fill))
+            annotation.annotate(((shard, stored_rows(shard)) for shard in stored), advance)
+        for shard in to_fill:
+            shard_items = [items[index] for index in header.shard_range(shard)]
+            with closing(fill_shard(folder, shard, shard_items, results, lambda: advance(failed=True))) as rows:
+                if annotation is not None and shard in to_annotate:
+                    annotation.annotate([(shard, rows)], advance)
+                for _ in rows:  # exhausted, the shard gets its name; rows are left only where nothing is annotated
+                    advance()
+    if to_fill or not header.complete:
+        _finish(folder, header)
+    else:
+        _join_failures(folder, header)
+
+
 @contextmanager
-def writing_shard(
-    path: Path, schema: Any, tally: Tally | None = None, *, checksum: bool = True
-) -> Iterator[Callable[[Any], None]]:
-    """Give a function that appends a record batch; the file takes its name when the block ends well."""
+def writing_shard(path: Path, schema: Any, *, checksum: bool = True) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that appends a record batch; the file gets its name when the block ends without an error."""
     pa = import_pyarrow()
-
-    def write(batch: Any) -> None:
-        writer.write_batch(batch)
-        if tally is not None:
-            tally.open_bytes += batch.nbytes
-
-    if tally is not None:
-        tally.open_videos = tally.open_bytes = 0
     with replacing(path) as temporary:
         with open(temporary, "wb") as file:
             with pa.ipc.new_file(file, schema) as writer:
-                yield write
+                yield writer.write_batch
             file.flush()
             os.fsync(file.fileno())  # a name must not outlive its contents when the power fails
-        if checksum:  # before the shard itself, whose name says that all is there
+        if checksum:  # before the shard itself, whose name means that all is there
             write_text(checksum_path(path), checksum_text(temporary, path.name))
-    if tally is not None:
-        tally.open_videos = tally.open_bytes = 0
 
 
 def fill_shard(
-    folder: BankFolder,
-    shard: int,
-    items: Sequence[Item],
-    results: Results,
-    tally: Tally,
-    on_failure: Callable[[], None],
+    folder: BankFolder, shard: int, items: Sequence[Item], results: Results, on_failure: Callable[[], None]
 ) -> Generator[tuple[str, StoredVideo]]:
-    """Write the next results as this shard and hand each video on; the shard is in its place once this is exhausted."""
+    """Write the next results as a shard and yield id and frames of each; exhaust it to give the shard its name."""
     failures: list[tuple[Item, Failure]] = []
-    with writing_shard(folder.frames(shard), frames_schema(), tally) as write:
+    with writing_shard(folder.frames(shard), frames_schema()) as write:
         for item in items:
             result = next(results)
             if isinstance(result, Failure):
@@ -366,95 +291,70 @@ def fill_shard(
                 on_failure()
             else:
                 write(frames_batch(item, result))
-            tally.open_videos += 1
-            if isinstance(result, StoredVideo):
                 yield item.id, result
-        # Before the shard itself, whose name says that all is there.
-        write_failures(folder.failed(shard), failures_text(failures))
+        # Before the shard itself, whose name means that all is there.
+        _write_failures(folder.failed(shard), failures)
 
 
-def write_failures(path: Path, text: str) -> None:
-    """The failures of a shard; no file where there are none."""
-    if text:
-        write_text(path, text)
+def _write_failures(path: Path, failures: Sequence[tuple[Item, Failure]]) -> None:
+    if failures:
+        write_text(path, failures_text(failures))
     else:
         path.unlink(missing_ok=True)
 
 
-# ---- videos that failed at first
-
-
 def retry_failures(
-    folder: BankFolder, head: BankHead, items: Sequence[Item], produce: Callable[[list[Item]], Results]
-) -> BankHead:
-    """Try the videos again that failed. Call it locked.
+    folder: BankFolder, header: BankHeader, items: Sequence[Item], produce: Callable[[list[Item]], Results]
+) -> BankHeader:
+    """Try the videos again that failed, and return the header as it is then. Call it locked.
 
-    A shard is touched only where one of them can be read now; what was there before stays until the new one is whole.
+    A shard is replaced only where one of its videos can be read now. The other videos are copied from the old shard.
     """
     failed = {
-        shard: {failure["id"]: failure["error"] for failure in read_failures(folder.failed(shard))}
-        for shard in range(head.num_shards)
+        shard: {failure["id"] for failure in read_failures(folder.failed(shard))}
+        for shard in range(header.num_shards)
         if folder.frames(shard).exists()
     }
-    of_shard = {shard: [items[place] for place in head.shard_range(shard)] for shard, ids in failed.items() if ids}
-    again = [item for shard, own in of_shard.items() for item in own if item.id in failed[shard]]
-    if not again:
-        return head
-    results = produce(again)
-    for shard, own in of_shard.items():
-        if _retried_shard(folder, shard, own, failed[shard], results):
-            apply_retried(folder)
-    return read_head(folder)
-
-
-def _retried_shard(
-    folder: BankFolder, shard: int, items: Sequence[Item], failed: dict[str, str], results: Results
-) -> bool:
-    """Write the shard anew, beside the old one, and say whether it has gained a video."""
-    draft = folder.frames(shard).with_suffix(".retry.arrow")
-    stored = read_shard(folder.frames(shard))
-    reasons: list[tuple[Item, Failure]] = []
-    gained = 0
-    with writing_shard(draft, frames_schema(), checksum=False) as write:
-        for item in items:
-            if item.id not in failed:
-                write(frames_batch(item, _next_of(stored, item, folder.frames(shard))))
-                continue
-            result = next(results)
-            if isinstance(result, StoredVideo):
-                write(frames_batch(item, result))
-                gained += 1
-            reasons.append((item, result if isinstance(result, Failure) else Failure(failed[item.id])))
-    write_failures(folder.failed(shard), failures_text(reasons))  # the same videos still, with the reasons of today
-    if gained:
-        os.replace(draft, folder.retried(shard))  # from here on it will be taken, also after a kill
-    else:
-        draft.unlink()
-    return bool(gained)
-
-
-def _next_of(stored: Iterator[tuple[str, StoredVideo]], item: Item, path: Path) -> StoredVideo:
-    found = next(stored, None)
-    if found is None or found[0] != item.id:
-        told = "nothing more" if found is None else repr(found[0])
-        raise SosamplerError(f"{path}: holds {told} where {item.id!r} is expected; {AGAIN}")
-    return found[1]
-
-
-def apply_retried(folder: BankFolder) -> None:
-    """Put new shards in the place of the old ones. Killed at any point it does the rest when called again."""
-    for staged in sorted(folder.frames_folder.glob("*.retried.arrow")):
-        shard = int(staged.name.partition(".")[0])
-        head = read_head(folder)
-        if head.complete:
-            replace(head, complete=False, counts=None).write(folder)
+    to_retry = {shard: [items[index] for index in header.shard_range(shard)] for shard, ids in failed.items() if ids}
+    if not to_retry:
+        return header
+    results = produce([item for shard, own in to_retry.items() for item in own if item.id in failed[shard]])
+    for shard, shard_items in to_retry.items():
+        path, draft = folder.frames(shard), folder.frames(shard).with_suffix(".retry.arrow")
+        stored = read_shard(path)
+        failures: list[tuple[Item, Failure]] = []
+        with writing_shard(draft, frames_schema(), checksum=False) as write:
+            for item in shard_items:
+                result = next(results) if item.id in failed[shard] else _stored(stored, item, path)
+                if isinstance(result, Failure):
+                    failures.append((item, result))
+                else:
+                    write(frames_batch(item, result))
+        if len(failures) == len(failed[shard]):
+            draft.unlink()
+            _write_failures(folder.failed(shard), failures)  # the same videos, with the reasons of today
+            continue
+        if header.complete:
+            header = replace(header, complete=False, counts=None)
+            header.write(folder)
         folder.failed_jsonl.unlink(missing_ok=True)
-        # Rows will shift, so what networks said about this shard goes; each is asked again when it is given again.
-        for answers in folder.answers():
-            answers.shard(shard).unlink(missing_ok=True)
-            checksum_path(answers.shard(shard)).unlink(missing_ok=True)
-        readable = {video_id for video_id, _ in read_shard(staged)}
-        lines = [line for line in _lines(folder.failed(shard)) if json.loads(line)["id"] not in readable]
-        write_failures(folder.failed(shard), "".join(lines))
-        write_text(checksum_path(folder.frames(shard)), checksum_text(staged, folder.frames(shard).name))
-        os.replace(staged, folder.frames(shard))
+        # Rows shift, so the outputs of this shard go too. The old shard goes before the list of failures changes: where
+        # this is killed in between, the shard is missing and its videos are decoded again.
+        for output in folder.outputs():
+            output.shard(shard).unlink(missing_ok=True)
+            checksum_path(output.shard(shard)).unlink(missing_ok=True)
+        path.unlink()
+        _write_failures(folder.failed(shard), failures)
+        write_text(checksum_path(path), checksum_text(draft, path.name))
+        os.replace(draft, path)
+    return header
+
+
+def _stored(stored: Iterator[tuple[str, StoredVideo]], item: Item, path: Path) -> StoredVideo:
+    video_id, video = next(stored, ("", None))
+    if video is None or video_id != item.id:
+        raise SosamplerError(
+            f"{path}: holds {'nothing more' if video is None else repr(video_id)} where {item.id!r} is expected; "
+            f"delete it and {PREPARE_AGAIN}"
+        )
+    return video

@@ -1,4 +1,4 @@
-"""`sosampler bank`: what a bank holds, whether it is sound, and a smaller one out of it."""
+"""`sosampler bank`: information about a bank, checks of its files, and subsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Look into a bank that `prepare` wrote.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Inspect, check and copy a bank that `prepare` wrote.", no_args_is_help=True, rich_markup_mode=None
+)
 
 BankArgument = Annotated[Path, typer.Argument(help="The bank's folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -16,7 +18,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 @app.command("info")
 def info_command(bank: BankArgument, json_output: JsonOption = False) -> None:
-    """Videos, classes, splits, settings, teachers, features and bytes."""
+    """Show videos, classes, splits, settings, teachers, features and size."""
     from sosampler.bank.inspect import bank_info
 
     info = bank_info(bank)
@@ -26,13 +28,12 @@ def info_command(bank: BankArgument, json_output: JsonOption = False) -> None:
 @app.command("verify")
 def verify_command(
     bank: BankArgument,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Also decode every picture.")] = True,
     json_output: JsonOption = False,
 ) -> None:
-    """Read everything and name what is damaged or missing; exit code 1 if something is."""
+    """Read all files and report what is damaged or missing; exit code 1 if something is."""
     from sosampler.bank.inspect import verify_bank
 
-    problems = verify_bank(bank, pictures=pictures)
+    problems = verify_bank(bank)
     if json_output:
         typer.echo(json.dumps({"path": str(bank), "sound": not problems, "problems": problems}))
     else:
@@ -44,15 +45,17 @@ def verify_command(
 def subset_command(
     bank: BankArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder for the smaller bank.")],
-    limit: Annotated[int | None, typer.Option("--limit", help="Videos at most, spread over classes.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Max. number of videos, spread over classes.")] = None,
     classes: Annotated[
-        list[str] | None, typer.Option("--classes", help="Only videos of this class; give it again for more.")
+        list[str] | None, typer.Option("--classes", help="Only videos of this class; may be repeated.")
     ] = None,
-    splits: Annotated[list[str] | None, typer.Option("--split", help="Only train, dev or test.")] = None,
-    max_mb: Annotated[float | None, typer.Option("--max-mb", help="Megabytes on disk at most.")] = None,
+    splits: Annotated[
+        list[str] | None, typer.Option("--split", help="Only train, dev or test; may be repeated.")
+    ] = None,
+    max_mb: Annotated[float | None, typer.Option("--max-mb", help="Max. size on disk in megabytes.")] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Copy some of the videos into a smaller bank, for carrying elsewhere."""
+    """Copy some of the videos into a smaller bank."""
     from sosampler.bank.inspect import bank_info
     from sosampler.bank.subset import subset
     from sosampler.cli.options import show_progress
@@ -78,15 +81,15 @@ def _described(info: dict[str, Any]) -> str:
     )
     lines = [
         f"{info['path']}: {info['num_videos']} videos ({splits or 'none'}), {info['num_failed']} failed{state}",
-        f"  {info['num_classes']} classes{', several a video' if info['multi_label'] else ''}: "
+        f"  {info['num_classes']} classes{', several per video' if info['multi_label'] else ''}: "
         + ", ".join(info["classes"][:8])
         + (", ..." if info["num_classes"] > 8 else ""),
         f"  {info['num_frames'] or 'unknown'} frames, {info['bytes'] / 1e6:.1f} MB, from {info['source']}",
         "  " + ", ".join(f"{key}={value}" for key, value in info["settings"].items() if value is not None),
     ]
     for teacher in info["teachers"]:
-        kept = teacher["features"]
-        features = f", {kept['width']} features in {kept['precision']}" if kept else ""
+        stored = teacher["features"]
+        features = f", {stored['width']} features in {stored['precision']}" if stored else ""
         lines.append(
             f"  teacher {teacher['folder']}: {teacher['name']}, views={teacher['views']}{features}, "
             f"{teacher['bytes'] / 1e6:.1f} MB{'' if teacher['complete'] else ', NOT FINISHED'}"
@@ -94,7 +97,7 @@ def _described(info: dict[str, Any]) -> str:
     for features in info["features"]:
         lines.append(
             f"  features {features['name']}: {features['width']} in {features['precision']} of the "
-            f"{features['network']} {features['network_name']}, {features['gmacs']:.3g} GMACs a frame, "
+            f"{features['network']} {features['network_name']}, {features['gmacs']:.3g} GMACs per frame, "
             f"{features['bytes'] / 1e6:.1f} MB{'' if features['complete'] else ', NOT FINISHED'}"
         )
     return "\n".join(lines)

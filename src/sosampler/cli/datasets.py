@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Public data sets, and manifests made of their official files.", rich_markup_mode=None)
+app = typer.Typer(help="Public data sets, and manifests made from their official files.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
@@ -16,7 +16,7 @@ def list_command(
     context: typer.Context,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the public data sets that can be imported: videos, classes, metric, where to ask for them."""
+    """List the public data sets that can be imported: videos, classes, metric, where to get them."""
     if context.invoked_subcommand is not None:
         return
     from sosampler.datasets.catalog import CATALOG, FRAME_LISTS
@@ -37,15 +37,16 @@ def list_command(
 def import_command(
     dataset: Annotated[str, typer.Argument(help="activitynet, kinetics, sports1m, coin or frames.")],
     annotations: Annotated[
-        list[str], typer.Argument(help="Official files; FILE=train, dev or test where the name does not say it.")
+        list[str], typer.Argument(help="Official files; FILE=train, dev or test where the name has no split.")
     ],
     videos: Annotated[Path, typer.Option("--videos", help="Folder with the videos or frame folders, at any depth.")],
     out: Annotated[Path, typer.Option("--out", help="Manifest to write, .csv or .jsonl.")],
     classes: Annotated[
-        Path | None, typer.Option("--classes", help="Class names, one a line: what numbers count, or their order.")
+        Path | None, typer.Option("--classes", help="Class names, one per line: classes of numbers, or their order.")
     ] = None,
     subset: Annotated[
-        list[Path] | None, typer.Option("--subset", help="File that names classes or videos to keep; may be repeated.")
+        list[Path] | None,
+        typer.Option("--subset", help="File that names classes or videos to import; may be repeated."),
     ] = None,
     segments: Annotated[
         bool, typer.Option("--segments", help="Write start and end: Kinetics in whole videos, COIN's annotated part.")
@@ -54,10 +55,11 @@ def import_command(
         list[str] | None, typer.Option("--map", help="SUBSET=SPLIT, as validation=dev; by default validation is test.")
     ] = None,
     layout: Annotated[
-        str, typer.Option("--layout", help="Of frame lists: auto, count (dir n label), range, video (file label).")
+        str,
+        typer.Option("--layout", help="Format of frame lists: auto, count (dir n label), range, video (file label)."),
     ] = "auto",
-    dev_share: Annotated[float, typer.Option("--dev-share", help="Carve this share of train out as dev.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Which videos become dev.")] = 0,
+    dev_share: Annotated[float, typer.Option("--dev-share", help="Share of train that becomes dev.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the dev split.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn a data set's official files into a manifest. Missing videos are counted and listed in OUT.missing.txt."""
@@ -105,9 +107,9 @@ def _describe(result: dict[str, Any]) -> str:
     lines.append(f"classes in {result['classes_file']}")
     lines.append(f"{result['missing']} videos are missing, listed in {result['missing_file']}")
     notes = {
-        "unlabelled": "without a label, left out",
-        "overlapping": "left out of training, since their video is also in a later split",
+        "unlabelled": "without a label, not imported",
+        "overlapping": "removed from training, since their video is also in a later split",
         "repeated": "further lines about the same video",
         "unknown_in_subset": "lines of the subset that name no video of the data set",
     }
-    return "\n".join(lines + [f"{result[name]} {says}" for name, says in notes.items() if result[name]])
+    return "\n".join(lines + [f"{result[name]} {text}" for name, text in notes.items() if result[name]])

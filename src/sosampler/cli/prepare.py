@@ -16,12 +16,14 @@ def prepare_command(
         Path | None,
         typer.Argument(
             help="A CSV or JSONL with path and label, or a folder of class folders. "
-            "Left out: ask a classifier about the bank that is there."
+            "Left out: run a classifier on the bank that is there."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The bank's folder; goes on where it was killed.")] = Path("bank"),
+    out: Annotated[Path, typer.Option("--out", help="The bank's folder; a run that was killed resumes.")] = Path(
+        "bank"
+    ),
     classifier: Annotated[
-        str | None, typer.Option("--classifier", "-c", help="Name, or folder of a saved one; without it frames only.")
+        str | None, typer.Option("--classifier", "-c", help="Name, or folder of a saved one; without it, frames only.")
     ] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="A file with the classifier's weights.")] = None,
     option: Annotated[
@@ -31,35 +33,35 @@ def prepare_command(
     precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="Where it runs: cpu, cuda, ...")] = None,
     num_candidates: Annotated[
-        int | None, typer.Option("-t", "--num-candidates", help="Frames kept of each video.  [default: 64]")
+        int | None, typer.Option("-t", "--num-candidates", help="Frames stored of each video.  [default: 64]")
     ] = None,
-    fps: Annotated[float | None, typer.Option("--fps", help="Keep frames at this rate instead.")] = None,
+    fps: Annotated[float | None, typer.Option("--fps", help="Store frames at this rate instead.")] = None,
     size: Annotated[int, typer.Option("--size", help="Short side of the stored frames; never enlarged.")] = 256,
     quality: Annotated[int, typer.Option("--quality", help="Of the JPEGs, 1 to 100.")] = 90,
     candidates: Annotated[
         str, typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.")
     ] = "exact",
     grid: Annotated[
-        str, typer.Option("--grid", help="Where frames lie: uniform, linspace, stratified or jitter.")
+        str, typer.Option("--grid", help="Positions of the frames: uniform, linspace, stratified or jitter.")
     ] = "uniform",
     seed: Annotated[int, typer.Option("--seed", help="For --grid stratified.")] = 0,
     folder_fps: Annotated[float | None, typer.Option("--folder-fps", help="Rate of folders of frame images.")] = None,
     classes: Annotated[
-        Path | None, typer.Option("--classes", help="The class list, one name a line.  [default: beside the manifest]")
+        Path | None,
+        typer.Option("--classes", help="The class list, one name per line.  [default: beside the manifest]"),
     ] = None,
     root: Annotated[Path | None, typer.Option("--root", help="Where relative paths of the manifest start.")] = None,
-    views: Annotated[int, typer.Option("--views", help="1 to 4 fixed views of each frame, averaged.")] = 1,
     features: Annotated[
-        bool, typer.Option("--features/--no-features", help="Also keep what a pooled classifier joins.")
+        bool,
+        typer.Option("--features/--no-features", help="Also store the features that a pooled classifier averages."),
     ] = True,
-    batch: Annotated[int | None, typer.Option("--batch", help="Frames through the network at once.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Frames per batch of the network.")] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Decoding processes.  [default: one a core, fewer for large frames]")
+        int | None,
+        typer.Option("--workers", help="Decoding processes.  [default: one per core, fewer for large frames]"),
     ] = None,
-    videos_per_shard: Annotated[
-        int, typer.Option("--videos-per-shard", help="Videos in a file of the bank, lost at most when killed.")
-    ] = 32,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try videos again that failed.")] = False,
+    videos_per_shard: Annotated[int, typer.Option("--videos-per-shard", help="Videos in a file of the bank.")] = 32,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed videos again.")] = False,
     max_pixels: Annotated[int | None, typer.Option("--max-pixels", help="Refuse larger frames.")] = None,
     max_frames: Annotated[int | None, typer.Option("--max-frames", help="Refuse videos with more frames.")] = None,
     max_duration: Annotated[
@@ -71,7 +73,7 @@ def prepare_command(
     ] = "local",
     address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
 ) -> None:
-    """Decode the videos of a data set once and ask a classifier about each frame once. Exit code 1 if some failed."""
+    """Decode the videos of a data set once and run a classifier on each frame once. Exit code 1 if some failed."""
     from sosampler.bank.inspect import bank_info
     from sosampler.bank.prepare import prepare
     from sosampler.cli.options import show_progress
@@ -80,7 +82,7 @@ def prepare_command(
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     of_classifier = {"weights": weights, "input_size": input_size, "precision": precision}
-    asked_how: dict[str, Any] = {"views": views, "features": features, "batch": batch}
+    annotation: dict[str, Any] = {"features": features, "batch": batch}
     of_frames: dict[str, Any] = {
         "num_candidates": num_candidates,
         "fps": fps,
@@ -100,15 +102,17 @@ def prepare_command(
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
         from sosampler.integrations.ray.cluster import RaySettings
 
-        found = _settings(classifier, option or [], **of_classifier, device=device)
-        teacher = None if found is None else Teacher(found[0], found[1], **asked_how)
-        wide = RaySettings(address, decoders=workers)
+        named = _settings(classifier, option or [], **of_classifier, device=device)
+        teacher = None if named is None else Teacher(*named, **annotation)
+        cluster = RaySettings(address, decoders=workers)
         with show_progress("preparing") as tell:
-            bank = prepare_on_ray(manifest, teacher, out, settings=wide, device=device, on_progress=tell, **of_frames)
+            bank = prepare_on_ray(
+                manifest, teacher, out, settings=cluster, device=device, on_progress=tell, **of_frames
+            )
     else:
-        asked = _classifier(classifier, option or [], **of_classifier, device=device)
+        loaded = _classifier(classifier, option or [], **of_classifier, device=device)
         with show_progress("preparing") as tell:
-            bank = prepare(manifest, asked, out, workers=workers, on_progress=tell, **asked_how, **of_frames)
+            bank = prepare(manifest, loaded, out, workers=workers, on_progress=tell, **annotation, **of_frames)
     failures = bank.failures
     if json_output:
         typer.echo(json.dumps({**bank_info(out), "failures": failures}))
@@ -117,9 +121,8 @@ def prepare_command(
         for failure in failures[:10]:
             typer.echo(f"failed: {failure['error']}", err=True)
         if failures:
-            num_items = bank.head.num_items
             typer.echo(
-                f"{len(failures)} of {num_items} videos failed, see {bank.folder.failed_jsonl}; "
+                f"{len(failures)} of {bank.header.num_items} videos failed, see {bank.folder.failed_jsonl}; "
                 "--retry-failed tries them again",
                 err=True,
             )
@@ -127,23 +130,23 @@ def prepare_command(
 
 
 def _classifier(name: str | None, options: list[str], **given: Any) -> Any:
-    found = _settings(name, options, **given)
-    if found is None:
+    named = _settings(name, options, **given)
+    if named is None:
         return None
     from sosampler import create_classifier
 
-    return create_classifier(found[0], device=given["device"], **found[1])
+    return create_classifier(named[0], device=given["device"], **named[1])
 
 
 def _settings(name: str | None, options: list[str], **given: Any) -> tuple[str, dict[str, Any]] | None:
-    """The classifier's name or folder and what else `create_classifier` takes but for the device; None for none."""
+    """Return the classifier's name or folder and the arguments of `create_classifier` but for the device."""
     from sosampler.errors import InvalidArgument
 
     stray = [f"--{key.replace('_', '-')}" for key, value in given.items() if value is not None]
     if name is None:
         if options or stray:
             raise InvalidArgument(
-                f"{', '.join(stray or ['--option'])} is of a classifier, but none is given; add --classifier"
+                f"{', '.join(stray or ['--option'])} configures a classifier, but none is given; add --classifier"
             )
         return None
     from sosampler.cli.options import key_values

@@ -13,56 +13,58 @@ def reels_command(
     pictures: Annotated[
         str,
         typer.Argument(
-            help="A folder with one folder of pictures a class, or with train and test that hold such folders, and "
+            help="A folder with one folder of pictures per class, or with train and test that hold such folders, and "
             "a folder 'distractors' beside them. Or: procedural."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to; goes on where it was killed.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to; a run that was killed resumes.")],
     to: Annotated[str, typer.Option("--to", help="bank (candidate frames alone) or mp4 (files and a manifest).")] = (
         "bank"
     ),
-    preset: Annotated[str, typer.Option("--preset", help="demo or sports22; what follows changes it.")] = "demo",
+    preset: Annotated[str, typer.Option("--preset", help="demo or sports22; the options below change it.")] = "demo",
     count_train: Annotated[
         int | None, typer.Option("--count-train", help="Reels to train on.  [default: 300; sports22: 2700]")
     ] = None,
     count_dev: Annotated[
-        int | None, typer.Option("--count-dev", help="Reels to choose by.  [default: 100; sports22: 300]")
+        int | None, typer.Option("--count-dev", help="Reels to validate on.  [default: 100; sports22: 300]")
     ] = None,
     count_test: Annotated[
         int | None, typer.Option("--count-test", help="Reels to test on.  [default: 100; sports22: 3000]")
     ] = None,
     classes: Annotated[int | None, typer.Option("--classes", help="Of procedural pictures.  [default: 8]")] = None,
     num_shots: Annotated[
-        tuple[int, int] | None, typer.Option("--num-shots", help="Least and most shots of a reel.")
+        tuple[int, int] | None, typer.Option("--num-shots", help="Min. and max. number of shots of a reel.")
     ] = None,
     share: Annotated[
-        tuple[float, float] | None, typer.Option("--share", help="Least and most share of shots with the class.")
+        tuple[float, float] | None, typer.Option("--share", help="Min. and max. share of shots with the class.")
     ] = None,
     min_class_shots: Annotated[
-        int | None, typer.Option("--min-class-shots", help="Every reel shows its class so often.")
+        int | None, typer.Option("--min-class-shots", help="Min. number of shots with the class.")
     ] = None,
     seconds_per_shot: Annotated[
-        tuple[float, float] | None, typer.Option("--seconds-per-shot", help="Least and most seconds of a shot.")
+        tuple[float, float] | None, typer.Option("--seconds-per-shot", help="Min. and max. seconds of a shot.")
     ] = None,
-    fps: Annotated[int | None, typer.Option("--fps", help="Frames a second.")] = None,
+    fps: Annotated[int | None, typer.Option("--fps", help="Frames per second.")] = None,
     num_candidates: Annotated[
-        int | None, typer.Option("-t", "--num-candidates", help="Frames that a bank keeps of each reel.")
+        int | None, typer.Option("-t", "--num-candidates", help="Frames that a bank stores of each reel.")
     ] = None,
     size: Annotated[int | None, typer.Option("--size", help="Side of the frames in pixels.")] = None,
-    pan: Annotated[float | None, typer.Option("--pan", help="Camera moves by this share of its view at most.")] = None,
-    zoom: Annotated[float | None, typer.Option("--zoom", help="View grows or shrinks by this share at most.")] = None,
-    blur: Annotated[float | None, typer.Option("--blur", help="Blur of this share of the frame at most.")] = None,
-    fade: Annotated[float | None, typer.Option("--fade", help="Shots dissolve over this share at most.")] = None,
+    pan: Annotated[float | None, typer.Option("--pan", help="Max. camera move, as a share of its view.")] = None,
+    zoom: Annotated[float | None, typer.Option("--zoom", help="Max. change of the view's size, as a share.")] = None,
+    blur: Annotated[float | None, typer.Option("--blur", help="Max. blur, as a share of the frame.")] = None,
+    fade: Annotated[
+        float | None, typer.Option("--fade", help="Max. length of a dissolve, as a share of a shot.")
+    ] = None,
     no_moves: Annotated[bool, typer.Option("--no-moves", help="No pan, zoom, blur or fade.")] = False,
-    quality: Annotated[int, typer.Option("--quality", help="Of a bank's JPEGs, 1 to 100.")] = 90,
-    crf: Annotated[int, typer.Option("--crf", help="x264's quality of mp4 files, 0 to 51.")] = 18,
-    seed: Annotated[int, typer.Option("--seed", help="Other reels.")] = 0,
+    quality: Annotated[int, typer.Option("--quality", help="JPEG quality of a bank, 1 to 100.")] = 90,
+    crf: Annotated[int, typer.Option("--crf", help="x264 quality of mp4 files, 0 to 51.")] = 18,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Processes that render for a bank.  [default: one a core]")
+        int | None, typer.Option("--workers", help="Processes that render for a bank.  [default: one per core]")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make untrimmed videos with labels out of pictures: shots of a class among shots of something else."""
+    """Make labelled untrimmed videos from pictures: shots of a class among shots of something else."""
     from sosampler.cli.options import show_progress
     from sosampler.datasets.manifest import Manifest
     from sosampler.reels.make import default_counts, make_reels
@@ -96,8 +98,8 @@ def reels_command(
         )
     if isinstance(made, Manifest):
         manifest = str(out / "manifest.csv")
-        told = {"path": str(out), "manifest": manifest, **made.counts(), "bytes": _bytes_below(out)}
-        typer.echo(json.dumps(told) if json_output else f"{manifest}: {made!r}")
+        result = {"path": str(out), "manifest": manifest, **made.counts(), "bytes": _bytes_below(out)}
+        typer.echo(json.dumps(result) if json_output else f"{manifest}: {made!r}")
         return
     from sosampler.bank.inspect import bank_info
 
@@ -109,16 +111,16 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _narrow(pair: tuple[Any, Any] | None) -> Any:
-    """A range without width is one number, as recipes write it."""
+    """Return one number for a range without width, as in recipes."""
     return pair[0] if pair is not None and pair[0] == pair[1] else pair
 
 
-def _moves(given: dict[str, float | None], none_at_all: bool) -> dict[str, float | None]:
-    if not none_at_all:
+def _moves(given: dict[str, float | None], no_moves: bool) -> dict[str, float | None]:
+    if not no_moves:
         return given
     stray = [f"--{name}" for name, value in given.items() if value is not None]
     if stray:
         from sosampler.errors import InvalidArgument
 
-        raise InvalidArgument(f"{', '.join(stray)} was given together with --no-moves; give one or the other")
+        raise InvalidArgument(f"{', '.join(stray)} cannot be given with --no-moves; give one or the other")
     return dict.fromkeys(given, 0.0)

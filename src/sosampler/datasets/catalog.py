@@ -1,4 +1,4 @@
-"""The data sets that are known: how large they are, how they are judged, and where to ask for them."""
+"""Known public data sets: size, metric, and where to get them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Known:
-    """A public data set. Counts are what its authors or the papers that use it state; None where they differ."""
+    """A public data set. Counts are those of its authors or of papers that use it; None where they differ."""
 
     name: str
-    reader: str  # the word after `datasets import`
+    reader: str  # the argument of `datasets import`
     videos: int
     classes: int
     metric: str  # "mAP" or "top-1", as published results are given
     multi_label: bool
     where: str
-    files: str  # what to hand to the importer
+    files: str  # arguments of the importer
     train: int | None = None
     test: int | None = None
 
@@ -94,5 +94,5 @@ CATALOG: tuple[Known, ...] = (
     ),
 )
 
-# Not a data set but a form that several are handed on in.
+# Not a data set, but a format in which several are shared.
 FRAME_LISTS = "lists of frame folders (dir n_frames label ...), as of OCSampler, AR-Net and AdaMML: import frames"

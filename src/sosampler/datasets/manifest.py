@@ -1,8 +1,8 @@
-"""Which videos there are, what they show and which split they belong to.
+"""Manifests: the videos of a data set, their labels and splits.
 
-A manifest is a CSV or JSONL file with `path` and `label` (or `labels`) and, if wanted, `id`, `split`, `group`, `start`
-and `end`; or a folder with one folder for each class. Labels are class names. Where a class list is given they may
-also be whole numbers, positions in that list from 0; a class whose name is that number wins.
+A manifest is a CSV or JSONL file with `path` and `label` (or `labels`) and optionally `id`, `split`, `group`, `start`
+and `end`; or a folder with one folder per class. Labels are class names. Where a class list is given they may also be
+indices in that list; a class whose name is that number takes precedence.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from typing import IO, Any
 
 from sosampler._util.files import replacing
 from sosampler._util.validation import one_of
-from sosampler.datasets.classes import (
+from sosampler.datasets.manifest_io import (
     CLASSES_FILE,
+    MANIFEST_SUFFIXES,
     ClassIndex,
+    Row,
+    Table,
     check_classes,
     classes_beside,
     derived_classes,
+    read_class_folders,
     read_classes,
+    read_rows,
     stem_classes_file,
     write_classes,
 )
-from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, Row, Table, read_class_folders, read_rows
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import VIDEO_SUFFIXES
@@ -39,13 +43,13 @@ from sosampler.video.source import VIDEO_SUFFIXES
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One video (or picture), or a part of one."""
+    """One video (or image), or a part of one."""
 
     id: str  # unique; by default the path, with "#start-end" for a part
-    path: str  # as written; relative paths start at the manifest's root
-    labels: tuple[int, ...]  # positions in the classes, sorted, each once; exactly one unless multi-label
+    path: str  # as in the file; relative paths start at the manifest's root
+    labels: tuple[int, ...]  # indices of classes, sorted, each once; exactly one unless multi-label
     split: str = ""  # "train", "dev", "test"; "" throughout a manifest without splits, which is all train
-    group: str = ""  # scene, speaker, source: one group never stands in two splits
+    group: str = ""  # scene, speaker, source: a group is never in two splits
     start: float | None = None  # seconds
     end: float | None = None  # seconds
 
@@ -57,17 +61,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Videos with their classes. Checked when made: ids, labels, times, and that nothing stands in two splits."""
+    """Videos with their classes. Checked when created: ids, labels, times, and that no group is in two splits."""
 
     items: tuple[Item, ...]
     classes: tuple[str, ...]
     multi_label: bool = False
     root: Path = Path()
-    where: InitVar[Callable[[int], str] | None] = None  # how messages call the item at a position
+    where: InitVar[Callable[[int], str] | None] = None  # how messages call the item at an index
 
     def __post_init__(self, where: Callable[[int], str] | None) -> None:
         check_classes(self.classes)
-        _check_items(self, where or (lambda position: f"item {position} ({self.items[position].path})"))
+        _check_items(self, where or (lambda index: f"item {index} ({self.items[index].path})"))
 
     def __len__(self) -> int:
         return len(self.items)
@@ -78,12 +82,12 @@ class Manifest:
         return f"Manifest({len(self.items)} videos, {len(self.classes)} {kind}classes: {splits or 'empty'})"
 
     def split(self, name: str) -> Manifest:
-        """The videos of one split, with all classes. Without splits everything is train."""
+        """Return the videos of one split, with all classes. Without splits everything is train."""
         one_of("split", name, SPLITS)
         return replace(self, items=tuple(item for item in self.items if (item.split or "train") == name))
 
     def counts(self) -> dict[str, Any]:
-        """How many videos, classes and groups there are, and videos in each split that is there."""
+        """Return the numbers of videos, classes and groups, and of videos in each split."""
         splits = Counter(item.split or "train" for item in self.items)
         return {
             "videos": len(self.items),
@@ -99,8 +103,8 @@ class Manifest:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write a `.csv` or `.jsonl` and, beside it, the class list, whose path is returned.
 
-        The list is `classes.txt`; where another one is there already, `<manifest>.classes.txt`. In another folder than
-        `root`, paths are written so that they lead to the same files from there.
+        The list is `classes.txt`; where another one exists, `<manifest>.classes.txt`. In another folder than `root`,
+        paths are written so that they lead to the same files from there.
         """
         target = Path(path)
         one_of("suffix of the manifest", target.suffix.lower(), MANIFEST_SUFFIXES)
@@ -111,7 +115,7 @@ class Manifest:
         rows = [_row_of(item, self, path) for item, path in zip(self.items, paths, strict=True)]
         with replacing(target) as temporary, open(temporary, "w", encoding="utf-8", newline="") as out:
             (_write_csv if target.suffix.lower() == ".csv" else _write_jsonl)(out, rows, target)
-        classes_file = _place_for_classes(target, self.classes)
+        classes_file = _classes_file_for(target, self.classes)
         write_classes(classes_file, self.classes)
         return classes_file
 
@@ -124,14 +128,14 @@ def read_manifest(
     multi_label: bool | None = None,
     suffixes: Collection[str] = VIDEO_SUFFIXES,
 ) -> Manifest:
-    """Read a CSV, a JSONL or a folder with one folder for each class.
+    """Read a CSV, a JSONL or a folder with one folder per class.
 
     Args:
-        classes: names in their order, or a file with one name a line; None takes the list saved beside the manifest
+        classes: names in their order, or a file with one name per line; None takes the list saved beside the manifest
             (`<manifest>.classes.txt`, `classes.txt`) and, without one, the names that occur, sorted.
         root: where relative paths start; None takes the manifest's folder.
-        multi_label: None goes by the columns, `labels` or `label`. True also splits a `label` column at ; or |.
-        suffixes: which files count in a folder of classes; `IMAGE_SUFFIXES` reads pictures.
+        multi_label: None decides by the columns, `labels` or `label`. True also splits a `label` column at ; or |.
+        suffixes: which files count in a folder of classes; `IMAGE_SUFFIXES` reads images.
     """
     source = Path(path)
     if source.is_dir():
@@ -142,11 +146,11 @@ def read_manifest(
     index = ClassIndex(names, origin)
     items = tuple(_item_of(row, index, table) for row in table.rows)
     folder = source if source.is_dir() else source.parent
-    return Manifest(items, names, table.multi_label, root or folder, lambda place: table.where(table.rows[place]))
+    return Manifest(items, names, table.multi_label, root or folder, lambda index: table.where(table.rows[index]))
 
 
 def _classes_for(source: Path, classes: Sequence[str] | Path | None, table: Table) -> tuple[tuple[str, ...], str]:
-    """The classes, and how messages call their source."""
+    """Return the classes, and how messages call their source."""
     if classes is None:
         classes = classes_beside(source)
     if isinstance(classes, (str, os.PathLike)):
@@ -193,25 +197,25 @@ def _short(seconds: float | None) -> str:
 
 def _check_items(manifest: Manifest, where: Callable[[int], str]) -> None:
     ids: dict[str, int] = {}
-    groups: dict[str, int] = {}  # the first place of each
+    groups: dict[str, int] = {}  # index of the first item of each
     paths: dict[str, int] = {}
     files: dict[str, int] = {}  # with the links of folders followed
     num_classes = len(manifest.classes)
     root = os.path.abspath(manifest.root)  # one path may be absolute, another relative to a relative root
     real_folder = cache(os.path.realpath)
-    for place, item in enumerate(manifest.items):
+    for index, item in enumerate(manifest.items):
         problem = _problem_of(item, num_classes, manifest.multi_label)
         if problem:
-            raise InvalidArgument(f"{where(place)}: {problem}")
-        first = ids.setdefault(item.id, place)
-        if first != place:
+            raise InvalidArgument(f"{where(index)}: {problem}")
+        first = ids.setdefault(item.id, index)
+        if first != index:
             raise InvalidArgument(
-                f"{where(place)}: the id {item.id!r} is already taken by {where(first)}; ids must differ"
+                f"{where(index)}: the id {item.id!r} is already used by {where(first)}; ids must be unique"
             )
         other = manifest.items[0]
         if bool(item.split) != bool(other.split):
             raise InvalidArgument(
-                f"{where(place)}: has {'a' if item.split else 'no'} split, {where(0)} has "
+                f"{where(index)}: has {'a' if item.split else 'no'} split, {where(0)} has "
                 f"{'one' if other.split else 'none'}; give all videos a split, or none"
             )
         path = os.path.normpath(os.path.join(root, item.path))
@@ -221,40 +225,40 @@ def _check_items(manifest: Manifest, where: Callable[[int], str]) -> None:
             ("video", files, os.path.join(real_folder(folder) if item.split else folder, file), item.path),
             ("group", groups, item.group_key, item.group_key),
         ):
-            first = seen.setdefault(key, place)
-            if first == place:
+            first = seen.setdefault(key, index)
+            if first == index:
                 continue
             other = manifest.items[first]
             if other.split != item.split:
                 raise InvalidArgument(
-                    f"{where(place)}: the {kind} {name!r} is in {item.split}, but in {other.split} at {where(first)}; "
+                    f"{where(index)}: the {kind} {name!r} is in {item.split}, but in {other.split} at {where(first)}; "
                     f"a {kind} belongs to one split"
                 )
             if seen is not files and other.group_key != item.group_key:
                 raise InvalidArgument(
-                    f"{where(place)}: the video {item.path} is in group {item.group_key!r}, but in group "
+                    f"{where(index)}: the video {item.path} is in group {item.group_key!r}, but in group "
                     f"{other.group_key!r} at {where(first)}; write its path and its group alike"
                 )
 
 
 def _problem_of(item: Item, num_classes: int, multi_label: bool) -> str | None:
-    """What is wrong with an item taken alone."""
+    """Return what is wrong with an item by itself."""
     labels = item.labels
     if not item.path.strip() or "\0" in item.path:
-        return f"the path {item.path!r} is empty or no path; name the video's file"
+        return f"the path {item.path!r} is empty or not a path; name the video's file"
     if len(labels) != 1:
         if not multi_label:
-            return f"has {len(labels)} labels where exactly one is needed; give one, or use a 'labels' column"
+            return f"has {len(labels)} labels where exactly one is required; give one, or use a 'labels' column"
         if any(a >= b for a, b in pairwise(labels)):
-            return f"the labels {labels} must be sorted and differ"
+            return f"the labels {labels} must be sorted and unique"
     if labels and not 0 <= labels[0] <= labels[-1] < num_classes:
         return f"the labels {labels} must lie between 0 and {num_classes - 1}"
     if item.split and item.split not in SPLITS:
         return f"the split {item.split!r} is unknown; choose one of: {', '.join(SPLITS)}"
     if item.start is not None and not 0 <= item.start < math.inf:
-        return f"start={item.start!r} is before the video or no time; give seconds of at least 0"
+        return f"start={item.start!r} is not a time in the video; it must be at least 0 seconds"
     if item.end is not None and not (item.start or 0) < item.end < math.inf:
-        return f"end={item.end!r} is not after start={item.start or 0!r}; give an end that is later"
+        return f"end={item.end!r} must be after start={item.start or 0!r}; give a later end"
     try:
         f"{item.id}{item.path}{item.group}".encode()
     except UnicodeEncodeError:
@@ -276,7 +280,7 @@ def _row_of(item: Item, manifest: Manifest, path: str) -> dict[str, Any]:
 
 
 def _paths_from(folder: Path, manifest: Manifest) -> list[str]:
-    """The paths as they must be written in `folder`: as they are, relative if the file lies below, else absolute."""
+    """Return the paths as seen from `folder`: unchanged if that is the root, relative if below it, else absolute."""
     here, there = os.path.abspath(folder), os.path.abspath(manifest.root)
     below = here.rstrip(os.sep) + os.sep
     paths = []
@@ -304,7 +308,7 @@ def _cell(value: Any, target: Path) -> str:
         for name in value:
             if ";" in name or "|" in name:
                 raise InvalidArgument(
-                    f"{target}: the class {name!r} holds the sign that separates labels in a CSV; write a .jsonl"
+                    f"{target}: the class {name!r} contains a separator of labels in a CSV; write a .jsonl"
                 )
         return ";".join(value)
     return _short(value) if value is None or isinstance(value, float) else str(value)
@@ -316,7 +320,7 @@ def _write_jsonl(out: IO[str], rows: list[dict[str, Any]], target: Path) -> None
         out.write(json.dumps(filled, ensure_ascii=False) + "\n")
 
 
-def _place_for_classes(manifest: Path, classes: tuple[str, ...]) -> Path:
+def _classes_file_for(manifest: Path, classes: tuple[str, ...]) -> Path:
     own, shared = stem_classes_file(manifest), manifest.with_name(CLASSES_FILE)
     if own.exists():
         return own

@@ -1,25 +1,42 @@
-"""The lines of a manifest file, CSV or JSONL, as rows of plain values; what labels mean is settled later."""
+"""Read manifest files (CSV or JSONL) and class folders as rows of plain values, and read and write class lists."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sosampler._util.files import at, csv_lines, parse_json, read_text
-from sosampler.datasets.splits import split_word
+from sosampler._util.files import at, csv_lines, filled_lines, parse_json, read_text, write_text
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 
 COLUMNS = ("id", "path", "label", "labels", "split", "group", "start", "end")
 MANIFEST_SUFFIXES = (".csv", ".jsonl")
+CLASSES_FILE = "classes.txt"
+
+# Names of splits. An official "validation" set on which papers report is mapped by its importer instead.
+_WORDS = {"train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev"} | {
+    "test": "test",
+    "testing": "test",
+}
+
+
+def split_word(word: str) -> str | None:
+    """Return train, dev or test for a name of one of them, else None.
+
+    >>> split_word("Validation"), split_word("fold1")
+    ('dev', None)
+    """
+    return _WORDS.get(word.strip().lower())
 
 
 class Row(NamedTuple):
-    """One line. `where` is found by the table, since a text for each line would take more room than the line."""
+    """One line. `Table.where` returns its location: a string for each line would take more memory than the line."""
 
     line: int
     path: str
@@ -41,16 +58,16 @@ class Table:
 
 
 def read_rows(path: Path, *, multi_label: bool | None) -> Table:
-    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: as the columns say, `labels` or `label`."""
+    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: decided by the columns, `labels` or `label`."""
     suffix = path.suffix.lower()
     if suffix not in MANIFEST_SUFFIXES:
         raise InvalidArgument(
             f"{path}: is not a manifest; give a file ending in {' or '.join(MANIFEST_SUFFIXES)}, or a folder with one "
-            "folder for each class"
+            "folder per class"
         )
     several, rows = (_csv_rows if suffix == ".csv" else _jsonl_rows)(path, multi_label)
     if not rows:
-        raise InvalidArgument(f"{path}: the manifest is empty; write a line for each video")
+        raise InvalidArgument(f"{path}: the manifest is empty; write one line per video")
     return Table(rows, several if multi_label is None else multi_label, lambda row: at(path, row.line))
 
 
@@ -64,8 +81,8 @@ def _csv_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
     label_column = column["labels" if several else "label"]
 
     def cell(cells: list[str], name: str) -> str:
-        place = column.get(name)
-        return cells[place] if place is not None else ""
+        index = column.get(name)
+        return cells[index] if index is not None else ""
 
     rows = []
     for line, cells in lines:
@@ -93,22 +110,22 @@ def _csv_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
 
 
 def _check_columns(header: list[str], where: str) -> bool:
-    """Whether there may be several labels; an error where the columns do not fit."""
+    """Return whether there may be several labels; raise an error where the columns do not fit."""
     known = [name for name in header if name in COLUMNS]
     for name in known:
         if known.count(name) > 1:
-            raise InvalidArgument(f"{where}: the column {name!r} stands there twice; remove one of them")
+            raise InvalidArgument(f"{where}: the column {name!r} occurs twice; remove one of them")
     if "label" in known and "labels" in known:
         raise InvalidArgument(
-            f"{where}: both columns 'label' and 'labels' are there; keep 'label' for one class a video, "
+            f"{where}: both columns 'label' and 'labels' exist; use 'label' for one class per video, "
             "'labels' for any number of them"
         )
     missing = ["path"] if "path" not in known else []
     missing += ["label' or 'labels"] if not {"label", "labels"} & set(known) else []
     if missing:
-        found = ", ".join(header) or "nothing"
+        names = ", ".join(header) or "nothing"
         raise InvalidArgument(
-            f"{where}: the column '{missing[0]}' is missing, found: {found}; the first line names the columns, "
+            f"{where}: the column '{missing[0]}' is missing, found: {names}; the first line names the columns, "
             "separated by commas"
         )
     return "labels" in known
@@ -159,7 +176,7 @@ def _jsonl_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
         where = (path, line)
         entry = parse_json(content, at(*where))
         if not isinstance(entry, dict):
-            raise InvalidArgument(f"{at(*where)}: is not a JSON object; write one {{...}} with path and label a line")
+            raise InvalidArgument(f"{at(*where)}: is not a JSON object; write one {{...}} with path and label per line")
         entry = {key: value for key, value in entry.items() if value is not None}
         here = _check_columns(list(entry), at(*where))
         if several is not None and here != several:
@@ -188,7 +205,7 @@ def _json_text(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> str
     if isinstance(value, int) and not isinstance(value, bool) and name in ("id", "group"):
         return str(value)
     if not isinstance(value, str):
-        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not text; put it between quotes")
+        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a string; put it between quotes")
     return value
 
 
@@ -199,7 +216,7 @@ def _json_labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool)
     values = value if isinstance(value, list) and split else [value]
     for label in values:
         if isinstance(label, bool) or not isinstance(label, (str, int)):
-            raise InvalidArgument(f"{at(*where)}: the label {label!r} is neither a name nor a whole number")
+            raise InvalidArgument(f"{at(*where)}: the label {label!r} is neither a name nor an int")
     return tuple(text for text in (str(label).strip() for label in values) if text)
 
 
@@ -216,9 +233,9 @@ def _json_seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> 
 
 
 def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bool | None) -> Table:
-    """Every file with one of the `suffixes` below a class folder, at any depth, in the order of its path.
+    """Read every file with one of the `suffixes` below a class folder, at any depth, in the order of its path.
 
-    Where videos are looked for, a folder of numbered frame images below a class folder is a video too.
+    Where videos are read, a folder of numbered frame images below a class folder is a video too.
     """
     wanted = {suffix.lower() for suffix in suffixes}
     rows: list[Row] = []
@@ -226,27 +243,27 @@ def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bo
         classes = _folders(layer)
         _refuse_loose_files(layer, wanted)
         for folder in classes:
-            found = _media_below(folder, wanted)
-            if not found:
+            paths = _media_below(folder, wanted)
+            if not paths:
                 raise InvalidArgument(
                     f"{folder}: the class folder holds none of {' '.join(sorted(wanted))}; fill it or remove it"
                 )
-            for path in found:
+            for path in paths:
                 rows.append(Row(0, path.relative_to(root).as_posix(), (folder.name,), split=split))
     if not rows:
-        raise InvalidArgument(f"{root}: holds no class folders; make one folder for each class, or give a CSV or JSONL")
+        raise InvalidArgument(f"{root}: holds no class folders; make one folder per class, or give a CSV or JSONL")
     return Table(rows, bool(multi_label), lambda row: str(root / row.path))
 
 
 def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]:
-    """The folders that hold class folders, each with its split: `root` itself if there are no split folders."""
+    """Return the folders that hold class folders, each with its split: `root` itself if there are no split folders."""
     folders = _folders(root)
     named = {folder: split_word(folder.name) for folder in folders}
     splits = {folder: split for folder, split in named.items() if split}
     if splits and len(splits) == len(folders):
         _refuse_loose_files(root, wanted)
         return list(splits.items())
-    # "train" may be a class (next to "bus"); with folders inside, it is rather a split with a stranger beside it.
+    # "train" may be a class (next to "bus"); with folders inside, it is a split beside another folder.
     layers = [folder.name for folder in splits if _folders(folder)]
     if layers:
         others = [folder.name for folder, split in named.items() if not split]
@@ -258,7 +275,7 @@ def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Also through a link; a link to itself is none."""
+    """Return whether an entry is a folder, also through a link; a link to itself is none."""
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
@@ -272,9 +289,7 @@ def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
     with os.scandir(folder) as entries:
         loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and os.path.isfile(entry.path))
     if loose:
-        raise InvalidArgument(
-            f"{folder / loose[0]}: lies beside the class folders and so has no class; move it into one"
-        )
+        raise InvalidArgument(f"{folder / loose[0]}: is beside the class folders and has no class; move it into one")
 
 
 def _is_media(name: str, wanted: Collection[str]) -> bool:
@@ -283,8 +298,8 @@ def _is_media(name: str, wanted: Collection[str]) -> bool:
 
 def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
     frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
-    found: list[Path] = []
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    paths: list[Path] = []
+    seen: set[tuple[int, int]] = set()  # links may form cycles
     for here, folders, files in os.walk(folder, followlinks=True):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:
@@ -293,7 +308,112 @@ def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         media = [Path(here, name) for name in sorted(files) if _is_media(name, wanted)]
-        found += media
+        paths += media
         if frames_count and not media and Path(here) != folder and files and frame_images(Path(here)):
-            found.append(Path(here))
-    return sorted(found)
+            paths.append(Path(here))
+    return sorted(paths)
+
+
+# ---- class lists
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """Read one name per line; blank lines are skipped."""
+    seen: dict[str, int] = {}
+    for line, name in filled_lines(path):
+        if name in seen:
+            raise InvalidArgument(
+                f"{at(path, line)}: the class {name!r} is already on line {seen[name]}; remove one of them"
+            )
+        seen[name] = line
+    if not seen:
+        raise InvalidArgument(f"{path}: holds no class; write one class name per line")
+    return tuple(seen)
+
+
+def write_classes(path: Path, classes: Sequence[str]) -> None:
+    """Write one name per line."""
+    write_text(path, (f"{name}\n" for name in classes))
+
+
+def check_classes(classes: Iterable[str], source: str = "the class list") -> tuple[str, ...]:
+    """Return the names, if they can be written and read again."""
+    names = tuple(classes)
+    for name in names:
+        if not isinstance(name, str) or not name or name != name.strip() or "\n" in name or not _is_text(name):
+            raise InvalidArgument(
+                f"{source}: {name!r} cannot be the name of a class; it must be one line without blanks around it"
+            )
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise InvalidArgument(f"{source}: the class {twice!r} occurs twice; remove one of them")
+    return names
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def stem_classes_file(manifest: Path) -> Path:
+    """Return the class list of one manifest: videos.csv -> videos.classes.txt."""
+    return manifest.with_name(f"{manifest.stem}.{CLASSES_FILE}")
+
+
+def classes_beside(manifest: Path) -> Path | None:
+    """Return the class list that was saved with a manifest: its own, or that of its folder."""
+    if manifest.is_dir():
+        candidates = [manifest / CLASSES_FILE]
+    else:
+        candidates = [stem_classes_file(manifest), manifest.with_name(CLASSES_FILE)]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def derived_classes(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that occur, sorted; ints by value.
+
+    >>> derived_classes(["10", "9", "9"])
+    ('9', '10')
+    """
+    names = sorted(set(labels))
+    if all(_is_whole(name) for name in names):
+        names.sort(key=lambda name: (int(name), name))
+    return tuple(names)
+
+
+class ClassIndex:
+    """Finds the index of a label. Where a name looks like a number, the name takes precedence."""
+
+    def __init__(self, classes: Sequence[str], source: str) -> None:
+        self._classes = classes
+        self._source = source
+        self._positions = {name: position for position, name in enumerate(classes)}
+
+    def find(self, label: str) -> int | None:
+        index = self._positions.get(label)
+        if index is None and _is_whole(label) and int(label) < len(self._classes):
+            return int(label)
+        return index
+
+    def complaint(self, label: str) -> str:
+        """Return what is wrong with a label that was not found."""
+        count = len(self._classes)
+        if _is_whole(label):
+            return (
+                f"the label {label} is outside of {self._source}, whose indices run from 0 to {count - 1}; "
+                "correct the label or the class list"
+            )
+        near = difflib.get_close_matches(label, self._classes, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        return (
+            f"the label {label!r} is not among the {count} names of {self._source}{meant}; "
+            "correct the label or add it to the class list"
+        )
+
+
+def _is_whole(label: str) -> bool:
+    # No class list has a billion names; longer digits would only be slow to convert.
+    return label.isascii() and label.isdigit() and len(label) <= 9

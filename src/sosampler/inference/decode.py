@@ -7,9 +7,8 @@ one video at a time, so what is decoded and not yet taken is bounded, and nothin
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessEnded, ProcessPool, num_cores, unnamed_memory
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, WorkerDied, in_order, num_cores, unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError, first_line
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import open_candidates, select_with
@@ -198,14 +197,11 @@ class FramePool:
     """
 
     def __init__(self, workers: int, *, processes: bool, ahead: int, held: int) -> None:
-        self._workers, self._ahead = workers, ahead
+        self._in_process, self._ahead = not processes, ahead
         self._free = list(range(ahead + held))
         # Where a process cannot inherit open files, pixels go through the pipe.
         self._files = [unnamed_memory() for _ in self._free] if processes and CAN_SHARE_MEMORY else []
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sosampler-decode")
-        self._processes = (
-            ProcessPool(workers, _SERVER, self._files, files=self._files, work="decoding") if processes else None
-        )
+        self._pool = ProcessPool(workers, _SERVER, self._files, files=self._files, work="decoding")
         self._waiting_bytes = 0  # decoded and not taken
         self._largest = 0  # bytes of the largest recent video: what those being decoded will probably need
 
@@ -213,51 +209,39 @@ class FramePool:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._processes is not None:
-            self._processes.__exit__(*exception)
-        self._threads.shutdown(wait=True)
+        self._pool.__exit__(*exception)
         files, self._files = self._files, []
         for file in files:
             os.close(file)
 
     def decoded(self, tasks: Iterable[FrameTask]) -> Generator[Decoded, None, None]:
         """Yield outcomes in the order of the tasks. Few are begun ahead; memory does not grow with their number."""
-        pending: deque[tuple[Future[_Answer], int]] = deque()
-        coming, more = iter(tasks), True
-        while more or pending:
-            while more and self._has_room(len(pending)):
-                task = next(coming, None)
-                more = task is not None
-                if task is not None:
-                    slot = self._free.pop()
-                    pending.append((self._threads.submit(self._do, task, slot), slot))
-            if pending:
-                future, slot = pending.popleft()
-                outcome, shape = future.result()
-                decoded = Decoded(outcome, self, slot, shape)
-                self._waiting_bytes += decoded.nbytes
-                # One large video among small ones is soon forgotten.
-                self._largest = max(decoded.nbytes, self._largest * 3 // 4)
-                yield decoded
+        for (outcome, shape), slot in in_order(self._submit, tasks, self._has_room):
+            decoded = Decoded(outcome, self, slot, shape)
+            self._waiting_bytes += decoded.nbytes
+            # One large video among small ones is soon forgotten.
+            self._largest = max(decoded.nbytes, self._largest * 3 // 4)
+            yield decoded
 
-    def _has_room(self, pending: int) -> bool:
-        if pending < min(self._workers, self._ahead):
+    def _submit(self, task: FrameTask) -> Future[tuple[_Answer, int]]:
+        slot = self._free.pop()
+        return self._pool.threads.submit(lambda: (self._do(task, slot), slot))
+
+    def _has_room(self, pending: Sequence[Future[tuple[_Answer, int]]]) -> bool:
+        if len(pending) < min(self._pool.num_threads, self._ahead):
             return True  # no worker waits, however large the videos are
-        expected = self._waiting_bytes + (pending + 1) * self._largest
-        return pending < self._ahead and expected <= MAX_WAITING_BYTES
+        expected = self._waiting_bytes + (len(pending) + 1) * self._largest
+        return len(pending) < self._ahead and expected <= MAX_WAITING_BYTES
 
     def _do(self, task: FrameTask, slot: int) -> _Answer:
         answer: _Answer
-        if self._processes is None or not task.can_travel():
+        if self._in_process or not task.can_travel():
             answer = task.step(task.source), None
         else:
             try:
-                answer = self._processes.submit((replace(task, otherwise=None), slot)).result()
-            except SosamplerError as error:
-                if not isinstance(error.__cause__, ProcessEnded):
-                    raise
-                answer = VideoError(death_message(source_name(task.source), error.__cause__)), None
+                answer = self._pool.call((replace(task, otherwise=None), slot))
+            except WorkerDied as died:
+                answer = VideoError(died.over(source_name(task.source))), None
         if isinstance(answer[0], Unfit):
             assert task.otherwise is not None, "a step that decodes candidates has an alternative"
             return task.otherwise(task.source), None
@@ -266,12 +250,6 @@ class FramePool:
     def _release(self, slot: int, nbytes: int) -> None:
         self._free.append(slot)
         self._waiting_bytes -= nbytes
-
-
-def death_message(name: str, ended: ProcessEnded) -> str:
-    """Return the sentence for a video over which a decoding process died."""
-    reason = "the file may be damaged, or memory ran out" if ended.by_signal else "see what it printed"
-    return f"{name}: the process that decoded it {ended}; {reason}"
 
 
 def decoded_batches(

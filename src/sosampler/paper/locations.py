@@ -152,7 +152,7 @@ def _network_name(bank: Bank, teacher: str) -> str:
     known = bank.teachers
     name = _file_name(str(known[teacher]["name"]))
     same = [other for other, about in known.items() if _file_name(str(about["name"])) == name]
-    written = {other: (bank.folder.teacher_answers(other).path / "teacher.json").stat().st_mtime_ns for other in same}
+    written = {other: (bank.folder.teacher(other).path / "teacher.json").stat().st_mtime_ns for other in same}
     oldest = min(same, key=lambda other: (written[other], other))
     return name if teacher == oldest else f"{name}-{teacher[:8]}"
 

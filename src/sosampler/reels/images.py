@@ -1,16 +1,20 @@
-"""Where the pictures of reels come from: folders of image files, or pictures drawn by a rule.
+"""Pictures of reels: folders of image files or drawn pictures, and which of them each split uses.
 
-A source gives square pictures of one size, sorted and numbered within each class, and distractors without a class.
+A source has square pictures of one size, sorted and numbered within each class, and distractors without a class. No
+picture is in two splits; the one exception is dev of the `sports22` benchmark, whose reels differ from those of train
+while its pictures do not. Which pictures a split gets never depends on the number of reels, so that calls with
+different counts agree.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,10 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from sosampler._util.validation import whole_number
+from sosampler.datasets.manifest_io import split_word
 from sosampler.errors import InvalidArgument
 from sosampler.reels.procedural import MAX_CLASSES, class_name, draw_picture
-from sosampler.reels.recipe import DISTRACTOR, ReelSet
+from sosampler.reels.recipe import DISTRACTOR, SPORTS22, ReelSet
 from sosampler.video.folder_reader import upright_rgb
 from sosampler.video.limits import Limits
 from sosampler.video.source import IMAGE_SUFFIXES
@@ -30,10 +35,22 @@ Picture = NDArray[np.uint8]
 """[S, S, 3] RGB, not to be written to."""
 
 CACHE_BYTES = 256 << 20
+PROCEDURAL = "procedural"
+DISTRACTORS = "distractors"
+"""The folder of pictures without a class, beside the folders of the classes or of the splits."""
+
+_NUM_CLASSES, _PER_CLASS, _NUM_DISTRACTORS = 8, 250, 500  # of procedural pictures
+
+Part = tuple[int, int, int]
+"""(a, b, n): from a / n to b / n of a sorted list."""
+
+_WHOLE: Part = (0, 1, 1)
+_OF_ONE_FOLDER: dict[str, Part] = {"train": (0, 3, 5), "dev": (3, 4, 5), "test": (4, 5, 5)}
+_OF_TRAIN: dict[str, Part] = {"train": (0, 3, 4), "dev": (3, 4, 4)}  # where test has its own folder and dev none
 
 
 class PictureCache:
-    """Decoded pictures, the least recently used of which go when they hold more than `max_bytes`. Thread-safe."""
+    """Decoded pictures of at most `max_bytes`; the least recently used ones are dropped. Thread-safe."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self.max_bytes = whole_number("cache_bytes", max_bytes, at_least=0)
@@ -42,7 +59,7 @@ class PictureCache:
         self._held = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.max_bytes,)  # another process begins with an empty one
+        return type(self), (self.max_bytes,)  # another process starts with an empty one
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -70,7 +87,7 @@ class PictureCache:
 
 
 class Pictures(ABC):
-    """Labelled pictures and distractors. Sources that were taken from one another share their cache."""
+    """Labelled pictures and distractors. A source that was taken from another shares its cache."""
 
     def __init__(
         self,
@@ -83,7 +100,7 @@ class Pictures(ABC):
     ) -> None:
         self.class_names = class_names
         self.size = whole_number("size", size)
-        self._members = members  # [class][picture] what `_load` takes
+        self._members = members  # [class][picture] keys for `_load`
         self._distractors = distractors
         self._cache = PictureCache(cache_bytes)
 
@@ -103,19 +120,19 @@ class Pictures(ABC):
         return len(self._distractors)
 
     def listing(self) -> list[tuple[int, Hashable]]:
-        """(label, what names the picture) of all pictures, distractors last."""
+        """Return (label, key) of all pictures, distractors last."""
         labelled = [(label, key) for label, members in enumerate(self._members) for key in members]
         return labelled + [(DISTRACTOR, key) for key in self._distractors]
 
     def get(self, label: int, index: int) -> Picture:
-        """Picture `index` of a class, or of the distractors: [S, S, 3]."""
+        """Return picture `index` of a class, or of the distractors: [S, S, 3]."""
         if not DISTRACTOR <= label < len(self._members):
             raise InvalidArgument(
-                f"label={label} is not allowed; give 0 to {len(self._members) - 1}, or {DISTRACTOR} for a distractor"
+                f"label={label} must be from 0 to {len(self._members) - 1}, or {DISTRACTOR} for a distractor"
             )
         listed = self._distractors if label == DISTRACTOR else self._members[label]
         if not 0 <= index < len(listed):
-            raise InvalidArgument(f"picture {index} of label {label} was asked for; there are {len(listed)}")
+            raise InvalidArgument(f"picture {index} of label {label} does not exist; there are {len(listed)}")
         key = listed[index]
         picture = self._cache.get(key)
         if picture is None:
@@ -125,7 +142,7 @@ class Pictures(ABC):
         return picture
 
     def take(self, pictures: slice, distractors: slice = slice(None)) -> Pictures:
-        """The same source with a slice of each class's pictures, and one of the distractors."""
+        """Return the same source with a slice of each class's pictures, and one of the distractors."""
         taken = copy.copy(self)
         taken._members = [members[pictures] for members in self._members]
         taken._distractors = self._distractors[distractors]
@@ -135,14 +152,14 @@ class Pictures(ABC):
         return taken
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """All labelled pictures [M, S, S, 3] and their labels [M], class by class: what a classifier learns from."""
+        """Return all labelled pictures [M, S, S, 3] and their labels [M], class by class, to train a classifier."""
         labels = np.repeat(np.arange(len(self._members)), self.per_class)
         numbers = [number for count in self.per_class for number in range(count)]
         stacked = [self.get(label, number) for label, number in zip(labels.tolist(), numbers, strict=True)]
         return np.stack(stacked), labels.astype(np.int64)
 
     def fingerprint(self) -> str:
-        """Eight hex digits that change with the choice of pictures, their order and their size."""
+        """Return eight hex digits that change with the choice of pictures, their order and their size."""
         text = repr((type(self).__name__, self.size, [(label, self._name(key)) for label, key in self.listing()]))
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
 
@@ -151,20 +168,22 @@ class Pictures(ABC):
 
     @abstractmethod
     def _name(self, key: Any) -> Hashable:
-        """What identifies a picture wherever its folder lies."""
+        """Return what identifies a picture wherever its folder is."""
 
 
 class PictureFolder(Pictures):
-    """Image files, one folder a class, sorted by name; decoded when asked for.
+    """Image files, one folder per class, sorted by name; decoded when needed.
 
-    The short side is scaled to `size` and the middle square kept.
+    The short side is scaled to `size` and the centre square taken.
 
     Args:
-        root: holds one folder of images a class.
+        root: holds one folder of images for each class.
         distractors: a folder of images; none without it.
         size: side of the squares in pixels.
-        cache_bytes: how much of decoded pictures is kept.
+        cache_bytes: memory for decoded pictures.
     """
+
+    _no_class: str | None = None  # a folder that is no class
 
     def __init__(
         self,
@@ -177,9 +196,9 @@ class PictureFolder(Pictures):
     ) -> None:
         self.root = Path(root)
         self._limits = limits or Limits()
-        folders = [entry for entry in _entries(self.root) if entry.is_dir()]
+        folders = [entry for entry in _entries(self.root) if entry.is_dir() and entry.name != self._no_class]
         if not folders:
-            raise InvalidArgument(f"{root}: holds no folders; give a folder with one folder of pictures a class")
+            raise InvalidArgument(f"{root}: holds no folders; give a folder with one folder of pictures per class")
         super().__init__(
             class_names=tuple(folder.name for folder in folders),
             members=[_images(folder) for folder in folders],
@@ -195,14 +214,14 @@ class PictureFolder(Pictures):
                 self._limits.check_pixels(str(key), *_scaled(*image.size, self.size))  # a thin line becomes a long one
                 return middle_square(upright_rgb(image), self.size)
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-            raise InvalidArgument(f"{key}: not an image that can be read ({error}); take it out") from error
+            raise InvalidArgument(f"{key}: not an image that can be read ({error}); remove it") from error
 
     def _name(self, key: Path) -> Hashable:
         return key.parent.name, key.name, key.stat().st_size
 
 
 def open_reel_set(root: Path | str, reel_set: ReelSet, *, size: int, cache_bytes: int = CACHE_BYTES) -> Pictures:
-    """The pictures of one side of a benchmark, whose folders lie below `root`."""
+    """Open the pictures of one side of a benchmark, whose folders are below `root`."""
     source = PictureFolder(
         Path(root) / reel_set.folder,
         distractors=Path(root) / reel_set.distractors,
@@ -213,10 +232,10 @@ def open_reel_set(root: Path | str, reel_set: ReelSet, *, size: int, cache_bytes
 
 
 class ProceduralPictures(Pictures):
-    """Pictures drawn by a rule: a shape that is the class, on varied grounds among clutter; nothing to download.
+    """Drawn pictures: a shape that is the class, on varied backgrounds among clutter; nothing to download.
 
-    Colours, place, size, contrast and clutter say nothing about the class. Distractors have the same grounds and
-    clutter, and blobs in place of the shape. Picture i of a class depends on the seed, the class and i alone.
+    Colours, position, size, contrast and clutter are independent of the class. Distractors have the same backgrounds
+    and clutter, and blobs in place of the shape. Picture i of a class depends on the seed, the class and i alone.
     """
 
     def __init__(
@@ -230,7 +249,7 @@ class ProceduralPictures(Pictures):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         if whole_number("num_classes", num_classes) > MAX_CLASSES:
-            raise InvalidArgument(f"num_classes={num_classes} is not allowed; there are {MAX_CLASSES} shapes at most")
+            raise InvalidArgument(f"num_classes={num_classes} must be at most {MAX_CLASSES}, the number of shapes")
         self.seed = whole_number("seed", seed, at_least=0)
         whole_number("per_class", per_class)
         whole_number("num_distractors", num_distractors, at_least=0)
@@ -252,7 +271,7 @@ class ProceduralPictures(Pictures):
 
 
 def middle_square(image: Image.Image, size: int) -> Picture:
-    """Scale the short side to `size`, keep the middle square: [size, size, 3] uint8."""
+    """Scale the short side to `size` and crop the centre square: [size, size, 3] uint8."""
     width, height = _scaled(*image.size, size)
     scaled = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
@@ -278,3 +297,144 @@ def _images(folder: Path) -> list[Hashable]:
             f"{folder}: holds no pictures; give image files ({', '.join(sorted(IMAGE_SUFFIXES))}) or remove the folder"
         )
     return images
+
+
+# ---- the pictures of each split
+
+
+def open_sources(
+    pictures: str | os.PathLike[str] | Pictures,
+    splits: Sequence[str],
+    *,
+    size: int,
+    seed: int = 0,
+    num_classes: int | None = None,
+) -> dict[str, Pictures]:
+    """Open the pictures of each split.
+
+    A folder with train/ and test/ (and dev/) is used as it is; without dev/, dev gets the last quarter of train.
+    Other pictures are divided by position: three fifths for train, a fifth for dev, a fifth for test. Neighbours stay
+    together, since files with neighbouring names often show the same scene. Distractors are divided likewise.
+
+    Args:
+        pictures: a folder, "procedural", or an open source.
+        size: side of the square pictures in pixels.
+        seed: of procedural pictures.
+        num_classes: of procedural pictures.
+    """
+    check_num_classes(pictures, num_classes)
+    if isinstance(pictures, Pictures):
+        whole = pictures
+    elif pictures == PROCEDURAL:
+        classes = _NUM_CLASSES if num_classes is None else num_classes
+        whole = ProceduralPictures(classes, _PER_CLASS, num_distractors=_NUM_DISTRACTORS, size=size, seed=seed)
+    else:
+        return _from_folder(Path(pictures), splits, size)
+    return {split: part_of(whole, _OF_ONE_FOLDER[split], _OF_ONE_FOLDER[split]) for split in splits}
+
+
+def check_num_classes(pictures: str | os.PathLike[str] | Pictures, num_classes: int | None) -> None:
+    """Check that a number of classes is given for procedural pictures only."""
+    if num_classes is not None and pictures != PROCEDURAL:
+        raise InvalidArgument(
+            f"num_classes={num_classes} must not be given with these pictures, which have their own classes; "
+            f'leave it out, or give "{PROCEDURAL}" pictures'
+        )
+
+
+def open_sports22(
+    pictures: str | os.PathLike[str] | Pictures, splits: Sequence[str], *, size: int
+) -> dict[str, Pictures]:
+    """Open the sets of the first measurement: test, and the half of train on which the classifier was not trained.
+
+    Dev shares the pictures of train: they are all needed for the reels of the first measurement, and on the other half
+    the classifier is more certain than on anything new.
+    """
+    if isinstance(pictures, Pictures) or pictures == PROCEDURAL:
+        raise InvalidArgument(
+            f'preset="sports22" cannot be used with {pictures!r}; give the folder with the pictures of the 22 sports, '
+            "or another preset"
+        )
+    sets = {split: "test" if split == "test" else "train" for split in splits}
+    opened = {name: open_reel_set(Path(pictures), SPORTS22[name], size=size) for name in sorted(set(sets.values()))}
+    return _same_classes(Path(pictures), {split: opened[name] for split, name in sets.items()})
+
+
+def part_of(pictures: Pictures, labelled: Part, distractors: Part) -> Pictures:
+    """Return a part of each class's pictures and of the distractors; classes are divided in proportion."""
+    taken = copy.copy(pictures)  # shares the cache
+    taken._members = [_slice(members, labelled) for members in pictures._members]
+    taken._distractors = _slice(pictures._distractors, distractors)
+    for name, left, all_of in zip(pictures.class_names, taken._members, pictures._members, strict=True):
+        if not left:
+            raise InvalidArgument(
+                f"class {name} has {len(all_of)} pictures, too few for every split to get one; give at least 3, "
+                "or fewer splits"
+            )
+    return taken
+
+
+def _slice(listed: list[Any], part: Part) -> list[Any]:
+    first, last, whole = part
+    return listed[len(listed) * first // whole : len(listed) * last // whole]
+
+
+class _ClassFolders(PictureFolder):
+    """One folder per class; a folder of distractors among them is no class. Its name is part of fingerprints."""
+
+    _no_class = DISTRACTORS
+
+
+def _from_folder(root: Path, splits: Sequence[str], size: int) -> dict[str, Pictures]:
+    opened: dict[tuple[Path, Path | None], Pictures] = {}  # splits of one folder share its cache
+    sources: dict[str, Pictures] = {}
+    for split in splits:
+        folder, part = _folder_of(root, split)
+        if (root / DISTRACTORS).is_dir():
+            distractors, distractor_part = _folder_of(root / DISTRACTORS, split)
+        else:
+            distractors, distractor_part = None, _WHOLE
+        key = (folder, distractors)
+        if key not in opened:
+            opened[key] = _ClassFolders(folder, distractors=distractors, size=size)
+        sources[split] = part_of(opened[key], part, distractor_part)
+    return _same_classes(root, sources)
+
+
+def _folder_of(root: Path, split: str) -> tuple[Path, Part]:
+    """Return the folder with the pictures of a split, and which part of each list belongs to the split."""
+    folders = _split_folders(root)
+    if "train" not in folders or len(folders) < 2:
+        return root, _OF_ONE_FOLDER[split]
+    if split in folders and (split != "train" or "dev" in folders):
+        return folders[split], _WHOLE
+    if split == "test":
+        raise InvalidArgument(f"{root}: has {', '.join(sorted(folders))} but no test; add it, or make no test reels")
+    return folders["train"], _OF_TRAIN[split]
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """Return folders that are named after a split."""
+    folders: dict[str, Path] = {}
+    for entry in _entries(root):
+        split = split_word(entry.name) if entry.is_dir() else None
+        if split is None:
+            continue
+        if split in folders:
+            raise InvalidArgument(
+                f"{root}: {folders[split].name} and {entry.name} both mean {split}; join them, or rename one"
+            )
+        folders[split] = entry
+    return folders
+
+
+def _same_classes(root: Path, sources: dict[str, Pictures]) -> dict[str, Pictures]:
+    names = {split: set(source.class_names) for split, source in sources.items()}
+    everywhere, somewhere = set.intersection(*names.values()), set.union(*names.values())
+    if everywhere != somewhere:
+        odd = sorted(somewhere - everywhere)
+        where = ", ".join(split for split, known in names.items() if odd[0] in known)
+        raise InvalidArgument(
+            f"{root}: the class {odd[0]!r} is in {where} only; give every split the same {len(somewhere)} classes"
+        )
+    return sources

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import replacing
 from sosampler._util.progress import OnProgress, Progress
+from sosampler._util.run_folder import begin, read_settings
 from sosampler._util.validation import one_of, whole_number
 from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
 from sosampler.datasets.manifest import Manifest
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument
-from sosampler.reels.bank import ReelSplit, check_same_reels, told_of, write_reel_bank
-from sosampler.reels.images import Pictures
+from sosampler.reels.bank import ReelSplit, check_same_reels, settings_of, write_reel_bank
+from sosampler.reels.images import Pictures, check_num_classes, open_sources, open_sports22
 from sosampler.reels.recipe import PRESETS, SPORTS22, ReelRecipe
 from sosampler.reels.render import plan_from, write_reels
-from sosampler.reels.sources import check_num_classes, open_sources, open_sports22
 
 REELS_FILE = "reels.json"
-"""Beside the mp4 files: what they were made of."""
+"""Beside the mp4 files: the settings they were made with."""
 
 _COUNTS = {"train": 300, "dev": 100, "test": 100}
-_DEV_PER_TRAIN = 10  # sports22: one of so many reels for the sampler is kept for dev
-# Splits draw from seeds of their own, three for each seed that is asked for. Seed 0 gives those of sports22.
+_DEV_PER_TRAIN = 10  # sports22: one of so many reels for the sampler is for dev
+# Each split has its own seed, three for each seed of the caller. Seed 0 gives those of sports22.
 _SEED_OF = {"dev": 0, "train": SPORTS22["train"].seed, "test": SPORTS22["test"].seed}
 
 
@@ -50,28 +48,28 @@ def make_reels(
     """Make labelled untrimmed videos, in which only some shots show the class, out of labelled pictures.
 
     Everything follows from the pictures, the recipe and the seed. Killed and called again with the same arguments it
-    goes on; a folder with other reels is refused. Every reel is a group of its own (its id).
+    resumes; a folder with other reels is refused. Every reel is a group of its own (its id).
 
     The preset "sports22" makes the reels of the project's first measurement: 3000 of the half of the train pictures
-    from which the classifier has not learned (seed 1), 3000 of the test pictures (seed 2). The last 300 of the former
-    are dev. Dev there shares its pictures with train, in other reels, so it is somewhat kinder than test, which shares
+    on which the classifier was not trained (seed 1), 3000 of the test pictures (seed 2). The last 300 of the former
+    are dev. Dev there shares its pictures with train, in other reels, so it is somewhat easier than test, which shares
     none; counts={"train": 3000, "test": 3000} leaves dev out.
 
     Args:
-        pictures: a folder with one folder a class, or with train/ and test/ (and dev/) that hold such folders;
+        pictures: a folder with one folder per class, or with train/ and test/ (and dev/) that hold such folders;
             pictures without a class in a folder `distractors` beside them, which may be divided likewise. Or
-            "procedural": drawn by a rule. Or an open source. The splits never share a picture (but see above).
+            "procedural": drawn pictures. Or an open source. The splits never share a picture (but see above).
         out: folder of the bank, or of the files and their manifest.csv.
         to: "bank", the candidate frames alone, or "mp4", real files.
         preset: "demo", "sports22", or None for the plain `ReelRecipe`.
-        recipe: changes to the preset's recipe, as {"share": (0.1, 0.3)}; or a whole recipe in its place. A changed
+        recipe: changes to the preset's recipe, as {"share": (0.1, 0.3)}; or a complete recipe instead of it. A changed
             size changes picture_size with it, unless that is given too.
-        counts: reels of each split, none where it is left out; None: the preset's, or 300, 100 and 100.
+        counts: reels of each split, 0 where it is left out; None: the preset's, or 300, 100 and 100.
         seed: of the reels and of procedural pictures.
         num_classes: of procedural pictures; 8 where it is left out.
         quality: of a bank's JPEGs.
         crf: x264's quality of mp4 files.
-        workers: processes that render for a bank, or threads where there are few reels; None: one a core. The bytes
+        workers: processes that render for a bank, or threads where there are few reels; None: one per core. The bytes
             do not depend on it. Files are written one after another.
         on_progress: called after each reel.
 
@@ -94,7 +92,7 @@ def make_reels(
 
 
 def reel_recipe(preset: str | None, changes: ReelRecipe | Mapping[str, Any] | None) -> ReelRecipe:
-    """The recipe of a preset with changes, or a whole one in its place."""
+    """Return the recipe of a preset with changes, or a complete one instead of it."""
     base = ReelRecipe() if preset is None else PRESETS[one_of("preset", preset, PRESETS)]
     if isinstance(changes, ReelRecipe):
         return changes
@@ -119,7 +117,7 @@ def plan_splits(
     is_sports22 = preset == "sports22"
     wanted = _checked_counts(default_counts(preset) if counts is None else counts)
     if whole_number("seed", seed, at_least=0) >= 2**30:
-        raise InvalidArgument(f"seed={seed} is not allowed; give a whole number below 2**30")
+        raise InvalidArgument(f"seed={seed} must be an int below 2**30")
     check_num_classes(pictures, num_classes)
     if is_sports22:
         sources = open_sports22(pictures, list(wanted), size=recipe.picture_size)
@@ -128,7 +126,7 @@ def plan_splits(
     _check_distractors(sources, recipe)
     planned = []
     for split, count in wanted.items():
-        # Dev of sports22 goes on where train ends.
+        # Dev of sports22 continues where train ends.
         continues = is_sports22 and split == "dev"
         skipped = wanted.get("train", 0) if continues else 0
         own_seed = 3 * seed + _SEED_OF["train" if continues else split]
@@ -138,7 +136,7 @@ def plan_splits(
 
 
 def default_counts(preset: str | None) -> dict[str, int]:
-    """Reels of each split where nothing is said about them."""
+    """Return the reels of each split of a preset."""
     if preset != "sports22":
         return dict(_COUNTS)
     train, test = SPORTS22["train"].count, SPORTS22["test"].count
@@ -147,20 +145,20 @@ def default_counts(preset: str | None) -> dict[str, int]:
 
 
 def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """The splits that get reels, in their order."""
+    """Return the splits that get reels, in their order."""
     for split, count in counts.items():
         one_of("a split in counts", split, SPLITS)
         whole_number(f"the count of {split}", count, at_least=0)
     wanted = {split: int(counts[split]) for split in SPLITS if counts.get(split)}
     if not wanted:
-        raise InvalidArgument(f"counts={dict(counts)} asks for no reel; give at least one")
+        raise InvalidArgument(f"counts={dict(counts)} contains no reel; give at least one")
     return wanted
 
 
 def _check_distractors(sources: Mapping[str, Pictures], recipe: ReelRecipe) -> None:
-    least = recipe.share[0] if isinstance(recipe.share, tuple) else recipe.share
+    min_share = recipe.share[0] if isinstance(recipe.share, tuple) else recipe.share
     for split, source in sources.items():
-        if least < 1 and not source.num_distractors:
+        if min_share < 1 and not source.num_distractors:
             raise InvalidArgument(
                 f"there are no distractors for {split}; put pictures without a class into a folder 'distractors' "
                 "beside those of the classes, or give share=1"
@@ -168,53 +166,34 @@ def _check_distractors(sources: Mapping[str, Pictures], recipe: ReelRecipe) -> N
 
 
 def _check_file_options(to: str, recipe: ReelRecipe, crf: int) -> None:
-    """What x264 would refuse, told before anything is written."""
+    """Check what x264 would refuse, before anything is written."""
     if whole_number("crf", crf, at_least=0) > 51:
-        raise InvalidArgument(f"crf={crf} is not allowed; give a whole number from 0 to 51")
+        raise InvalidArgument(f"crf={crf} must be an int from 0 to 51")
     if to == "mp4" and recipe.size % 2:
         raise InvalidArgument(f"size={recipe.size} cannot be written as mp4; give an even number of pixels")
 
 
-# --- mp4 files --------------------------------------------------------------------------------------------------------
-
-
 def _write_files(out: Path, splits: list[ReelSplit], crf: int, on_progress: OnProgress | None) -> Manifest:
-    _claim(out, told_of(splits, crf=crf))
+    settings, file = settings_of(splits, crf=crf), out / REELS_FILE
+    saved = read_settings(file)
+    if saved is None:
+        begin(file, settings)
+    else:
+        check_same_reels(out, saved, settings)
     # Reels are written in order, so the files that are there are those of the first ones.
     before = sum(not file.name.startswith(".") for file in out.glob("videos/*.mp4"))
     progress = Progress(sum(len(part.reels) for part in splits), done=before, before=before)
-    seen = 0
+    num_done = 0
 
-    def tell(*_: int) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > before and on_progress is not None:
-            progress.done = seen
+    def advance(_: Progress) -> None:
+        nonlocal num_done
+        num_done += 1
+        if num_done > before and on_progress is not None:
+            progress.done = num_done
             on_progress(progress)
 
     manifests = [
-        write_reels(out, part.reels, part.pictures, split=part.split, group="", crf=crf, progress=tell)
+        write_reels(out, part.reels, part.pictures, split=part.split, group="", crf=crf, on_progress=advance)
         for part in splits
     ]
     return manifests[-1]
-
-
-def _claim(out: Path, told: dict[str, Any]) -> None:
-    """Make the folder one of these reels, or check that it is."""
-    file = out / REELS_FILE
-    if file.is_file():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InvalidArgument(f"{file}: is not JSON ({error}); give another folder") from error
-        check_same_reels(out, found, told)
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(f"{out}: the folder cannot be made ({error.strerror}); give another") from error
-    foreign = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
-    if foreign:
-        raise InvalidArgument(f"{out}: holds other files ({', '.join(foreign[:3])}); give a new folder")
-    with replacing(file) as temporary:
-        temporary.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Drawing of procedural pictures: a shape that can be told from others, on varied grounds among clutter.
+"""Procedural pictures: a distinct shape on varied backgrounds among clutter.
 
 Coordinates run from -1 to 1 over the picture, y downwards. A shape is a function of coordinates in its own frame,
 where it has about unit radius; it returns the distance to its border, positive inside.
@@ -134,7 +134,7 @@ def _target(x: Plane, y: Plane) -> Plane:
     return np.asarray(np.sin(11 * np.hypot(x, y)) / 11)
 
 
-# What fills a shape in a second colour: seen in large sharp pictures, lost in small or blurred ones.
+# Patterns in a second colour inside a shape: visible in large sharp pictures, lost in small or blurred ones.
 _FILLS: tuple[tuple[str, Shape], ...] = (
     ("halved", _half),
     ("striped", _stripes),
@@ -159,20 +159,20 @@ def class_name(label: int) -> str:
 
 
 def draw_picture(label: int | None, size: int, rng: np.random.Generator) -> Pixels:
-    """One picture [size, size, 3]: the shape of a class, or without a label a distractor."""
+    """Draw a picture [size, size, 3]: the shape of a class, or a distractor if there is no label."""
     canvas = _Canvas(size, rng)
     for _ in range(rng.integers(1, 4)):
         _paint_clutter(canvas, rng)
     if label is None:
         for _ in range(rng.integers(1, 3)):
-            place, shape = _placed(rng), _blob(rng)
-            canvas.paint(place, shape, canvas.colour(rng))
+            pose, shape = _main_pose(rng), _blob(rng)
+            canvas.paint(pose, shape, canvas.colour(rng))
             if rng.random() < 0.5:  # patches in a second colour, as shapes have, but of no pattern
-                canvas.paint(place, _inside(shape, _blob(rng, waves=(3, 4, 7))), canvas.colour(rng))
+                canvas.paint(pose, _inside(shape, _blob(rng, waves=(3, 4, 7))), canvas.colour(rng))
     else:
-        place, shape, fill = _placed(rng), _SHAPES[_NAMES[label % len(_NAMES)]], _fill(label)[1]
-        canvas.paint(place, shape, canvas.colour(rng))
-        canvas.paint(place, _inside(shape, fill), canvas.colour(rng))
+        pose, shape, fill = _main_pose(rng), _SHAPES[_NAMES[label % len(_NAMES)]], _fill(label)[1]
+        canvas.paint(pose, shape, canvas.colour(rng))
+        canvas.paint(pose, _inside(shape, fill), canvas.colour(rng))
     if rng.random() < 0.4:  # something in front
         _paint_clutter(canvas, rng)
     light, grain = rng.uniform(0.75, 1.1), rng.uniform(1, 8)
@@ -181,8 +181,8 @@ def draw_picture(label: int | None, size: int, rng: np.random.Generator) -> Pixe
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where an object stands, in the picture's coordinates, and how it is turned."""
+class _Pose:
+    """Position, size and rotation of an object, in the picture's coordinates."""
 
     x: float
     y: float
@@ -192,16 +192,16 @@ class _Place:
 
 
 class _Canvas:
-    """A picture in the making: [S, S, 3] float32, values from 0 to 255."""
+    """A picture that is being drawn: [S, S, 3] float32, values from 0 to 255."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.size = size
         self._axis = ((np.arange(size) + 0.5) * (2 / size) - 1).astype(np.float32)
-        self.pixels = self._ground(rng)
+        self.pixels = self._background(rng)
         self._mean = self.pixels.mean(axis=(0, 1))
 
-    def _ground(self, rng: np.random.Generator) -> NDArray[np.float32]:
-        """A gradient between two colours with soft waves."""
+    def _background(self, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Return a gradient between two colours with soft waves."""
         first, second = rng.uniform(30, 225, (2, 3)).astype(np.float32)
         x, y = self._axis[None, :], self._axis[:, None]
         angle = rng.uniform(0, 2 * np.pi)
@@ -214,51 +214,51 @@ class _Canvas:
         return np.asarray(first * (1 - share) + second * share)
 
     def colour(self, rng: np.random.Generator) -> NDArray[np.float32]:
-        """A colour that differs from the ground by a contrast drawn between faint and strong."""
+        """Return a colour that differs from the background by a contrast drawn between faint and strong."""
         wanted = rng.uniform(80, 230)  # Euclidean distance in RGB
-        offered = rng.uniform(0, 255, (8, 3)).astype(np.float32)
-        distance = np.linalg.norm(offered - self._mean, axis=1)
-        return np.asarray(offered[np.argmin(np.abs(distance - wanted))])
+        colours = rng.uniform(0, 255, (8, 3)).astype(np.float32)
+        distance = np.linalg.norm(colours - self._mean, axis=1)
+        return np.asarray(colours[np.argmin(np.abs(distance - wanted))])
 
-    def paint(self, place: _Place, shape: Shape, colour: NDArray[np.float32]) -> None:
+    def paint(self, pose: _Pose, shape: Shape, colour: NDArray[np.float32]) -> None:
         """Lay a colour over the picture inside of the shape, with a soft border of about a pixel."""
-        extent = place.radius * place.reach
+        extent = pose.radius * pose.reach
         columns, rows = (
             slice(*np.searchsorted(self._axis, (middle - extent, middle + extent)).tolist())
-            for middle in (place.x, place.y)
+            for middle in (pose.x, pose.y)
         )  # only where the object can be: most are small
-        dx = (self._axis[None, columns] - np.float32(place.x)) / np.float32(place.radius)
-        dy = (self._axis[rows, None] - np.float32(place.y)) / np.float32(place.radius)
-        cos, sin = np.float32(np.cos(place.angle)), np.float32(np.sin(place.angle))
+        dx = (self._axis[None, columns] - np.float32(pose.x)) / np.float32(pose.radius)
+        dy = (self._axis[rows, None] - np.float32(pose.y)) / np.float32(pose.radius)
+        cos, sin = np.float32(np.cos(pose.angle)), np.float32(np.sin(pose.angle))
         inside = shape(cos * dx + sin * dy, cos * dy - sin * dx)
-        cover = np.clip(inside * (place.radius * self.size / 2) + 0.5, 0, 1).astype(np.float32)[..., None]
+        cover = np.clip(inside * (pose.radius * self.size / 2) + 0.5, 0, 1).astype(np.float32)[..., None]
         window = self.pixels[rows, columns]
         window += cover * (colour - window)
 
 
-def _placed(rng: np.random.Generator) -> _Place:
-    """The main object: large or small, anywhere where all of it is seen, a little turned."""
+def _main_pose(rng: np.random.Generator) -> _Pose:
+    """Return the pose of the main object: large or small, fully visible, slightly rotated."""
     radius = rng.uniform(0.32, 0.7)
     x, y = rng.uniform(-1, 1, 2) * (1 - radius) * 0.85
-    return _Place(x, y, radius, rng.uniform(-0.45, 0.45), reach=1.5)
+    return _Pose(x, y, radius, rng.uniform(-0.45, 0.45), reach=1.5)
 
 
 def _paint_clutter(canvas: _Canvas, rng: np.random.Generator) -> None:
-    """A small thing: a stick, a crumb or a piece of an arc."""
+    """Paint a small object: a stick, a blob or a piece of an arc."""
     kind = rng.integers(3)
     x, y = rng.uniform(-1, 1, 2)
-    place = _Place(x, y, rng.uniform(0.06, 0.16), rng.uniform(0, 2 * np.pi), reach=(3.1, 1.5, 1.5)[kind])
+    pose = _Pose(x, y, rng.uniform(0.06, 0.16), rng.uniform(0, 2 * np.pi), reach=(3.1, 1.5, 1.5)[kind])
     length, width, cut = rng.uniform(1.0, 3.0), rng.uniform(0.15, 0.35), rng.uniform(-0.3, 0.5)
     shapes: tuple[Shape, ...] = (
         lambda u, v: _bar(u, v, length, width),
         _blob(rng),
         lambda u, v: _both(_circle(u, v, 1.28), -_circle(u, v, 0.92), u - cut),
     )
-    canvas.paint(place, shapes[kind], canvas.colour(rng))
+    canvas.paint(pose, shapes[kind], canvas.colour(rng))
 
 
 def _blob(rng: np.random.Generator, waves: tuple[int, int, int] = (2, 3, 5)) -> Shape:
-    """A crooked outline that is none of the shapes."""
+    """Return an irregular outline that is none of the shapes."""
     heights, phases = rng.uniform(0.06, 0.15, 3), rng.uniform(0, 2 * np.pi, 3)
 
     def shape(u: Plane, v: Plane) -> Plane:

@@ -1,7 +1,7 @@
-"""Reels: plans of untrimmed videos composed from labelled pictures and distractors. Pure arithmetic, no pixel.
+"""Reels: plans of untrimmed videos composed from labelled pictures and distractors. Pure arithmetic, no pixels.
 
-A reel is a row of shots. Some show a picture of the reel's class, the others a distractor, so that it pays to choose
-frames. `ReelRecipe` says how reels are drawn, `plan_reels` draws them, `sosampler.data.reel_frames` renders them.
+A reel is a sequence of shots. Some show a picture of the reel's class, the others a distractor, so that it pays to
+choose frames. `ReelRecipe` has the settings, `plan_reels` draws reels, `sosampler.reels.render` renders them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Box = tuple[float, float, float]
 
 _Number = TypeVar("_Number", int, float)
 
-# Pictures hold at most this many times the pixels a side that a frame has: frames are sampled without anti-aliasing.
+# Max. ratio of the sides of pictures and frames: frames are sampled without anti-aliasing.
 _MAX_SHRINK = 1.5
 
 
 @dataclass(frozen=True)
 class ReelRecipe:
-    """All that decides a reel besides its pictures and its seed. A range is (low, high); one number means no range."""
+    """Settings of reels; with pictures and seed they decide every frame. A range is (low, high) or one number."""
 
     num_shots: int | tuple[int, int] = 10
     """Shots of a reel; from a range each reel draws."""
@@ -46,11 +46,11 @@ class ReelRecipe:
     min_class_shots: int = 0
     """With 0 a reel may show its class nowhere: about one reel in a hundred at ten shots and the default share."""
     num_candidates: int = 10
-    """Frames offered where a reel goes straight into a bank: the middles of so many equal parts of the reel."""
+    """Frames of a reel in a bank: the centres of so many equal parts of the reel."""
     size: int = 176
     """Side of a frame in pixels."""
     picture_size: int = 192
-    """Side of the square pictures from which frames are cut."""
+    """Side of the square pictures from which frames are cropped."""
     crop_area: float | tuple[float, float] = (0.6, 1.0)
     """A shot shows a square of this share of the picture's area, anywhere in it."""
     flip: float = 0.5
@@ -58,61 +58,61 @@ class ReelRecipe:
     seconds_per_shot: float | tuple[float, float] = 1.0
     """From a range each shot draws."""
     fps: int = 4
-    """Frames a second; shots last a whole number of frames."""
+    """Frames per second; shots last an integer number of frames."""
     pan: float = 0.0
-    """In a shot the camera moves by at most this share of what it sees, as far as the picture reaches. 0: still."""
+    """In a shot the camera moves by at most this share of its view, within the picture. 0: still."""
     zoom: float = 0.0
-    """In a shot what the camera sees grows or shrinks by at most this share. 0: still."""
+    """In a shot the camera's view grows or shrinks by at most this share. 0: still."""
     blur: float = 0.0
     """A shot begins and ends with Gaussian blurs of at most this share of the frame's side. 0: sharp."""
     fade: float = 0.0
     """A shot dissolves into the next over at most this share of the shorter of the two. 0: cuts."""
     draws: Draws = "numpy"
-    """Where labels, shots and pictures come from: "torch" gives those of torch.Generator().manual_seed(seed)."""
+    """The generator of labels, shots and pictures: "torch" gives those of torch.Generator().manual_seed(seed)."""
 
     def __post_init__(self) -> None:
-        shots = self._range("num_shots", at_least=1, most=math.inf, whole=True)
-        self._range("share", at_least=0, most=1)
-        self._range("crop_area", at_least=1e-4, most=1)
-        self._range("seconds_per_shot", at_least=1e-3, most=math.inf)
+        shots = self._range("num_shots", at_least=1, maximum=math.inf, whole=True)
+        self._range("share", at_least=0, maximum=1)
+        self._range("crop_area", at_least=1e-4, maximum=1)
+        self._range("seconds_per_shot", at_least=1e-3, maximum=math.inf)
         self._keep("min_class_shots", whole_number("min_class_shots", self.min_class_shots, at_least=0))
         for name in ("num_candidates", "size", "picture_size", "fps"):
             self._keep(name, whole_number(name, getattr(self, name)))
-        for name, most in (("flip", 1.0), ("pan", 1.0), ("zoom", 0.9), ("blur", 0.5), ("fade", 1.0)):
+        for name, maximum in (("flip", 1.0), ("pan", 1.0), ("zoom", 0.9), ("blur", 0.5), ("fade", 1.0)):
             strength = real_number(name, getattr(self, name), at_least=0)
-            if strength > most:
-                raise InvalidArgument(f"{name}={strength:g} is not allowed; give a number from 0 to {most:g}")
+            if strength > maximum:
+                raise InvalidArgument(f"{name}={strength:g} must be a number from 0 to {maximum:g}")
             self._keep(name, strength)
         one_of("draws", self.draws, ("numpy", "torch"))
         if self.min_class_shots > shots[0]:
             raise InvalidArgument(
                 f"min_class_shots={self.min_class_shots} is more than the {shots[0]} shots a reel may have; "
-                "ask for fewer, or raise num_shots"
+                "lower it, or raise num_shots"
             )
         if self.picture_size > _MAX_SHRINK * self.size:
             raise InvalidArgument(
-                f"picture_size={self.picture_size} is not allowed with size={self.size}; "
-                f"give at most {int(_MAX_SHRINK * self.size)}, or larger frames"
+                f"picture_size={self.picture_size} with size={self.size} must be at most "
+                f"{int(_MAX_SHRINK * self.size)}; lower it, or make larger frames"
             )
         if self.draws == "torch" and (shots[0] != shots[1] or self.min_class_shots):
             raise InvalidArgument(
-                f'draws="torch" is not allowed with num_shots={self.num_shots} and min_class_shots='
+                f'draws="torch" cannot be used with num_shots={self.num_shots} and min_class_shots='
                 f'{self.min_class_shots}; give one number of shots and min_class_shots=0, or draws="numpy"'
             )
 
-    def _range(self, name: str, *, at_least: float, most: float, whole: bool = False) -> tuple[float, float]:
-        """Check a number or a pair and keep it as such; returns the pair."""
+    def _range(self, name: str, *, at_least: float, maximum: float, whole: bool = False) -> tuple[float, float]:
+        """Check a number or a pair, store it as such, and return the pair."""
         given = getattr(self, name)
         is_pair = isinstance(given, (tuple, list))
         if is_pair and len(given) != 2:
-            raise InvalidArgument(f"{name}={given!r} is not allowed; give one number, or (low, high)")
+            raise InvalidArgument(f"{name}={given!r} must be one number, or (low, high)")
         low, high = (
             whole_number(name, value, at_least=int(at_least)) if whole else real_number(name, value, at_least=at_least)
             for value in (given if is_pair else (given, given))
         )
-        if low > high or high > most:
-            bound = f", {most:g} at most" if math.isfinite(most) else ""
-            raise InvalidArgument(f"{name}={given!r} is not allowed; give (low, high) with low <= high{bound}")
+        if low > high or high > maximum:
+            bound = f" <= {maximum:g}" if math.isfinite(maximum) else ""
+            raise InvalidArgument(f"{name}={given!r} must be (low, high) with low <= high{bound}")
         self._keep(name, (low, high) if is_pair else low)
         return low, high
 
@@ -124,9 +124,9 @@ class ReelRecipe:
 
 
 PRESETS: dict[str, ReelRecipe] = {
-    # The project's first measurement on 22 sports. Labels, order of shots and pictures are its own, one by one, given
-    # its seeds. Its crops came from a GPU's generator: here they have the same distribution, not the same values. Its
-    # frames were not rounded to 8 bits.
+    # The project's first measurement on 22 sports. With its seeds, labels, order of shots and pictures are exactly the
+    # same. Its crops came from a GPU's generator: here they have the same distribution, not the same values. Its frames
+    # were not rounded to 8 bits.
     "sports22": ReelRecipe(draws="torch"),
     # Small, with a moving camera and unequal shots: for procedural pictures on a laptop.
     "demo": ReelRecipe(
@@ -155,12 +155,12 @@ class ReelSet:
     distractors: str  # below the root
     start: int
     stop: int | None
-    count: int = 0  # reels; 0 where the pictures serve another purpose
+    count: int = 0  # reels; 0 where the pictures have another purpose
     seed: int = 0
 
 
 SPORTS22: dict[str, ReelSet] = {
-    # Reels for the sampler show pictures that the classifier has not learned from.
+    # Reels for the sampler show pictures on which the classifier was not trained.
     "classifier": ReelSet("classifier", "train", "distractors/train", 0, 50),
     "train": ReelSet("train", "train", "distractors/train", 50, None, count=3000, seed=1),
     "test": ReelSet("test", "test", "distractors/test", 0, None, count=3000, seed=2),
@@ -169,14 +169,14 @@ SPORTS22: dict[str, ReelSet] = {
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture shown for a while."""
+    """One picture, shown for some frames."""
 
     label: int  # the class, or DISTRACTOR
-    picture: int  # its number among the pictures of that class, or among the distractors
+    picture: int  # index among the pictures of that class, or among the distractors
     first_frame: int  # in the reel
     num_frames: int
-    start: Box  # what the camera sees first
-    end: Box  # and last
+    start: Box  # the camera's view at the beginning
+    end: Box  # and at the end
     flip: bool
     blur: tuple[float, float]  # Gaussian radius first and last, as shares of the frame's side
     fade: float  # frames over which the shot before dissolves into this one, half of them on each side of the cut
@@ -223,33 +223,33 @@ class Reel:
         return np.array([shot.first_frame for shot in self.shots], dtype=np.int64)
 
     def frame_at(self, time: float) -> int:
-        """The frame that is shown at a time in seconds."""
+        """Return the frame that is shown at a time in seconds."""
         frame = math.floor(real_number("time", time, at_least=0) * self.recipe.fps + 1e-6)  # 1/3 s is frame 1 at 3 fps
         if frame >= self.total_num_frames:
             raise InvalidArgument(f"time={time!r} lies behind the reel; give less than its {self.duration:g} seconds")
         return frame
 
     def shot_at(self, time: float) -> Shot:
-        """The shot that is on at a time in seconds; in a fade the one that is seen better."""
+        """Return the shot that is shown at a time in seconds; in a fade the stronger one."""
         return self.shots[int(self.shot_numbers(self.frame_at(time)))]
 
     def shot_numbers(self, frame_indices: ArrayLike) -> Indices:
-        """Which shot each frame belongs to."""
+        """Return the shot to which each frame belongs."""
         frames = np.asarray(frame_indices, dtype=np.int64)
         if frames.size and (frames.min() < 0 or frames.max() >= self.total_num_frames):
             raise InvalidArgument(
-                f"frames {frames.tolist()} were asked for; reel {self.id} has 0..{self.total_num_frames - 1}"
+                f"frames {frames.tolist()} are out of range; reel {self.id} has 0..{self.total_num_frames - 1}"
             )
         return np.asarray(np.searchsorted(self._starts, frames, side="right") - 1, dtype=np.int64)
 
     def shows_class(self, frame_indices: ArrayLike) -> NDArray[np.bool_]:
-        """Which of the frames belong to a shot of the class."""
+        """Return which of the frames belong to a shot of the class."""
         flags = np.array([shot.shows_class for shot in self.shots])
         return np.asarray(flags[self.shot_numbers(frame_indices)])
 
     @cached_property
     def candidate_indices(self) -> Indices:
-        """[T] the frames offered; repeats where the reel is shorter. One a shot where T equals equally long shots."""
+        """[T] indices of the candidates; repeats in shorter reels. One per shot if T shots are equally long."""
         return grid_indices(self.total_num_frames, self.recipe.num_candidates)
 
     @property
@@ -261,7 +261,7 @@ class Reel:
         return {"id": self.id} | asdict(self)
 
     def digest(self, *more: str | int) -> str:
-        """Eight hex digits that change with anything in the plan, and with what else is given."""
+        """Return eight hex digits that change with anything in the plan and with `more`."""
         text = json.dumps([self.to_dict(), more], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -272,7 +272,7 @@ def plan_reels(
     """Plan `count` reels; reel i depends on the seed and on i alone, not on how many are planned.
 
     A reel draws its class, its share of class shots, then for each shot whether it shows the class and which picture,
-    with repeats. The camera has draws of its own: the same seed gives the same pictures with and without its moves.
+    with repeats. The camera is drawn separately: the same seed gives the same pictures with and without its moves.
 
     Args:
         pictures_per_class: how many pictures each class has.
@@ -291,11 +291,11 @@ def plan_reels(
     whole_number("num_distractors", num_distractors, at_least=0)
     if not num_distractors and _pair(recipe.share)[0] < 1:
         raise InvalidArgument(
-            f"num_distractors=0 is not allowed with share={recipe.share}; give distractors, or share=(1, 1)"
+            f"num_distractors=0 cannot be used with share={recipe.share}; give distractors, or share=(1, 1)"
         )
     whole_number("count", count, at_least=0)
     if whole_number("seed", seed, at_least=0) >= 2**32:
-        raise InvalidArgument(f"seed={seed} is not allowed; give a whole number below 2**32")
+        raise InvalidArgument(f"seed={seed} must be an int below 2**32")
     sequence = _TorchSequence(seed) if recipe.draws == "torch" else None
     reels = []
     for number in range(count):
@@ -309,7 +309,7 @@ def plan_reels(
     return reels
 
 
-# --- which pictures: the label, and (label or DISTRACTOR, picture) of each shot ---------------------------------------
+# ---- which pictures: the label, and (label or DISTRACTOR, picture) of each shot
 
 _Contents = tuple[int, list[tuple[int, int]]]
 
@@ -321,7 +321,7 @@ def _contents(recipe: ReelRecipe, per_class: Sequence[int], distractors: int, rn
     num_shots = int(rng.integers(low, high, endpoint=True))
     chance = rng.random(num_shots)
     on = chance < share
-    # The shots that came nearest to showing the class do, until there are enough.
+    # The shots that were nearest to showing the class do, until there are enough.
     on[np.argsort(chance, kind="stable")[: recipe.min_class_shots]] = True
     shown = [
         (label, int(rng.integers(per_class[label]))) if is_on else (DISTRACTOR, int(rng.integers(distractors)))
@@ -345,7 +345,7 @@ def _contents_as_torch(
 
 
 class _TorchSequence:
-    """The draws of torch's generator on the CPU, without torch: both read the same Mersenne Twister."""
+    """The numbers of torch's generator on the CPU, without torch: both use the same Mersenne Twister."""
 
     def __init__(self, seed: int) -> None:
         self._twister = np.random.RandomState(seed)
@@ -362,11 +362,11 @@ class _TorchSequence:
         return (self._words(count) & np.uint32(0xFFFFFF)).astype(np.float32) * np.float32(2**-24)
 
 
-# --- how they are filmed ----------------------------------------------------------------------------------------------
+# ---- the camera
 
 
 def _film(recipe: ReelRecipe, shown: list[tuple[int, int]], rng: np.random.Generator) -> tuple[Shot, ...]:
-    # The same number of draws whatever the strengths are, so that each move can be switched alone.
+    # The same number of draws whatever the strengths are, so that each move can be switched on alone.
     draws = rng.random((len(shown), 11))
     shortest, longest = _pair(recipe.seconds_per_shot)
     smallest, largest = _pair(recipe.crop_area)
@@ -394,17 +394,17 @@ def _film(recipe: ReelRecipe, shown: list[tuple[int, int]], rng: np.random.Gener
 
 
 def _moved(start: Box, recipe: ReelRecipe, right: float, down: float, wider: float) -> Box:
-    """Where the camera ends, given its directions in -1..1; it never leaves the picture."""
+    """Return the camera's last view, given its directions in -1..1; it never leaves the picture."""
     if not (recipe.pan or recipe.zoom):
         return start
     left, top, side = start
     new_side = min(1.0, side * (1 + recipe.zoom * wider))
     shift = (side - new_side) / 2  # a zoom keeps the centre
-    places = [
-        min(max(corner + shift + recipe.pan * side * way, 0.0), 1.0 - new_side)
-        for corner, way in ((left, right), (top, down))
-    ]
-    return places[0], places[1], new_side
+    left, top = (
+        min(max(corner + shift + recipe.pan * side * direction, 0.0), 1.0 - new_side)
+        for corner, direction in ((left, right), (top, down))
+    )
+    return left, top, new_side
 
 
 def _pair(value: _Number | tuple[_Number, _Number]) -> tuple[_Number, _Number]:

@@ -1,9 +1,9 @@
-"""Reels become pixels: single frames, the candidates for a bank, or mp4 files with a manifest."""
+"""Render reels: single frames, the candidates for a bank, or mp4 files with a manifest."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import one_of, whole_number
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.datasets.splits import SPLITS
@@ -25,15 +26,15 @@ Frame = NDArray[np.uint8]
 
 MANIFEST = "manifest.csv"
 _VIDEOS = "videos"
-_LEAST_BLUR = 0.1  # pixels; less is not seen
-# Of a frame that is cut: what is held for so many stays near the processor and is not fetched from the system anew.
-_ROWS_AT_ONCE = 40
-# Goes up when the same plan gives other pixels, so that files written before are not taken for current ones.
+_MIN_BLUR = 0.1  # pixels; less is not visible
+# Rows of a frame that are cropped together: their buffers stay in the cache and are not allocated anew.
+_ROWS_PER_STEP = 40
+# Increased when the same plan gives other pixels, so that older files are not taken for current ones.
 RENDER_VERSION = 2
 
 
 def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) -> list[Reel]:
-    """`plan_reels` for the pictures that are there."""
+    """Plan reels from the pictures of a source."""
     _check_size(pictures, recipe)
     return plan_reels(
         recipe,
@@ -45,18 +46,18 @@ def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) 
 
 
 def render_frame(reel: Reel, pictures: Pictures, frame_index: int) -> Frame:
-    """One frame of a reel; `reel.frame_at` gives the index for a time."""
+    """Render one frame of a reel; `reel.frame_at` gives the index for a time."""
     return _Renderer(reel, pictures).frame(frame_index)
 
 
 def frames_of(reel: Reel, pictures: Pictures) -> Iterator[Frame]:
-    """All frames of a reel in order, as they go into a video."""
+    """Yield all frames of a reel in order, for a video."""
     renderer = _Renderer(reel, pictures)
     return (renderer.frame(index) for index in range(reel.total_num_frames))
 
 
 def candidate_frames(reel: Reel, pictures: Pictures) -> Frames:
-    """The frames at `reel.candidate_indices`, as they go into a bank without a video between: [T, H, W, 3] uint8."""
+    """Render the frames at `reel.candidate_indices`, for a bank: [T, H, W, 3] uint8."""
     renderer = _Renderer(reel, pictures)
     return np.stack([renderer.frame(index) for index in reel.candidate_indices.tolist()])
 
@@ -66,8 +67,8 @@ def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> 
     if reel.recipe.size % 2:
         raise InvalidArgument(f"size={reel.recipe.size} cannot be written as mp4; give an even number of pixels")
     if whole_number("crf", crf, at_least=0) > 51:
-        raise InvalidArgument(f"crf={crf} is not allowed; give a whole number from 0 to 51")
-    # Keyframes every four seconds and at cuts, as videos from the web have them.
+        raise InvalidArgument(f"crf={crf} must be an int from 0 to 51")
+    # Keyframes every four seconds and at cuts, as in videos from the web.
     # mbtree=0: with it x264 does not give the same bytes every time, even in one thread.
     parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
     options = {"preset": "veryfast", "crf": str(crf), "x264-params": parameters}
@@ -82,19 +83,19 @@ def write_reels(
     split: str = "train",
     group: str | None = None,
     crf: int = 18,
-    progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Manifest:
-    """Write reels as mp4 files into `folder`/videos and list them in `folder`/manifest.csv; returns the manifest.
+    """Write reels as mp4 files into `folder`/videos and list them in `folder`/manifest.csv; return the manifest.
 
-    Call it again after an interruption: what is complete stays. File names change with the plan, the pictures and the
-    quality, so a file of another plan is never taken for this one. Rows of other splits in the manifest are kept.
+    Called again after an interruption it resumes. File names change with the plan, the pictures and the quality, so a
+    file of another plan is never taken for this one. Rows of other splits stay in the manifest.
 
     Args:
         split: "train", "dev" or "test".
-        group: None makes reels of the same pictures one group, which keeps them on one side of every split;
-            "" lets each reel stand alone.
+        group: None makes reels of the same pictures one group, which keeps them in one split; "" makes each reel a
+            group of its own.
         crf: x264's quality.
-        progress: called with (reels done, reels in all) after each reel.
+        on_progress: called after each reel.
     """
     out = Path(folder)
     one_of("split", split, SPLITS)
@@ -107,7 +108,8 @@ def write_reels(
         raise InvalidArgument(f"{out}: the folder cannot be made ({error.strerror}); give another") from error
     source = pictures.fingerprint()
     items = []
-    for done, reel in enumerate(reels, start=1):
+    progress = Progress(len(reels))
+    for reel in reels:
         name = f"{split}-{reel.id}-{reel.digest(source, RENDER_VERSION, crf)}"
         path = out / _VIDEOS / f"{name}.mp4"
         if not path.exists():  # written under another name first, so one that is there is complete
@@ -121,8 +123,9 @@ def write_reels(
                 group=f"pictures-{source}" if group is None else group,
             )
         )
-        if progress is not None:
-            progress(done, len(reels))
+        progress.done += 1
+        if on_progress is not None:
+            on_progress(progress)
     manifest = Manifest((*before, *items), pictures.class_names, root=out)
     manifest.write(out / MANIFEST)
     return manifest
@@ -131,16 +134,16 @@ def write_reels(
 def _rows_of_other_splits(folder: Path, split: str, pictures: Pictures) -> list[Item]:
     if not os.path.lexists(folder / MANIFEST):
         return []
-    there = read_manifest(folder / MANIFEST)
-    if there.classes != pictures.class_names:
+    saved = read_manifest(folder / MANIFEST)
+    if saved.classes != pictures.class_names:
         raise InvalidArgument(
             f"{folder / MANIFEST}: lists videos of other classes than the {len(pictures.class_names)} given; "
             "write into another folder"
         )
-    return [item for item in there.items if item.split != split]
+    return [item for item in saved.items if item.split != split]
 
 
-# --- rendering --------------------------------------------------------------------------------------------------------
+# ---- rendering
 
 
 def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:
@@ -152,24 +155,24 @@ def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:
 
 
 def layers(reel: Reel, frame_index: int) -> list[tuple[int, float]]:
-    """The shots seen in a frame with their weights, which sum to 1: one, or two in a fade.
+    """Return the shots that are visible in a frame with their weights, which sum to 1: one, or two in a fade.
 
-    The frame's own shot has more than half. Fades never meet, since each takes half of a shot at most.
+    The frame's own shot has more than half. Fades never overlap, since each takes at most half of a shot.
     """
     number = int(reel.shot_numbers(frame_index))
-    moment = frame_index + 0.5  # the middle of the time for which it is shown
+    time = frame_index + 0.5  # the middle of the time for which it is shown
     for incoming in (number, number + 1):
         if not 0 < incoming < len(reel.shots):
             continue
         shot = reel.shots[incoming]
-        if abs(moment - shot.first_frame) < shot.fade / 2:
-            weight = (moment - shot.first_frame) / shot.fade + 0.5
+        if abs(time - shot.first_frame) < shot.fade / 2:
+            weight = (time - shot.first_frame) / shot.fade + 0.5
             return [(incoming - 1, 1 - weight), (incoming, weight)]
     return [(number, 1.0)]
 
 
 class _Renderer:
-    """Renders frames of one reel; views that do not change are kept."""
+    """Renders frames of one reel; views of still shots are cached."""
 
     def __init__(self, reel: Reel, pictures: Pictures) -> None:
         _check_size(pictures, reel.recipe)
@@ -177,60 +180,62 @@ class _Renderer:
         self._still: dict[int, Frame] = {}  # by shot
 
     def frame(self, index: int) -> Frame:
-        seen = layers(self._reel, index)
-        if len(seen) == 1:
-            return self._view(seen[0][0], index)
-        mixed = sum(np.float32(weight) * self._view(number, index) for number, weight in seen)
+        visible = layers(self._reel, index)
+        if len(visible) == 1:
+            return self._view(visible[0][0], index)
+        mixed = sum(np.float32(weight) * self._view(number, index) for number, weight in visible)
         return np.asarray(np.rint(mixed).astype(np.uint8))
 
     def _view(self, number: int, index: int) -> Frame:
-        """What the camera of one shot sees at a frame, which may lie a little outside of the shot in a fade."""
+        """Return the camera's view in one shot; in a fade the frame may be outside of the shot."""
         if number in self._still:
             return self._still[number]
         shot, size = self._reel.shots[number], self._reel.recipe.size
         progress = min(max((index + 0.5 - shot.first_frame) / shot.num_frames, 0.0), 1.0)
         left, top, side = (a + (b - a) * progress for a, b in zip(shot.start, shot.end, strict=True))
-        view = cut(self._pictures.get(shot.label, shot.picture), (left, top, side), size, flip=shot.flip)
+        view = crop(self._pictures.get(shot.label, shot.picture), (left, top, side), size, flip=shot.flip)
         radius = (shot.blur[0] + (shot.blur[1] - shot.blur[0]) * progress) * size
-        if radius >= _LEAST_BLUR:
+        if radius >= _MIN_BLUR:
             view = np.asarray(Image.fromarray(view).filter(ImageFilter.GaussianBlur(radius)))
         if shot.is_still:
             self._still[number] = view
         return view
 
 
-def cut(picture: Picture, box: Box, size: int, *, flip: bool = False) -> Frame:
-    """The square `box` of a picture [S, S, 3] at `size` x `size` pixels, mirrored if asked: plain bilinear sampling.
+def crop(picture: Picture, box: Box, size: int, *, flip: bool = False) -> Frame:
+    """Crop the square `box` of a picture [S, S, 3] to `size` x `size` pixels by bilinear sampling.
 
-    Two taps a direction, as torch's grid_sample; the recipe keeps pictures from being much finer than frames.
+    Two taps per direction, as torch's grid_sample; the recipe prevents pictures from being much finer than frames.
     """
     left, top, side = box
     stored = picture.shape[0]
-    step = side * stored / size  # stored pixels a frame pixel
+    step = side * stored / size  # stored pixels per frame pixel
     centres = (np.arange(size) + 0.5) * step - 0.5
     row, next_row, down = _taps(centres + top * stored, stored)
     column, next_column, right = _taps((centres[::-1] if flip else centres) + left * stored, stored)
-    values = picture.reshape(stored, -1)  # [S, S * 3]: long rows, of which each value is gathered by itself
-    here, beyond = (np.add.outer(3 * places, np.arange(3)).ravel() for places in (column, next_column))
+    values = picture.reshape(stored, -1)  # [S, S * 3]: long rows, of which each value is gathered
+    here, beyond = (np.add.outer(3 * columns, np.arange(3)).ravel() for columns in (column, next_column))
     across, down = np.repeat(right, 3), down[:, None]
     frame = np.empty((size, size * 3), dtype=np.uint8)
-    for begin in range(0, size, _ROWS_AT_ONCE):
-        part = slice(begin, begin + _ROWS_AT_ONCE)
+    for begin in range(0, size, _ROWS_PER_STEP):
+        part = slice(begin, begin + _ROWS_PER_STEP)
         rows = _between(values[row[part]].astype(np.float32), values[next_row[part]].astype(np.float32), down[part])
         frame[part] = np.rint(_between(rows[:, here], rows[:, beyond], across))
     return frame.reshape(size, size, 3)
 
 
 def _between(first: NDArray[np.float32], second: NDArray[np.float32], weight: NDArray[np.float32]) -> Any:
-    """first + weight * (second - first), in the room of `second`."""
+    """Return first + weight * (second - first), computed in place in `second`."""
     second -= first
     second *= weight
     second += first
     return second
 
 
-def _taps(places: NDArray[np.float64], stored: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The two stored pixels around each place, and the weight of the second; places beyond the edge move to it."""
-    inside = np.clip(places, 0, stored - 1)
+def _taps(
+    positions: NDArray[np.float64], stored: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return the two stored pixels around each position, and the weight of the second; positions are clipped."""
+    inside = np.clip(positions, 0, stored - 1)
     before = np.floor(inside).astype(np.int64)
     return before, np.minimum(before + 1, stored - 1), (inside - before).astype(np.float32)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sosampler._util.progress import Bar, Progress, progress_bar
 from sosampler._util.validation import whole_number
-from sosampler.bank.add_features import add_features
+from sosampler.bank.annotate import feature_network
 from sosampler.bank.bank import Bank
-from sosampler.bank.features import feature_network
+from sosampler.bank.prepare import add_features
 from sosampler.baselines.base import Views, light_network
 from sosampler.baselines.folder import refuse_baseline_folder
 from sosampler.classifiers.factory import create_classifier, saved_folder
@@ -142,7 +142,7 @@ def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callab
             raise
         say(f"{bank.path}: features of {source.network_name} are {_TOO_LARGE}; they are stored in float32")
         # What was written so far is of no use.
-        shutil.rmtree(bank.folder.feature_answers(source.name).path)
+        shutil.rmtree(bank.folder.features(source.name).path)
         _compute(bank, source, device, settings | {"precision": "float32"})
 
 

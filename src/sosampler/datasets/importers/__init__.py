@@ -1,1 +1,1 @@
-"""Read the official files of public data sets."""
+"""Import public data sets from their official files."""

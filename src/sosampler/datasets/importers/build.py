@@ -1,43 +1,33 @@
-"""From the official files of a data set to a manifest of the videos that are there, and a report of the rest."""
+"""Import a data set: its official files become a manifest of the videos that are there, and a list of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import posixpath
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import replacing
+from sosampler._util.files import at, filled_lines, write_text
 from sosampler._util.validation import one_of
-from sosampler.datasets.classes import ClassIndex, read_classes
-from sosampler.datasets.importers.activitynet import read_activitynet, read_coin
-from sosampler.datasets.importers.frame_lists import read_frame_lists
-from sosampler.datasets.importers.kinetics import read_kinetics
-from sosampler.datasets.importers.records import AnnotationFile, Annotations, ReadOptions, Record, VideoIndex
-from sosampler.datasets.importers.sports1m import read_sports1m
-from sosampler.datasets.importers.subset import take_subset
+from sosampler.datasets.importers.readers import READERS, video_id
+from sosampler.datasets.importers.records import AnnotationFile, Annotations, ReadOptions, Record, stem_of
 from sosampler.datasets.manifest import Item, Manifest
-from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, is_folder, read_classes
 from sosampler.datasets.splits import SPLITS, make_splits
 from sosampler.errors import InvalidArgument
-
-READERS: dict[str, Callable[[Sequence[AnnotationFile], ReadOptions], Annotations]] = {
-    "activitynet": read_activitynet,
-    "kinetics": read_kinetics,
-    "sports1m": read_sports1m,
-    "coin": read_coin,
-    "frames": read_frame_lists,
-}
+from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A manifest, and what of the data set is not in it."""
+    """A manifest, and the videos of the data set that are not in it."""
 
     manifest: Manifest
     missing: tuple[str, ...]  # ids without a file
     unlabelled: tuple[str, ...] = ()  # ids without a label, as in official test sets
-    overlapping: tuple[str, ...] = ()  # ids taken out of train (or dev), since their video is also in test (or dev)
+    overlapping: tuple[str, ...] = ()  # ids removed from train (or dev), since their video is also in test (or dev)
     repeated: int = 0  # further lines about the same video
     unknown_in_subset: tuple[str, ...] = ()  # lines of the subset that name no video of the data set
 
@@ -52,17 +42,16 @@ class Imported:
         }
 
     def write(self, out: Path) -> tuple[Path, Path]:
-        """Write the manifest, its class list and `<out>.missing.txt`; the paths of the last two are returned."""
+        """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
         classes_file = self.manifest.write(out)
         missing_file = out.with_name(f"{out.name}.missing.txt")
-        with replacing(missing_file) as temporary:
-            temporary.write_text("".join(f"{name}\n" for name in self.missing), encoding="utf-8", newline="\n")
+        write_text(missing_file, (f"{name}\n" for name in self.missing))
         return classes_file, missing_file
 
 
 def check_out(out: Path, inputs: Sequence[Path]) -> None:
-    """Refuse to write over the files that are read, such as Kinetics' own train.csv."""
-    one_of("ending of --out", out.suffix.lower(), MANIFEST_SUFFIXES)
+    """Refuse to overwrite a file that is read, such as Kinetics' own train.csv."""
+    one_of("suffix of --out", out.suffix.lower(), MANIFEST_SUFFIXES)
     for path in inputs:
         if out.exists() and path.exists() and out.samefile(path):
             raise InvalidArgument(f"{out}: is one of the files to import; give --out another name")
@@ -84,16 +73,16 @@ def import_dataset(
     """Read official files and find their videos.
 
     Args:
-        name: which files they are, one of `READERS`.
-        annotations: files, each as FILE or, where neither it nor its name says which split it holds, FILE=SPLIT.
+        name: one of `READERS`.
+        annotations: files, each as FILE or, where neither it nor its name contains the split, FILE=SPLIT.
         videos: the folder with the video files or frame folders, at any depth.
-        classes: one name a line: what numbers in the files count, or the order of the classes.
+        classes: one name per line: the classes of numbers in the files, or the order of the classes.
         subset: files that name classes or videos to keep.
         segments: write start and end: for Kinetics where a file holds the whole video and not the clip, for COIN to
-            keep to the annotated part.
-        split_map: what an official subset is, as {"validation": "dev"}; by default validation is test.
+            use only the annotated part.
+        split_map: splits of official subsets, as {"validation": "dev"}; by default validation is test.
         layout: of frame lists: "count", "range", "video", or "auto".
-        dev_share: carve dev out of train, see `make_splits`.
+        dev_share: share of train that becomes dev, see `make_splits`.
     """
     reader = READERS[one_of("data set", name, READERS)]
     mapping = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
@@ -125,7 +114,7 @@ def import_dataset(
 
 
 def _merge_repeats(annotations: Annotations) -> list[Record]:
-    """One record for each video of a split: labels of further lines are added, or must agree if only one is allowed."""
+    """Return one record per video of a split: labels of further lines are added, or must agree if there is only one."""
     merged: dict[tuple[str, str], Record] = {}
     for record in annotations.records:
         key = (record.split, record.id)
@@ -142,15 +131,15 @@ def _merge_repeats(annotations: Annotations) -> list[Record]:
 
 
 def _without_overlap(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """(what stays, what goes): a video in test is taken out of dev and train, one in dev out of train."""
+    """Return (kept, removed) records: a video in test is removed from dev and train, one in dev from train."""
     highest: dict[str, int] = {}
     for record in records:
         highest[record.source] = max(highest.get(record.source, 0), SPLITS.index(record.split))
-    stay: list[Record] = []
-    go: list[Record] = []
+    kept: list[Record] = []
+    removed: list[Record] = []
     for record in records:
-        (stay if SPLITS.index(record.split) == highest[record.source] else go).append(record)
-    return stay, go
+        (kept if SPLITS.index(record.split) == highest[record.source] else removed).append(record)
+    return kept, removed
 
 
 def _manifest_of(
@@ -159,39 +148,154 @@ def _manifest_of(
     index = VideoIndex(videos, {name for record in records for name in record.names})
     positions = ClassIndex(annotations.classes, source)
     items: list[Item] = []
-    places: list[str] = []
+    locations: list[str] = []
     missing: list[str] = []
-    users: dict[str, Record] = {}  # who has a path, and where its part is not bounded
+    users: dict[str, Record] = {}  # the record of each path
     for record in records:
-        labels = _positions_of(record, positions)
-        found = index.find(record.names)
-        if found is None:
+        labels = _labels_of(record, positions)
+        match = index.find(record.names)
+        if match is None:
             missing.append(record.id)
             continue
-        path, name = found
-        # A file called after a clip holds nothing else.
+        path, name = match
+        # A file named after a clip holds nothing else.
         whole = not segments or (record.group and name == record.id)
         start, end = (None, None) if whole else (record.start, record.end)
         other = users.setdefault(path, record)
         if other is not record and (start, end) == (None, None):
             raise InvalidArgument(
-                f"{videos / path}: is the video of both {other.id} and {record.id}; name files after clips, or ask for "
+                f"{videos / path}: is the video of both {other.id} and {record.id}; name files after clips, or import "
                 "segments if it holds the whole video"
             )
         items.append(Item(record.id, path, labels, record.split, record.group, start, end))
-        places.append(record.where)
+        locations.append(record.where)
     if not items:
         wanted = " or ".join(f"{name}.mp4" for name in records[0].names)
         raise InvalidArgument(
-            f"{videos}: holds none of the {len(records)} videos; the first would be called {wanted}, or be a folder "
+            f"{videos}: holds none of the {len(records)} videos; the first would be named {wanted}, or be a folder "
             "of frame images of that name"
         )
-    return Manifest(tuple(items), annotations.classes, annotations.multi_label, videos, places.__getitem__), missing
+    return Manifest(tuple(items), annotations.classes, annotations.multi_label, videos, locations.__getitem__), missing
 
 
-def _positions_of(record: Record, index: ClassIndex) -> tuple[int, ...]:
-    found = {label: index.find(label) for label in record.labels}
-    for label, position in found.items():
+def _labels_of(record: Record, index: ClassIndex) -> tuple[int, ...]:
+    positions = {label: index.find(label) for label in record.labels}
+    for label, position in positions.items():
         if position is None:
             raise InvalidArgument(f"{record.where}: {index.complaint(label)}")
-    return tuple(sorted({position for position in found.values() if position is not None}))
+    return tuple(sorted({position for position in positions.values() if position is not None}))
+
+
+# ---- subsets
+
+
+def take_subset(annotations: Annotations, files: Sequence[Path]) -> tuple[Annotations, list[str]]:
+    """Return the records that the files name, and the lines that name nothing known.
+
+    A file whose lines are all names of classes selects those classes; any other selects videos, one per line: an id, a
+    clip's name, a file name or an address. Several files of videos (train and val) are joined; where classes and videos
+    are given, both must match. The classes that remain keep their order.
+    """
+    known = {label for record in annotations.records for label in record.labels}
+    classes: set[str] | None = None
+    videos: dict[str, str] | None = None  # as written in the file, by the name it stands for
+    for path in files:
+        lines = list(filled_lines(path))
+        if not lines:
+            raise InvalidArgument(f"{path}: names nothing; write one class or one video per line")
+        names = [_class_name(text, known) for _, text in lines]
+        if all(names):
+            classes = (classes or set()) | {name for name in names if name}
+            continue
+        if any(names) and not annotations.numbered:
+            line, text = next(entry for entry, name in zip(lines, names, strict=True) if not name)
+            raise InvalidArgument(
+                f"{at(path, line)}: {text!r} is not a class of the data set, but other lines are; correct it"
+            )
+        videos = (videos or {}) | {_video_name(text, at(path, line)): text for line, text in lines}
+
+    kept, used = [], set()
+    for record in annotations.records:
+        record_names = {record.id, record.source, *record.names}
+        hits = record_names & videos.keys() if videos is not None else record_names
+        used |= hits
+        if hits and (classes is None or classes & set(record.labels)):
+            labels = record.labels if classes is None else tuple(x for x in record.labels if x in classes)
+            kept.append(replace(record, labels=labels))
+    if not kept:
+        raise InvalidArgument(f"{files[0]}: names no video of the data set; check that it belongs to these annotations")
+    unknown = [text for name, text in (videos or {}).items() if name not in used]
+    left = {label for record in kept for label in record.labels}
+    remaining = annotations.classes
+    if not annotations.numbered:  # where labels are indices, the class list is the data set's complete list
+        remaining = tuple(name for name in annotations.classes if name in left)
+    return replace(annotations, records=kept, classes=remaining), unknown
+
+
+def _class_name(text: str, known: set[str]) -> str | None:
+    # Class folders often have _ for blanks.
+    return next((name for name in (text, text.replace("_", " ")) if name in known), None)
+
+
+def _video_name(text: str, where: str) -> str:
+    if "://" in text:
+        return video_id(text.split()[0], where)
+    return stem_of(posixpath.basename(text.split(",")[0]))
+
+
+# ---- files
+
+
+class VideoIndex:
+    """Paths of videos below a folder, relative to it, by their name without suffix."""
+
+    def __init__(self, folder: Path, wanted: Collection[str]) -> None:
+        if not folder.is_dir():
+            raise InvalidArgument(f"{folder}: is not a folder; give the one that holds the videos or the frame folders")
+        self._by_name: dict[str, list[str]] = {}
+        names = {posixpath.basename(name) for name in wanted}
+        for path in _walk(folder, names):
+            self._by_name.setdefault(stem_of(posixpath.basename(path)), []).append(path)
+        for paths in self._by_name.values():
+            paths.sort(key=lambda path: (path.count("/"), path))
+
+    def find(self, names: Iterable[str]) -> tuple[str, str] | None:
+        """Return (path, name) for the first name that exists; a name with folders must end the path."""
+        for name in names:
+            for path in self._by_name.get(posixpath.basename(name), []):
+                if "/" not in name or f"/{stem_of(path)}".endswith(f"/{name}"):
+                    return path, name
+        return None
+
+
+def _walk(folder: Path, names: Collection[str]) -> list[str]:
+    """Return files and frame folders with one of these names. A frame folder is read up to its first image only."""
+    paths: list[str] = []
+    seen: set[tuple[int, int]] = set()  # links may form cycles
+    open_folders = [""]
+    while open_folders:
+        below = open_folders.pop()
+        here = os.path.join(folder, below)
+        status = os.stat(here)
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(here) as entries:
+            for entry in entries:
+                path = posixpath.join(below, entry.name)
+                wanted = stem_of(entry.name) in names
+                if is_folder(entry):
+                    if wanted and _holds_frames(entry.path):
+                        paths.append(path)
+                    else:
+                        open_folders.append(path)
+                elif (
+                    wanted and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES and os.path.isfile(entry.path)
+                ):
+                    paths.append(path)
+    return paths
+
+
+def _holds_frames(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries)

@@ -1,20 +1,18 @@
-"""What every reader of official files gives: records with class names, before any video is looked for."""
+"""Records of official files: videos with class names, before any video file is searched."""
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sosampler.datasets.manifest_io import is_folder
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument
-from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from sosampler.video.source import VIDEO_SUFFIXES
 
-# Papers report on the official validation sets, since test labels were never published; so they are the test split.
+# Papers report on the official validation sets, since test labels were never published.
 OFFICIAL_SPLITS = {"train": "train", "training": "train", "dev": "dev"} | dict.fromkeys(
     ("val", "valid", "validate", "validation", "test", "testing"), "test"
 )
@@ -25,7 +23,7 @@ class Record:
     """One video or clip as the official files describe it."""
 
     id: str
-    names: tuple[str, ...]  # what its file or frame folder may be called, without suffix, the best first
+    names: tuple[str, ...]  # possible names of its file or frame folder, without suffix, the best first
     labels: tuple[str, ...]  # class names
     split: str
     where: str  # file and line, for messages
@@ -35,6 +33,7 @@ class Record:
 
     @property
     def source(self) -> str:
+        """The video that the record shows."""
         return self.group or self.id
 
 
@@ -46,19 +45,19 @@ class Annotations:
     classes: tuple[str, ...]
     multi_label: bool
     unlabelled: list[str] = field(default_factory=list)  # ids without a label, as in official test sets
-    numbered: bool = False  # labels are written as positions in the class list
+    numbered: bool = False  # labels are indices in the class list
 
 
 @dataclass(frozen=True)
 class AnnotationFile:
-    """A file, and the split that all of it belongs to where the file does not say so itself."""
+    """A file, and its split where the file does not contain it."""
 
     path: Path
     split: str = ""
 
     @classmethod
     def parse(cls, text: str) -> AnnotationFile:
-        """FILE, or FILE=SPLIT.
+        """Parse FILE, or FILE=SPLIT.
 
         >>> AnnotationFile.parse("lists/first.txt=test").split
         'test'
@@ -67,123 +66,75 @@ class AnnotationFile:
         if not equals or Path(text).exists():
             return cls(Path(text))
         if split not in SPLITS:
-            raise InvalidArgument(f"{text}: {split!r} is no split; write FILE={'|'.join(SPLITS)}, or FILE alone")
+            raise InvalidArgument(f"{text}: {split!r} is not a split; write FILE={'|'.join(SPLITS)}, or FILE alone")
         return cls(Path(path), split)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What readers must know beyond their files."""
+    """Options of readers."""
 
-    classes: tuple[str, ...] | None = None  # the class list, where labels are numbers or an order is wanted
+    classes: tuple[str, ...] | None = None  # the class list, where labels are numbers or the order matters
     split_map: Mapping[str, str] = field(default_factory=dict)  # official word -> split, over OFFICIAL_SPLITS
     layout: str = "auto"  # of frame lists
 
     def split_of(self, word: str, where: str) -> str:
-        """The split that an official word means."""
+        """Return the split of an official name."""
         known = OFFICIAL_SPLITS | dict(self.split_map)
         split = known.get(word.strip().lower())
         if split is None:
             raise InvalidArgument(
                 f"{where}: the subset {word!r} is unknown, known are {', '.join(sorted(known))}; "
-                f"say what it is with --map {word}=train, dev or test"
+                f"map it with --map {word}=train, dev or test"
             )
         return split
 
     def split_of_file(self, file: AnnotationFile) -> str:
-        """The split of a file that holds one: as given, or the only word in its name that is one."""
+        """Return the split of a file: as given, or by the only word in its name that is one."""
         if file.split:
             return file.split
         words = re.findall(r"[a-z]+", file.path.name.lower())
         known = OFFICIAL_SPLITS | dict(self.split_map)
-        found = {known[word] for word in words if word in known}
-        if len(found) != 1:
+        splits = {known[word] for word in words if word in known}
+        if len(splits) != 1:
             raise InvalidArgument(
-                f"{file.path}: its name does not say which split it holds; write {file.path.name}=train, dev or test"
+                f"{file.path}: its name does not contain its split; write {file.path.name}=train, dev or test"
             )
-        return found.pop()
+        return splits.pop()
 
 
-def numbered_classes(highest: int, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """The class list; where none was given, the numbers from 0 stand for the names."""
-    return tuple(classes) if classes else tuple(str(number) for number in range(highest + 1))
+def numbered_annotations(records: list[Record], options: ReadOptions) -> Annotations:
+    """Return annotations whose labels are indices; without a class list, the numbers from 0 are the names."""
+    classes = options.classes
+    if not classes:
+        highest = max((int(label) for record in records for label in record.labels), default=0)
+        classes = tuple(str(number) for number in range(highest + 1))
+    multi_label = any(len(record.labels) > 1 for record in records)
+    return Annotations(records, classes, multi_label, numbered=True)
 
 
-def named(number: str, classes: Sequence[str] | None, where: str) -> str:
-    """The class of a position written as text."""
+def class_of(number: str, classes: Sequence[str] | None, where: str) -> str:
+    """Return the class of an index written as text."""
     if not (number.isascii() and number.isdigit() and len(number) <= 9):
-        raise InvalidArgument(f"{where}: the label {number!r} is not a whole number; it counts lines of the class list")
-    position = int(number)
-    if classes is None:
-        return str(position)
-    if position >= len(classes):
         raise InvalidArgument(
-            f"{where}: the label {position} is outside of the class list, whose positions run from 0 to "
-            f"{len(classes) - 1}; give the list that belongs to this file"
+            f"{where}: the label {number!r} is not an int; it must be a line number of the class list"
         )
-    return classes[position]
+    index = int(number)
+    if classes is None:
+        return str(index)
+    if index >= len(classes):
+        raise InvalidArgument(
+            f"{where}: the label {index} is outside of the class list, whose indices run from 0 to {len(classes) - 1}; "
+            "give the list that belongs to this file"
+        )
+    return classes[index]
 
 
 def stem_of(name: str) -> str:
-    """The name without the ending of a video; other dots stay.
+    """Return a name without the suffix of a video; other dots stay.
 
     >>> stem_of("v_a.b.mp4"), stem_of("v_a.b")
     ('v_a.b', 'v_a.b')
     """
     stem, suffix = posixpath.splitext(name)
     return stem if suffix.lower() in VIDEO_SUFFIXES else name
-
-
-class VideoIndex:
-    """Paths of the wanted videos, relative to the folder, by their name without suffix."""
-
-    def __init__(self, folder: Path, wanted: Collection[str]) -> None:
-        if not folder.is_dir():
-            raise InvalidArgument(f"{folder}: is no folder; give the one that holds the videos or the frame folders")
-        self._by_name: dict[str, list[str]] = {}
-        names = {posixpath.basename(name) for name in wanted}
-        for path in _walk(folder, names):
-            self._by_name.setdefault(stem_of(posixpath.basename(path)), []).append(path)
-        for paths in self._by_name.values():
-            paths.sort(key=lambda path: (path.count("/"), path))
-
-    def find(self, names: Iterable[str]) -> tuple[str, str] | None:
-        """(path, name it was found by) for the first name that is there; a name with folders must end the path."""
-        for name in names:
-            for path in self._by_name.get(posixpath.basename(name), []):
-                if "/" not in name or f"/{stem_of(path)}".endswith(f"/{name}"):
-                    return path, name
-        return None
-
-
-def _walk(folder: Path, names: Collection[str]) -> list[str]:
-    """Files and frame folders with a wanted name. A frame folder is not read further than to its first image."""
-    found: list[str] = []
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
-    open_folders = [""]
-    while open_folders:
-        below = open_folders.pop()
-        here = os.path.join(folder, below)
-        status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(here) as entries:
-            for entry in entries:
-                path = posixpath.join(below, entry.name)
-                wanted = stem_of(entry.name) in names
-                if is_folder(entry):
-                    if wanted and _holds_frames(entry.path):
-                        found.append(path)
-                    else:
-                        open_folders.append(path)
-                elif (
-                    wanted and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES and os.path.isfile(entry.path)
-                ):
-                    found.append(path)
-    return found
-
-
-def _holds_frames(folder: str) -> bool:
-    with os.scandir(folder) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries)

@@ -18,10 +18,10 @@ from typing import Any
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import whole_number
 from sosampler.bank.bank import Bank
-from sosampler.bank.decode import DecodePool, DecodeTask, FrameSettings
-from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHead, read_failures, read_head, read_shard
+from sosampler.bank.decode import DecodeTask, FrameSettings, VideoDecoder
+from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, read_failures, read_header, read_shard
 from sosampler.bank.prepare import prepare
-from sosampler.bank.writer import Tally, begin, check_root, fill_shard, writing_bank
+from sosampler.bank.writer import begin, check_root, fill_shard, writing_bank
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import SosamplerError
 from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
@@ -41,7 +41,6 @@ class Teacher:
 
     name: str  # or the folder of a saved one
     settings: dict[str, Any] = field(default_factory=dict)  # of `create_classifier`: weights, precision, ...
-    views: int = 1
     features: bool | str = True
     batch: int | None = None
 
@@ -51,11 +50,11 @@ class Teacher:
             object.__setattr__(self, "settings", {**self.settings, "weights": absolute(self.settings["weights"])})
 
     def asker(self, device: str) -> Any:
-        from sosampler.bank.annotate import TeacherAsker
+        from sosampler.bank.annotate import TeacherAnnotator
         from sosampler.classifiers.factory import create_classifier
 
         classifier = create_classifier(self.name, device=device, **self.settings)
-        return TeacherAsker(classifier, views=self.views, features=self.features, batch=self.batch)
+        return TeacherAnnotator(classifier, features=self.features, batch=self.batch)
 
 
 def prepare_on_ray(
@@ -84,21 +83,21 @@ def prepare_on_ray(
         _make(work, teacher, asker, settings or RaySettings(), device, on_progress)
     elif listed is None and teacher is not None:
         Bank(folder.path)  # says what is wrong with it
-        _make(_Work(folder, None, read_head(folder)), teacher, asker, settings or RaySettings(), device, on_progress)
+        _make(_Work(folder, None, read_header(folder)), teacher, asker, settings or RaySettings(), device, on_progress)
     how: dict[str, Any] = dict(arguments)
     if teacher is not None:
-        how |= {"views": teacher.views, "features": teacher.features, "batch": teacher.batch}
+        how |= {"features": teacher.features, "batch": teacher.batch}
     return prepare(listed, asker and asker.classifier, folder.path, **how)
 
 
-def _head(manifest: Manifest, arguments: dict[str, Any]) -> BankHead:
+def _head(manifest: Manifest, arguments: dict[str, Any]) -> BankHeader:
     """What `prepare` will find when it looks."""
     frames = {name: arguments[name] for name in _OF_FRAMES if name in arguments}
     if frames.get("fps") is not None:
         frames.setdefault("num_candidates", None)
     elif frames.get("num_candidates") is None:
         frames.pop("num_candidates", None)
-    return BankHead(
+    return BankHeader(
         source="videos",
         settings=FrameSettings(**frames).to_dict(),
         classes=manifest.classes,
@@ -114,7 +113,7 @@ class _Work:
 
     folder: BankFolder
     manifest: Manifest | None
-    head: BankHead
+    head: BankHeader
     limits: Limits = field(default_factory=Limits)
 
     def row(self, shard: int) -> dict[str, Any]:
@@ -127,7 +126,7 @@ class _Work:
             DecodeTask(os.path.abspath(self.manifest.path_of(item)), item.id, item.start, item.end, frames, self.limits)
             for item in own
         ]
-        return {"shard": shard, "work": pickle.dumps((self.head, own, tasks), protocol=5)}
+        return {"shard": shard, "work": pickle.dumps((own, tasks), protocol=5)}
 
 
 def _size(told: Any) -> Any:
@@ -149,13 +148,13 @@ def _make(
 
         check_classes_fit(asker.classifier, head.classes, str(folder.path))
     check_address(settings.address)  # before anything is written
-    with writing_bank(folder, Tally(head, folder.frames)):
+    with writing_bank(folder):
         if work.manifest is not None:
             head = begin(folder, head, work.manifest.items)
             check_root(folder, work.manifest.root, work.manifest.items)
         to_do = {shard for shard in range(head.num_shards) if not folder.frames(shard).exists()}
         if asker is not None:
-            to_do |= set(asker.answers_folder(folder).missing(head.num_shards))
+            to_do |= set(asker.folder(folder).missing(head.num_shards))
         if not to_do:
             return
         with connected(settings.address) as ray:
@@ -190,17 +189,13 @@ def _shards(
             yield from zip(table.column("shard").to_pylist(), table.column("failed").to_pylist(), strict=True)
 
 
-def _begin_answers(folder: BankFolder, head: BankHead, asker: Any, *, on_gpu: bool) -> None:
+def _begin_answers(folder: BankFolder, head: BankHeader, asker: Any, *, on_gpu: bool) -> None:
     """Write the head of the answers here, once, before several workers would."""
-    from sosampler.bank.annotate import Teaching
+    from sosampler.bank.annotate import Annotation
 
     if on_gpu and not asker.batch_given:
         asker.batch = _GPU_BATCH  # unless answers that are there already were given in others
-    Teaching(folder, head, asker, _answers_tally(folder, head, asker))
-
-
-def _answers_tally(folder: BankFolder, head: BankHead, asker: Any) -> Tally:
-    return Tally(head, asker.answers_folder(folder).shard)
+    Annotation(folder, head, asker)
 
 
 # ---- what runs on the cluster
@@ -210,7 +205,7 @@ class _Decode:
     """An actor that decodes whole shards, in a process of its own that a broken file may kill."""
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._pool = BankFolder(Path(folder)), DecodePool(1)
+        self._folder, self._pool = BankFolder(Path(folder)), VideoDecoder(1)
 
     def __call__(self, batch: Any) -> Any:
         shards = batch.column("shard").to_pylist()
@@ -220,9 +215,8 @@ class _Decode:
     def _made(self, shard: int, work: bytes) -> int:
         """How many of its videos failed."""
         if work and not self._folder.frames(shard).exists():  # it may be there where only a later step was lost
-            head, items, tasks = pickle.loads(work)
-            tally = Tally(head, self._folder.frames)
-            for _ in fill_shard(self._folder, shard, items, self._pool.results(tasks), tally, lambda: None):
+            items, tasks = pickle.loads(work)
+            for _ in fill_shard(self._folder, shard, items, self._pool.results(tasks), lambda: None):
                 pass  # written as it comes
         return len(read_failures(self._folder.failed(shard)))
 
@@ -231,18 +225,18 @@ class _Ask:
     """An actor with the classifier."""
 
     def __init__(self, folder: str, teacher: Teacher, device: str) -> None:
-        from sosampler.bank.annotate import Teaching
+        from sosampler.bank.annotate import Annotation
 
         self._folder = BankFolder(Path(folder))
-        head, asker = read_head(self._folder), teacher.asker(device)
-        self._answers = asker.answers_folder(self._folder)
+        head, asker = read_header(self._folder), teacher.asker(device)
+        self._answers = asker.folder(self._folder)
         # Entered for as long as the actor lives.
-        self._teaching = Teaching(self._folder, head, asker, _answers_tally(self._folder, head, asker)).__enter__()
+        self._annotation = Annotation(self._folder, head, asker).__enter__()
 
     def __call__(self, batch: Any) -> Any:
         for shard in batch.column("shard").to_pylist():
             if not self._answers.shard(shard).exists():
-                self._teaching.teach([(shard, read_shard(self._folder.frames(shard)))], lambda: None)
+                self._annotation.annotate([(shard, read_shard(self._folder.frames(shard)))], lambda: None)
         return batch
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.files import import_parquet
 from sosampler._util.progress import OnProgress
-from sosampler._util.workers import ProcessEnded, ProcessPool
+from sosampler._util.workers import ProcessPool, WorkerDied
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt, death_message
+from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt
 from sosampler.inference.many import RunSummary, failure_row, run
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
@@ -108,10 +108,10 @@ class _DecodeActor:
     def _decode(self, video: str) -> bytes:
         try:
             data: bytes = self._process.submit(video).result()
+        except WorkerDied as died:
+            return _pack(video, VideoError(died.over(video)), self._last)
         except SosamplerError as error:
-            if not isinstance(error.__cause__, ProcessEnded):
-                return _pack(video, error, self._last)
-            return _pack(video, VideoError(death_message(video, error.__cause__)), self._last)
+            return _pack(video, error, self._last)
         return data
 
 
