@@ -46,7 +46,7 @@ def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) 
 
 
 def render_frame(reel: Reel, pictures: Pictures, frame_index: int) -> Frame:
-    """Render one frame of a reel; `reel.frame_at` gives the index for a time."""
+    """Render one frame of a reel."""
     return _Renderer(reel, pictures).frame(frame_index)
 
 
