@@ -104,7 +104,7 @@ def test_counts_left_out_are_the_presets(run: Any, tmp_path: Path) -> None:
         (["procedural", "--pan", "0.1", "--no-moves"], "--pan cannot be given with --no-moves"),
         (["procedural", "--count-train", "-1"], "the count of train=-1"),
         (["procedural", "--classes", "0"], "num_classes=0"),
-        (["procedural", "--size", "63", "--to", "mp4"], "give an even number of pixels"),
+        (["procedural", "--size", "63", "--to", "mp4"], "must be an even number of pixels"),
         (["procedural", "--quality", "101"], "quality=101"),
     ],
 )

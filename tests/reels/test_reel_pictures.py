@@ -143,6 +143,12 @@ class TestPictureFolder:
         assert len(again._cache) == 1
 
 
+def arrays_of(source: Pictures) -> tuple[np.ndarray, np.ndarray]:
+    """All labelled pictures [M, S, S, 3] and their labels [M]."""
+    listed = [(label, number) for label, count in enumerate(source.per_class) for number in range(count)]
+    return np.stack([source.get(*each) for each in listed]), np.array([label for label, _ in listed])
+
+
 class TestProceduralPictures:
     def test_the_same_bits_in_another_process(self) -> None:
         program = (
@@ -169,7 +175,7 @@ class TestProceduralPictures:
     def test_all_classes_have_names_and_pictures(self) -> None:
         source = ProceduralPictures(MAX_CLASSES, 1, size=32)
         assert len(set(source.class_names)) == MAX_CLASSES
-        stacked, labels = source.arrays()
+        stacked, labels = arrays_of(source)
         assert stacked.shape == (MAX_CLASSES, 32, 32, 3)
         assert labels.tolist() == list(range(MAX_CLASSES))
         assert class_name(1) == source.class_names[1]
@@ -179,7 +185,7 @@ class TestProceduralPictures:
     def test_colour_does_not_give_the_class_away(self) -> None:
         """The nearest class mean of colour statistics is right about as often as chance."""
         source = ProceduralPictures(5, 120, size=32, seed=3)
-        stacked, labels = source.arrays()
+        stacked, labels = arrays_of(source)
         flat = stacked.reshape(len(stacked), -1, 3).astype(np.float64)
         features = np.concatenate([flat.mean(1), flat.std(1), np.quantile(flat, [0.1, 0.9], axis=1).sum(0)], axis=1)
         features = (features - features.mean(0)) / features.std(0)
@@ -196,7 +202,7 @@ class TestProceduralPictures:
         source = ProceduralPictures(5, 200, size=64)
 
         def tensors(part: Pictures) -> tuple:
-            stacked, labels = part.arrays()
+            stacked, labels = arrays_of(part)
             return torch.from_numpy(stacked).permute(0, 3, 1, 2).float() / 127.5 - 1, torch.from_numpy(labels)
 
         pictures, labels = tensors(source.take(slice(0, 150)))

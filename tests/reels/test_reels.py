@@ -119,12 +119,7 @@ class TestPlan:
             by_hand = [number for number, shot in enumerate(reel.shots) for _ in range(shot.num_frames)]
             assert reel.shot_numbers(np.arange(reel.total_num_frames)).tolist() == by_hand
             for frame, number in enumerate(by_hand):
-                time = frame / reel.recipe.fps
-                assert reel.frame_at(time) == frame
-                assert reel.shot_at(time) is reel.shots[number]
                 assert reel.shows_class(frame) == (reel.shots[number].label == reel.label)
-            with pytest.raises(InvalidArgument, match="behind the reel"):
-                reel.shot_at(reel.duration)
             with pytest.raises(InvalidArgument, match=r"has 0\.\."):
                 reel.shot_numbers([0, reel.total_num_frames])
 
@@ -401,13 +396,13 @@ class TestFiles:
             assert chosen.frames is not None
             rendered = list(frames_of(reel, pictures))
             for frame, index, time in zip(chosen.frames, chosen.frame_indices, chosen.pts_seconds, strict=True):
-                assert reel.frame_at(float(time)) == index
+                assert round(float(time) * reel.recipe.fps) == index
                 assert psnr(frame, rendered[index]) > 27
                 # The frame is nearer to its own picture than to that of any other shot.
                 others = [rendered[shot.first_frame + shot.num_frames // 2] for shot in reel.shots]
                 nearest = int(np.argmax([psnr(frame, other) for other in others]))
                 if len(layers(reel, int(index))) == 1:
-                    found, planned = reel.shots[nearest], reel.shot_at(float(time))
+                    found, planned = reel.shots[nearest], reel.shots[int(reel.shot_numbers(index))]
                     assert (found.label, found.picture) == (planned.label, planned.picture)
 
     def test_candidates_of_the_file_are_those_of_the_plan(self, tmp_path: Path, pictures: ProceduralPictures) -> None:

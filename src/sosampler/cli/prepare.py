@@ -98,11 +98,11 @@ def prepare_command(
         "retry_failed": retry_failed,
         "limits": limits,
     }
+    named = _settings(classifier, option or [], **of_classifier, device=device)
     if check_engine(engine, address):
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
         from sosampler.integrations.ray.cluster import RaySettings
 
-        named = _settings(classifier, option or [], **of_classifier, device=device)
         teacher = None if named is None else Teacher(*named, **annotation)
         cluster = RaySettings(address, decoders=workers)
         with show_progress("preparing") as tell:
@@ -110,7 +110,9 @@ def prepare_command(
                 manifest, teacher, out, settings=cluster, device=device, on_progress=tell, **of_frames
             )
     else:
-        loaded = _classifier(classifier, option or [], **of_classifier, device=device)
+        from sosampler import create_classifier
+
+        loaded = None if named is None else create_classifier(named[0], device=device, **named[1])
         with show_progress("preparing") as tell:
             bank = prepare(manifest, loaded, out, workers=workers, on_progress=tell, **annotation, **of_frames)
     failures = bank.failures
@@ -127,15 +129,6 @@ def prepare_command(
                 err=True,
             )
     raise typer.Exit(1 if failures else 0)
-
-
-def _classifier(name: str | None, options: list[str], **given: Any) -> Any:
-    named = _settings(name, options, **given)
-    if named is None:
-        return None
-    from sosampler import create_classifier
-
-    return create_classifier(named[0], device=given["device"], **named[1])
 
 
 def _settings(name: str | None, options: list[str], **given: Any) -> tuple[str, dict[str, Any]] | None:

@@ -151,13 +151,6 @@ class Pictures(ABC):
                 raise InvalidArgument(f"{pictures} leaves none of the {len(all_of)} pictures of {name}; take others")
         return taken
 
-    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return all labelled pictures [M, S, S, 3] and their labels [M], class by class, to train a classifier."""
-        labels = np.repeat(np.arange(len(self._members)), self.per_class)
-        numbers = [number for count in self.per_class for number in range(count)]
-        stacked = [self.get(label, number) for label, number in zip(labels.tolist(), numbers, strict=True)]
-        return np.stack(stacked), labels.astype(np.int64)
-
     def fingerprint(self) -> str:
         """Return eight hex digits that change with the choice of pictures, their order and their size."""
         text = repr((type(self).__name__, self.size, [(label, self._name(key)) for label, key in self.listing()]))

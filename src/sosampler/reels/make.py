@@ -19,7 +19,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.reels.bank import ReelSplit, check_same_reels, settings_of, write_reel_bank
 from sosampler.reels.images import Pictures, check_num_classes, open_sources, open_sports22
 from sosampler.reels.recipe import PRESETS, SPORTS22, ReelRecipe
-from sosampler.reels.render import plan_from, write_reels
+from sosampler.reels.render import check_file_options, plan_from, write_reels
 
 REELS_FILE = "reels.json"
 """Beside the mp4 files: the settings they were made with."""
@@ -83,7 +83,7 @@ def make_reels(
     """
     one_of("to", to, ("bank", "mp4"))
     chosen = reel_recipe(preset, recipe)
-    _check_file_options(to, chosen, crf)
+    check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
     num_workers = num_cores() if workers is None else whole_number("workers", workers)
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
@@ -163,14 +163,6 @@ def _check_distractors(sources: Mapping[str, Pictures], recipe: ReelRecipe) -> N
                 f"there are no distractors for {split}; put pictures without a class into a folder 'distractors' "
                 "beside those of the classes, or give share=1"
             )
-
-
-def _check_file_options(to: str, recipe: ReelRecipe, crf: int) -> None:
-    """Check what x264 would refuse, before anything is written."""
-    if whole_number("crf", crf, at_least=0) > 51:
-        raise InvalidArgument(f"crf={crf} must be an int from 0 to 51")
-    if to == "mp4" and recipe.size % 2:
-        raise InvalidArgument(f"size={recipe.size} cannot be written as mp4; give an even number of pixels")
 
 
 def _write_files(out: Path, splits: list[ReelSplit], crf: int, on_progress: OnProgress | None) -> Manifest:

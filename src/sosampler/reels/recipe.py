@@ -222,17 +222,6 @@ class Reel:
     def _starts(self) -> Indices:
         return np.array([shot.first_frame for shot in self.shots], dtype=np.int64)
 
-    def frame_at(self, time: float) -> int:
-        """Return the frame that is shown at a time in seconds."""
-        frame = math.floor(real_number("time", time, at_least=0) * self.recipe.fps + 1e-6)  # 1/3 s is frame 1 at 3 fps
-        if frame >= self.total_num_frames:
-            raise InvalidArgument(f"time={time!r} lies behind the reel; give less than its {self.duration:g} seconds")
-        return frame
-
-    def shot_at(self, time: float) -> Shot:
-        """Return the shot that is shown at a time in seconds; in a fade the stronger one."""
-        return self.shots[int(self.shot_numbers(self.frame_at(time)))]
-
     def shot_numbers(self, frame_indices: ArrayLike) -> Indices:
         """Return the shot to which each frame belongs."""
         frames = np.asarray(frame_indices, dtype=np.int64)

@@ -46,7 +46,7 @@ def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) 
 
 
 def render_frame(reel: Reel, pictures: Pictures, frame_index: int) -> Frame:
-    """Render one frame of a reel; `reel.frame_at` gives the index for a time."""
+    """Render one frame of a reel."""
     return _Renderer(reel, pictures).frame(frame_index)
 
 
@@ -62,12 +62,17 @@ def candidate_frames(reel: Reel, pictures: Pictures) -> Frames:
     return np.stack([renderer.frame(index) for index in reel.candidate_indices.tolist()])
 
 
-def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> None:
-    """Write a reel as mp4; `crf` is x264's quality, 0 (lossless) to 51."""
-    if reel.recipe.size % 2:
-        raise InvalidArgument(f"size={reel.recipe.size} cannot be written as mp4; give an even number of pixels")
+def check_file_options(size: int, crf: int) -> None:
+    """Refuse what x264 cannot encode."""
+    if size % 2:
+        raise InvalidArgument(f"size={size} cannot be written as mp4; it must be an even number of pixels")
     if whole_number("crf", crf, at_least=0) > 51:
         raise InvalidArgument(f"crf={crf} must be an int from 0 to 51")
+
+
+def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> None:
+    """Write a reel as mp4; `crf` is x264's quality, 0 (lossless) to 51."""
+    check_file_options(reel.recipe.size, crf)
     # Keyframes every four seconds and at cuts, as in videos from the web.
     # mbtree=0: with it x264 does not give the same bytes every time, even in one thread.
     parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
