@@ -125,7 +125,7 @@ def by_beam(logits: Tensor, labels: Tensor, num_frames: int) -> Tensor:
     import torch
 
     from sosampler.policies.optimal import beam_search
-    from sosampler.policies.semi_optimal import log_confidence
+    from sosampler.samplers.ranking import log_confidence
 
     best = []
     for rows, label in zip(logits.double(), labels, strict=True):

@@ -33,7 +33,7 @@ from sosampler.evaluation.bootstrap import Resamples
 from sosampler.evaluation.clip_scores import Clips, clips_for, gmacs_of_clips
 from sosampler.evaluation.metrics import multi_hot
 from sosampler.evaluation.plan import Entry, Plan, Resolver, auto_entries, autos_of, pairs_of
-from sosampler.evaluation.result import Answers, Cell, Evaluation, Measuring, PerVideo, Spent, Tally
+from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
 from sosampler.policies.auto import Auto, count_frames
 from sosampler.policies.base import AUTO, Batch, Policy, choose, scores_of
 from sosampler.policies.optimal import OptimalChoice
@@ -187,7 +187,7 @@ def evaluate(
         part,
         tuple(videos.positions),
         teacher,
-        {cell: Answers.of(tallies[cell].probs, videos.labels) for cell in spent_by},
+        {cell: Predictions.of(tallies[cell].probs, videos.labels) for cell in spent_by},
         run.scores,
     )
     return Evaluation(tuple(rows), facts, ids, {cell: tallies[cell].slots for cell in spent_by}, per_video)

@@ -28,7 +28,7 @@ def chosen_cases(evaluation: Evaluation, sampler: str, uniform: str, pair: Pair,
 def _said(evaluation: Evaluation, policy: str, pair: Pair) -> list[Said]:
     cell = Cell(policy, *pair)
     assert evaluation.per_video is not None, "an evaluation that was just made knows its videos"
-    answers, chosen = evaluation.per_video.answers[cell], evaluation.choices[cell]
+    answers, chosen = evaluation.per_video.predictions[cell], evaluation.choices[cell]
     told = zip(answers.predicted, answers.probability, answers.confidence, answers.right, chosen, strict=True)
     return [
         Said(int(predicted), float(probability), float(confidence), bool(right), tuple(slots.tolist()))

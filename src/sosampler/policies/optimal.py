@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import ACTIVATIONS, log_confidence
-from sosampler.samplers.ranking import check_labels, real_candidates
+from sosampler.samplers.ranking import ACTIVATIONS, check_labels, log_confidence, real_candidates
 
 ClipLogConfidence = Callable[[Tensor], Tensor]  # positions [B, K, n] in time order -> [B, K], for any n
 
