@@ -303,7 +303,7 @@ def test_a_method_is_heeded_wherever_it_is_written(bank: Bank, method: str, tmp_
         places = choose_one(policy, len(offered), 3, item.frames(offered)).positions
         assert [offered[place] for place in places] == expected[number]
     other = "nms" if method == "mmr" else "mmr"
-    with pytest.raises(InvalidArgument, match=f"says {method}, but .* says {other}; write one of them"):
+    with pytest.raises(InvalidArgument, match=f"has the method {method}, but .* has {other}; write one of them"):
         chosen([f"{name}={folder}+{other}"])
 
 

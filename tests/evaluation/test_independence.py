@@ -307,7 +307,7 @@ def test_one_video_takes_the_bandwidth_from_itself_and_says_so(tmp_path: Path) -
 def test_short_videos_are_said_to_tell_little(tmp_path: Path) -> None:
     found = independence(films(tmp_path, 6, held=1, seconds=4), classifiers=block_classifier(), rates=(0.5,))
     assert found.rows[0].nearer_than_far == 0
-    assert any("longer videos would tell more" in note for note in found.notes)
+    assert any("longer videos would show more" in note for note in found.notes)
 
 
 def test_wrong_arguments_are_explained(tmp_path: Path) -> None:

@@ -429,9 +429,9 @@ class _Run:
 
     def _choose_in(self, chunk: FrameChunk) -> None:
         """Let the policies that need frames choose for the videos of a chunk."""
-        looking = {cell: entry for cell, entry in self._plan.cells.items() if entry.policy.needs_frames}
+        with_frames = {cell: entry for cell, entry in self._plan.cells.items() if entry.policy.needs_frames}
         for num_candidates in self._plan.candidates:
-            cells = {cell: entry for cell, entry in looking.items() if cell.num_candidates == num_candidates}
+            cells = {cell: entry for cell, entry in with_frames.items() if cell.num_candidates == num_candidates}
             slots, counts = self._videos.candidates(chunk.indices, num_candidates)
             for group in chunk.groups(chunk.indices.tolist(), num_candidates, _MAX_FRAMES) if cells else ():
                 indices = chunk.indices[group]

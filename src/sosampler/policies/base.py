@@ -60,8 +60,8 @@ class Batch:
         """Return what `compute` gives, computed once for each key."""
         if key not in self.cache:
             self.cache[key] = compute()
-        found: _T = self.cache[key]
-        return found
+        value: _T = self.cache[key]
+        return value
 
     def rows(self, rows: NDArray[Any]) -> Batch:
         """Return some of the videos, with what is cached about them; `rows` as NumPy indexes."""
@@ -133,7 +133,7 @@ class Policy:
         return top(scores, num_frames, batch.counts)
 
     def features(self, batch: Batch) -> NDArray[Any]:
-        """Return features [B, T, D] whose distances tell redundant frames, for "+mmr" and "+dpp"."""
+        """Return features [B, T, D] whose distances show how redundant frames are, for "+mmr" and "+dpp"."""
         from sosampler.policies.visual import pixel_features
 
         if batch.frames is None:

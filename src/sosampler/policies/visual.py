@@ -1,4 +1,4 @@
-"""Policies by what candidates look like, without learning: how much frames change, and how they differ."""
+"""Policies by the pixels of the candidates, without learning: how much frames change, and how they differ."""
 
 from __future__ import annotations
 
@@ -119,12 +119,12 @@ _EDGE_WEIGHT = 16.0
 def farthest_first(
     features: ArrayLike, num_frames: int, *, start: Literal["centre", "first", "typical"] = "centre"
 ) -> Indices:
-    """Again and again the frame that is farthest from all that are chosen.
+    """Choose again and again the frame that is farthest from all that are chosen.
 
     Source: the farthest-first traversal of Gonzalez ("Clustering to minimize the maximum intercluster distance", 1985),
     as VKF uses it on the embeddings of a Video-LLM's encoder ("Beyond Pixels: Embedding-Guided Keyframe Selection for
     VidLLMs", ICML 2026 workshop). Taken: the traversal, whose greatest distance from any frame to a chosen one is at
-    most twice the least possible. Different: Euclidean distance between descriptors of any kind, here usually
+    most twice the smallest possible. Different: Euclidean distance between descriptors of any kind, here usually
     `pixel_features`, and a start that is the same every time.
 
     Args:
@@ -141,7 +141,7 @@ def farthest_first(
 def farthest_first_order(
     features: ArrayLike, num_frames: int, *, start: Literal["centre", "first", "typical"] = "centre"
 ) -> Indices:
-    """What `farthest_first` chooses, in the order in which it does: its first n are the choice of n."""
+    """Return what `farthest_first` chooses in the order of choice: its first n are the choice of n."""
     descriptors, known, _ = _checked(features)
     num_frames = number_of_frames(num_frames, len(descriptors))
     one_of("start", start, STARTS)
@@ -161,8 +161,8 @@ def dpp_diverse(features: ArrayLike, num_frames: int, *, bandwidth: float | None
 
     Source: Kulesza and Taskar, "Determinantal Point Processes for Machine Learning", 2012, and for the greedy steps by
     Cholesky rows Chen, Zhang and Zhou, NeurIPS 2018; used on video frames by MDP3 (Sun et al., ICCV 2025). Taken:
-    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores,
-    which it agrees with, for where there is no torch; the video is not cut into segments.
+    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores;
+    the video is not split into segments.
 
     The first choice is a tie between all frames, hence the first one.
 
@@ -179,7 +179,7 @@ def dpp_diverse(features: ArrayLike, num_frames: int, *, bandwidth: float | None
 
 
 def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None = None) -> Indices:
-    """What `dpp_diverse` chooses, in the order in which it does: its first n are the choice of n."""
+    """Return what `dpp_diverse` chooses in the order of choice: its first n are the choice of n."""
     if bandwidth is not None:
         bandwidth = real_number("bandwidth", bandwidth, above=0)
     descriptors, known, exponent = _checked(features)
@@ -194,9 +194,9 @@ def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None =
 
 
 def pixel_features(frames: Frames) -> NDArray[np.float32]:
-    """What frames [T, H, W, 3] uint8 look like, cheaply: descriptors [T, 320] for `farthest_first` and `dpp_diverse`.
+    """Return cheap descriptors [T, 320] of frames [T, H, W, 3] uint8, for `farthest_first` and `dpp_diverse`.
 
-    Source: layout descriptors of picture retrieval; the colours are those of MPEG-7's colour layout before its
+    Source: layout descriptors of image retrieval; the colours are those of MPEG-7's colour layout before its
     transform, the edges a coarse histogram of oriented gradients (Dalal and Triggs, CVPR 2005). Different: no blocks
     that overlap, no normalisation by contrast (a fade to black is a change), and both parts are scaled so that
     their distances compare: plain black and plain white are 1 apart.
@@ -204,8 +204,8 @@ def pixel_features(frames: Frames) -> NDArray[np.float32]:
     192 numbers are mean colours in 8 x 8 cells, 128 mean gradients by direction in 4 x 4 cells.
     """
     if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
-        found = f"{frames.dtype} {list(frames.shape)}" if isinstance(frames, np.ndarray) else type(frames).__name__
-        raise InvalidArgument(f"frames are {found}; give pictures as a NumPy array, uint8 [T, H, W, 3]")
+        given = f"{frames.dtype} {list(frames.shape)}" if isinstance(frames, np.ndarray) else type(frames).__name__
+        raise InvalidArgument(f"frames are {given}; give images as a NumPy array, uint8 [T, H, W, 3]")
     if not frames.size:
         raise InvalidArgument(f"frames have shape {list(frames.shape)}; give at least one frame with pixels")
     return np.stack([_descriptor(_colour_thumbnail(frame)) for frame in frames])
@@ -216,9 +216,9 @@ def _colour_thumbnail(frame: Frames) -> NDArray[np.float32]:
     return np.asarray(small, dtype=np.float32) / np.float32(255)  # [64, 64, 3]
 
 
-def _descriptor(picture: NDArray[np.float32]) -> NDArray[np.float32]:
-    colours = _cell_means(picture, _COLOUR_CELLS)
-    grey = picture @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+def _descriptor(image: NDArray[np.float32]) -> NDArray[np.float32]:
+    colours = _cell_means(image, _COLOUR_CELLS)
+    grey = image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     down, right = np.gradient(grey)
     turn = np.arctan2(down, right) / np.pi % 1  # 0..1 over half a turn
     # A gradient is shared by the two directions next to its own, so that no small turn is a jump.
@@ -230,10 +230,10 @@ def _descriptor(picture: NDArray[np.float32]) -> NDArray[np.float32]:
     return joined
 
 
-def _cell_means(picture: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
+def _cell_means(image: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
     """[64, 64, C] -> [cells, cells, C]"""
     side = _COLOUR_SIDE // cells
-    means: NDArray[np.float32] = picture.reshape(cells, side, cells, side, -1).mean(axis=(1, 3))
+    means: NDArray[np.float32] = image.reshape(cells, side, cells, side, -1).mean(axis=(1, 3))
     return means
 
 
@@ -245,7 +245,7 @@ def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
     try:
         numbers = np.array(features, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument("features are no numbers; give one row of numbers for each candidate") from None
+        raise InvalidArgument("features are not numbers; give one row of numbers for each candidate") from None
     if numbers.ndim != 2 or not numbers.size:
         raise InvalidArgument(f"features have shape {list(numbers.shape)}; give a row for each candidate, [T, D]")
     known = np.asarray(np.isfinite(numbers).all(1))
@@ -255,7 +255,7 @@ def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
 
 
 def _highest(value: Features, left: NDArray[np.bool_], known: NDArray[np.bool_]) -> int:
-    """Position of the highest value among those left, of equal ones the first; the unknown in time order at last."""
+    """Return the position of the highest value among those left; of equal ones the first, unknown ones last."""
     if not (left & known).any():
         return int(left.argmax())
     return int(np.where(left & known, value, -np.inf).argmax())
@@ -267,7 +267,7 @@ def _distances(descriptors: Features, point: Features) -> Features:
 
 
 def _distance_to_start(descriptors: Features, known: NDArray[np.bool_], start: str) -> Features:
-    """How far every frame is from where to start: in time, or from the mean of the descriptors."""
+    """Return how far every frame is from the start: in time, or from the mean of the descriptors."""
     if start == "typical":
         return _distances(descriptors, descriptors.sum(0) / max(1, known.sum()))  # the unknown are zeros
     first = 0 if start == "first" else int(centre(len(descriptors), 1)[0])
@@ -289,8 +289,8 @@ def _kernel(descriptors: Features, known: NDArray[np.bool_], bandwidth: float | 
 
 Numbers = NDArray[np.float64]
 
-# A quality below this is as bad as this: nothing is gained by telling black from blacker.
-_LEAST_QUALITY = 1e-3
+# Lower qualities count as this: black frames need not be ranked.
+_MIN_QUALITY = 1e-3
 
 
 def typical_order(
@@ -305,7 +305,7 @@ def typical_order(
     redundancy: float = 1.0,
     alike: float = 0.7,
 ) -> tuple[Indices, Numbers]:
-    """N candidates in the order in which they are chosen, and the value of every candidate by itself [T].
+    """Return N candidates in the order of choice, and the value of every candidate by itself [T].
 
     The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean likeness to the
     other candidates, each counted by its quality: a frame that shows the theme of the video resembles many others, a
@@ -313,7 +313,7 @@ def typical_order(
     and less if it is unclear itself: within a shot, frames in which something happens come before those in which
     nothing does, and a cut counts no more than a movement. Each step takes the candidate whose value less
     `redundancy` · repetition is highest; repetition is 0 up to a likeness `alike` to the nearest chosen frame and 1 for
-    the same picture. The first n of the order are the choice of n.
+    the same image. The first n of the order are the choice of n.
 
     Source: typicality is the relevance of centroid- and graph-based summaries (LexRank's degree centrality: Erkan and
     Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
@@ -338,7 +338,7 @@ def typical_order(
     num_frames = number_of_frames(num_frames, len(qualities))
     if real_number("alike", alike, at_least=0) >= 1:
         raise InvalidArgument(f"alike={alike} is not allowed; give a number from 0 to below 1")
-    value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _LEAST_QUALITY))
+    value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
     value += typicality(qualities, likeness ** real_number("sharpness", sharpness, above=0))
     value += real_number("movement", movement, at_least=0) * unrest(
         qualities, likeness, real_number("most_movement", most_movement, at_least=0)
@@ -360,7 +360,7 @@ def typicality(quality: Numbers, likeness: Numbers) -> Numbers:
     others = likeness.copy()
     np.fill_diagonal(others, 0.0)
     total = quality.sum() - quality
-    return np.asarray(np.divide(others @ quality, total, out=np.zeros(len(quality)), where=total > _LEAST_QUALITY))
+    return np.asarray(np.divide(others @ quality, total, out=np.zeros(len(quality)), where=total > _MIN_QUALITY))
 
 
 def unrest(quality: Numbers, likeness: Numbers, most: float) -> Numbers:
@@ -380,7 +380,7 @@ def _checked_scores(quality: ArrayLike, features: ArrayLike) -> tuple[Numbers, N
     try:
         qualities, rows = np.array(quality, dtype=np.float64), np.array(features, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument("quality or features are no numbers; give [T] and [T, D]") from None
+        raise InvalidArgument("quality or features are not numbers; give [T] and [T, D]") from None
     if qualities.ndim != 1 or rows.ndim != 2 or not rows.size or len(rows) != len(qualities):
         raise InvalidArgument(
             f"quality has shape {list(qualities.shape)} and features {list(rows.shape)}; give [T] and [T, D]"
