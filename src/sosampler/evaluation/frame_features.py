@@ -58,7 +58,7 @@ class Sources:
 
 
 def find_sources(videos: Any, *, max_videos: int | None, seed: int) -> Sources:
-    """Resolve `videos`: a bank, a manifest, or files and folders; of more than `max_videos` some are drawn by `seed`."""
+    """Resolve `videos`: a bank, a manifest, or files and folders; of more than `max_videos` a part, by `seed`."""
     kind = "videos"
     if isinstance(videos, (str, os.PathLike)) and (Path(videos) / "bank.json").is_file():
         videos = Bank(videos)

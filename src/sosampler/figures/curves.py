@@ -197,7 +197,7 @@ def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
             f"Accuracy against cost, {of_what}",
             "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are "
             "not here: what they know has no cost."
-            + (" Dash-dotted: baselines, mean over videos of the frames that they used." if systems else ""),
+            + (" Dash-dotted: systems, mean over videos of the frames that they used." if systems else ""),
         )
     ]
 
