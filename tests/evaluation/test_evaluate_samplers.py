@@ -23,7 +23,7 @@ from sosampler.policies.base import Batch, Policy, choose_one, top
 from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS, difference_peaks
-from sosampler.policies.visual import change_scores, dpp_diverse, farthest_first, pixel_features
+from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from tests.banks import small_net
 from tests.taught_banks import (
@@ -146,8 +146,8 @@ def _by_change(method: str, pictures: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize("wanted", [1, 2, N])
 def test_rules_that_look_are_those_of_select(bank: Bank, wanted: int) -> None:
     slow: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-        "farthest-first": lambda pictures, count: farthest_first(pixel_features(pictures), count),
-        "dpp": lambda pictures, count: dpp_diverse(pixel_features(pictures), count),
+        "farthest-first": lambda pictures, count: np.sort(farthest_first_order(pixel_features(pictures), count)),
+        "dpp": lambda pictures, count: np.sort(dpp_order(pixel_features(pictures), count)),
         "difference-peaks": lambda pictures, count: difference_peaks(change_scores(pictures), count),
     }
     for method in METHODS:

@@ -65,7 +65,7 @@ def test_a_sampler_chooses_as_in_select(runs: Path, videos: list[str], on_short:
         num_frames=5, num_candidates=candidates, policy=str(runs / "sampler"), on_short=on_short, threads=1
     )
     offered = replace(options, policy=stand_in(options.rule), size=256)  # more than these videos have
-    frames = travelled(FramesStep(offered, choose=False, least_size=options.rule.least_size or 1))
+    frames = travelled(FramesStep(offered, choose=False, least_size=options.rule.min_size or 1))
     network = travelled(NetworkStep(offered, sampler=str(runs / "sampler"), device="cpu"))
     rows = network([travelled(frames(video)) for video in videos])
     expected = [select_video(video, options).to_dict() for video in videos]
@@ -78,9 +78,9 @@ def test_a_sampler_chooses_as_in_select(runs: Path, videos: list[str], on_short:
 def test_a_classifier_answers_as_in_a_pipeline(runs: Path, videos: list[str], chooser: str) -> None:
     given = str(runs / chooser) if "sampler" in chooser else chooser
     pipeline = Pipeline(given, runs / "classifier", num_candidates=8, num_frames=4, device="cpu", top=2)
-    learned = pipeline.policy.identity is not None
+    learned = pipeline.policy.has_weights
     offered = replace(pipeline.options, policy=stand_in(pipeline.policy) if learned else given, threads=1)
-    frames = FramesStep(offered, choose=not learned, least_size=pipeline.policy.least_size or 1)
+    frames = FramesStep(offered, choose=not learned, least_size=pipeline.policy.min_size or 1)
     network = NetworkStep(
         offered, sampler=given if learned else None, classifier=str(runs / "classifier"), device="cpu", top=2
     )

@@ -161,9 +161,9 @@ def test_torch_is_taken_where_it_is_unless_there_is_nothing_for_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr(policies, "_loaded", lambda *given: made.append("torch") or believing())
+    monkeypatch.setattr(policies, "_load_torch", lambda *given: made.append("torch") or believing())
     monkeypatch.setattr(
-        policies, "_loaded_without_torch", lambda *given: made.append("onnx") or OnnxSampler.from_pretrained(folder)
+        policies, "_load_onnx", lambda *given: made.append("onnx") or OnnxSampler.from_pretrained(folder)
     )
     get_policy(folder)
     get_policy(folder, device="onnx")
@@ -178,10 +178,8 @@ def test_torch_is_taken_where_it_is_unless_there_is_nothing_for_it(
 def test_identity_and_size_are_those_of_torch() -> None:
     folder = believing_folder()[0]
     ours, theirs = get_policy(f"{folder}+nms", device="onnx"), get_policy(f"{folder}+nms", device="cpu")
-    assert ours.identity is not None
-    assert theirs.identity is not None
-    assert ours.identity() == theirs.identity()
-    assert (ours.name, ours.least_size, ours.says) == (theirs.name, theirs.least_size, theirs.says)
+    assert ours.fingerprint() == theirs.fingerprint() is not None
+    assert (ours.name, ours.min_size, ours.description) == (theirs.name, theirs.min_size, theirs.description)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from sosampler._util.validation import one_of, real_number
+from sosampler._util.validation import real_number
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Policy, Scores
 from sosampler.policies.positional import centre
-from sosampler.policies.redundancy import distances, greedy_dpp
+from sosampler.policies.redundancy import distances, greedy_dpp, lower_median
 from sosampler.policies.score_rules import difference_peaks, number_of_frames
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
@@ -105,8 +103,6 @@ class Dpp(_GreedyOrder):
 
 Features = NDArray[np.float64]
 
-STARTS = ("centre", "first", "typical")
-
 _COLOUR_SIDE = 64  # pixels a side; noise and small shifts average out
 _COLOUR_CELLS = 8  # a side
 _EDGE_CELLS = 4  # a side
@@ -116,75 +112,56 @@ _DIRECTIONS = 8  # over half a turn: an edge from dark to bright is the same as 
 _EDGE_WEIGHT = 16.0
 
 
-def farthest_first(
-    features: ArrayLike, num_frames: int, *, start: Literal["centre", "first", "typical"] = "centre"
-) -> Indices:
-    """Choose again and again the frame that is farthest from all that are chosen.
+def farthest_first_order(features: ArrayLike, num_frames: int) -> Indices:
+    """Return again and again the frame that is farthest from all before it: the first n are the choice of n.
 
     Source: the farthest-first traversal of Gonzalez ("Clustering to minimize the maximum intercluster distance", 1985),
     as VKF uses it on the embeddings of a Video-LLM's encoder ("Beyond Pixels: Embedding-Guided Keyframe Selection for
     VidLLMs", ICML 2026 workshop). Taken: the traversal, whose greatest distance from any frame to a chosen one is at
-    most twice the smallest possible. Different: Euclidean distance between descriptors of any kind, here usually
-    `pixel_features`, and a start that is the same every time.
+    most twice the smallest possible. Different: Euclidean distance between features [T, D] of any kind, here usually
+    `pixel_features`, and a fixed start, the middle frame in time.
 
-    Args:
-        features: [T, D].
-        num_frames: N.
-        start: "centre", the middle frame in time; "first", the first one; "typical", the one next to the mean.
-
-    >>> farthest_first([[0.0], [1.0], [2.0], [9.0]], 3).tolist()
-    [0, 1, 3]
+    >>> farthest_first_order([[0.0], [1.0], [2.0], [9.0]], 3).tolist()
+    [1, 3, 0]
     """
-    return np.sort(farthest_first_order(features, num_frames, start=start))
-
-
-def farthest_first_order(
-    features: ArrayLike, num_frames: int, *, start: Literal["centre", "first", "typical"] = "centre"
-) -> Indices:
-    """Return what `farthest_first` chooses in the order of choice: its first n are the choice of n."""
     descriptors, known, _ = _checked(features)
     num_frames = number_of_frames(num_frames, len(descriptors))
-    one_of("start", start, STARTS)
     left = np.ones(len(descriptors), dtype=bool)
     order = np.empty(num_frames, dtype=np.int64)
-    value = -_distance_to_start(descriptors, known, start)
+    value = -np.abs(np.arange(len(descriptors)) - float(centre(len(descriptors), 1)[0]))
     nearest = np.full(len(descriptors), np.inf)  # distance to a chosen one
     for step in range(num_frames):
-        order[step] = pick = _highest(value, left, known)
+        # Frames without features come last, in time order.
+        order[step] = pick = int(
+            np.where(left & known, value, -np.inf).argmax() if (left & known).any() else left.argmax()
+        )
         left[pick] = False
-        value = nearest = np.minimum(nearest, _distances(descriptors, descriptors[pick]))
+        # Differences, not the product form: that loses near-duplicates to cancellation.
+        value = nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
     return order
 
 
-def dpp_diverse(features: ArrayLike, num_frames: int, *, bandwidth: float | None = None) -> Indices:
-    """Greedy mode of a determinantal point process on a Gaussian kernel: the frames that span the largest volume.
+def dpp_order(features: ArrayLike, num_frames: int) -> Indices:
+    """Return the greedy mode of a determinantal point process on a Gaussian kernel, in the order of choice.
+
+    These are frames that span the largest volume. The first is a tie between all, hence the first one in time.
 
     Source: Kulesza and Taskar, "Determinantal Point Processes for Machine Learning", 2012, and for the greedy steps by
     Cholesky rows Chen, Zhang and Zhou, NeurIPS 2018; used on video frames by MDP3 (Sun et al., ICCV 2025). Taken:
-    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores;
-    the video is not split into segments.
+    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores
+    and the median distance as bandwidth; the video is not split into segments.
 
-    The first choice is a tie between all frames, hence the first one.
-
-    Args:
-        features: [T, D].
-        num_frames: N.
-        bandwidth: of the kernel exp(-|x - y|^2 / (2 bandwidth^2)), in the units of the features; the median distance
-            between two frames if not given.
-
-    >>> dpp_diverse([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
+    >>> dpp_order([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
     [0, 3]
     """
-    return np.sort(dpp_order(features, num_frames, bandwidth=bandwidth))
-
-
-def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None = None) -> Indices:
-    """Return what `dpp_diverse` chooses in the order of choice: its first n are the choice of n."""
-    if bandwidth is not None:
-        bandwidth = real_number("bandwidth", bandwidth, above=0)
     descriptors, known, exponent = _checked(features)
     num_frames = number_of_frames(num_frames, len(descriptors))
-    kernel = _kernel(descriptors, known, bandwidth, exponent)
+    distance = distances(descriptors)
+    median = lower_median(distance[known][:, known][np.triu_indices(int(known.sum()), 1)])
+    # More than half of the pairs equal, or one frame: 1 in the units of the features.
+    width = median if median > 0 else float(np.ldexp(1.0, -exponent))
+    with np.errstate(over="ignore"):  # infinitely far is as good as very far
+        kernel = np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2)
     # Frames without features come last, in time order, and change the value of no other.
     quality = np.where(known, 0.0, -np.inf)
     kernel[~known], kernel[:, ~known] = 0.0, 0.0
@@ -194,7 +171,7 @@ def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None =
 
 
 def pixel_features(frames: Frames) -> NDArray[np.float32]:
-    """Return cheap descriptors [T, 320] of frames [T, H, W, 3] uint8, for `farthest_first` and `dpp_diverse`.
+    """Return cheap descriptors [T, 320] of frames [T, H, W, 3] uint8, for `farthest_first_order` and `dpp_order`.
 
     Source: layout descriptors of image retrieval; the colours are those of MPEG-7's colour layout before its
     transform, the edges a coarse histogram of oriented gradients (Dalal and Triggs, CVPR 2005). Different: no blocks
@@ -252,39 +229,6 @@ def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
     numbers[~known] = 0
     exponent = int(np.frexp(np.abs(numbers).max())[1])
     return np.ldexp(numbers, -exponent), known, exponent
-
-
-def _highest(value: Features, left: NDArray[np.bool_], known: NDArray[np.bool_]) -> int:
-    """Return the position of the highest value among those left; of equal ones the first, unknown ones last."""
-    if not (left & known).any():
-        return int(left.argmax())
-    return int(np.where(left & known, value, -np.inf).argmax())
-
-
-def _distances(descriptors: Features, point: Features) -> Features:
-    # Differences, not the product form: that loses near-duplicates to cancellation.
-    return np.asarray(np.sqrt(np.square(descriptors - point).sum(1)))
-
-
-def _distance_to_start(descriptors: Features, known: NDArray[np.bool_], start: str) -> Features:
-    """Return how far every frame is from the start: in time, or from the mean of the descriptors."""
-    if start == "typical":
-        return _distances(descriptors, descriptors.sum(0) / max(1, known.sum()))  # the unknown are zeros
-    first = 0 if start == "first" else int(centre(len(descriptors), 1)[0])
-    return np.abs(np.arange(len(descriptors), dtype=np.float64) - first)
-
-
-def _kernel(descriptors: Features, known: NDArray[np.bool_], bandwidth: float | None, exponent: int) -> Features:
-    """[T, T] of descriptors that were divided by 2^exponent; the bandwidth was not yet."""
-    distance = distances(descriptors)
-    width = float(np.ldexp(1.0 if bandwidth is None else bandwidth, -exponent))
-    if bandwidth is None:
-        pairs = distance[known][:, known][np.triu_indices(int(known.sum()), 1)]
-        middle = (len(pairs) - 1) // 2  # the lower one of two in the middle, as torch has it
-        median = float(np.partition(pairs, middle)[middle]) if len(pairs) else 0.0
-        width = median if median > 0 else width  # more than half of the pairs equal, or one frame: 1
-    with np.errstate(over="ignore"):  # infinitely far is as good as very far
-        return np.asarray(np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2))
 
 
 Numbers = NDArray[np.float64]
