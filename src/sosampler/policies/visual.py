@@ -251,44 +251,44 @@ def typical_order(
 ) -> tuple[Indices, Numbers]:
     """Return N candidates in the order of choice, and the value of every candidate by itself [T].
 
-    The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean likeness to the
+    The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean similarity to the
     other candidates, each counted by its quality: a frame that shows the theme of the video resembles many others, a
     stray one resembles none. Unrest is how far a frame differs from its two neighbours in time, up to `most_movement`
     and less if it is unclear itself: within a shot, frames in which something happens come before those in which
     nothing does, and a cut counts no more than a movement. Each step takes the candidate whose value less
-    `redundancy` · repetition is highest; repetition is 0 up to a likeness `alike` to the nearest chosen frame and 1 for
-    the same image. The first n of the order are the choice of n.
+    `redundancy` · repetition is highest; repetition is 0 up to a similarity `alike` to the nearest chosen frame and 1
+    for the same image. The first n of the order are the choice of n.
 
     Source: typicality is the relevance of centroid- and graph-based summaries (LexRank's degree centrality: Erkan and
     Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
-    Different: likeness below `alike` is no repetition, so that themes may be shown more than once, from other sides.
+    Different: similarity below `alike` is no repetition, so that themes may be shown more than once, from other sides.
 
     Args:
         quality: [T] in 0..1.
-        features: [T, D]; likeness is their cosine, negative ones count as 0.
+        features: [T, D]; similarity is their cosine, negative ones count as 0.
         num_frames: N.
         clearness: weight of the quality.
-        sharpness: power of the likeness in the typicality; a high one counts near relatives alone.
+        sharpness: power of the similarity in the typicality; a high one counts near relatives alone.
         movement: weight of the unrest.
-        most_movement: the unlikeness, 1 - likeness, beyond which unrest does not grow.
+        most_movement: the dissimilarity, 1 - similarity, beyond which unrest does not grow.
         redundancy: weight of the repetition.
-        alike: from which likeness on a frame begins to repeat another; below 1.
+        alike: from which similarity on a frame begins to repeat another; below 1.
 
     >>> order, value = typical_order([1, 1, 1, 0.01], [[1, 0], [1, 0.1], [0, 1], [1, 0]], 3)
     >>> order.tolist()
     [1, 2, 0]
     """
-    qualities, likeness = _checked_scores(quality, features)
+    qualities, similarity = _checked_scores(quality, features)
     num_frames = number_of_frames(num_frames, len(qualities))
     if real_number("alike", alike, at_least=0) >= 1:
         raise InvalidArgument(f"alike={alike} is not allowed; give a number from 0 to below 1")
     value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
-    value += typicality(qualities, likeness ** real_number("sharpness", sharpness, above=0))
+    value += typicality(qualities, similarity ** real_number("sharpness", sharpness, above=0))
     value += real_number("movement", movement, at_least=0) * unrest(
-        qualities, likeness, real_number("most_movement", most_movement, at_least=0)
+        qualities, similarity, real_number("most_movement", most_movement, at_least=0)
     )
     weight = real_number("redundancy", redundancy, at_least=0)
-    repetition = np.square(np.clip((likeness - alike) / (1 - alike), 0, 1))
+    repetition = np.square(np.clip((similarity - alike) / (1 - alike), 0, 1))
     order = np.empty(num_frames, dtype=np.int64)
     repeated = np.zeros(len(value))
     left = np.ones(len(value), dtype=bool)
@@ -299,28 +299,28 @@ def typical_order(
     return order, value
 
 
-def typicality(quality: Numbers, likeness: Numbers) -> Numbers:
-    """Mean likeness [T, T] of each candidate to the others, weighed by their quality; 0 where there is no other."""
-    others = likeness.copy()
+def typicality(quality: Numbers, similarity: Numbers) -> Numbers:
+    """Mean similarity [T, T] of each candidate to the others, weighed by their quality; 0 where there is no other."""
+    others = similarity.copy()
     np.fill_diagonal(others, 0.0)
     total = quality.sum() - quality
     return np.asarray(np.divide(others @ quality, total, out=np.zeros(len(quality)), where=total > _MIN_QUALITY))
 
 
-def unrest(quality: Numbers, likeness: Numbers, most: float) -> Numbers:
+def unrest(quality: Numbers, similarity: Numbers, most: float) -> Numbers:
     """How far each candidate differs from its neighbours in time, their mean, at most `most`; 0 for a single one.
 
     It counts in full from a quality of a half on: that a black frame differs from what is around it is no movement.
     """
-    if len(likeness) == 1:
+    if len(similarity) == 1:
         return np.zeros(1)
-    steps = 1 - np.diag(likeness, 1)  # [T - 1]
+    steps = 1 - np.diag(similarity, 1)  # [T - 1]
     before, after = np.concatenate([steps[:1], steps]), np.concatenate([steps, steps[-1:]])
     return np.asarray(np.minimum((before + after) / 2, most) * np.minimum(1, 2 * quality))
 
 
 def _checked_scores(quality: ArrayLike, features: ArrayLike) -> tuple[Numbers, Numbers]:
-    """Quality [T] within 0..1, and the likeness of all pairs [T, T] within 0..1; what is no number counts as 0."""
+    """Quality [T] within 0..1, and the similarity of all pairs [T, T] within 0..1; what is no number counts as 0."""
     try:
         qualities, rows = np.array(quality, dtype=np.float64), np.array(features, dtype=np.float64)
     except (TypeError, ValueError):
