@@ -317,6 +317,22 @@ class Sharpest(Policy):
         return np.abs(np.diff(batch.frames.astype(np.float64), axis=2)).mean((2, 3, 4))
 
 
+class Late(Policy):
+    """Goes by times."""
+
+    name, needs = "late", frozenset({"frames"})
+
+    def scores(self, batch: Batch) -> np.ndarray:
+        assert batch.pts_seconds is not None
+        return batch.pts_seconds
+
+
+def test_policies_see_times(bank: Bank) -> None:
+    found = evaluate(bank, Late(), num_frames=2, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
+    for number, item in enumerate(bank):
+        assert found.chosen("late")[number].tolist() == distinct(len(item))[-2:]
+
+
 class Peeking(Policy):
     """Knows the labels: an oracle of one's own, which needs frames too."""
 

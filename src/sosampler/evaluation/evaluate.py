@@ -435,8 +435,9 @@ class _Run:
             slots, counts = self._videos.candidates(chunk.indices, num_candidates)
             for group in chunk.groups(chunk.indices.tolist(), num_candidates, _MAX_FRAMES) if cells else ():
                 indices = chunk.indices[group]
-                frames, _ = chunk.stacked(indices.tolist(), slots[group].tolist())
-                batch = Batch(num_candidates, counts[group], frames, seed=self._seed, indices=indices)
+                here = (indices.tolist(), list(slots[group]))
+                frames, pts_seconds = chunk.stacked(*here)[0], chunk.pts_seconds(*here)
+                batch = Batch(num_candidates, counts[group], frames, pts_seconds, self._seed, indices)
                 if any(entry.policy.needs_teacher for entry in cells.values()):
                     outputs = self._videos.batches(indices, [num_candidates], chunk)[num_candidates]
                     batch.teacher = _Teacher(outputs, self._clips, self._beam_width)

@@ -26,226 +26,15 @@ if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
     from sosampler.bank.outputs import Teacher, TeacherItem
 
-
-_NAMES = {"top1": "top-1 %", "mAP": "mAP %"}
-
-
-def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
-    """Return a table for people: metrics in percent, the main one first and with its 95 % interval.
-
-    N and decoded of a baseline are means over videos, with decimals. Where uniform has another N than the row, that N
-    follows the difference.
-    """
-    other = "mAP" if metric == "top1" else "top1"
-    heads = ["policy", "N", "T", _NAMES[metric], "95 %", _NAMES[other], "vs uniform", "95 %"]
-    # Without the classifier at hand only the cost of the samplers is known.
-    whole = any(row.gmacs is not None for row in rows)
-    cost = "gmacs" if whole else "sampler_gmacs"
-    some_cost = any(getattr(row, cost) for row in rows)
-    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded"]
-    lines = [heads]
-    for row in rows:
-        versus = row.versus_uniform
-        lines.append(
-            [
-                row.policy,
-                _frames(row.frames_classified),
-                str(row.num_candidates),
-                _percent(getattr(row, metric)),
-                _bounds(row.ci95.get(metric)),
-                _percent(getattr(row, other)),
-                _versus(row),
-                "" if versus is None else _bounds(versus["ci95"], sign=True),
-                _percent(row.fidelity),
-                _percent(row.recovered),
-                f"{getattr(row, cost):.2f}" if some_cost and getattr(row, cost) is not None else "",
-                _frames(row.frames_decoded),
-            ]
-        )
-    # Empty columns are left out.
-    shown = [column for column in range(len(heads)) if any(line[column] for line in lines[1:])]
-    widths = [max(len(line[column]) for line in lines) for column in shown]
-    text = []
-    for line in lines:
-        cells = [line[column].rjust(width) for column, width in zip(shown, widths, strict=True)]
-        cells[0] = line[shown[0]].ljust(widths[0])
-        text.append("  ".join(cells).rstrip())
-    return "\n".join(text)
-
-
-def _percent(value: float | None, *, sign: bool = False) -> str:
-    """
-    >>> _percent(0.1234), _percent(0.05, sign=True), _percent(-0.0001, sign=True), _percent(None)
-    ('12.3', '+5.0', '+0.0', '')
-    """
-    if value is None:
-        return ""
-    rounded = round(100 * value, 1) + 0.0  # no -0.0
-    return f"{rounded:{'+' if sign else ''}.1f}"
-
-
-def _versus(row: EvaluationRow) -> str:
-    versus = row.versus_uniform
-    if versus is None:
-        return ""
-    with_frames = f" (N={versus['num_frames']})" if versus["num_frames"] != row.num_frames else ""
-    return _percent(versus["difference"], sign=True) + with_frames
-
-
-def _frames(count: float) -> str:
-    """
-    >>> _frames(6), _frames(3.42), _frames(3.0)
-    ('6', '3.4', '3.0')
-    """
-    return str(count) if isinstance(count, int) else f"{count:.1f}"
-
-
-def _bounds(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
-    return "" if bounds is None else f"{_percent(bounds[0], sign=sign)}..{_percent(bounds[1], sign=sign)}"
-
-
-def csv_text(rows: Sequence[EvaluationRow]) -> str:
-    """Return one line a row, one column a number; what is unknown is empty."""
-    flat = [_flat(row) for row in rows]
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(flat[0]) if flat else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return stream.getvalue()
-
-
-def _flat(row: EvaluationRow) -> dict[str, Any]:
-    flat = row.to_dict()
-    ci95, versus, gap = flat.pop("ci95"), flat.pop("versus_uniform") or {}, flat.pop("gap") or {}
-    for name in ("top1", "mAP"):
-        flat[f"{name}_low"], flat[f"{name}_high"] = ci95.get(name, (None, None))
-    flat["versus_uniform"] = versus.get("difference")
-    flat["versus_uniform_low"], flat["versus_uniform_high"] = versus.get("ci95") or (None, None)
-    flat["versus_uniform_num_frames"] = versus.get("num_frames")
-    return flat | {f"gap_{name}": gap.get(name) for name in ("max", "mean", "share_below_1e-3")}
-
-
 EVALUATION_FILE, VIDEOS_FILE = "evaluation.json", "videos.jsonl"
 KIND, VERSION = "sosampler videos", 2
 _DIGITS = 5  # of every number in the file but times
 _MILLISECONDS = 3  # digits behind the point of times, which may be far from 0
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """What the classifier predicts from the clips that one policy chose, video by video; of a baseline its own."""
-
-    predicted: Indices  # [V] the most probable class
-    probability: NDArray[np.float64]  # [V] of that class
-    confidence: NDArray[np.float64]  # [V] in the labels
-    right: NDArray[np.bool_]  # [V] whether the most probable class is a label
-
-    @classmethod
-    def of(cls, probabilities: ArrayLike, labels: ArrayLike) -> Predictions:
-        """From probabilities [V, C] and labels, multi-hot [V, C]."""
-        probs = np.asarray(probabilities, dtype=np.float64)
-        predicted = probs.argmax(1)
-        probability = np.take_along_axis(probs, predicted[:, None], axis=1)[:, 0]
-        return cls(predicted, probability, confidences(probs, labels), top1_hits(probs, labels))
-
-
-@dataclass(frozen=True, eq=False)
-class PerVideo:
-    """What `Evaluation.write_run` writes besides the rows."""
-
-    bank: Bank  # the split
-    positions: tuple[int, ...]  # of the videos in it
-    teacher: Teacher
-    predictions: Mapping[Cell, Predictions]
-    scores: Mapping[tuple[str, int], NDArray[np.float32]]  # by policy and T: [V, T]; with the padding of short videos
-
-
-def label_confidence(outputs: TeacherItem, labels: Sequence[int], slots: Indices) -> NDArray[np.float64]:
-    """Return the classifier's confidence in the labels from each stored frame alone."""
-    probs = outputs.frame_probs[slots]
-    return confidences(probs, multi_hot([labels], probs.shape[1]).repeat(len(probs), axis=0))
-
-
-def rows_digest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a digest by which videos.jsonl names its rows: two files cannot be replaced in one step."""
-    return hashlib.sha256(json.dumps(list(rows), sort_keys=True).encode()).hexdigest()[:32]
-
-
-def video_lines(evaluation: Evaluation, per_video: PerVideo) -> Iterator[str]:
-    """Yield the lines of videos.jsonl: a header, then each video."""
-    cells = list(per_video.predictions)
-    yield _line(
-        {
-            "kind": KIND,
-            "version": VERSION,
-            "evaluation": rows_digest([row.to_dict() for row in evaluation.rows]),
-            "videos": len(evaluation.ids),
-            "classes": list(per_video.bank.classes),
-            "rows": [[cell.policy, cell.num_frames, cell.num_candidates] for cell in cells],
-        }
-    )
-    counts = list(dict.fromkeys(cell.num_candidates for cell in cells))
-    for index, (name, position) in enumerate(zip(evaluation.ids, per_video.positions, strict=True)):
-        video = per_video.bank[position]
-        yield _line(
-            {
-                "id": name,
-                "labels": list(video.labels),
-                "candidates": {str(count): _candidates(per_video, index, count) for count in counts},
-                "answers": [
-                    _prediction(per_video.predictions[cell], index, evaluation.choices[cell][index]) for cell in cells
-                ],
-            }
-        )
-
-
-def _candidates(per_video: PerVideo, index: int, count: int) -> dict[str, Any]:
-    """Return each real candidate once, in time order."""
-    video = per_video.bank[per_video.positions[index]]
-    slots = video.uniform(min(count, len(video)))
-    return {
-        "slots": slots.tolist(),
-        "positions": _rounded(video.positions[slots]),
-        "seconds": [round(float(seconds), _MILLISECONDS) for seconds in video.pts_seconds[slots]],
-        "confidence": _rounded(label_confidence(per_video.teacher[per_video.positions[index]], video.labels, slots)),
-        "scores": {
-            policy: _rounded(table[index, : len(slots)])
-            for (policy, same), table in per_video.scores.items()
-            if same == count
-        },
-    }
-
-
-def _prediction(predictions: Predictions, index: int, chosen: Indices) -> dict[str, Any]:
-    return {
-        "predicted": int(predictions.predicted[index]),
-        "probability": _short(predictions.probability[index]),
-        "confidence": _short(predictions.confidence[index]),
-        "right": bool(predictions.right[index]),
-        "chosen": [slot for slot in chosen.tolist() if slot >= 0],  # without the padding
-    }
-
-
-def _rounded(values: NDArray[Any]) -> list[float | None]:
-    return [_short(value) for value in values]
-
-
-def _short(value: float) -> float | None:
-    """
-    >>> _short(0.123456789), _short(float("nan"))
-    (0.12346, None)
-    """
-    return float(f"{value:.{_DIGITS}g}") if np.isfinite(value) else None
-
-
-def _line(values: dict[str, Any]) -> str:
-    return json.dumps(values, separators=(",", ":")) + "\n"
-
-
 # Gaps of the optimal policy below this share of probability do not matter.
 _SMALL_GAP = 1e-3
 # Sums on a GPU have no fixed order, so that equal clips may differ by rounding; no metric is finer than this.
 _ROUNDING = 1e-9
+_NAMES = {"top1": "top-1 %", "mAP": "mAP %"}
 
 
 @dataclass(frozen=True)
@@ -416,6 +205,9 @@ def _write(path: str | os.PathLike[str], text: str) -> Path:
     return target
 
 
+# ---- metrics
+
+
 class Measuring:
     """Turns tallies into rows.
 
@@ -499,3 +291,215 @@ class Measuring:
         low, high = self._of(uniform)[self._metric].value, self._of(semi_optimal)[self._metric].value
         # Without a gain there is no share of it.
         return (self._of(cell)[self._metric].value - low) / (high - low) if high - low > _ROUNDING else None
+
+
+# ---- text and CSV
+
+
+def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
+    """Return a table for people: metrics in percent, the main one first and with its 95 % interval.
+
+    N and decoded of a baseline are means over videos, with decimals. Where uniform has another N than the row, that N
+    follows the difference.
+    """
+    other = "mAP" if metric == "top1" else "top1"
+    heads = ["policy", "N", "T", _NAMES[metric], "95 %", _NAMES[other], "vs uniform", "95 %"]
+    # Without the classifier at hand only the cost of the samplers is known.
+    whole = any(row.gmacs is not None for row in rows)
+    cost = "gmacs" if whole else "sampler_gmacs"
+    some_cost = any(getattr(row, cost) for row in rows)
+    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded"]
+    lines = [heads]
+    for row in rows:
+        versus = row.versus_uniform
+        lines.append(
+            [
+                row.policy,
+                _frames(row.frames_classified),
+                str(row.num_candidates),
+                _percent(getattr(row, metric)),
+                _bounds(row.ci95.get(metric)),
+                _percent(getattr(row, other)),
+                _versus(row),
+                "" if versus is None else _bounds(versus["ci95"], sign=True),
+                _percent(row.fidelity),
+                _percent(row.recovered),
+                f"{getattr(row, cost):.2f}" if some_cost and getattr(row, cost) is not None else "",
+                _frames(row.frames_decoded),
+            ]
+        )
+    # Empty columns are left out.
+    shown = [column for column in range(len(heads)) if any(line[column] for line in lines[1:])]
+    widths = [max(len(line[column]) for line in lines) for column in shown]
+    text = []
+    for line in lines:
+        cells = [line[column].rjust(width) for column, width in zip(shown, widths, strict=True)]
+        cells[0] = line[shown[0]].ljust(widths[0])
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text)
+
+
+def _percent(value: float | None, *, sign: bool = False) -> str:
+    """
+    >>> _percent(0.1234), _percent(0.05, sign=True), _percent(-0.0001, sign=True), _percent(None)
+    ('12.3', '+5.0', '+0.0', '')
+    """
+    if value is None:
+        return ""
+    rounded = round(100 * value, 1) + 0.0  # no -0.0
+    return f"{rounded:{'+' if sign else ''}.1f}"
+
+
+def _versus(row: EvaluationRow) -> str:
+    versus = row.versus_uniform
+    if versus is None:
+        return ""
+    with_frames = f" (N={versus['num_frames']})" if versus["num_frames"] != row.num_frames else ""
+    return _percent(versus["difference"], sign=True) + with_frames
+
+
+def _frames(count: float) -> str:
+    """
+    >>> _frames(6), _frames(3.42), _frames(3.0)
+    ('6', '3.4', '3.0')
+    """
+    return str(count) if isinstance(count, int) else f"{count:.1f}"
+
+
+def _bounds(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
+    return "" if bounds is None else f"{_percent(bounds[0], sign=sign)}..{_percent(bounds[1], sign=sign)}"
+
+
+def csv_text(rows: Sequence[EvaluationRow]) -> str:
+    """Return one line a row, one column a number; what is unknown is empty."""
+    flat = [_flat(row) for row in rows]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(flat[0]) if flat else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue()
+
+
+def _flat(row: EvaluationRow) -> dict[str, Any]:
+    flat = row.to_dict()
+    ci95, versus, gap = flat.pop("ci95"), flat.pop("versus_uniform") or {}, flat.pop("gap") or {}
+    for name in ("top1", "mAP"):
+        flat[f"{name}_low"], flat[f"{name}_high"] = ci95.get(name, (None, None))
+    flat["versus_uniform"] = versus.get("difference")
+    flat["versus_uniform_low"], flat["versus_uniform_high"] = versus.get("ci95") or (None, None)
+    flat["versus_uniform_num_frames"] = versus.get("num_frames")
+    return flat | {f"gap_{name}": gap.get(name) for name in ("max", "mean", "share_below_1e-3")}
+
+
+# ---- videos.jsonl
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What the classifier predicts from the clips that one policy chose, video by video; of a baseline its own."""
+
+    predicted: Indices  # [V] the most probable class
+    probability: NDArray[np.float64]  # [V] of that class
+    confidence: NDArray[np.float64]  # [V] in the labels
+    right: NDArray[np.bool_]  # [V] whether the most probable class is a label
+
+    @classmethod
+    def of(cls, probabilities: ArrayLike, labels: ArrayLike) -> Predictions:
+        """From probabilities [V, C] and labels, multi-hot [V, C]."""
+        probs = np.asarray(probabilities, dtype=np.float64)
+        predicted = probs.argmax(1)
+        probability = np.take_along_axis(probs, predicted[:, None], axis=1)[:, 0]
+        return cls(predicted, probability, confidences(probs, labels), top1_hits(probs, labels))
+
+
+@dataclass(frozen=True, eq=False)
+class PerVideo:
+    """What `Evaluation.write_run` writes besides the rows."""
+
+    bank: Bank  # the split
+    positions: tuple[int, ...]  # of the videos in it
+    teacher: Teacher
+    predictions: Mapping[Cell, Predictions]
+    scores: Mapping[tuple[str, int], NDArray[np.float32]]  # by policy and T: [V, T]; with the padding of short videos
+
+
+def label_confidence(outputs: TeacherItem, labels: Sequence[int], slots: Indices) -> NDArray[np.float64]:
+    """Return the classifier's confidence in the labels from each stored frame alone."""
+    probs = outputs.frame_probs[slots]
+    return confidences(probs, multi_hot([labels], probs.shape[1]).repeat(len(probs), axis=0))
+
+
+def rows_digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a digest by which videos.jsonl names its rows: two files cannot be replaced in one step."""
+    return hashlib.sha256(json.dumps(list(rows), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def video_lines(evaluation: Evaluation, per_video: PerVideo) -> Iterator[str]:
+    """Yield the lines of videos.jsonl: a header, then each video."""
+    cells = list(per_video.predictions)
+    yield _line(
+        {
+            "kind": KIND,
+            "version": VERSION,
+            "evaluation": rows_digest([row.to_dict() for row in evaluation.rows]),
+            "videos": len(evaluation.ids),
+            "classes": list(per_video.bank.classes),
+            "rows": [[cell.policy, cell.num_frames, cell.num_candidates] for cell in cells],
+        }
+    )
+    counts = list(dict.fromkeys(cell.num_candidates for cell in cells))
+    for index, (name, position) in enumerate(zip(evaluation.ids, per_video.positions, strict=True)):
+        video = per_video.bank[position]
+        yield _line(
+            {
+                "id": name,
+                "labels": list(video.labels),
+                "candidates": {str(count): _candidates(per_video, index, count) for count in counts},
+                "answers": [
+                    _prediction(per_video.predictions[cell], index, evaluation.choices[cell][index]) for cell in cells
+                ],
+            }
+        )
+
+
+def _candidates(per_video: PerVideo, index: int, count: int) -> dict[str, Any]:
+    """Return each real candidate once, in time order."""
+    video = per_video.bank[per_video.positions[index]]
+    slots = video.uniform(min(count, len(video)))
+    return {
+        "slots": slots.tolist(),
+        "positions": _rounded(video.positions[slots]),
+        "seconds": [round(float(seconds), _MILLISECONDS) for seconds in video.pts_seconds[slots]],
+        "confidence": _rounded(label_confidence(per_video.teacher[per_video.positions[index]], video.labels, slots)),
+        "scores": {
+            policy: _rounded(table[index, : len(slots)])
+            for (policy, same), table in per_video.scores.items()
+            if same == count
+        },
+    }
+
+
+def _prediction(predictions: Predictions, index: int, chosen: Indices) -> dict[str, Any]:
+    return {
+        "predicted": int(predictions.predicted[index]),
+        "probability": _short(predictions.probability[index]),
+        "confidence": _short(predictions.confidence[index]),
+        "right": bool(predictions.right[index]),
+        "chosen": [slot for slot in chosen.tolist() if slot >= 0],  # without the padding
+    }
+
+
+def _rounded(values: NDArray[Any]) -> list[float | None]:
+    return [_short(value) for value in values]
+
+
+def _short(value: float) -> float | None:
+    """
+    >>> _short(0.123456789), _short(float("nan"))
+    (0.12346, None)
+    """
+    return float(f"{value:.{_DIGITS}g}") if np.isfinite(value) else None
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(values, separators=(",", ":")) + "\n"

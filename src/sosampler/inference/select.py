@@ -236,7 +236,8 @@ def _choose(
         batch = reader.read(distinct, size=size if kept else _size_for_scoring(reader, rule))
         notes.extend(batch.notes)
     frames = None if batch is None else batch.frames
-    choice = choose_one(rule, len(distinct), count, frames, seed=options.seed, auto=options.auto)
+    times = offered.pts_seconds[first_position]
+    choice = choose_one(rule, len(distinct), count, frames, seed=options.seed, pts_seconds=times, auto=options.auto)
     positions = choice.positions
     if options.auto is None:
         positions = with_repeats(positions, candidate_of, wanted, options.on_short)

@@ -40,7 +40,7 @@ class Batch:
     num_candidates: int  # T
     counts: Indices  # int64 [B], real candidates of each video
     frames: Frames | None = None  # uint8 [B, T, H, W, 3], for policies that need "frames"; padding repeats the last
-    pts_seconds: Seconds | None = None  # [B, T]
+    pts_seconds: Seconds | None = None  # [B, T], where they are known
     seed: int = 0
     indices: Indices | None = None  # [B], position of each video in the evaluated split; None in `select`
     teacher: Any = None  # the teacher's outputs, for policies that need "teacher" or "labels"
