@@ -318,7 +318,7 @@ def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
             independence(path, classifiers=classifier, rates=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="moments=3"):
         independence(path, classifiers=classifier, moments=3)
-    with pytest.raises(InvalidArgument, match="no source of videos"):
+    with pytest.raises(InvalidArgument, match="cannot be read as videos"):
         independence(7, classifiers=classifier)
     with pytest.raises(InvalidArgument, match="2 weights were given for 1"):
         independence(path, classifiers=["resnet50"], weights=["a", "b"])
