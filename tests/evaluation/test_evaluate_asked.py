@@ -153,7 +153,7 @@ def test_a_max_pool_is_the_classifiers_own(pictured: Bank, tmp_path: Path) -> No
 def test_a_teacher_without_features_needs_its_classifier(pictured: Bank) -> None:
     classifier = wrap_classifier(small_net(1, classes=3), input_size=32, layout="BCHW", name="bare")
     add_teacher(pictured, classifier, features=False)
-    with pytest.raises(InvalidArgument, match="keeps no features"):
+    with pytest.raises(InvalidArgument, match="stores no features"):
         evaluate(pictured, num_frames=3, num_candidates=6, classifier=classifier.fingerprint())
     found = evaluate(pictured, "uniform", num_frames=3, num_candidates=6, classifier=classifier, bootstrap=0)
     expected = []

@@ -81,7 +81,7 @@ def test_ways_to_write_a_dial(bank: Bank, tmp_path: Path, monkeypatch: pytest.Mo
         (["sampler@0.3"], "only these have a threshold"),
         (["fe+mmr"], r"\+mmr is for samplers"),
         ({"a+nms": "fe"}, r"\+nms is for samplers, so leave it out"),
-        ({"a@0.1": "fe@0.2"}, "says 0.1, but the policy 0.2"),
+        ({"a@0.1": "fe@0.2"}, "has the threshold 0.1, but the policy 0.2"),
         ({"optimal": "fe"}, "a baseline cannot be called 'optimal'"),
         (["fe@1_0"], "fe@1_0 cannot be read; @VALUE must be a number"),
         (["fe@ 1"], "fe@ 1 cannot be read; @VALUE must be a number"),

@@ -23,7 +23,7 @@ from sosampler.policies.base import Batch, Policy, choose_one, top
 from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS, difference_peaks
-from sosampler.policies.visual import change_scores, dpp_diverse, farthest_first, pixel_features
+from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from tests.banks import small_net
 from tests.taught_banks import (
@@ -146,8 +146,8 @@ def _by_change(method: str, pictures: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize("wanted", [1, 2, N])
 def test_rules_that_look_are_those_of_select(bank: Bank, wanted: int) -> None:
     slow: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-        "farthest-first": lambda pictures, count: farthest_first(pixel_features(pictures), count),
-        "dpp": lambda pictures, count: dpp_diverse(pixel_features(pictures), count),
+        "farthest-first": lambda pictures, count: np.sort(farthest_first_order(pixel_features(pictures), count)),
+        "dpp": lambda pictures, count: np.sort(dpp_order(pixel_features(pictures), count)),
         "difference-peaks": lambda pictures, count: difference_peaks(change_scores(pictures), count),
     }
     for method in METHODS:
@@ -303,7 +303,7 @@ def test_a_method_is_heeded_wherever_it_is_written(bank: Bank, method: str, tmp_
         places = choose_one(policy, len(offered), 3, item.frames(offered)).positions
         assert [offered[place] for place in places] == expected[number]
     other = "nms" if method == "mmr" else "mmr"
-    with pytest.raises(InvalidArgument, match=f"says {method}, but .* says {other}; write one of them"):
+    with pytest.raises(InvalidArgument, match=f"has the method {method}, but .* has {other}; write one of them"):
         chosen([f"{name}={folder}+{other}"])
 
 
@@ -315,6 +315,22 @@ class Sharpest(Policy):
     def scores(self, batch: Batch) -> np.ndarray:
         assert batch.frames is not None
         return np.abs(np.diff(batch.frames.astype(np.float64), axis=2)).mean((2, 3, 4))
+
+
+class Late(Policy):
+    """Goes by times."""
+
+    name, needs = "late", frozenset({"frames"})
+
+    def scores(self, batch: Batch) -> np.ndarray:
+        assert batch.pts_seconds is not None
+        return batch.pts_seconds
+
+
+def test_policies_see_times(bank: Bank) -> None:
+    found = evaluate(bank, Late(), num_frames=2, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
+    for number, item in enumerate(bank):
+        assert found.chosen("late")[number].tolist() == distinct(len(item))[-2:]
 
 
 class Peeking(Policy):

@@ -307,7 +307,7 @@ def test_one_video_takes_the_bandwidth_from_itself_and_says_so(tmp_path: Path) -
 def test_short_videos_are_said_to_tell_little(tmp_path: Path) -> None:
     found = independence(films(tmp_path, 6, held=1, seconds=4), classifiers=block_classifier(), rates=(0.5,))
     assert found.rows[0].nearer_than_far == 0
-    assert any("longer videos would tell more" in note for note in found.notes)
+    assert any("longer videos would show more" in note for note in found.notes)
 
 
 def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
             independence(path, classifiers=classifier, rates=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="moments=3"):
         independence(path, classifiers=classifier, moments=3)
-    with pytest.raises(InvalidArgument, match="no source of videos"):
+    with pytest.raises(InvalidArgument, match="cannot be read as videos"):
         independence(7, classifiers=classifier)
     with pytest.raises(InvalidArgument, match="2 weights were given for 1"):
         independence(path, classifiers=["resnet50"], weights=["a", "b"])

@@ -351,4 +351,4 @@ def test_the_page_groups_systems_behind_the_policies(tmp_path: Path) -> None:
     alone = write_report(tmp_path, "t", system("a", 0.5)).read_text(encoding="utf-8")
     assert 'class="tiles"' not in alone
     without = write_report(tmp_path, "t", policy("uniform", 0.5)).read_text(encoding="utf-8")
-    assert "looks at one frame after another" not in without
+    assert "sees one frame after another" not in without

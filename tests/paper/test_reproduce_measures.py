@@ -176,7 +176,7 @@ def test_cases_are_chosen_by_the_difference_of_confidence(taught: Bank, tmp_path
     found = evaluate(taught, ["uniform", "random", "optimal"], num_frames=1, num_candidates=8, split="dev", bootstrap=0)
     assert found.per_video is not None
     videos = read_run_videos(found.write_run(tmp_path) / "videos.jsonl")
-    by = {name: found.per_video.answers[Cell(name, 1, 8)] for name in ("optimal", "uniform")}
+    by = {name: found.per_video.predictions[Cell(name, 1, 8)] for name in ("optimal", "uniform")}
     seen = 0
     for success, (better, worse) in ((True, ("optimal", "uniform")), (False, ("uniform", "optimal"))):
         slow = sorted(

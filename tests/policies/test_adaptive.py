@@ -16,7 +16,6 @@ from sosampler.policies.auto import (
     SPREAD,
     Auto,
     auto_of,
-    chosen_mask,
     count_frames,
     expected_by_belief,
     expected_by_confidence,
@@ -137,6 +136,12 @@ def test_one_by_one_is_the_same(kind: str) -> None:
         assert alone[0] == count_frames(together, AUTOS[0])[row]
 
 
+def best(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The `counts` [B] highest scores as bool [B, T]."""
+    rank = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
+    return rank < counts[:, None]
+
+
 @pytest.mark.parametrize("kind", ["belief", "confidence"])
 def test_the_order_of_candidates_does_not_matter(kind: str) -> None:
     apart = SCORES + np.arange(T) * 1e-4  # no ties, which go by time
@@ -149,7 +154,7 @@ def test_the_order_of_candidates_does_not_matter(kind: str) -> None:
         else:
             expected = expected_by_confidence(scores, CONFIDENCES[:, columns])
         counts = count_frames(expected, AUTOS[0])
-        return counts, chosen_mask(scores, counts)
+        return counts, best(scores, counts)
 
     (counts, mask), (others, shuffled) = chosen(np.arange(T)), chosen(order)
     assert counts.tolist() == others.tolist()
@@ -167,20 +172,12 @@ def test_padding_changes_nothing(kind: str) -> None:
     else:
         expected = expected_by_confidence(scores, confidences, mask)
     counts = count_frames(expected, Auto(min=2, max=5))
-    picked = chosen_mask(scores, counts, mask)
-    assert not (picked & ~mask).any()
-    assert (picked.sum(1) == counts).all()
     for row, count in enumerate(real.tolist()):
         short = of_kind(kind, rows=[row], columns=slice(count))
         np.testing.assert_allclose(expected[row, :count], short[0], rtol=1e-12)
         assert (expected[row, count:] == -np.inf).all()
         assert counts[row] == count_frames(short, Auto(min=2, max=5))[0]
         assert min(2, count) <= counts[row] <= count
-
-
-def test_ties_go_by_time() -> None:
-    mask = chosen_mask([[1.0, 2.0, 2.0, 2.0]], [2])
-    assert mask.tolist() == [[False, True, True, False]]
 
 
 def test_a_sure_video_needs_one_frame_and_a_doubtful_one_more() -> None:
@@ -233,4 +230,4 @@ def test_masks_and_scores_of_another_shape() -> None:
     with pytest.raises(InvalidArgument, match="mask has shape"):
         expected_by_confidence(SCORES, CONFIDENCES, np.ones((VIDEOS, T + 1), dtype=bool))
     with pytest.raises(InvalidArgument, match="scores have shape"):
-        chosen_mask([1.0, 2.0], [1])
+        expected_by_confidence([1.0, 2.0], [1.0, 2.0])

@@ -361,7 +361,7 @@ def test_a_run_and_its_table(bank: Bank, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policies", "options", "words"),
     [
-        (["uniform"], {"num_frames": "auto"}, "not for 'uniform'; add a number"),
+        (["uniform"], {"num_frames": "auto"}, "not for the policy 'uniform'; add a number"),
         (["uniform"], {"num_frames": [2, "auto"]}, "there is none among the policies"),
         ({"a": believing}, {"num_frames": 2, "auto_min": 2}, "auto_min=2 is for num_frames='auto'"),
         ({"a": believing}, {"num_frames": "auto", "auto_tolerance": []}, "auto_tolerance is empty"),

@@ -7,12 +7,17 @@ import pytest
 import torch
 
 from sosampler.errors import InvalidArgument
-from sosampler.policies import branch_and_bound as branching
 from sosampler.policies import certified
-from sosampler.policies.branch_and_bound import BranchAndBound, Nodes, improve_by_swaps, loss_of, relax
-from sosampler.policies.certified import certified_mean_logits
+from sosampler.policies.certified import (
+    BranchAndBound,
+    Nodes,
+    certified_mean_logits,
+    improve_by_swaps,
+    loss_of,
+    relax,
+)
 from sosampler.policies.optimal import OptimalChoice, clip_loss, optimal_mean_logits
-from sosampler.policies.semi_optimal import log_confidence
+from sosampler.samplers.ranking import log_confidence
 
 
 def random_problem(
@@ -71,7 +76,6 @@ def test_small_problems_are_solved_as_by_enumeration(
 @pytest.mark.parametrize("max_nodes", [1, 2, 5])
 def test_the_bound_holds_when_the_budget_ends_early(max_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certified, "improve_by_swaps", lambda loss, chosen, free: chosen)
-    monkeypatch.setattr(branching, "improve_by_swaps", lambda loss, chosen, free: chosen)
     logits, labels = random_problem(150, 12, 6, seed=7, scale=8.0)
     exact = optimal_mean_logits(logits, labels, 4)
     found = certified_mean_logits(logits, labels, 4, max_nodes=max_nodes)
@@ -137,7 +141,7 @@ def test_a_video_alone_is_solved_as_among_others_and_in_any_chunk(monkeypatch: p
     logits, labels = videos_with_distractors(12, 30, 8, seed=3)
     together = certified_mean_logits(logits, labels, 10)
     monkeypatch.setattr(certified, "_MAX_NUMBERS", 30 * 30 * 5)
-    monkeypatch.setattr(branching, "_NODES_AT_ONCE", 3)
+    monkeypatch.setattr(certified, "_MAX_NODES", 3)
     chunked = certified_mean_logits(logits, labels, 10)
     assert torch.allclose(together.log_confidence, chunked.log_confidence, atol=2e-9)
     assert certified_mean_logits(logits[:0], labels[:0], 10).positions.shape == (0, 10)
@@ -229,10 +233,10 @@ def test_settings_outside_their_range_are_refused(name: str, value: object) -> N
 
 @pytest.mark.parametrize("numbers_at_once", [2**22, 5])
 def test_equal_rows_are_those_without_a_distance(numbers_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branching, "_MAX_NUMBERS", numbers_at_once)
+    monkeypatch.setattr(certified, "_MAX_NUMBERS", numbers_at_once)
     generator = torch.Generator().manual_seed(0)
     for width in (1, 3, 4, 9):
         for values in (1, 2, 5):  # the more values, the fewer rows are equal
             rows = torch.randint(0, values, (4, 12, width), generator=generator).double()
             expected = torch.cdist(rows, rows, p=float("inf")) == 0
-            assert torch.equal(branching._equal_rows(rows), expected)
+            assert torch.equal(certified._equal_rows(rows), expected)

@@ -321,7 +321,7 @@ def test_what_is_no_number_comes_last() -> None:
         ({"alike": 1.0}, "alike=1.0 is not allowed"),
         ({"clearness": -1}, "clearness"),
         ({"quality": [1, 2]}, r"give \[T\] and \[T, D\]"),
-        ({"features": "x"}, "no numbers"),
+        ({"features": "x"}, "not numbers"),
     ],
 )
 def test_bad_input(changes: dict, says: str) -> None:

@@ -21,8 +21,7 @@ from sosampler.policies.optimal import (
     subset_blocks,
     subsets,
 )
-from sosampler.policies.semi_optimal import label_confidence, log_confidence, max_confidence, semi_optimal
-from sosampler.samplers.ranking import top_n
+from sosampler.samplers.ranking import label_confidence, log_confidence, top_n
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
 
@@ -104,7 +103,7 @@ class TestConfidence:
         assert label_confidence(probs, torch.tensor([[1, 0, 0]]))[0].tolist() == pytest.approx([0.5, 0.1])
         both = label_confidence(probs, torch.tensor([[1, 0, 1]]))
         assert both[0].tolist() == pytest.approx([math.sqrt(0.15), 0.1])
-        assert max_confidence(probs)[0].tolist() == pytest.approx([0.5, 0.8])
+        assert probs.amax(-1)[0].tolist() == pytest.approx([0.5, 0.8])
 
     def test_probability_zero_is_clamped_and_other_classes_do_not_matter(self) -> None:
         probs = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
@@ -176,14 +175,14 @@ class TestOptimal:
         labels = random_labels(50, 7, 3, np.random.default_rng(2))
         for activation in ("softmax", "sigmoid"):
             probs = logits.softmax(-1) if activation == "softmax" else logits.sigmoid()
-            alone = semi_optimal(label_confidence(probs.double(), labels), 1)
+            alone = top_n(label_confidence(probs.double(), labels), 1)
             assert torch.equal(alone, optimal_mean_logits(logits, labels, 1, activation=activation).positions)
 
     def test_is_at_least_as_confident_as_the_semi_optimal_policy_and_sometimes_more(self) -> None:
         logits = 3 * torch.randn(50, 9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
         labels = random_labels(50, 5, 1, np.random.default_rng(4))
         best = optimal_mean_logits(logits, labels, 4)
-        alone = semi_optimal(label_confidence(logits.softmax(-1), labels), 4)
+        alone = top_n(label_confidence(logits.softmax(-1), labels), 4)
         value = log_confidence(logits.gather(1, alone[..., None].expand(-1, -1, 5)).mean(1), labels)
         assert (best.log_confidence >= value - 1e-12).all()
         assert (best.log_confidence > value + 1e-6).any()

@@ -204,7 +204,7 @@ def test_nothing_is_left_of_a_run_that_could_not_be_written(
 
 def test_an_evaluation_without_its_videos_is_refused(found: Evaluation, tmp_path: Path) -> None:
     for other in (replace(found, per_video=None), replace(found, ids=found.ids[:2])):
-        with pytest.raises(InvalidArgument, match="nothing is known of the single videos"):
+        with pytest.raises(InvalidArgument, match="no results of single videos"):
             other.write_run(tmp_path / "run")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InvalidArgument, match="the folder cannot be made"):

@@ -157,9 +157,9 @@ def test_a_folder_selects_the_same_frames_by_onnx_and_torch(clip: Path) -> None:
 
 def test_torch_is_preferred_if_there_are_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(policies, "_loaded", lambda *given: made.append("torch") or believing())
+    monkeypatch.setattr(policies, "_load_torch", lambda *given: made.append("torch") or believing())
     monkeypatch.setattr(
-        policies, "_loaded_without_torch", lambda *given: made.append("onnx") or OnnxSampler.from_pretrained(folder)
+        policies, "_load_onnx", lambda *given: made.append("onnx") or OnnxSampler.from_pretrained(folder)
     )
     get_policy(folder)
     get_policy(folder, device="onnx")
@@ -174,10 +174,8 @@ def test_torch_is_preferred_if_there_are_weights(folder: Path, monkeypatch: pyte
 def test_identity_and_size_agree_with_torch() -> None:
     folder = believing_folder()[0]
     ours, theirs = get_policy(f"{folder}+nms", device="onnx"), get_policy(f"{folder}+nms", device="cpu")
-    assert ours.identity is not None
-    assert theirs.identity is not None
-    assert ours.identity() == theirs.identity()
-    assert (ours.name, ours.least_size, ours.says) == (theirs.name, theirs.least_size, theirs.says)
+    assert ours.fingerprint() == theirs.fingerprint() is not None
+    assert (ours.name, ours.min_size, ours.description) == (theirs.name, theirs.min_size, theirs.description)
 
 
 @pytest.mark.parametrize("method", METHODS)

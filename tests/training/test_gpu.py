@@ -16,8 +16,7 @@ import sosampler as so
 from sosampler.bank.prepare import add_teacher
 from sosampler.evaluation.result import _flat
 from sosampler.policies.optimal import OptimalChoice, beam_search, optimal_mean_logits, optimal_pooled
-from sosampler.policies.semi_optimal import log_confidence, semi_optimal
-from sosampler.samplers.ranking import top_n
+from sosampler.samplers.ranking import log_confidence, top_n
 from tests.banks import small_net
 from tests.taught_banks import random_logits, teach, write_bank
 
@@ -114,7 +113,7 @@ COUNTS = torch.tensor([12, 9, 12, 7, 5, 12])
 CHOICES: dict[str, Callable[..., Tensor | OptimalChoice]] = {
     "top_n": lambda at: top_n(at["scores"], 4, at["mask"]),
     "top_n without a mask": lambda at: top_n(at["scores"], 4),
-    "semi-optimal": lambda at: semi_optimal(at["logits"].softmax(-1).amax(-1), 4, at["mask"]),
+    "semi-optimal": lambda at: top_n(at["logits"].softmax(-1).amax(-1), 4, at["mask"]),
     "enumeration": lambda at: optimal_mean_logits(at["logits"], at["labels"], 4, mask=at["mask"]),
     "enumeration, sigmoid": lambda at: optimal_mean_logits(
         at["logits"], at["labels"], 4, mask=at["mask"], activation="sigmoid"

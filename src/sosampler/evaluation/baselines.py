@@ -1,4 +1,4 @@
-"""Baselines: trained systems that decide how many frames they look at, evaluated on the same videos as policies.
+"""Baselines: trained systems that decide how many frames they need, evaluated on the same videos as policies.
 
 A baseline has a classifier of its own, so its predictions are evaluated as they are.
 """
@@ -262,7 +262,7 @@ class _Run:
             item = heavy.bank.rows[self._videos.positions[strange[0]]].item
             raise InvalidArgument(
                 f"{self._ready.row.name}: probabilities of {len(strange)} of {len(indices)} videos are not finite, "
-                f"{item.id!r} the first; look for such numbers in the features "
+                f"{item.id!r} the first; check the features "
                 f"{' and '.join(stored.name for stored in self._ready.feature_sets)}, or train the baseline again"
             )
 

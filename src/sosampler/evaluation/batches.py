@@ -17,7 +17,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.video.candidates import uniform_positions
 from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices
+from sosampler.video.timeline import Indices, Seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,8 @@ class StoredFrames:
 
     stored: Indices  # [S] ascending, which of the stored frames
     frames: Frames  # uint8 [S, H, W, 3]
-    positions: NDArray[np.float32]  # [S] in 0..1, where they lie in the video
+    positions: NDArray[np.float32]  # [S] in 0..1, relative to the length of the video
+    pts_seconds: Seconds  # [S]
 
     def find(self, slots: Indices) -> Indices:
         """Return where the stored frames `slots` are in `frames`."""
@@ -190,6 +191,11 @@ class FrameChunk:
         pairs = [(self.videos[index], row) for index, row in zip(indices, slots, strict=True)]
         frames = np.stack([video.frames[video.find(row)] for video, row in pairs])
         return frames, np.stack([video.positions[video.find(row)] for video, row in pairs]).astype(np.float32)
+
+    def pts_seconds(self, indices: Sequence[int], slots: Sequence[Indices]) -> Seconds:
+        """Return the times of the stored frames `slots`, [B, N]."""
+        pairs = [(self.videos[index], row) for index, row in zip(indices, slots, strict=True)]
+        return np.stack([video.pts_seconds[video.find(row)] for video, row in pairs])
 
 
 def read_chunks(
@@ -228,4 +234,4 @@ def read_chunks(
 
 def _read(bank: Bank, position: int, stored: Indices) -> StoredFrames:
     item = bank[position]
-    return StoredFrames(stored, item.frames(stored), item.positions[stored])
+    return StoredFrames(stored, item.frames(stored), item.positions[stored], item.pts_seconds[stored])

@@ -1,7 +1,6 @@
-"""How far a measured accuracy may be off: percentile bootstrap over videos, paired between policies.
+"""Confidence intervals of accuracy: percentile bootstrap over videos, paired between policies.
 
-All policies are measured on the same resamples, so that what makes a video hard for all of them cancels in their
-difference.
+All policies share the resamples, so that what makes a video hard for all of them cancels in their difference.
 """
 
 from __future__ import annotations
@@ -22,25 +21,26 @@ if TYPE_CHECKING:
 Draws = NDArray[np.float64]
 
 # Random numbers drawn at a time.
-_NUMBERS_AT_ONCE = 1 << 24
+_MAX_NUMBERS = 1 << 24
 
 
 def resample_counts(num_videos: int, draws: int, seed: int) -> NDArray[np.float32]:
-    """How often each video is in each of `draws` resamples with replacement, [num_videos, draws]."""
+    """Return how often each video is in each of `draws` resamples with replacement, [num_videos, draws]."""
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     num_videos = whole_number("num_videos", num_videos)
     counts = np.empty((num_videos, whole_number("draws", draws, at_least=0)), dtype=np.float32)
-    at_once = max(1, _NUMBERS_AT_ONCE // num_videos)
-    for begin in range(0, draws, at_once):
-        some = min(at_once, draws - begin)
+    size = max(1, _MAX_NUMBERS // num_videos)
+    for begin in range(0, draws, size):
+        some = min(size, draws - begin)
         drawn = rng.integers(num_videos, size=(some, num_videos)) + np.arange(some)[:, None] * num_videos
-        found = np.bincount(drawn.ravel(), minlength=some * num_videos).reshape(some, num_videos)
-        counts[:, begin : begin + some] = found.T
+        counts[:, begin : begin + some] = (
+            np.bincount(drawn.ravel(), minlength=some * num_videos).reshape(some, num_videos).T
+        )
     return counts
 
 
 def interval(draws: ArrayLike) -> tuple[float, float] | None:
-    """The middle 95 % of the resampled values; None where there are none.
+    """Return the middle 95 % of the resampled values; None where there are none.
 
     >>> interval(range(101))
     (2.5, 97.5)
@@ -72,8 +72,8 @@ class Measured:
         return interval(np.clip(self.draws - self.draws.mean() + self.value, self._lowest, 1.0))
 
     def minus(self, other: Measured) -> Measured:
-        """The difference of two metrics on the same resamples."""
-        pair = [np.concatenate(([one.value], one.draws)) for one in (self, other)]
+        """Return the difference of two metrics on the same resamples."""
+        pair = [np.concatenate(([metric.value], metric.draws)) for metric in (self, other)]
         return Measured(pair[0] - pair[1], centred=self._centred or other._centred, lowest=-1.0)
 
 
@@ -84,7 +84,7 @@ class Resamples:
         targets: multi-hot bool [V, C].
         draws: number of resamples; 0 for values without intervals.
         seed: of the resamples.
-        device: where the arithmetic is done.
+        device: of the computation.
     """
 
     def __init__(self, targets: NDArray[np.bool_], draws: int, seed: int, device: Any = "cpu") -> None:

@@ -25,13 +25,12 @@ from sosampler.policies.optimal import (
     optimal_mean_logits,
     optimal_pooled,
 )
-from sosampler.policies.semi_optimal import SMALLEST_PROBABILITY
-from sosampler.samplers.ranking import log_label_confidence
+from sosampler.samplers.ranking import SMALLEST_PROBABILITY, log_label_confidence
 
-# Numbers of features that are gathered at once (256 MiB of float32), and frames that a classifier is handed at once.
-_MAX_NUMBERS = 1 << 26
-_MAX_FRAMES = 512
-# Subsets of one video that are judged unasked, and those that a classifier which must be run is always asked about.
+_MAX_NUMBERS = 1 << 26  # of features that are gathered at a time (256 MiB of float32)
+_MAX_FRAMES = 512  # that a classifier gets at a time
+# Subsets of one video that are enumerated even if the optimal policy is not among those to evaluate, and clips that a
+# classifier is always run on in its search.
 _MAX_CLIPS = 1000
 
 
@@ -41,22 +40,22 @@ class Clips(Protocol):
     needs_frames: bool
 
     def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
-        """Log probabilities of each frame as a clip of one, float64 [B, T, C]."""
+        """Return the log probabilities of each frame as a clip of one, float64 [B, T, C]."""
         ...
 
     def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        """Probabilities float32 [B, C] of the clips of the candidates at `positions` [B, N]."""
+        """Return the probabilities float32 [B, C] of the clips of the candidates at `positions` [B, N]."""
         ...
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        """Whether the optimal policy is cheap enough to be computed unasked, to measure others against it."""
+        """Return whether the optimal policy is cheap enough to compare others with it in any case."""
         ...
 
     def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice: ...
 
 
 class MeanClips:
-    """Mean of kept logits; needs no network."""
+    """Average stored logits; needs no network."""
 
     needs_frames = False
 
@@ -67,7 +66,7 @@ class MeanClips:
         return log_probabilities(_features(batch), self.activation)
 
     def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        return _in_parts(batch, positions, lambda features: activate(features.mean(-2), self.activation))
+        return _pooled(batch, positions, lambda features: activate(features.mean(-2), self.activation))
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
         return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
@@ -79,7 +78,7 @@ class MeanClips:
 
 
 class PooledClips:
-    """Any other pool of kept features, which is the classifier's own."""
+    """Pool stored features by the classifier's own pool."""
 
     needs_frames = False
 
@@ -99,7 +98,7 @@ class PooledClips:
         return torch.cat([log_probabilities(self._pool_logits(part), self.activation) for part in features.split(size)])
 
     def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        return _in_parts(batch, positions, lambda features: self.classifier.pool(features).to(features.device))
+        return _pooled(batch, positions, lambda features: self.classifier.pool(features).to(features.device))
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
         return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
@@ -118,17 +117,17 @@ class PooledClips:
 
     def _clip_log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Of the clips at positions [B, K, n]: [B, K]."""
-        features, videos = _features(batch), torch.arange(len(batch), device=batch.mask.device)[:, None]
+        features, videos = _features(batch), torch.arange(len(batch), device=batch.mask.device)[:, None, None]
         size = max(1, _MAX_NUMBERS // (len(batch) * positions.shape[2] * features.shape[2]))
         parts = []
         for part in positions.split(size, dim=1):  # [B, k, n]
-            logits = self._pool_logits(features[videos[..., None], part])
+            logits = self._pool_logits(features[videos, part])
             parts.append(log_label_confidence(log_probabilities(logits, self.activation), batch.labels))
         return torch.cat(parts, dim=1)
 
 
 class ClassifiedClips:
-    """A classifier that has to see the frames of each clip. What it said about a clip is remembered."""
+    """Run the classifier on the frames of each clip, once for each clip of a chunk."""
 
     needs_frames = True
 
@@ -136,7 +135,7 @@ class ClassifiedClips:
         self.classifier, self.views = classifier, views
 
     def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
-        # Banks keep probabilities in float16, in which the frames of a sure classifier are all alike; so it is asked.
+        # Banks store probabilities in float16, in which all frames of a confident classifier tie; so it is run.
         alone = torch.arange(batch.num_candidates)[None, :, None].expand(len(batch), -1, 1)
         return self._log_probs(batch, alone)
 
@@ -147,19 +146,19 @@ class ClassifiedClips:
         return False
 
     def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
-        # A beam asks about this many sets at most: at each size, so many sets times so many frames to add.
-        beam_clips = beam_width * batch.num_candidates * num_frames
-        if math.comb(batch.num_candidates, num_frames) <= max(_MAX_CLIPS, beam_clips):
-            return optimal_by_enumeration(
-                partial(self._clip_log_confidence, batch),
-                len(batch),
-                batch.num_candidates,
-                num_frames,
-                mask=batch.real,
-                device=batch.mask.device,
-                max_subsets=max(_MAX_CLIPS, beam_clips),
-            )
-        return _beam(self._clip_log_confidence, batch, num_frames, beam_width)
+        # A beam classifies at most this many clips: at each size, so many sets times so many frames to add.
+        max_clips = max(_MAX_CLIPS, beam_width * batch.num_candidates * num_frames)
+        if math.comb(batch.num_candidates, num_frames) > max_clips:
+            return _beam(self._clip_log_confidence, batch, num_frames, beam_width)
+        return optimal_by_enumeration(
+            partial(self._clip_log_confidence, batch),
+            len(batch),
+            batch.num_candidates,
+            num_frames,
+            mask=batch.real,
+            device=batch.mask.device,
+            max_subsets=max_clips,
+        )
 
     def _clip_log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Of the clips at positions [B, K, n]: [B, K]."""
@@ -171,7 +170,7 @@ class ClassifiedClips:
         return probs.double().clamp_min(SMALLEST_PROBABILITY).log()
 
     def _clip_probs(self, batch: TeacherBatch, positions: Tensor) -> NDArray[np.float32]:
-        """Return the probabilities [B, K, C] of the clips at positions [B, K, n]; each clip is classified once."""
+        """Return the probabilities [B, K, C] of the clips at positions [B, K, n]."""
         chunk = batch.chunk
         assert chunk is not None, "frames are read where clips need them"
         slots = np.take_along_axis(batch.slots[:, None], positions.cpu().numpy(), axis=2)  # [B, K, n] stored frames
@@ -195,27 +194,27 @@ class ClassifiedClips:
 
 
 def clips_for(teacher: Teacher, classifier: Any) -> Clips:
-    """How clips of this teacher are judged; `classifier` is None where only its kept answers are at hand."""
+    """Return how clips of this teacher are classified; `classifier` is None where only its outputs are at hand."""
     about = teacher.about
-    kept = about["features"] is not None
-    if kept and teacher.pooling == "mean":
+    stored = about["features"] is not None
+    if stored and teacher.pooling == "mean":
         return MeanClips("sigmoid" if about.get("multi_label") else "softmax")
     if classifier is None:
-        why = f"joins frames by its own {teacher.pooling!r} pool" if kept else "keeps no features of its frames"
+        why = f"joins frames by its own {teacher.pooling!r} pool" if stored else "stores no features of its frames"
         raise InvalidArgument(
             f"{teacher.bank.path}: the teacher {about['name']!r} {why}, so the classifier itself is needed; "
             "give it as classifier (--classifier FOLDER)"
         )
-    if kept and hasattr(classifier, "pool_logits"):
+    if stored and hasattr(classifier, "pool_logits"):
         return PooledClips(classifier)
     return ClassifiedClips(classifier, int(about["views"]))
 
 
 def gmacs_of_clips(clips: Clips, classifier: Any, teacher: Teacher) -> Callable[[int], float] | None:
-    """Giga multiply-adds of a clip of N frames, by N; None where nobody knows them.
+    """Return the giga multiply-adds of a clip of N frames, by N; None where they are unknown.
 
-    Where the classifier is not at hand, features of it that the bank keeps say what one frame costs. That is the Nth
-    part of a clip, because such a classifier takes the mean over frames that it sees one by one.
+    Where the classifier is not at hand, features of it that the bank stores have the cost of one frame: the Nth part
+    of a clip, because such a classifier averages over frames that it sees one by one.
     """
     if hasattr(classifier, "gmacs"):
         return lambda num_frames: float(classifier.gmacs(num_frames))
@@ -228,25 +227,23 @@ def gmacs_of_clips(clips: Clips, classifier: Any, teacher: Teacher) -> Callable[
 
 
 def log_probabilities(logits: Tensor, activation: str) -> Tensor:
-    """Exact logarithms of the probabilities of logits [..., C], float64."""
+    """Return exact logarithms of the probabilities of logits [..., C], float64."""
     logits = logits.double()
     return logits.log_softmax(-1) if activation == "softmax" else torch.nn.functional.logsigmoid(logits)
 
 
 def _features(batch: TeacherBatch) -> Tensor:
-    assert batch.features is not None, "views hold features where clips are pooled from them"
+    assert batch.features is not None, "batches hold features where clips are pooled from them"
     return batch.features
 
 
-def _in_parts(batch: TeacherBatch, positions: Tensor, join: Any) -> Tensor:
-    """`join` of the gathered features [b, N, D], some videos at a time: [B, C]."""
+def _pooled(batch: TeacherBatch, positions: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return `pool` of the gathered features [b, N, D], some videos at a time: [B, C]."""
     features = _features(batch)
     size = max(1, _MAX_NUMBERS // (positions.shape[1] * features.shape[2]))
     parts = []
-    for begin in range(0, len(batch), size):
-        some = slice(begin, begin + size)
-        where = positions[some, :, None].to(features.device).expand(-1, -1, features.shape[2])
-        parts.append(join(features[some].gather(1, where)))
+    for some, where in zip(features.split(size), positions.to(features.device).split(size), strict=True):
+        parts.append(pool(some.gather(1, where[..., None].expand(-1, -1, features.shape[2]))))
     return torch.cat(parts)
 
 

@@ -32,7 +32,7 @@ from sosampler.evaluation.bootstrap import Resamples
 from sosampler.evaluation.clip_scores import Clips, clips_for, gmacs_of_clips
 from sosampler.evaluation.metrics import multi_hot
 from sosampler.evaluation.plan import Entry, Plan, Resolver, auto_entries, autos_of, pairs_of
-from sosampler.evaluation.result import Answers, Cell, Evaluation, Measuring, PerVideo, Spent, Tally
+from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
 from sosampler.policies import AUTO
 from sosampler.policies.auto import Auto, count_frames
 from sosampler.policies.base import Batch, Policy, choose, scores_of
@@ -187,7 +187,7 @@ def evaluate(
         part,
         tuple(videos.positions),
         teacher,
-        {cell: Answers.of(tallies[cell].probs, videos.labels) for cell in spent_by},
+        {cell: Predictions.of(tallies[cell].probs, videos.labels) for cell in spent_by},
         run.scores,
     )
     return Evaluation(tuple(rows), facts, ids, {cell: tallies[cell].slots for cell in spent_by}, per_video)
@@ -429,14 +429,15 @@ class _Run:
 
     def _choose_in(self, chunk: FrameChunk) -> None:
         """Let the policies that need frames choose for the videos of a chunk."""
-        looking = {cell: entry for cell, entry in self._plan.cells.items() if entry.policy.needs_frames}
+        with_frames = {cell: entry for cell, entry in self._plan.cells.items() if entry.policy.needs_frames}
         for num_candidates in self._plan.candidates:
-            cells = {cell: entry for cell, entry in looking.items() if cell.num_candidates == num_candidates}
+            cells = {cell: entry for cell, entry in with_frames.items() if cell.num_candidates == num_candidates}
             slots, counts = self._videos.candidates(chunk.indices, num_candidates)
             for group in chunk.groups(chunk.indices.tolist(), num_candidates, _MAX_FRAMES) if cells else ():
                 indices = chunk.indices[group]
-                frames, _ = chunk.stacked(indices.tolist(), slots[group].tolist())
-                batch = Batch(num_candidates, counts[group], frames, seed=self._seed, indices=indices)
+                here = (indices.tolist(), list(slots[group]))
+                frames, pts_seconds = chunk.stacked(*here)[0], chunk.pts_seconds(*here)
+                batch = Batch(num_candidates, counts[group], frames, pts_seconds, self._seed, indices)
                 if any(entry.policy.needs_teacher for entry in cells.values()):
                     outputs = self._videos.batches(indices, [num_candidates], chunk)[num_candidates]
                     batch.teacher = _Teacher(outputs, self._clips, self._beam_width)

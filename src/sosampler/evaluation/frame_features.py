@@ -1,7 +1,4 @@
-"""Single frames of many videos, and what a classifier makes of each before its class layer.
-
-Videos come from files or from a bank; either way a video is a table of times and a way to read some of its frames.
-"""
+"""Single frames of many videos, from files or from a bank, and their features before a classifier's class layer."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ from sosampler.video.reader import Frames
 from sosampler.video.source import open_video
 from sosampler.video.timeline import Indices, Seconds
 
-# Frames that are held decoded at once, and that go through a network at once.
-_FRAMES_AT_ONCE = 32
+# Frames that are decoded and go through a network at a time.
+_MAX_FRAMES = 32
 
 
 # ---- videos
@@ -38,16 +35,16 @@ _FRAMES_AT_ONCE = 32
 class OpenFrames:
     """One video whose frames can be read."""
 
-    times: Seconds  # [F] seconds of every frame that can be had, increasing
+    times: Seconds  # [F] of every frame that can be read, increasing
     read: Callable[[Indices, int], Frames]  # positions in `times`, short side -> uint8 [n, H, W, 3]
 
 
 @dataclass(frozen=True)
 class FrameSource:
-    """A video that can be opened when its turn comes."""
+    """A video that can be opened later."""
 
     name: str
-    open: Callable[[], Any]  # a context manager that gives `OpenFrames`
+    open: Callable[[], Any]  # a context manager of `OpenFrames`
 
 
 @dataclass(frozen=True)
@@ -56,38 +53,35 @@ class Sources:
 
     videos: tuple[FrameSource, ...]
     kind: str  # "videos" or "bank"
-    found: int  # how many there were before some were drawn
+    available: int  # before some were drawn
 
 
 def find_sources(videos: Any, *, max_videos: int | None, seed: int) -> Sources:
-    """What the user means by `videos`: a bank, a manifest, or files and folders; at most `max_videos` drawn by `seed`.
-
-    Drawn ones keep their order.
-    """
+    """Resolve `videos`: a bank, a manifest, or files and folders; of more than `max_videos` a part, by `seed`."""
     kind = "videos"
     if isinstance(videos, (str, os.PathLike)) and (Path(videos) / "bank.json").is_file():
         videos = Bank(videos)
     if isinstance(videos, (str, os.PathLike)) and Path(videos).suffix.lower() in MANIFEST_SUFFIXES:
         videos = read_manifest(videos)
     if isinstance(videos, Bank):
-        kind, found = "bank", [_of_bank(videos, place) for place in range(len(videos))]
+        kind, sources = "bank", [_of_bank(videos, position) for position in range(len(videos))]
     elif isinstance(videos, Manifest):
-        found = [_of_file(item.id, videos.path_of(item), item.start, item.end) for item in videos.items]
+        sources = [_of_file(item.id, videos.path_of(item), item.start, item.end) for item in videos.items]
     else:
         from sosampler.video.discover import expand  # one meaning of folders and patterns everywhere
 
         given = [videos] if isinstance(videos, (str, os.PathLike)) else videos
         if not isinstance(given, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in given):
             raise InvalidArgument(
-                f"a {type(videos).__name__} is no source of videos; give a bank, a manifest, or paths of videos"
+                f"a {type(videos).__name__} cannot be read as videos; give a bank, a manifest, or paths of videos"
             )
-        found = [_of_file(str(path), path, None, None) for path in expand([os.fspath(path) for path in given])]
-    if not found:
+        sources = [_of_file(str(path), path, None, None) for path in expand([os.fspath(path) for path in given])]
+    if not sources:
         raise InvalidArgument("no video was given; give a bank, a manifest, or paths of videos")
-    drawn = np.arange(len(found))
-    if max_videos is not None and len(found) > max_videos:
-        drawn = np.sort(np.random.default_rng(seed).choice(len(found), max_videos, replace=False))
-    return Sources(tuple(found[place] for place in drawn.tolist()), kind, len(found))
+    drawn = np.arange(len(sources))
+    if max_videos is not None and len(sources) > max_videos:
+        drawn = np.sort(np.random.default_rng(seed).choice(len(sources), max_videos, replace=False))
+    return Sources(tuple(sources[index] for index in drawn.tolist()), kind, len(sources))
 
 
 def _of_file(name: str, path: Path, start: float | None, end: float | None) -> FrameSource:
@@ -98,7 +92,7 @@ def _of_file(name: str, path: Path, start: float | None, end: float | None) -> F
             timeline = reader.timeline()
             first, last = timeline.range_of(start, end)
             if first >= last:
-                raise VideoError(f"{path}: no frame lies between start={start} and end={end}; mend the manifest")
+                raise VideoError(f"{path}: no frame lies between start={start} and end={end}; correct the manifest")
             times = timeline.seconds(np.arange(first, last))
             yield OpenFrames(times, lambda positions, size: reader.read(first + positions, size=size).frames)
         finally:
@@ -107,15 +101,15 @@ def _of_file(name: str, path: Path, start: float | None, end: float | None) -> F
     return FrameSource(name, opened)
 
 
-def _of_bank(bank: Bank, place: int) -> FrameSource:
+def _of_bank(bank: Bank, position: int) -> FrameSource:
     @contextmanager
     def opened() -> Iterator[OpenFrames]:
-        item = bank[place]
+        item = bank[position]
         # A short video repeats frames; each counts once.
         times, stored = np.unique(item.pts_seconds, return_index=True)
         yield OpenFrames(times, lambda positions, size: item.frames(stored[positions], size=size))
 
-    return FrameSource(bank.items[place].id, opened)
+    return FrameSource(bank.items[position].id, opened)
 
 
 # ---- features
@@ -145,38 +139,38 @@ class FrameFeatures:
 def features_at(
     video: OpenFrames, positions: NDArray[np.int64], networks: Sequence[FrameFeatures], size: int
 ) -> list[Tensor]:
-    """Features [n, D] of some frames of a video, for each network; a few frames are held decoded at a time."""
+    """Return the features [n, D] of some frames of a video for each network, a few frames at a time."""
     parts: list[list[Tensor]] = [[] for _ in networks]
-    for begin in range(0, len(positions), _FRAMES_AT_ONCE):
-        frames = video.read(positions[begin : begin + _FRAMES_AT_ONCE], size)
-        pictures = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))
-        for network, found in zip(networks, parts, strict=True):
-            found.append(network(pictures))
-    return [torch.cat(found) for found in parts]
+    for begin in range(0, len(positions), _MAX_FRAMES):
+        frames = video.read(positions[begin : begin + _MAX_FRAMES], size)
+        images = torch.from_numpy(np.ascontiguousarray(frames.transpose(0, 3, 1, 2)))
+        for network, features in zip(networks, parts, strict=True):
+            features.append(network(images))
+    return [torch.cat(features) for features in parts]
 
 
 def feature_networks(
     classifiers: Any, weights: Any = None, *, device: str | None = None, precision: str | None = None
 ) -> list[FrameFeatures]:
-    """Classifiers by name, by folder or as they are; each gets a name of its own."""
-    asked = list(classifiers) if isinstance(classifiers, (list, tuple)) else [classifiers]
-    if not asked:
+    """Return the networks of classifiers by name, by folder or as objects; each gets a unique name."""
+    given = list(classifiers) if isinstance(classifiers, (list, tuple)) else [classifiers]
+    if not given:
         raise InvalidArgument("no classifier was given; give at least one name, folder or classifier")
     files = list(weights) if isinstance(weights, (list, tuple)) else [weights]
-    files = files + [None] * (len(asked) - len(files)) if weights is None else files
-    if len(files) != len(asked):
+    files = files + [None] * (len(given) - len(files)) if weights is None else files
+    if len(files) != len(given):
         raise InvalidArgument(
-            f"{len(files)} weights were given for {len(asked)} classifiers; give one for each, None where there is none"
+            f"{len(files)} weights were given for {len(given)} classifiers; give one for each, None where there is none"
         )
     networks: list[FrameFeatures] = []
-    for source, file in zip(asked, files, strict=True):
+    for source, file in zip(given, files, strict=True):
         if isinstance(source, nn.Module) or hasattr(source, "frame_probs"):
             if file is not None:
                 raise InvalidArgument(f"weights={str(file)!r} are for a classifier by name; {source!r} has its own")
             classifier, untrained = source, False
         else:
-            place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-            classifier = create_classifier(source, weights=file, new_head=None, device=place, precision=precision)
+            where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            classifier = create_classifier(source, weights=file, new_head=None, device=where, precision=precision)
             comes_with_weights = saved_folder(source) is not None or str(source).startswith("hf:")
             untrained = file is None and not comes_with_weights
         network = FrameFeatures(classifier, untrained=untrained)

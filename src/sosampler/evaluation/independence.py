@@ -1,11 +1,11 @@
-"""What a measurement of the independence of frames found, and the criterion it is judged by.
+"""`independence`: up to which frame rate adjacent frames are independent, as a classifier sees them.
 
 The criterion. A pair of adjacent frames counts as redundant where it is more alike than 90 % of the pairs of the same
-video that lie at least a quarter of the video apart, or where it is a near-duplicate at less than sigma / 4. If being
+video that are at least a quarter of the video apart, or where it is a near-duplicate at less than sigma / 4. If being
 neighbours did not matter, 10 % of the pairs would be redundant by chance; a rate passes with at most twice that, 20 %.
-(95 % and 10 % would sit too near to chance: of 16 frames of a video its 95th percentile is off by as much.)
-Comparing each video with itself keeps still cameras from hiding what adjacency does in the other videos, and the second
-half of the rule keeps a video in which nothing ever happens from passing because all of its frames are equally alike.
+(95 % and 10 % would be too near to chance: of 16 frames of a video its 95th percentile is off by as much.)
+Comparing each video with itself keeps still cameras from hiding the effect in the other videos, and the second half of
+the criterion keeps a video in which nothing ever happens from passing because all of its frames are equally alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Values = NDArray[np.float64]
 
 FAR_SHARE = 0.25  # of a video's length: pairs at least so far apart are what adjacent ones are compared with
 UNUSUAL = 0.90  # more alike than this share of the far pairs
-DUPLICATE = 0.25  # of the bandwidth: nearer pairs are redundant whatever the rest of the video looks like
+DUPLICATE = 0.25  # of the bandwidth: nearer pairs are redundant in any video
 NEAR_DUPLICATE = float(np.exp(-(DUPLICATE**2) / 2))  # the same as a kernel
 ALLOWED = 0.20  # redundant pairs of a rate that passes
 
@@ -98,7 +98,7 @@ class RateRow:
 
 @dataclass(frozen=True, eq=False)
 class FeatureFacts:
-    """One classifier's features, and what adjacent frames are held against."""
+    """One classifier's features, and what adjacent frames are compared with."""
 
     classifier: str
     width: int  # D
@@ -111,7 +111,7 @@ class FeatureFacts:
 
     @property
     def far_duplicates(self) -> float:
-        """Share of the far pairs that are near-duplicates: what no lower rate can take away."""
+        """Share of the far pairs that are near-duplicates, which no lower rate avoids."""
         return float((self.far.values > NEAR_DUPLICATE).mean())
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class FeatureFacts:
 
 @dataclass(frozen=True, eq=False)
 class Independence:
-    """What `independence` found."""
+    """The result of `independence`."""
 
     rows: tuple[RateRow, ...]
     classifiers: tuple[FeatureFacts, ...]
@@ -139,7 +139,7 @@ class Independence:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def of(self, classifier: str) -> tuple[RateRow, ...]:
-        """The rows of one classifier, rates rising."""
+        """Return the rows of one classifier, by rising rate."""
         return tuple(row for row in self.rows if row.classifier == classifier)
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Independence:
         }
 
     def table(self) -> str:
-        """For people."""
+        """Return the result as text."""
         lines = []
         for facts in self.classifiers:
             random = " with RANDOM weights" if facts.untrained else ""
@@ -167,33 +167,33 @@ class Independence:
         return "\n".join(lines)
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
-        """Write `independence.json` and the figure `independence.png`; gives their paths."""
+        """Write `independence.json` and the figure `independence.png`; return their paths."""
         from sosampler.figures.kde import independence_figure
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        told, drawn = folder / "independence.json", folder / "independence.png"
-        with replacing(told) as temporary:
+        values, figure = folder / "independence.json", folder / "independence.png"
+        with replacing(values) as temporary:
             temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        independence_figure(self, drawn)
-        return told, drawn
+        independence_figure(self, figure)
+        return values, figure
 
 
 def _line(name: str, videos: str, kernel: Spread, row: RateRow | None = None) -> str:
-    told = kernel.to_dict()
-    if not told["pairs"]:
+    values = kernel.to_dict()
+    if not values["pairs"]:
         return f"{name:>8} {videos:>6} {0:>6}"
-    low, high = told["quantiles"]["0.05"], told["quantiles"]["0.95"]
-    text = f"{name:>8} {videos:>6} {told['pairs']:>6} {told['mean']:>6.3f} {low:>6.3f} {high:>6.3f}"
+    low, high = values["quantiles"]["0.05"], values["quantiles"]["0.95"]
+    text = f"{name:>8} {videos:>6} {values['pairs']:>6} {values['mean']:>6.3f} {low:>6.3f} {high:>6.3f}"
     return text if row is None else f"{text} {row.redundant:>9.1%}{' passes' if row.passes else ''}"
 
 
 RATES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0)
 
-_TOLERANCE = 0.25  # of 1 / rate: a pair whose frames lie further off is not one of that rate
+_TOLERANCE = 0.25  # of 1 / rate: pairs further off do not count for that rate
 _ROUNDING = 1e-3  # of 1 / rate: containers round times
-_LEAST_MOMENTS = 4
-_CROSSED_VIDEOS = 512  # of which pairs of different videos are made: these grow with the square
+_MIN_MOMENTS = 4
+_CROSSED_VIDEOS = 512  # for pairs of different videos, whose number grows with the square
 _RESAMPLES = 1000
 
 
@@ -201,12 +201,12 @@ _RESAMPLES = 1000
 
 
 def choose_moments(num_frames: int, count: int) -> Indices:
-    """At most `count` different frames, spread evenly."""
+    """Return at most `count` different frames, evenly spread."""
     return segment_centres(num_frames, min(count, num_frames))
 
 
 def later_by(times: Seconds, moments: Indices, seconds: float) -> Indices:
-    """Pairs [P, 2] of a moment and the frame nearest to `seconds` later; those further off than a quarter drop out.
+    """Return pairs [P, 2] of a moment and the frame nearest to `seconds` later, at most a quarter of it off.
 
     >>> later_by(np.arange(10) / 10, np.array([0, 4, 8]), 0.3).tolist()
     [[0, 3], [4, 7]]
@@ -215,12 +215,12 @@ def later_by(times: Seconds, moments: Indices, seconds: float) -> Indices:
     after = np.clip(np.searchsorted(times, wanted), 1, len(times) - 1)
     nearest = np.where(times[after] - wanted < wanted - times[after - 1], after, after - 1)
     good = np.abs(times[nearest] - wanted) <= _TOLERANCE * seconds
-    good &= wanted <= times[-1] + _ROUNDING * seconds  # nothing is known of what comes after the last frame
+    good &= wanted <= times[-1] + _ROUNDING * seconds  # nothing is known after the last frame
     return np.stack([moments, nearest], axis=1)[good & (nearest > moments)]
 
 
 def far_pairs(count: int) -> Indices:
-    """Pairs [P, 2] of places among `count` evenly spread moments that lie at least a quarter of the video apart.
+    """Return pairs [P, 2] of indices among `count` evenly spread moments at least a quarter of the video apart.
 
     >>> len(far_pairs(16)), far_pairs(4)[:2].tolist()
     (78, [[0, 1], [0, 2]])
@@ -233,17 +233,17 @@ def far_pairs(count: int) -> Indices:
 
 
 def kernels(distances: Values, bandwidth: float) -> Values:
-    """The kernel of pairs whose distance is known."""
+    """Return the kernel of pairs of a known distance."""
     return np.asarray(np.exp(-np.square(distances) / (2 * bandwidth**2)))
 
 
 def redundant_pairs(adjacent: Values, far: Values) -> NDArray[np.bool_]:
-    """Which adjacent pairs of one video are redundant, by kernels of its adjacent and its far pairs."""
+    """Return which adjacent pairs of one video are redundant, by the kernels of its adjacent and its far pairs."""
     return (adjacent > np.quantile(far, UNUSUAL)) | (adjacent > NEAR_DUPLICATE)
 
 
 def _bootstrap(redundant: Sequence[float], pairs: Sequence[int], seed: int) -> tuple[float, float] | None:
-    """Range in which the share of redundant pairs lies in 95 of 100 draws of as many videos; None for one video."""
+    """Return the 95 % interval of the share of redundant pairs over videos; None for one video."""
     if len(pairs) < 2:
         return None
     counts = resample_counts(len(pairs), _RESAMPLES, seed)  # [V, draws]
@@ -278,7 +278,7 @@ def independence(
     precision: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Independence:
-    """How alike adjacent frames are at several frame rates, and up to which rate they stand by themselves.
+    """Measure how alike adjacent frames are at several frame rates, and up to which rate they stand by themselves.
 
     Args:
         videos: paths of videos and folders of them, a manifest, or a `Bank` (whose stored frames limit the rates).
@@ -286,40 +286,40 @@ def independence(
         weights: a file for each classifier that is given by name, in their order; None where there is none.
         rates: frames a second.
         moments: frames of each video from which pairs start; a video gives at most so many pairs a rate.
-        max_videos: more are not looked at; they are drawn by `seed`. None for all.
+        max_videos: of more, so many are drawn by `seed`. None for all.
         device, precision: for classifiers by name; the GPU if there is one.
-        say: told each note at once.
+        say: called with each note.
     """
     steps = _checked_rates(rates)
-    moments = whole_number("moments", moments, at_least=_LEAST_MOMENTS)
+    moments = whole_number("moments", moments, at_least=_MIN_MOMENTS)
     max_videos = None if max_videos is None else whole_number("max_videos", max_videos)
     sources = find_sources(videos, max_videos=max_videos, seed=whole_number("seed", seed, at_least=0))
     networks = feature_networks(classifiers, weights, device=device, precision=precision)
     notes = [
         f"WARNING: {network.name} has RANDOM weights, none were given: features of an untrained network mean little, "
-        "and so does every figure of it; give weights"
+        "and so do their results; give weights"
         for network in networks
         if network.untrained
     ]
-    if len(sources.videos) < sources.found:
-        notes.append(f"{len(sources.videos)} of {sources.found} videos were drawn with seed {seed}")
-    tell = say or (lambda note: None)
+    if len(sources.videos) < sources.available:
+        notes.append(f"{len(sources.videos)} of {sources.available} videos were drawn with seed {seed}")
+    report = say or (lambda note: None)
     for note in notes:
-        tell(note)  # before the long work
+        report(note)  # before the long work
 
     measured: list[list[_Measured]] = [[] for _ in networks]
     failures: list[dict[str, str]] = []
-    with progress_bar("looking at frames", len(sources.videos)) as bar:
+    with progress_bar("reading frames", len(sources.videos)) as bar:
         for source in sources.videos:
             try:
                 with source.open() as video:
                     crossed = len(measured[0]) < _CROSSED_VIDEOS
-                    found = _measure(source.name, video, networks, steps, moments, crossed)
+                    distances = _measure(source.name, video, networks, steps, moments, crossed)
             except VideoError as error:
                 failures.append({"video": source.name, "error": str(error)})
             else:
-                for one, many in zip(found, measured, strict=True):
-                    many.append(one)
+                for distances_of_one, of_network in zip(distances, measured, strict=True):
+                    of_network.append(distances_of_one)
             bar.advance(text=f"{len(failures)} failed" if failures else "")
     if not measured[0]:
         raise VideoError(f"none of {len(sources.videos)} videos could be measured; the first: {failures[0]['error']}")
@@ -327,12 +327,12 @@ def independence(
     rows: list[RateRow] = []
     facts: list[FeatureFacts] = []
     for network, of_videos in zip(networks, measured, strict=True):
-        fact, its_rows = _judge(network, of_videos, steps, seed)
+        fact, its_rows = _evaluate(network, of_videos, steps, seed)
         facts.append(fact)
         rows += its_rows
     later = _notes_about(rows, facts, len(measured[0]), sources.kind)
     for note in later:
-        tell(note)
+        report(note)
     settings = {
         "source": sources.kind,
         "rates": list(steps),
@@ -360,10 +360,10 @@ def _measure(
     """Distances between far and between adjacent frames of one video, for each network."""
     times = video.times
     starts = choose_moments(len(times), moments)
-    if len(starts) < _LEAST_MOMENTS:
-        raise VideoError(f"{name}: {len(starts)} different frames are too few; {_LEAST_MOMENTS} are needed")
+    if len(starts) < _MIN_MOMENTS:
+        raise VideoError(f"{name}: {len(starts)} different frames are too few; {_MIN_MOMENTS} are needed")
     pairs = {rate: later_by(times, starts, 1 / rate) for rate in rates}
-    wanted = np.unique(np.concatenate([starts, *(found.ravel() for found in pairs.values())]))
+    wanted = np.unique(np.concatenate([starts, *(rate_pairs.ravel() for rate_pairs in pairs.values())]))
     size = max(network.short_side for network in networks)
     far = far_pairs(len(starts))
     measured = []
@@ -373,8 +373,8 @@ def _measure(
         measured.append(
             _Measured(
                 far=_lengths(of_moments[far[:, 0]] - of_moments[far[:, 1]]),
-                adjacent={rate: _apart(seen, found) for rate, found in pairs.items()},
-                seconds={rate: times[found[:, 1]] - times[found[:, 0]] for rate, found in pairs.items()},
+                adjacent={rate: _apart(seen, rate_pairs) for rate, rate_pairs in pairs.items()},
+                seconds={rate: np.diff(times[rate_pairs], axis=1)[:, 0] for rate, rate_pairs in pairs.items()},
                 moments=of_moments if crossed else None,
                 width=of_moments.shape[1],
                 far_seconds=FAR_SHARE * float(times[-1] - times[0]),
@@ -389,32 +389,31 @@ def _apart(features: dict[int, Tensor], pairs: Indices) -> Values:
 
 def _lengths(differences: Tensor) -> Values:
     """[P, D] -> [P]"""
-    found: Values = torch.linalg.vector_norm(differences.double(), dim=-1).numpy()
-    return found
+    return np.asarray(torch.linalg.vector_norm(differences.double(), dim=-1))
 
 
 def cross_distances(moments: Sequence[Tensor]) -> Values:
-    """Distances between frames of different videos that stand at the same place of their video.
+    """Return the distances between frames of different videos at the same relative position.
 
     `moments`: features [M, D] of each video; M may differ, fewer are repeated evenly.
     """
-    most = max(len(features) for features in moments)
-    spread = torch.stack([features[segment_centres(len(features), most)] for features in moments], 1)  # [M, V, D]
-    # Row by row: all differences at once would be large.
+    largest = max(len(features) for features in moments)
+    spread = torch.stack([features[segment_centres(len(features), largest)] for features in moments], 1)  # [M, V, D]
+    # Row by row: all differences together would be large.
     return np.concatenate([_lengths(row[a + 1 :] - row[a]) for row in spread for a in range(len(row))])
 
 
-def _judge(
+def _evaluate(
     network: FrameFeatures, measured: Sequence[_Measured], rates: Sequence[float], seed: int
 ) -> tuple[FeatureFacts, list[RateRow]]:
-    """The bandwidth, the kernels and the verdict of one classifier."""
+    """Return the bandwidth, the kernels and the verdict of one classifier."""
     name = network.name
-    cross = cross_distances([one.moments for one in measured if one.moments is not None])
-    far = np.concatenate([one.far for one in measured])
+    cross = cross_distances([video.moments for video in measured if video.moments is not None])
+    far = np.concatenate([video.far for video in measured])
     bandwidth = float(np.median(cross if len(cross) else far))
     if not bandwidth:
         raise SosamplerError(
-            f"{name}: its features of most frames are the same, so that no bandwidth can be told; check its weights, "
+            f"{name}: its features of most frames are the same, so that there is no bandwidth; check its weights, "
             "or give videos that differ"
         )
     rows = [_row(name, rate, measured, bandwidth, seed) for rate in rates]
@@ -439,17 +438,17 @@ def _judge(
 
 
 def _row(name: str, rate: float, measured: Sequence[_Measured], bandwidth: float, seed: int) -> RateRow:
-    having = [one for one in measured if len(one.adjacent[rate])]
+    having = [video for video in measured if len(video.adjacent[rate])]
     if not having:
         return RateRow(name, rate, 0, None, Spread(np.empty(0)), None, None, None)
-    values = [kernels(one.adjacent[rate], bandwidth) for one in having]
+    values = [kernels(video.adjacent[rate], bandwidth) for video in having]
     redundant = [
-        int(redundant_pairs(kernel, kernels(one.far, bandwidth)).sum())
-        for kernel, one in zip(values, having, strict=True)
+        int(redundant_pairs(kernel, kernels(video.far, bandwidth)).sum())
+        for kernel, video in zip(values, having, strict=True)
     ]
     pairs = [len(kernel) for kernel in values]
-    seconds = np.concatenate([one.seconds[rate] for one in having])
-    nearer = np.concatenate([one.seconds[rate] < one.far_seconds for one in having])
+    seconds = np.concatenate([video.seconds[rate] for video in having])
+    nearer = np.concatenate([video.seconds[rate] < video.far_seconds for video in having])
     return RateRow(
         classifier=name,
         rate=rate,
@@ -463,29 +462,27 @@ def _row(name: str, rate: float, measured: Sequence[_Measured], bandwidth: float
 
 
 def _notes_about(rows: Sequence[RateRow], facts: Sequence[FeatureFacts], videos: int, kind: str) -> list[str]:
-    """What a reader of the figures must know."""
+    """Return notes on what limits the results."""
     notes = []
     lacking = {row.rate: row.videos for row in rows if row.videos < videos}
     if lacking:
-        told = ", ".join(f"{rate:g} fps in {count}" for rate, count in lacking.items())
+        rates = ", ".join(f"{rate:g} fps in {count}" for rate, count in lacking.items())
         where = "the bank stores no frames" if kind == "bank" else "there are no frames"
         notes.append(
-            f"of {videos} videos, pairs were found at {told}: {where} at that distance, a quarter more or less"
+            f"of {videos} videos, pairs were found at {rates}: {where} at that distance, a quarter more or less"
         )
     if videos == 1:
-        notes.append(
-            "one video alone: the bandwidth is the median distance within it, and says nothing of other videos"
-        )
+        notes.append("one video alone: the bandwidth is the median distance within it, and may differ for others")
     for fact in facts:
         if fact.far_duplicates > ALLOWED:
             notes.append(
-                f"{fact.classifier}: {fact.far_duplicates:.0%} of the pairs that lie far apart are near-duplicates, "
-                "as in films of still cameras: hardly any rate can pass on such videos"
+                f"{fact.classifier}: {fact.far_duplicates:.0%} of the pairs far apart are near-duplicates, as in "
+                "films of still cameras: hardly any rate can pass on such videos"
             )
         chosen = [row for row in rows if row.classifier == fact.classifier and row.rate == fact.verdict]
         if any((row.nearer_than_far or 0) < 0.5 for row in chosen):
             notes.append(
-                f"{fact.classifier}: at {fact.verdict:g} fps most neighbours lie a quarter of their video apart or "
-                "more, as the pairs do that they are compared with; longer videos would tell more"
+                f"{fact.classifier}: at {fact.verdict:g} fps most neighbours are a quarter of their video apart or "
+                "more, as are the pairs that they are compared with; longer videos would show more"
             )
     return notes

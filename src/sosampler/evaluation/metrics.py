@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Weightings that are looked at together: so many that the weights of all rows stay in a processor's cache.
-_WEIGHTINGS_AT_ONCE = 256
+# Weightings at a time: so many that the weights of all rows stay in a processor's cache.
+_MAX_WEIGHTINGS = 256
 _SMALLEST_PROBABILITY = 1e-12
 
 
 def top1_hits(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.bool_]:
-    """Which rows [B] have a label (multi-hot [B, C]) as their most probable class [B, C]."""
+    """Return which rows [B] have a label (multi-hot [B, C]) as their most probable class [B, C]."""
     scores, truth = np.asarray(probabilities), np.asarray(targets)
     hits: NDArray[np.bool_] = truth[np.arange(len(truth)), scores.argmax(1)].astype(bool)
     return hits
 
 
 def top1(probabilities: ArrayLike, targets: ArrayLike) -> float:
-    """Share of rows whose most probable class [B, C] is one of their labels (multi-hot [B, C]).
+    """Return the share of rows whose most probable class [B, C] is one of their labels (multi-hot [B, C]).
 
     >>> top1([[0.9, 0.1], [0.2, 0.8]], [[1, 0], [1, 0]])
     0.5
@@ -34,7 +34,7 @@ def top1(probabilities: ArrayLike, targets: ArrayLike) -> float:
 
 
 def mean_average_precision(probabilities: ArrayLike, targets: ArrayLike) -> float:
-    """Mean over classes of the average precision of their scores, as scikit-learn defines it.
+    """Return the mean over classes of the average precision of their scores, as scikit-learn defines it.
 
     Classes without a positive are left out. NaN where none is left.
     """
@@ -48,7 +48,7 @@ def mean_average_precision(probabilities: ArrayLike, targets: ArrayLike) -> floa
 
 
 def weighted_average_precision(probabilities: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """`mean_average_precision` for many weightings of the same rows at once.
+    """Return `mean_average_precision` for many weightings of the same rows.
 
     Args:
         probabilities: [B, C].
@@ -87,7 +87,7 @@ def weighted_average_precision(probabilities: Tensor, targets: Tensor, weights: 
         return total - (total - each)[begin]
 
     parts = []
-    for part in weights.to(torch.float32).split(_WEIGHTINGS_AT_ONCE, dim=1):
+    for part in weights.to(torch.float32).split(_MAX_WEIGHTINGS, dim=1):
         part = part.contiguous()
         right = sums(hit, part)
         precision = sums_so_far(right) / sums_so_far(sums(reaching, part)).clamp_min(1e-9)
@@ -99,33 +99,31 @@ def weighted_average_precision(probabilities: Tensor, targets: Tensor, weights: 
 
 
 def confidences(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.float64]:
-    """Confidence of each row in its labels: the geometric mean of their probabilities, [B].
+    """Return the confidence of each row in its labels: the geometric mean of their probabilities, [B].
 
     >>> confidences([[0.9, 0.4], [0.2, 0.8]], [[1, 1], [1, 0]]).round(3).tolist()
     [0.6, 0.2]
     """
     logs = np.log(np.maximum(np.asarray(probabilities, dtype=np.float64), _SMALLEST_PROBABILITY))
     truth = np.asarray(targets).astype(bool)
-    found: NDArray[np.float64] = np.exp((logs * truth).sum(1) / truth.sum(1))
-    return found
+    return np.asarray(np.exp((logs * truth).sum(1) / truth.sum(1)))
 
 
 def shared_share(chosen: ArrayLike, best: ArrayLike) -> NDArray[np.float64]:
-    """Fidelity of each row: the share of the best set [B, N] that was chosen [B, N], as sets.
+    """Return the fidelity of each row: the share of the best set [B, N] that was chosen [B, N], as sets.
 
     >>> shared_share([[0, 1, 2], [3, 3, 4]], [[0, 2, 5], [3, 4, 4]]).round(2).tolist()
     [0.67, 1.0]
     """
     ours, theirs = np.asarray(chosen), np.asarray(best)
-    first = np.ones(theirs.shape, dtype=bool)  # rows are sorted, so a repeat stands behind its like
+    first = np.ones(theirs.shape, dtype=bool)  # rows are sorted, so a repeat follows its like
     first[:, 1:] = theirs[:, 1:] != theirs[:, :-1]
     inside = (theirs[:, :, None] == ours[:, None, :]).any(2)
-    found: NDArray[np.float64] = (inside & first).sum(1) / first.sum(1)
-    return found
+    return np.asarray((inside & first).sum(1) / first.sum(1))
 
 
 def multi_hot(labels: Sequence[Sequence[int]], num_classes: int) -> NDArray[np.bool_]:
-    """[B, C]"""
+    """Return the labels of each row as a table [B, C]."""
     table = np.zeros((len(labels), num_classes), dtype=bool)
     for row, positives in enumerate(labels):
         table[row, list(positives)] = True

@@ -20,7 +20,7 @@ from sosampler.evaluation.result import Cell
 from sosampler.policies import AUTO
 from sosampler.policies.auto import Auto, auto_of
 from sosampler.policies.base import Policy
-from sosampler.policies.names import AUTO_SUFFIX, split_dial
+from sosampler.policies.names import AUTO_SUFFIX, split_threshold
 from sosampler.policies.registry import (
     MethodPolicy,
     get_policy,
@@ -189,12 +189,12 @@ class Resolver:
         return self._named(name, with_method(resolved, method) if method else resolved, name or text)
 
     def _named(self, name: str | None, policy: Policy, called: str) -> Policy:
-        """A row's name tells what was done, so the method that a name ends in is applied too."""
+        """Apply the method that a name ends in, since rows are read by their names."""
         method = policy.method if isinstance(policy, MethodPolicy) else ""
         in_name = split_method(name or "")[1]
         if in_name and method and in_name != method:
             raise InvalidArgument(
-                f"the name {name!r} says {in_name}, but {policy.name!r} says {method}; write one of them"
+                f"the name {name!r} has the method {in_name}, but {policy.name!r} has {method}; write one of them"
             )
         if is_policy_name(called) and get_policy(split_method(called)[0], teacher=True) is not policy:
             raise InvalidArgument(f"a sampler cannot be called {called!r}, which is another policy; give another name")
@@ -217,9 +217,11 @@ def _is_sampler(policy: Any) -> bool:
 
 def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
     """Return the rows of a baseline. A threshold that its name ends in is set, unless the name is its folder's."""
-    name, in_name = (name, "") if name_is_folder else split_dial(name)
+    name, in_name = (name, "") if name_is_folder else split_threshold(name)
     if in_name and value and in_name != value:
-        raise InvalidArgument(f"the name {name}@{in_name} says {in_name}, but the policy {value}; write one of them")
+        raise InvalidArgument(
+            f"the name {name}@{in_name} has the threshold {in_name}, but the policy {value}; write one of them"
+        )
     # The policy "frameexit" may be left out, and then a baseline may have the name of its class.
     if is_policy_name(name) and name not in list_systems():
         raise InvalidArgument(f"a baseline cannot be called {name!r}, which is another policy; give another name")
@@ -234,7 +236,7 @@ def _check_curves(policies: Sequence[Policy], baselines: Sequence[BaselineRow]) 
     others = {policy.name for policy in policies}
     first_of: dict[str, BaselineRow] = {}
     for row in baselines:
-        curve = split_dial(row.name)[0]
+        curve = split_threshold(row.name)[0]
         if curve in others:
             raise InvalidArgument(
                 f"the policy {curve!r} and the baseline {row.name!r} would be one curve called {curve!r}; give the "

@@ -1,4 +1,4 @@
-"""`write_cost_curve`: accuracy against what it costs, as a picture that stands for itself on paper or in a README."""
+"""`write_cost_curve`: accuracy against cost, as a figure for a paper or a README."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HEADINGS = {"rule": "rules", "learned": "learned samplers", "system": "systems"
 _PANEL = (4.7, 4.3)  # inches
 _LEGEND_WIDTH, _LEGEND_LINE = 2.5, 0.225  # inches
 _SIDE_BY_SIDE, _WIDEST = 7.0, 70.0  # points between curves that would hide each other, and from the first to the last
-_NAMED = 4  # curves that a remark names; of more it tells how many
+_NAMED = 4  # curves that a remark names; of more it gives the number
 _DPI = 160
 
 
@@ -56,12 +56,12 @@ def write_cost_curve(
 ) -> Path:
     """Draw two panels: a metric with its 95 % intervals against giga multiply-adds, and against decoded frames.
 
-    One curve a policy over its N; one a system over the values of its dial, whose rows are called NAME@VALUE. The first
-    panel is left out where nobody's multiply-adds are known; a remark says whose are not.
+    One curve a policy over its N; one a baseline over its thresholds, whose rows are called NAME@VALUE. The first panel
+    is left out where no multiply-adds are known; a remark names the policies whose are not.
 
     Args:
-        rows: of an evaluation, as its JSON has them. Read are policy, num_frames (None for a system), frames_decoded,
-            gmacs, the metric, ci95, and num_candidates where several T are to be told apart.
+        rows: of an evaluation, as in its JSON. Used are policy, num_frames (None for a baseline), frames_decoded,
+            gmacs, the metric, ci95, and num_candidates where there are several T.
         metric: "top1" or "mAP".
         path: a .svg or .png file; its folder is made.
         title: above the panels.
@@ -71,14 +71,14 @@ def write_cost_curve(
     target.parent.mkdir(parents=True, exist_ok=True)
     kind = target.suffix[1:].lower()
     matplotlib, *_ = import_matplotlib()
-    nobody = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}  # the same rows, the same bytes
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}  # the same rows, the same bytes
     with replacing(target) as temporary, matplotlib.rc_context(_style()):
-        figure.savefig(temporary, format=kind, dpi=_DPI, facecolor=COLOURS["paper"], metadata=nobody)
+        figure.savefig(temporary, format=kind, dpi=_DPI, facecolor=COLOURS["paper"], metadata=metadata)
     return target
 
 
 def check_curve_file(path: str | os.PathLike[str]) -> Path:
-    """The path, or say why no curve can be written there; also before a long work."""
+    """Return the path, checked that a curve can be written there; also useful before a long work."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InvalidArgument(f"{target}: curves are written as {' or '.join(SUFFIXES)}; give a file with this ending")
@@ -89,7 +89,7 @@ def check_curve_file(path: str | os.PathLike[str]) -> Path:
 
 
 def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -> Any:
-    """The same as a matplotlib Figure."""
+    """Return the same as a matplotlib Figure."""
     one_of("metric", metric, METRIC_NAMES)
     if not rows:
         raise InvalidArgument("a curve needs at least one row; evaluate a policy first")
@@ -117,15 +117,15 @@ def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -
         last.xaxis.get_major_locator().set_params(integer=True)
         _add_legend(figure, entries, handles)
         remarks = [_remark(priced, decoded, looks), _remark_on_prices(rows, looks, panels)]
-        told = "\n".join(remark for remark in remarks if remark)
-        figure.supxlabel(told, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
+        text = "\n".join(remark for remark in remarks if remark)
+        figure.supxlabel(text, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
         if title:
             figure.suptitle(title, fontsize=11.5, color=COLOURS["ink"], x=0.01, ha="left")
     return figure
 
 
 def _style() -> dict[str, Any]:
-    # Letters as shapes: they look the same wherever the file is shown.
+    # Letters as shapes: they are the same wherever the file is shown.
     return {"svg.fonttype": "path", "svg.hashsalt": "sosampler", "font.family": "DejaVu Sans", "font.size": 10}
 
 
@@ -146,7 +146,7 @@ def _log_axis(axes: Any, xs: Sequence[float]) -> None:
 
 
 def _heights(lines: Sequence[Line]) -> tuple[float, float]:
-    """Percent at the lower and the upper end, with room around all points and intervals."""
+    """Return the percent at the lower and the upper end, with room around all points and intervals."""
     every = [y for line in lines for y in line.ys]
     every += [y for line in lines for bounds in line.bounds for y in bounds or ()]
     room = max(1.0, 0.06 * (max(every) - min(every)))
@@ -154,25 +154,25 @@ def _heights(lines: Sequence[Line]) -> tuple[float, float]:
 
 
 def _side_by_side(lines: Sequence[Line]) -> list[float]:
-    """Points by which curves are moved to the right, because others stand upright at the same x too.
+    """Return the points by which vertical curves at the same x are moved apart.
 
     >>> _side_by_side([Line("a", "a", xs, [1.0] * len(xs), []) for xs in ([8.0, 8.0], [1.0, 8.0], [8.0])])
     [-3.5, 0.0, 3.5]
     """
-    upright: dict[float, list[int]] = {}
+    vertical: dict[float, list[int]] = {}
     for number, line in enumerate(lines):
         if len(set(line.xs)) == 1:
-            upright.setdefault(line.xs[0], []).append(number)
+            vertical.setdefault(line.xs[0], []).append(number)
     moved = [0.0] * len(lines)
-    for beside in upright.values():
+    for beside in vertical.values():
         step = min(_SIDE_BY_SIDE, _WIDEST / len(beside))
-        for place, number in enumerate(beside):
-            moved[number] = step * (place - (len(beside) - 1) / 2)
+        for order, number in enumerate(beside):
+            moved[number] = step * (order - (len(beside) - 1) / 2)
     return moved
 
 
 def _right_end(lines: Sequence[Line], moved: Sequence[float]) -> float:
-    """Where the axis ends so that the last curve that was moved is inside."""
+    """Return where the axis ends, so that the last curve that was moved is inside."""
     width = 72 * _PANEL[0]  # points, about
     return max(line.xs[-1] / (1 - (max(0.0, by) + 12) / width) for line, by in zip(lines, moved, strict=True))
 
@@ -184,18 +184,18 @@ def _draw_moved(
 
     handles = []
     for line, by in zip(lines, moved, strict=True):
-        place = axes.transData + ScaledTranslation(by / 72, 0, figure.dpi_scale_trans) if by else None
-        handles.append(draw_line(axes, line, looks[line.policy], COLOURS, bars=True, transform=place))
+        transform = axes.transData + ScaledTranslation(by / 72, 0, figure.dpi_scale_trans) if by else None
+        handles.append(draw_line(axes, line, looks[line.policy], COLOURS, bars=True, transform=transform))
     return handles
 
 
 def _legend_entries(lines: Sequence[Line], looks: Mapping[str, Look]) -> list[tuple[str, int | None]]:
-    """Names of curves below the heading of their kind; which of the lines each is, None for a heading."""
-    found: list[tuple[str, int | None]] = []
+    """Return the names of curves below the heading of their kind, with the line of each, None for a heading."""
+    entries: list[tuple[str, int | None]] = []
     for kind in MEANINGS:
-        own = [number for number, line in enumerate(lines) if looks[line.policy].kind == kind]
-        found += [(_HEADINGS[kind], None), *((lines[number].name, number) for number in own)] if own else []
-    return found
+        of_kind = [number for number, line in enumerate(lines) if looks[line.policy].kind == kind]
+        entries += [(_HEADINGS[kind], None), *((lines[number].name, number) for number in of_kind)] if of_kind else []
+    return entries
 
 
 def _add_legend(figure: Any, entries: Sequence[tuple[str, int | None]], handles: Sequence[Any]) -> None:
@@ -218,18 +218,18 @@ def _add_legend(figure: Any, entries: Sequence[tuple[str, int | None]], handles:
 
 
 def _remark(priced: Sequence[Line], decoded: Sequence[Line], looks: Mapping[str, Look]) -> str:
-    told = []
+    remarks = []
     if any(bounds is not None for line in decoded for bounds in line.bounds):
-        told.append("bars: 95 % intervals")
+        remarks.append("bars: 95 % intervals")
     if priced and any(looks[line.policy].kind == "oracle" for line in decoded):
-        told.append("oracles: what they know has no price in GMACs")
+        remarks.append("oracles: what they know has no price in GMACs")
     if any(_side_by_side(decoded)):
-        told.append("curves side by side decode the same number of frames")
-    return "; ".join(told)
+        remarks.append("curves side by side decode the same number of frames")
+    return "; ".join(remarks)
 
 
 def _remark_on_prices(rows: Sequence[Row], looks: Mapping[str, Look], panels: int) -> str:
-    """Whose multiply-adds are not known; those of oracles nobody asks for."""
+    """Name the policies whose multiply-adds are unknown, without oracles."""
     unpriced = [row for row in rows if not (row.get("gmacs") or 0) > 0 and looks[line_of(row)].kind != ORACLE]
     names = list(dict.fromkeys(shortened(line_of(row)) for row in unpriced))
     if not names:

@@ -1,7 +1,7 @@
-"""How a policy is drawn: what kind it is, and a colour, a mark and a dash that tell it from the others.
+"""Figures of an evaluation as SVG, and how each policy is drawn in them.
 
-Kinds differ in colour, dash and the filling of their marks, policies of one kind in the shape of their marks: nothing
-depends on colour alone.
+Kinds of policies differ in colour, dash and the filling of their marks, policies of one kind in the shape of their
+marks: nothing depends on colour alone.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler.errors import MissingDependency
-from sosampler.policies.names import AUTO_SUFFIX, is_system, line_of, split_dial
+from sosampler.policies.names import AUTO_SUFFIX, is_system, line_of, split_threshold
 from sosampler.policies.registry import get_policy, list_policies
 
 RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 
 MEANINGS = {
-    RULE: "learned nothing: goes by places in time, or by how much the pictures differ",
-    LEARNED: "looks at the candidates with a small network",
-    SYSTEM: "looks at one frame after another, stops by itself, and names the class with layers of its own",
-    ORACLE: "knows what the classifier says about every candidate; a bound, not a method",
+    RULE: "without learning: by positions in time, or by how much frames differ",
+    LEARNED: "scores the candidates with a small network",
+    SYSTEM: "sees one frame after another, decides when to stop, and classifies with layers of its own",
+    ORACLE: "knows the classifier's outputs for every candidate; a bound, not a method",
 }
-"""Kinds and what they know."""
+"""Kinds of policies and what they know."""
 
 # lengths of line and gap, in line widths
 _DASHES = {RULE: (4.0, 2.2), LEARNED: (), SYSTEM: (6.0, 1.6, 1.2, 1.6), ORACLE: (1.2, 1.8)}
@@ -50,12 +50,13 @@ class Look:
 
     @property
     def is_open(self) -> bool:
-        """Whether its marks are outlines."""
+        """Whether the marks are outlines."""
         return self.kind == ORACLE
 
 
 def kind_of(policy: str) -> str:
-    """
+    """Return the kind of a policy by its name.
+
     >>> kind_of("uniform"), kind_of("dpp"), kind_of("semi-optimal+mmr"), kind_of("runs/a"), kind_of("runs/a+dpp")
     ('rule', 'rule', 'oracle', 'learned', 'learned')
     """
@@ -67,15 +68,15 @@ def kind_of(policy: str) -> str:
 
 
 def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str, Look]:
-    """A look for each policy, in the order in which they are first named.
+    """Return how each policy is drawn, in order of first appearance.
 
-    Names in `systems` are systems. All values NAME@VALUE of a dial have the look of NAME, which is given too.
+    Names in `systems` are baselines. All thresholds NAME@VALUE are drawn like NAME, which is returned too.
     """
     looks: dict[str, Look] = {}
     used = dict.fromkeys(MEANINGS, 0)
     for policy in dict.fromkeys(policies):
         of_system = policy in systems
-        name = split_dial(policy)[0] if of_system else policy
+        name = split_threshold(policy)[0] if of_system else policy
         if name not in looks:
             kind = SYSTEM if of_system and not name.endswith(AUTO_SUFFIX) else kind_of(policy)
             number = used[kind]
@@ -89,18 +90,18 @@ def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str
 
 
 def looks_of_rows(rows: Sequence[Mapping[str, Any]], more: Iterable[str] = ()) -> dict[str, Look]:
-    """The same for rows of an evaluation, as its JSON has them, and further policies."""
+    """Return the same for rows of an evaluation, as in its JSON, and further policies."""
     systems = {row["policy"] for row in rows if is_system(row)}
     return looks_of([*(row["policy"] for row in rows), *more], systems)
 
 
 Row = Mapping[str, Any]
-"""A row of an evaluation, as its JSON has it."""
+"""A row of an evaluation, as in its JSON."""
 
 METRIC_NAMES = {"top1": "top-1 accuracy", "mAP": "mean average precision"}
 
-# Colours that stand for those of the page; no figure has these by chance.
-_STAND_INS = {
+# Placeholders for the colours of the page; no figure has these by chance.
+_PLACEHOLDERS = {
     "ink": "#010203",
     "faint": "#010204",
     "grid": "#010205",
@@ -116,12 +117,12 @@ _STAND_INS = {
 _SIZE = (5.7, 3.8)  # inches of one panel
 _LABEL_LETTERS = 22
 _FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
-_LABEL_STEP = 0.06  # least distance of two labels, as a share of the panel's height
+_LABEL_STEP = 0.06  # minimum distance of two labels, as a share of the panel's height
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with words."""
+    """A figure with its title and caption."""
 
     svg: str
     title: str
@@ -130,7 +131,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """One policy in one panel, or one system with all values of its dial."""
+    """One policy in one panel, or one baseline with all its thresholds."""
 
     policy: str
     name: str  # the policy's, and T where it has a line for each
@@ -141,10 +142,10 @@ class Line:
 
 
 def accuracy_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
-    """Accuracy against N and, where they are known, against multiply-adds: two figures for each T that has several N.
+    """Draw accuracy against N and, where they are known, against multiply-adds: two figures for each T with several N.
 
-    Where no T has, but N grows with T, as in 8 of 30, 16 of 60, the pairs make one curve. Systems, which have no N, are
-    in the figures of cost; they have one even where nobody has several N.
+    Where no T has several, but N grows with T, as in 8 of 30, 16 of 60, the pairs make one curve. Baselines, which have
+    no N, are in the figures of cost, even where no policy has several N.
     """
     looks = looks_of_rows(rows)
     by_candidates = {
@@ -157,12 +158,12 @@ def accuracy_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
             figures += _two_figures(part, metric, looks, of_what)
     if figures:
         return figures
-    told = [row for row in rows if row["policy"] != "all" and not is_system(row)]
-    pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in told})
+    with_frames = [row for row in rows if row["policy"] != "all" and not is_system(row)]
+    pairs = sorted({(row["num_candidates"], row["num_frames"]) for row in with_frames})
     if len(pairs) > 1 and len({frames for _, frames in pairs}) == len(pairs):
         of_what = ", ".join(f"{frames} of {count}" for count, frames in pairs)
         return _two_figures(rows, metric, looks, of_what)
-    return [one for of_what, part in by_candidates.items() for one in _cost_figure(part, metric, looks, of_what)]
+    return [figure for of_what, part in by_candidates.items() for figure in _cost_figure(part, metric, looks, of_what)]
 
 
 def _lines_of_frames(rows: Sequence[Row], metric: str) -> list[Line]:
@@ -178,13 +179,13 @@ def _two_figures(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
         f"Accuracy against the number of frames, {of_what}",
         "Higher and further left is better. Bars: 95 % interval of the learned samplers and of uniform. "
         "Solid: learned; dashed: rules; dotted: oracles."
-        + (" The level line gives the classifier every candidate." if levels else ""),
+        + (" Horizontal line: the classifier gets every candidate." if levels else ""),
     )
     return [figure, *_cost_figure(rows, metric, looks, of_what)]
 
 
 def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
-    """None where there is nothing to compare: no two curves, and no system beside something else."""
+    """Draw accuracy against cost; nothing where there are no two curves, and no baseline beside something else."""
     known = [row for row in rows if row.get("gmacs") is not None]
     lines = lines_of(known, metric, "gmacs")
     systems = any(is_system(row) for row in known)
@@ -194,44 +195,40 @@ def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
         Figure(
             _draw(lines, {}, looks, x_name="GMACs of sampler and classifier, a video", y_name=axis_name(metric)),
             f"Accuracy against cost, {of_what}",
-            "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are not "
-            "here: what they know has no price."
-            + (" Dash-dotted: systems, mean over videos of what they really looked at." if systems else ""),
+            "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are "
+            "not here: what they know has no cost."
+            + (" Dash-dotted: systems, mean over videos of the frames that they used." if systems else ""),
         )
     ]
 
 
 def report_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
-    """All that can be drawn of the rows: accuracy against N, cost and T, and fidelity against N."""
+    """Draw all figures of the rows: accuracy against N, cost and T, and fidelity against N."""
     return [*accuracy_figures(rows, metric), *_candidates_figures(rows, metric), *_fidelity_figures(rows)]
 
 
 def _candidates_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
     """Accuracy against T, for each N that has several."""
     looks = looks_of_rows(rows)
-    told = [row for row in rows if row["policy"] != "all" and not is_system(row)]
+    with_frames = [row for row in rows if row["policy"] != "all" and not is_system(row)]
     figures = []
-    for wanted in sorted({row["num_frames"] for row in told}):
-        lines = lines_of([row for row in told if row["num_frames"] == wanted], metric, "num_candidates")
+    for count in sorted({row["num_frames"] for row in with_frames}):
+        lines = lines_of([row for row in with_frames if row["num_frames"] == count], metric, "num_candidates")
         if any(len(line.xs) > 1 for line in lines):
-            svg = _draw(lines, {}, looks, x_name="candidates that are offered (T)", y_name=axis_name(metric))
-            caption = "What it is worth to look at more candidates; the classifier is given as many frames as before."
-            title = f"Accuracy against the number of candidates, {_frames_in_words(wanted)}"
+            svg = _draw(lines, {}, looks, x_name="candidates (T)", y_name=axis_name(metric))
+            caption = "The gain by more candidates; the classifier gets as many frames as before."
+            title = f"Accuracy against the number of candidates, {count} frame{'' if count == 1 else 's'} chosen"
             figures.append(Figure(svg, title, caption))
     return figures
-
-
-def _frames_in_words(count: int) -> str:
-    return f"{count} frame chosen" if count == 1 else f"{count} frames chosen"
 
 
 def _fidelity_figures(rows: Sequence[Row]) -> list[Figure]:
     """The share of the optimal choice that others chose too, for each T that has several N."""
     looks = looks_of_rows(rows)
-    told = [row for row in rows if row["policy"] != "optimal" and row.get("fidelity") is not None]
+    known = [row for row in rows if row["policy"] != "optimal" and row.get("fidelity") is not None]
     figures = []
-    for count in dict.fromkeys(row["num_candidates"] for row in told):
-        lines = _lines_of_frames([row for row in told if row["num_candidates"] == count], "fidelity")
+    for count in dict.fromkeys(row["num_candidates"] for row in known):
+        lines = _lines_of_frames([row for row in known if row["num_candidates"] == count], "fidelity")
         if any(len(line.xs) > 1 for line in lines):
             svg = _draw(lines, {}, looks, x_name="frames given to the classifier (N)", y_name="fidelity, %")
             caption = (
@@ -247,15 +244,15 @@ def axis_name(metric: str) -> str:
 
 
 def lines_of(rows: Sequence[Row], metric: str, x_name: str) -> list[Line]:
-    """The rows as curves over `x_name`. A policy with several points at one T has a curve for each T."""
+    """Return the rows as curves over `x_name`. A policy with several points at one T has a curve for each T."""
     lines = []
     for policy in dict.fromkeys(line_of(row) for row in rows):
-        own = [row for row in rows if line_of(row) == policy]
-        counts = [row.get("num_candidates") for row in own]
+        of_policy = [row for row in rows if line_of(row) == policy]
+        counts = [row.get("num_candidates") for row in of_policy]
         distinct = list(dict.fromkeys(counts))
-        split = len(distinct) > 1 and len(own) > len(distinct)
+        split = len(distinct) > 1 and len(of_policy) > len(distinct)
         for number, count in enumerate(distinct if split else [None]):
-            points = [row for row, its_count in zip(own, counts, strict=True) if not split or its_count == count]
+            points = [row for row, its_count in zip(of_policy, counts, strict=True) if not split or its_count == count]
             points.sort(key=lambda row: float(row[x_name]))
             lines.append(
                 Line(
@@ -276,28 +273,28 @@ def _percent_bounds(row: Row, metric: str) -> tuple[float, float] | None:
 
 
 def spread(wanted: Sequence[float], step: float) -> list[float]:
-    """Move labels apart until none is nearer to another than `step`, as little as a sweep can; order is kept.
+    """Move labels apart until none is nearer to another than `step`, in their order.
 
     >>> spread([0.0, 0.01, 1.0], 0.1)
     [-0.045, 0.055, 1.0]
     """
-    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     groups: list[list[int]] = []
     middles: list[float] = []
-    for place in order:
-        groups.append([place])
-        middles.append(wanted[place])
-        # A group that touches the one before joins it, around the mean of what its members want.
+    for index in order:
+        groups.append([index])
+        middles.append(wanted[index])
+        # A group that touches the one before joins it, around the mean of its members.
         while len(groups) > 1 and middles[-1] - middles[-2] < step * (len(groups[-1]) + len(groups[-2])) / 2 - 1e-12:
             last = groups.pop()
             groups[-1] += last
             middles.pop()
             middles[-1] = sum(wanted[member] for member in groups[-1]) / len(groups[-1])
-    found = [0.0] * len(wanted)
+    moved = [0.0] * len(wanted)
     for group, middle in zip(groups, middles, strict=True):
-        for number, place in enumerate(group):
-            found[place] = round(middle + (number - (len(group) - 1) / 2) * step, 9)
-    return found
+        for number, index in enumerate(group):
+            moved[index] = round(middle + (number - (len(group) - 1) / 2) * step, 9)
+    return moved
 
 
 def _draw(
@@ -309,13 +306,13 @@ def _draw(
         figure = figure_class(figsize=_SIZE, layout="constrained")
         canvas_class(figure)
         axes = figure.add_subplot()
-        dress(axes, x_name, y_name, _STAND_INS)
+        dress(axes, x_name, y_name, _PLACEHOLDERS)
         for line in lines:
             look = looks[line.policy]
             bars = look.kind in (LEARNED, SYSTEM) or line.policy == "uniform"
-            draw_line(axes, line, look, _STAND_INS, bars=bars)
+            draw_line(axes, line, look, _PLACEHOLDERS, bars=bars)
         for level in levels.values():
-            axes.axhline(level, color=_STAND_INS["rule"], linewidth=1, zorder=1)
+            axes.axhline(level, color=_PLACEHOLDERS["rule"], linewidth=1, zorder=1)
         every_x = sorted({x for line in lines for x in line.xs})
         if all(x == int(x) for x in every_x):
             axes.set_xticks(every_x)
@@ -328,7 +325,7 @@ def _draw(
 
 
 def import_matplotlib() -> tuple[Any, Any, Any]:
-    """The module, its Figure, and a canvas that needs no screen."""
+    """Return matplotlib, its Figure, and a canvas that needs no screen."""
     try:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -339,7 +336,7 @@ def import_matplotlib() -> tuple[Any, Any, Any]:
 
 
 def dress(axes: Any, x_name: str, y_name: str, colours: Mapping[str, str]) -> None:
-    """Names, ticks and grid of a panel."""
+    """Set the names, ticks and grid of a panel."""
     axes.set_xlabel(x_name, color=colours["ink"])
     axes.set_ylabel(y_name, color=colours["ink"])
     axes.tick_params(which="both", colors=colours["faint"], labelcolor=colours["ink"], length=3)
@@ -354,7 +351,7 @@ def dress(axes: Any, x_name: str, y_name: str, colours: Mapping[str, str]) -> No
 def draw_line(
     axes: Any, line: Line, look: Look, colours: Mapping[str, str], *, bars: bool, transform: Any = None
 ) -> Any:
-    """A curve with its marks and, where asked for, its intervals; `transform` if it is not that of the data."""
+    """Draw a curve with its marks and, with `bars`, its intervals; `transform` if it is not that of the data."""
     colour = colours[look.colour]
     strong = look.kind in (LEARNED, SYSTEM)
     placed = {} if transform is None else {"transform": transform}
@@ -384,42 +381,42 @@ def draw_line(
 
 
 def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look]) -> None:
-    """Names at the right ends, so that nobody has to look up a legend."""
+    """Write the names at the right ends, instead of a legend."""
     low, high = axes.get_ylim()
     ends = [(line.policy, line.name, line.xs[-1], line.ys[-1]) for line in lines]
     right = axes.get_xlim()[1]
     ends += [(policy, policy, right, level) for policy, level in levels.items()]
-    places = spread([(y - low) / (high - low) for *_, y in ends], _LABEL_STEP)
-    for (policy, name, x, y), place in zip(ends, places, strict=True):
+    heights = spread([(y - low) / (high - low) for *_, y in ends], _LABEL_STEP)
+    for (policy, name, x, y), height in zip(ends, heights, strict=True):
         look = looks[policy]
         axes.annotate(
             f"{look.symbol} {name}",
             xy=(x, y),
-            xytext=(1.03, place),
+            xytext=(1.03, height),
             textcoords="axes fraction",
-            color=_STAND_INS[look.colour],
+            color=_PLACEHOLDERS[look.colour],
             fontweight="bold" if look.kind == LEARNED else "normal",
             verticalalignment="center",
             annotation_clip=False,
             parse_math=False,  # a $ in a name is a $
             arrowprops={
-                **{"arrowstyle": "-", "color": _STAND_INS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
+                **{"arrowstyle": "-", "color": _PLACEHOLDERS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
                 "relpos": (0, 0.5),  # not through the letters
             },
         )
 
 
 def shortened(policy: str) -> str:
-    """The end of a long name: samplers are often named by their folder."""
-    whole = policy.encode(errors="replace").decode()  # names of files may hold halves of letters, which nobody can draw
-    return whole if len(whole) <= _LABEL_LETTERS else f"…{whole[1 - _LABEL_LETTERS :]}"
+    """Return the end of a long name: samplers are often named by their folder."""
+    name = policy.encode(errors="replace").decode()  # file names may hold lone surrogates, which cannot be drawn
+    return name if len(name) <= _LABEL_LETTERS else f"…{name[1 - _LABEL_LETTERS :]}"
 
 
 def _page_colours(svg: str) -> str:
-    """The <svg> element alone, with the page's colours and letters, wide as its place."""
+    """Return the <svg> element alone, with the page's colours and fonts, as wide as its container."""
     svg = svg[svg.index("<svg") :]
-    for name, stand_in in _STAND_INS.items():
-        svg = svg.replace(stand_in, f"var(--{name})")
+    for name, placeholder in _PLACEHOLDERS.items():
+        svg = svg.replace(placeholder, f"var(--{name})")
     svg = re.sub(r"font: (?:(bold|\d+) )?([\d.]+)px [^;\"]*", r"font-weight: \1; font-size: \2px", svg)
     svg = svg.replace("font-weight: ; ", "")
     return re.sub(

@@ -136,19 +136,6 @@ def count_frames(expected: ArrayLike, auto: Auto) -> NDArray[np.int64]:
     return np.asarray(1 + (allowed & (inside >= best - auto.tolerance)).argmax(1), dtype=np.int64)
 
 
-def chosen_mask(scores: ArrayLike, counts: ArrayLike, mask: ArrayLike | None = None) -> NDArray[np.bool_]:
-    """Return the `counts` [B] best candidates of each video as a mask, bool [B, T].
-
-    >>> chosen_mask([[0.1, 0.9, 0.9], [0.2, 0.1, 0.3]], [1, 2]).tolist()
-    [[False, True, False], [True, False, True]]
-    """
-    order, real = _best_first(scores, mask)
-    first = np.arange(order.shape[1]) < np.asarray(counts)[:, None]
-    chosen = np.zeros(order.shape, dtype=bool)
-    np.put_along_axis(chosen, order, first & real, axis=1)
-    return chosen
-
-
 def _best_first(scores: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the candidates [B, T] from the highest score to the lowest, masked ones last, and which are real."""
     table = np.asarray(scores, dtype=np.float64)

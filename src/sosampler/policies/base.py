@@ -40,7 +40,7 @@ class Batch:
     num_candidates: int  # T
     counts: Indices  # int64 [B], real candidates of each video
     frames: Frames | None = None  # uint8 [B, T, H, W, 3], for policies that need "frames"; padding repeats the last
-    pts_seconds: Seconds | None = None  # [B, T]
+    pts_seconds: Seconds | None = None  # [B, T], where they are known
     seed: int = 0
     indices: Indices | None = None  # [B], position of each video in the evaluated split; None in `select`
     teacher: Any = None  # the teacher's outputs, for policies that need "teacher" or "labels"
@@ -60,8 +60,8 @@ class Batch:
         """Return what `compute` gives, computed once for each key."""
         if key not in self.cache:
             self.cache[key] = compute()
-        found: _T = self.cache[key]
-        return found
+        value: _T = self.cache[key]
+        return value
 
     def rows(self, rows: NDArray[Any]) -> Batch:
         """Return some of the videos, with what is cached about them; `rows` as NumPy indexes."""
@@ -133,7 +133,7 @@ class Policy:
         return top(scores, num_frames, batch.counts)
 
     def features(self, batch: Batch) -> NDArray[Any]:
-        """Return features [B, T, D] whose distances tell redundant frames, for "+mmr" and "+dpp"."""
+        """Return features [B, T, D] whose distances show how redundant frames are, for "+mmr" and "+dpp"."""
         from sosampler.policies.visual import pixel_features
 
         if batch.frames is None:

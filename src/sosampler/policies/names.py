@@ -1,4 +1,4 @@
-"""Names of rows that a system has: NAME@VALUE, where VALUE is where its dial stands. Needs no torch."""
+"""Names of the rows of baselines: NAME@VALUE, where VALUE is the threshold. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 AUTO_SUFFIX = "+auto"  # ends the name of a sampler's rows with num_frames="auto", before any @
-EVERY = "all"  # behind the @: every value that the system offers
+EVERY = "all"  # behind the @: every threshold of the baseline
 
 
-def split_dial(text: str) -> tuple[str, str]:
-    """A name and the value behind its @; a text that does not end in a number or "all" is a name as a whole.
+def split_threshold(text: str) -> tuple[str, str]:
+    """Split NAME@VALUE; a text that does not end in a number or "all" is a name as a whole.
 
-    >>> split_dial("runs/a@0.3"), split_dial("a@all"), split_dial("me@home"), split_dial("a")
+    >>> split_threshold("runs/a@0.3"), split_threshold("a@all"), split_threshold("me@home"), split_threshold("a")
     (('runs/a', '0.3'), ('a', 'all'), ('me@home', ''), ('a', ''))
     """
     name, _, value = text.rpartition("@")
@@ -25,7 +25,7 @@ def split_dial(text: str) -> tuple[str, str]:
 
 
 def number_of(text: str) -> float | None:
-    """An int where it is one, because dials that count want whole numbers; None for what is no number.
+    """Return an int where it is one, because some thresholds are counts; None for what is no number.
 
     >>> number_of("3"), number_of("0.30"), number_of("-1e-3"), number_of("1_0"), number_of("inf")
     (3, 0.3, -0.001, None, None)
@@ -36,14 +36,14 @@ def number_of(text: str) -> float | None:
 
 
 def is_system(row: Mapping[str, Any]) -> bool:
-    """Whether a row of an evaluation, as its JSON has it, was told no number of frames: a system, or NAME+auto."""
+    """Return whether a row of an evaluation, as in its JSON, has no N: a baseline, or NAME+auto."""
     return row["num_frames"] is None
 
 
 def line_of(row: Mapping[str, Any]) -> str:
-    """The name of the curve that a row is a point of: one for all values of a dial.
+    """Return the name of the curve that a row is a point of: one for all thresholds.
 
     >>> line_of({"policy": "a@0.3", "num_frames": None}), line_of({"policy": "a@3", "num_frames": 4})
     ('a', 'a@3')
     """
-    return split_dial(row["policy"])[0] if is_system(row) else str(row["policy"])
+    return split_threshold(row["policy"])[0] if is_system(row) else str(row["policy"])

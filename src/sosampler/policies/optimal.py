@@ -17,8 +17,7 @@ from torch import Tensor
 
 from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.semi_optimal import ACTIVATIONS, log_confidence
-from sosampler.samplers.ranking import check_labels, real_candidates
+from sosampler.samplers.ranking import ACTIVATIONS, check_labels, log_confidence, real_candidates
 
 ClipLogConfidence = Callable[[Tensor], Tensor]  # positions [B, K, n] in time order -> [B, K], for any n
 
@@ -103,14 +102,14 @@ class ClipLoss:
 
 
 def clip_loss(logits: Tensor, labels: Tensor, num_frames: int, activation: str) -> ClipLoss:
-    """The problem in the form of `ClipLoss`; in float64, since bounds are compared to 1e-6 and less."""
+    """Return the `ClipLoss` of N frames; in float64, since bounds are compared to 1e-6 and less."""
     rows, positive = logits.double(), labels.double()
     share = positive / positive.sum(1, keepdim=True)
     if activation == "softmax":
         return ClipLoss((rows - (rows * share[:, None]).sum(-1, keepdim=True)) / num_frames, None)
-    most = int(labels.sum(1).max())  # classes that are no label do not matter; fill up with weight 0
-    kept = positive.topk(most, dim=1).indices
-    return ClipLoss(rows.gather(2, kept[:, None].expand(-1, rows.shape[1], -1)) / num_frames, share.gather(1, kept))
+    width = int(labels.sum(1).max())  # classes that are no label do not matter; padding has weight 0
+    true = positive.topk(width, dim=1).indices
+    return ClipLoss(rows.gather(2, true[:, None].expand(-1, rows.shape[1], -1)) / num_frames, share.gather(1, true))
 
 
 def optimal_by_enumeration(

@@ -56,14 +56,15 @@ def median_bandwidth(features: ArrayLike, mask: Mask | None = None, *, pooled: b
     real = np.ones((batch, num_candidates), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
     pairs = np.triu(real[:, None] & real[:, :, None], 1)
     table = distances(np.where(real[..., None], features, 0))  # padding may hold anything
-    medians = [_lower_median(table[pairs])] if pooled else [_lower_median(table[b][pairs[b]]) for b in range(batch)]
-    return np.asarray(medians[0] if pooled else medians, dtype=features.dtype)
+    medians = [lower_median(table[pairs])] if pooled else [lower_median(table[b][pairs[b]]) for b in range(batch)]
+    widths = np.asarray(medians[0] if pooled else medians, dtype=features.dtype)
+    return np.where(widths > 0, widths, np.ones_like(widths))
 
 
-def _lower_median(values: Numbers) -> float:
+def lower_median(values: Numbers) -> float:
+    """Return the median, of an even number the lower one in the middle; 0 of none."""
     middle = (len(values) - 1) // 2
-    median = float(np.partition(values, middle)[middle]) if len(values) else 0.0
-    return median if median > 0 else 1.0
+    return float(np.partition(values, middle)[middle]) if len(values) else 0.0
 
 
 def mmr(

@@ -224,13 +224,13 @@ def _unknown(text: str, teacher: bool) -> InvalidArgument:
 def _imported(text: str) -> Policy:
     module, _, name = text.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        imported = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InvalidArgument(
             f"policy={text!r} cannot be imported ({error}); give MODULE:CLASS of a module that Python finds, with "
             "a class that derives from sosampler.Policy"
         ) from error
-    policy = _instance(found)
+    policy = _instance(imported)
     policy.spec = text
     return policy
 

@@ -1,8 +1,8 @@
-"""From scores to frames without learning: ways to take N of T candidates other than the N best.
+"""Choose N of T candidates from their scores, other than by the N highest.
 
-The N highest scores often sit next to each other. These rules trade some score for coverage of the video. All take
-scores [T] of any scale, higher is better, and give N distinct positions in time order; of equal candidates the earlier
-goes first. A score of NaN says nothing and counts as the lowest.
+The N highest scores are often neighbours. These methods trade some score for coverage of the video. All take scores
+[T] of any scale, higher is better, and return N distinct positions in time order; of equal candidates the earlier goes
+first. NaN counts as the lowest score.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def difference_peaks(
     by: Literal["prominence", "height"] = "prominence",
     spacing: int | None = None,
 ) -> Indices:
-    """The moments at which the picture changes: local maxima of the change first, then the largest changes left.
+    """Choose where the image changes: local maxima of the change first, then the largest changes left.
 
     Source: keyframe extractors such as Katna and video-keyframe-detector, which keep local maxima of the difference
     between frames. Taken: maxima come before larger values on the slope of another maximum. Different: they smooth the
-    curve or threshold it and return as many frames as pass; here N is given, so maxima are ranked and the rest is
-    filled up.
+    curve or threshold it and return as many frames as pass; here N is given, so maxima are ranked and others fill up
+    the rest.
 
-    A maximum is a run of equal scores with lower ones, or nothing, on either side; its first frame stands for it.
+    A maximum is a run of equal scores with lower ones, or nothing, on either side; its first frame represents it.
 
     Args:
         change_scores: [T], such as those of `difference.change_scores`.
@@ -61,7 +61,7 @@ def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = Non
 
     Source: the greedy suppression of object detectors, in the one-dimensional form used for moments of a video.
     Different: frames have no extent, so what overlaps is what lies within `window` positions; and when every candidate
-    is chosen or suppressed before N are found, the best suppressed ones fill up.
+    is chosen or suppressed before there are N, the best suppressed ones fill up.
 
     Args:
         scores: [T].
@@ -81,19 +81,19 @@ def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = Non
 
 
 def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth: int = 5) -> Indices:
-    """Adaptive keyframe sampling: take the best of a stretch if they stand out, else split it and its budget in two.
+    """Adaptive keyframe sampling: take the best of a segment if they stand out, else split it and its budget in two.
 
     Source: Tang et al., "Adaptive Keyframe Sampling for Long Video Understanding", CVPR 2025 (AKS). Taken: the
-    recursion with its judgement, mean of the n best minus mean of all at or above `threshold`, its end at `max_depth`,
+    recursion with its test, mean of the n best minus mean of all at or above `threshold`, its end at `max_depth`,
     and both defaults. Different: scores are of any scale here, so they are brought to 0..1 over the video before they
-    are judged; where a budget is odd, the half whose next best frame is better gets the extra one, so that N frames
-    come back for every N; a stretch never gets more budget than it has frames.
+    are tested; where a budget is odd, the half whose next best frame is better gets the extra one, so that N frames
+    are returned for every N; a segment never gets more budget than it has frames.
 
     Args:
         scores: [T].
         num_frames: N.
         threshold: 0 always takes (the plain N best), above 1 always splits.
-        max_depth: how often a stretch may be split; at 0 the plain N best.
+        max_depth: how often a segment may be split; at 0 the plain N best.
 
     >>> aks([9, 8, 7, 0, 1, 2, 3, 4], 4, threshold=0).tolist(), aks([9, 8, 7, 0, 1, 2, 3, 4], 4, max_depth=1).tolist()
     ([0, 1, 2, 7], [0, 1, 6, 7])
@@ -101,9 +101,9 @@ def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth
     scores, num_frames = _checked(scores, num_frames)
     threshold = real_number("threshold", threshold, at_least=0)
     max_depth = whole_number("max_depth", max_depth, at_least=0)
-    if threshold == 0:  # said here, because a difference of rounded means may fall below 0
+    if threshold == 0:  # checked here, because a difference of rounded means may fall below 0
         return top(scores, num_frames)
-    judged = _in_unit(scores)
+    unit = _in_unit(scores)
 
     def take(begin: int, end: int, budget: int, depth: int) -> list[Indices]:
         if budget == 0:
@@ -111,7 +111,7 @@ def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth
         if budget == end - begin:
             return [np.arange(begin, end)]
         best = begin + top(scores[begin:end], budget)
-        if depth == max_depth or judged[best].mean() - judged[begin:end].mean() >= threshold:
+        if depth == max_depth or unit[best].mean() - unit[begin:end].mean() >= threshold:
             return [best]
         middle = (begin + end) // 2
         first = _budget_of_first_half(scores[begin:middle], scores[middle:end], budget)
@@ -126,14 +126,14 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     Source: Liu et al., "BOLT: Boost Large Vision-Language Model Without Training for Long-form Video Understanding",
     CVPR 2025. Taken: scores brought to 0..1 over the video, sharpened by a power (3 or 2.5 there), summed up over time,
     and read off at equal quantiles. Different: the quantiles are the middles of N equal parts instead of their ends,
-    so that equal scores give the uniform rule; and no frame comes twice. One that holds a whole part by itself or more
-    is taken once, and what is left of the budget is spread over the others in the same way (systematic sampling with
-    certain units). Where fewer than N candidates have any weight, the rest of the budget is spread evenly in time.
+    so that equal scores give the uniform policy; and no frame comes twice. One that holds a whole part or more is
+    taken once, and what is left of the budget is spread over the others likewise (systematic sampling with certain
+    units). Where fewer than N candidates have any weight, the rest of the budget is spread evenly in time.
 
     Args:
         scores: [T].
         num_frames: N.
-        power: 0 is the uniform rule, a large one tends to the N best.
+        power: 0 is the uniform policy, a large one tends to the N best.
 
     >>> inverse_transform([1, 1, 1, 1, 1, 1], 3).tolist(), inverse_transform([0, 0, 0, 5, 6, 5, 6, 5], 3).tolist()
     ([1, 3, 5], [4, 5, 6])
@@ -154,11 +154,11 @@ METHODS: dict[str, Callable[[Scores, int], Indices]] = {"aks": aks, "its": inver
 
 
 def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:
-    """Scores [T] with NaN as the lowest there is, and N."""
+    """Return the scores [T] with NaN as the lowest there is, and N."""
     try:
         numbers = np.array(scores, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument("scores are no numbers; give one number for each candidate") from None
+        raise InvalidArgument("scores are not numbers; give one number for each candidate") from None
     if numbers.ndim != 1 or not len(numbers):
         raise InvalidArgument(f"scores have shape {list(numbers.shape)}; give one number for each candidate, [T]")
     numbers[np.isnan(numbers)] = -np.inf
@@ -166,29 +166,29 @@ def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:
 
 
 def number_of_frames(num_frames: int, num_candidates: int) -> int:
-    """N, if there are as many candidates."""
+    """Return N, checked to be at most the number of candidates."""
     if whole_number("num_frames", num_frames) > num_candidates:
         raise InvalidArgument(
-            f"num_frames={num_frames} is more than the {num_candidates} candidates; ask for fewer, or offer more"
+            f"num_frames={num_frames} is more than the {num_candidates} candidates; choose fewer, or give more"
         )
     return int(num_frames)
 
 
 def _finite(scores: Scores) -> Scores:
-    """Infinite scores as the lowest or highest finite one; zeros where there is none."""
+    """Return infinite scores as the lowest or highest finite one; zeros where there is none."""
     known = scores[np.isfinite(scores)]
     return np.clip(scores, known.min(), known.max()) if len(known) else np.zeros_like(scores)
 
 
 def _in_unit(scores: Scores) -> Scores:
-    """From 0, the lowest, to 1, the highest; all 1 where they do not differ."""
+    """Return the scores from 0, the lowest, to 1, the highest; all 1 where they do not differ."""
     half = _finite(scores) / 2  # the range of halves cannot overflow
     span = half.max() - half.min()
     return (half - half.min()) / span if span > 0 else np.ones_like(half)
 
 
 def _spaced(order: Indices, num_candidates: int, num_frames: int, window: int) -> Indices:
-    """The first N of an order over all candidates that keep more than `window` apart; then the first of the others."""
+    """Return the first N of an order that are more than `window` apart; then the first of the others."""
     chosen = np.zeros(num_candidates, dtype=bool)
     blocked = np.zeros(num_candidates, dtype=bool)
     left = num_frames
@@ -202,7 +202,7 @@ def _spaced(order: Indices, num_candidates: int, num_frames: int, window: int) -
 
 
 def _peaks(scores: Scores) -> tuple[Indices, Scores]:
-    """First positions of the local maxima, in time order, and their prominences. Equal scores have none."""
+    """Return the first positions of the local maxima, in time order, and their prominences. Equal scores have none."""
     starts = np.flatnonzero(np.concatenate([[True], scores[1:] != scores[:-1]]))  # of the runs of equal scores
     padded = np.concatenate([[-np.inf], scores[starts], [-np.inf]])
     is_peak = (padded[1:-1] > padded[:-2]) & (padded[1:-1] > padded[2:])
@@ -214,13 +214,13 @@ def _peaks(scores: Scores) -> tuple[Indices, Scores]:
 
 
 def _valley(side: Scores, low: float) -> float:
-    """Lowest score on the way from a maximum, which is the first, to a higher one; `low` where none is higher."""
+    """Return the lowest score between a maximum, which is the first, and a higher one; `low` where none is higher."""
     higher = side > side[0]
     return float(side[: int(higher.argmax())].min()) if higher.any() else low
 
 
 def _budget_of_first_half(first: Scores, second: Scores, budget: int) -> int:
-    """Half the budget; an odd frame goes where the next best is better, of equal ones to the first half."""
+    """Return half the budget; an odd frame goes where the next best is better, of equal ones to the first half."""
     half = budget // 2
     if budget % 2 == 0:
         return half
@@ -230,10 +230,10 @@ def _budget_of_first_half(first: Scores, second: Scores, budget: int) -> int:
 
 
 def _at_quantiles(share: Scores, count: int) -> Indices:
-    """Positions at the middles of `count` equal parts of the sum; each has less than one part, so none comes twice."""
+    """Return the positions at the middles of `count` equal parts of the sum; none has a whole part, or comes twice."""
     reached = np.cumsum(share)
     steps = np.arange(count)
-    found: Indices = np.searchsorted(reached, (2 * steps + 1) * reached[-1] / (2 * count), side="right")
-    found = np.maximum.accumulate(found - steps) + steps  # should rounding make two equal, the later moves on
+    positions: Indices = np.searchsorted(reached, (2 * steps + 1) * reached[-1] / (2 * count), side="right")
+    positions = np.maximum.accumulate(positions - steps) + steps  # should rounding make two equal, the later moves on
     last = len(share) - count + steps
-    return np.where(found < last, found, last)
+    return np.where(positions < last, positions, last)

@@ -1,18 +1,16 @@
-"""Policies by what candidates look like, without learning: how much frames change, and how they differ."""
+"""Policies by the pixels of the candidates, without learning: how much frames change, and how they differ."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from sosampler._util.validation import one_of, real_number
+from sosampler._util.validation import real_number
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Policy, Scores
 from sosampler.policies.positional import centre
-from sosampler.policies.redundancy import distances, greedy_dpp
+from sosampler.policies.redundancy import distances, greedy_dpp, lower_median
 from sosampler.policies.score_rules import difference_peaks, number_of_frames
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
@@ -105,8 +103,6 @@ class Dpp(_GreedyOrder):
 
 Features = NDArray[np.float64]
 
-STARTS = ("centre", "first", "typical")
-
 _COLOUR_SIDE = 64  # pixels a side; noise and small shifts average out
 _COLOUR_CELLS = 8  # a side
 _EDGE_CELLS = 4  # a side
@@ -116,75 +112,56 @@ _DIRECTIONS = 8  # over half a turn: an edge from dark to bright is the same as 
 _EDGE_WEIGHT = 16.0
 
 
-def farthest_first(
-    features: ArrayLike, num_frames: int, *, start: Literal["centre", "first", "typical"] = "centre"
-) -> Indices:
-    """Again and again the frame that is farthest from all that are chosen.
+def farthest_first_order(features: ArrayLike, num_frames: int) -> Indices:
+    """Return again and again the frame that is farthest from all before it: the first n are the choice of n.
 
     Source: the farthest-first traversal of Gonzalez ("Clustering to minimize the maximum intercluster distance", 1985),
     as VKF uses it on the embeddings of a Video-LLM's encoder ("Beyond Pixels: Embedding-Guided Keyframe Selection for
     VidLLMs", ICML 2026 workshop). Taken: the traversal, whose greatest distance from any frame to a chosen one is at
-    most twice the least possible. Different: Euclidean distance between descriptors of any kind, here usually
-    `pixel_features`, and a start that is the same every time.
+    most twice the smallest possible. Different: Euclidean distance between features [T, D] of any kind, here usually
+    `pixel_features`, and a fixed start, the middle frame in time.
 
-    Args:
-        features: [T, D].
-        num_frames: N.
-        start: "centre", the middle frame in time; "first", the first one; "typical", the one next to the mean.
-
-    >>> farthest_first([[0.0], [1.0], [2.0], [9.0]], 3).tolist()
-    [0, 1, 3]
+    >>> farthest_first_order([[0.0], [1.0], [2.0], [9.0]], 3).tolist()
+    [1, 3, 0]
     """
-    return np.sort(farthest_first_order(features, num_frames, start=start))
-
-
-def farthest_first_order(
-    features: ArrayLike, num_frames: int, *, start: Literal["centre", "first", "typical"] = "centre"
-) -> Indices:
-    """What `farthest_first` chooses, in the order in which it does: its first n are the choice of n."""
     descriptors, known, _ = _checked(features)
     num_frames = number_of_frames(num_frames, len(descriptors))
-    one_of("start", start, STARTS)
     left = np.ones(len(descriptors), dtype=bool)
     order = np.empty(num_frames, dtype=np.int64)
-    value = -_distance_to_start(descriptors, known, start)
+    value = -np.abs(np.arange(len(descriptors)) - float(centre(len(descriptors), 1)[0]))
     nearest = np.full(len(descriptors), np.inf)  # distance to a chosen one
     for step in range(num_frames):
-        order[step] = pick = _highest(value, left, known)
+        # Frames without features come last, in time order.
+        order[step] = pick = int(
+            np.where(left & known, value, -np.inf).argmax() if (left & known).any() else left.argmax()
+        )
         left[pick] = False
-        value = nearest = np.minimum(nearest, _distances(descriptors, descriptors[pick]))
+        # Differences, not the product form: that loses near-duplicates to cancellation.
+        value = nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
     return order
 
 
-def dpp_diverse(features: ArrayLike, num_frames: int, *, bandwidth: float | None = None) -> Indices:
-    """Greedy mode of a determinantal point process on a Gaussian kernel: the frames that span the largest volume.
+def dpp_order(features: ArrayLike, num_frames: int) -> Indices:
+    """Return the greedy mode of a determinantal point process on a Gaussian kernel, in the order of choice.
+
+    These are frames that span the largest volume. The first is a tie between all, hence the first one in time.
 
     Source: Kulesza and Taskar, "Determinantal Point Processes for Machine Learning", 2012, and for the greedy steps by
     Cholesky rows Chen, Zhang and Zhou, NeurIPS 2018; used on video frames by MDP3 (Sun et al., ICCV 2025). Taken:
-    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores,
-    which it agrees with, for where there is no torch; the video is not cut into segments.
+    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores
+    and the median distance as bandwidth; the video is not split into segments.
 
-    The first choice is a tie between all frames, hence the first one.
-
-    Args:
-        features: [T, D].
-        num_frames: N.
-        bandwidth: of the kernel exp(-|x - y|^2 / (2 bandwidth^2)), in the units of the features; the median distance
-            between two frames if not given.
-
-    >>> dpp_diverse([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
+    >>> dpp_order([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
     [0, 3]
     """
-    return np.sort(dpp_order(features, num_frames, bandwidth=bandwidth))
-
-
-def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None = None) -> Indices:
-    """What `dpp_diverse` chooses, in the order in which it does: its first n are the choice of n."""
-    if bandwidth is not None:
-        bandwidth = real_number("bandwidth", bandwidth, above=0)
     descriptors, known, exponent = _checked(features)
     num_frames = number_of_frames(num_frames, len(descriptors))
-    kernel = _kernel(descriptors, known, bandwidth, exponent)
+    distance = distances(descriptors)
+    median = lower_median(distance[known][:, known][np.triu_indices(int(known.sum()), 1)])
+    # More than half of the pairs equal, or one frame: 1 in the units of the features.
+    width = median if median > 0 else float(np.ldexp(1.0, -exponent))
+    with np.errstate(over="ignore"):  # infinitely far is as good as very far
+        kernel = np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2)
     # Frames without features come last, in time order, and change the value of no other.
     quality = np.where(known, 0.0, -np.inf)
     kernel[~known], kernel[:, ~known] = 0.0, 0.0
@@ -194,9 +171,9 @@ def dpp_order(features: ArrayLike, num_frames: int, *, bandwidth: float | None =
 
 
 def pixel_features(frames: Frames) -> NDArray[np.float32]:
-    """What frames [T, H, W, 3] uint8 look like, cheaply: descriptors [T, 320] for `farthest_first` and `dpp_diverse`.
+    """Return cheap descriptors [T, 320] of frames [T, H, W, 3] uint8, for `farthest_first_order` and `dpp_order`.
 
-    Source: layout descriptors of picture retrieval; the colours are those of MPEG-7's colour layout before its
+    Source: layout descriptors of image retrieval; the colours are those of MPEG-7's colour layout before its
     transform, the edges a coarse histogram of oriented gradients (Dalal and Triggs, CVPR 2005). Different: no blocks
     that overlap, no normalisation by contrast (a fade to black is a change), and both parts are scaled so that
     their distances compare: plain black and plain white are 1 apart.
@@ -204,8 +181,8 @@ def pixel_features(frames: Frames) -> NDArray[np.float32]:
     192 numbers are mean colours in 8 x 8 cells, 128 mean gradients by direction in 4 x 4 cells.
     """
     if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
-        found = f"{frames.dtype} {list(frames.shape)}" if isinstance(frames, np.ndarray) else type(frames).__name__
-        raise InvalidArgument(f"frames are {found}; give pictures as a NumPy array, uint8 [T, H, W, 3]")
+        given = f"{frames.dtype} {list(frames.shape)}" if isinstance(frames, np.ndarray) else type(frames).__name__
+        raise InvalidArgument(f"frames are {given}; give images as a NumPy array, uint8 [T, H, W, 3]")
     if not frames.size:
         raise InvalidArgument(f"frames have shape {list(frames.shape)}; give at least one frame with pixels")
     return np.stack([_descriptor(_colour_thumbnail(frame)) for frame in frames])
@@ -216,9 +193,9 @@ def _colour_thumbnail(frame: Frames) -> NDArray[np.float32]:
     return np.asarray(small, dtype=np.float32) / np.float32(255)  # [64, 64, 3]
 
 
-def _descriptor(picture: NDArray[np.float32]) -> NDArray[np.float32]:
-    colours = _cell_means(picture, _COLOUR_CELLS)
-    grey = picture @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+def _descriptor(image: NDArray[np.float32]) -> NDArray[np.float32]:
+    colours = _cell_means(image, _COLOUR_CELLS)
+    grey = image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     down, right = np.gradient(grey)
     turn = np.arctan2(down, right) / np.pi % 1  # 0..1 over half a turn
     # A gradient is shared by the two directions next to its own, so that no small turn is a jump.
@@ -230,10 +207,10 @@ def _descriptor(picture: NDArray[np.float32]) -> NDArray[np.float32]:
     return joined
 
 
-def _cell_means(picture: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
+def _cell_means(image: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
     """[64, 64, C] -> [cells, cells, C]"""
     side = _COLOUR_SIDE // cells
-    means: NDArray[np.float32] = picture.reshape(cells, side, cells, side, -1).mean(axis=(1, 3))
+    means: NDArray[np.float32] = image.reshape(cells, side, cells, side, -1).mean(axis=(1, 3))
     return means
 
 
@@ -245,7 +222,7 @@ def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
     try:
         numbers = np.array(features, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument("features are no numbers; give one row of numbers for each candidate") from None
+        raise InvalidArgument("features are not numbers; give one row of numbers for each candidate") from None
     if numbers.ndim != 2 or not numbers.size:
         raise InvalidArgument(f"features have shape {list(numbers.shape)}; give a row for each candidate, [T, D]")
     known = np.asarray(np.isfinite(numbers).all(1))
@@ -254,43 +231,10 @@ def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
     return np.ldexp(numbers, -exponent), known, exponent
 
 
-def _highest(value: Features, left: NDArray[np.bool_], known: NDArray[np.bool_]) -> int:
-    """Position of the highest value among those left, of equal ones the first; the unknown in time order at last."""
-    if not (left & known).any():
-        return int(left.argmax())
-    return int(np.where(left & known, value, -np.inf).argmax())
-
-
-def _distances(descriptors: Features, point: Features) -> Features:
-    # Differences, not the product form: that loses near-duplicates to cancellation.
-    return np.asarray(np.sqrt(np.square(descriptors - point).sum(1)))
-
-
-def _distance_to_start(descriptors: Features, known: NDArray[np.bool_], start: str) -> Features:
-    """How far every frame is from where to start: in time, or from the mean of the descriptors."""
-    if start == "typical":
-        return _distances(descriptors, descriptors.sum(0) / max(1, known.sum()))  # the unknown are zeros
-    first = 0 if start == "first" else int(centre(len(descriptors), 1)[0])
-    return np.abs(np.arange(len(descriptors), dtype=np.float64) - first)
-
-
-def _kernel(descriptors: Features, known: NDArray[np.bool_], bandwidth: float | None, exponent: int) -> Features:
-    """[T, T] of descriptors that were divided by 2^exponent; the bandwidth was not yet."""
-    distance = distances(descriptors)
-    width = float(np.ldexp(1.0 if bandwidth is None else bandwidth, -exponent))
-    if bandwidth is None:
-        pairs = distance[known][:, known][np.triu_indices(int(known.sum()), 1)]
-        middle = (len(pairs) - 1) // 2  # the lower one of two in the middle, as torch has it
-        median = float(np.partition(pairs, middle)[middle]) if len(pairs) else 0.0
-        width = median if median > 0 else width  # more than half of the pairs equal, or one frame: 1
-    with np.errstate(over="ignore"):  # infinitely far is as good as very far
-        return np.asarray(np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2))
-
-
 Numbers = NDArray[np.float64]
 
-# A quality below this is as bad as this: nothing is gained by telling black from blacker.
-_LEAST_QUALITY = 1e-3
+# Lower qualities count as this: black frames need not be ranked.
+_MIN_QUALITY = 1e-3
 
 
 def typical_order(
@@ -305,46 +249,46 @@ def typical_order(
     redundancy: float = 1.0,
     alike: float = 0.7,
 ) -> tuple[Indices, Numbers]:
-    """N candidates in the order in which they are chosen, and the value of every candidate by itself [T].
+    """Return N candidates in the order of choice, and the value of every candidate by itself [T].
 
-    The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean likeness to the
+    The value is `clearness` · log quality + typicality + `movement` · unrest. Typicality is the mean similarity to the
     other candidates, each counted by its quality: a frame that shows the theme of the video resembles many others, a
     stray one resembles none. Unrest is how far a frame differs from its two neighbours in time, up to `most_movement`
     and less if it is unclear itself: within a shot, frames in which something happens come before those in which
     nothing does, and a cut counts no more than a movement. Each step takes the candidate whose value less
-    `redundancy` · repetition is highest; repetition is 0 up to a likeness `alike` to the nearest chosen frame and 1 for
-    the same picture. The first n of the order are the choice of n.
+    `redundancy` · repetition is highest; repetition is 0 up to a similarity `alike` to the nearest chosen frame and 1
+    for the same image. The first n of the order are the choice of n.
 
     Source: typicality is the relevance of centroid- and graph-based summaries (LexRank's degree centrality: Erkan and
     Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
-    Different: likeness below `alike` is no repetition, so that themes may be shown more than once, from other sides.
+    Different: similarity below `alike` is no repetition, so that themes may be shown more than once, from other sides.
 
     Args:
         quality: [T] in 0..1.
-        features: [T, D]; likeness is their cosine, negative ones count as 0.
+        features: [T, D]; similarity is their cosine, negative ones count as 0.
         num_frames: N.
         clearness: weight of the quality.
-        sharpness: power of the likeness in the typicality; a high one counts near relatives alone.
+        sharpness: power of the similarity in the typicality; a high one counts near relatives alone.
         movement: weight of the unrest.
-        most_movement: the unlikeness, 1 - likeness, beyond which unrest does not grow.
+        most_movement: the dissimilarity, 1 - similarity, beyond which unrest does not grow.
         redundancy: weight of the repetition.
-        alike: from which likeness on a frame begins to repeat another; below 1.
+        alike: from which similarity on a frame begins to repeat another; below 1.
 
     >>> order, value = typical_order([1, 1, 1, 0.01], [[1, 0], [1, 0.1], [0, 1], [1, 0]], 3)
     >>> order.tolist()
     [1, 2, 0]
     """
-    qualities, likeness = _checked_scores(quality, features)
+    qualities, similarity = _checked_scores(quality, features)
     num_frames = number_of_frames(num_frames, len(qualities))
     if real_number("alike", alike, at_least=0) >= 1:
         raise InvalidArgument(f"alike={alike} is not allowed; give a number from 0 to below 1")
-    value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _LEAST_QUALITY))
-    value += typicality(qualities, likeness ** real_number("sharpness", sharpness, above=0))
+    value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
+    value += typicality(qualities, similarity ** real_number("sharpness", sharpness, above=0))
     value += real_number("movement", movement, at_least=0) * unrest(
-        qualities, likeness, real_number("most_movement", most_movement, at_least=0)
+        qualities, similarity, real_number("most_movement", most_movement, at_least=0)
     )
     weight = real_number("redundancy", redundancy, at_least=0)
-    repetition = np.square(np.clip((likeness - alike) / (1 - alike), 0, 1))
+    repetition = np.square(np.clip((similarity - alike) / (1 - alike), 0, 1))
     order = np.empty(num_frames, dtype=np.int64)
     repeated = np.zeros(len(value))
     left = np.ones(len(value), dtype=bool)
@@ -355,32 +299,32 @@ def typical_order(
     return order, value
 
 
-def typicality(quality: Numbers, likeness: Numbers) -> Numbers:
-    """Mean likeness [T, T] of each candidate to the others, weighed by their quality; 0 where there is no other."""
-    others = likeness.copy()
+def typicality(quality: Numbers, similarity: Numbers) -> Numbers:
+    """Mean similarity [T, T] of each candidate to the others, weighed by their quality; 0 where there is no other."""
+    others = similarity.copy()
     np.fill_diagonal(others, 0.0)
     total = quality.sum() - quality
-    return np.asarray(np.divide(others @ quality, total, out=np.zeros(len(quality)), where=total > _LEAST_QUALITY))
+    return np.asarray(np.divide(others @ quality, total, out=np.zeros(len(quality)), where=total > _MIN_QUALITY))
 
 
-def unrest(quality: Numbers, likeness: Numbers, most: float) -> Numbers:
+def unrest(quality: Numbers, similarity: Numbers, most: float) -> Numbers:
     """How far each candidate differs from its neighbours in time, their mean, at most `most`; 0 for a single one.
 
     It counts in full from a quality of a half on: that a black frame differs from what is around it is no movement.
     """
-    if len(likeness) == 1:
+    if len(similarity) == 1:
         return np.zeros(1)
-    steps = 1 - np.diag(likeness, 1)  # [T - 1]
+    steps = 1 - np.diag(similarity, 1)  # [T - 1]
     before, after = np.concatenate([steps[:1], steps]), np.concatenate([steps, steps[-1:]])
     return np.asarray(np.minimum((before + after) / 2, most) * np.minimum(1, 2 * quality))
 
 
 def _checked_scores(quality: ArrayLike, features: ArrayLike) -> tuple[Numbers, Numbers]:
-    """Quality [T] within 0..1, and the likeness of all pairs [T, T] within 0..1; what is no number counts as 0."""
+    """Quality [T] within 0..1, and the similarity of all pairs [T, T] within 0..1; what is no number counts as 0."""
     try:
         qualities, rows = np.array(quality, dtype=np.float64), np.array(features, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InvalidArgument("quality or features are no numbers; give [T] and [T, D]") from None
+        raise InvalidArgument("quality or features are not numbers; give [T] and [T, D]") from None
     if qualities.ndim != 1 or rows.ndim != 2 or not rows.size or len(rows) != len(qualities):
         raise InvalidArgument(
             f"quality has shape {list(qualities.shape)} and features {list(rows.shape)}; give [T] and [T, D]"

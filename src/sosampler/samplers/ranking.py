@@ -8,8 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import one_of, whole_number
 from sosampler.errors import InvalidArgument
+
+ACTIVATIONS = ("softmax", "sigmoid")
+# Probabilities are clamped here before the logarithm; logits need no clamp.
+SMALLEST_PROBABILITY = 1e-12
 
 
 def real_candidates(mask: Tensor | None, batch: int, num_candidates: int, num_frames: int) -> Tensor | None:
@@ -67,3 +71,16 @@ def log_label_confidence(log_probs: Tensor, labels: Tensor) -> Tensor:
     weights = (weights / weights.sum(1, keepdim=True)).reshape(labels.shape[0], *between, labels.shape[1])
     # A class that is no label may have log p = -inf; 0 times it is NaN, so it is masked instead.
     return (log_probs.masked_fill(weights == 0, 0.0) * weights).sum(-1)
+
+
+def log_confidence(logits: Tensor, labels: Tensor, activation: str = "softmax") -> Tensor:
+    """Return the log confidence in the labels of a classifier's logits [B, ..., C], without a clamp: [B, ...]."""
+    softmax = one_of("activation", activation, ACTIVATIONS) == "softmax"
+    log_probs = logits.log_softmax(-1) if softmax else torch.nn.functional.logsigmoid(logits)
+    return log_label_confidence(log_probs, labels)
+
+
+def label_confidence(frame_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return each frame's confidence in the labels, the geometric mean of their probabilities: [B, T, C] -> [B, T]."""
+    labels = check_labels(labels, frame_probs.shape[0], frame_probs.shape[-1])
+    return log_label_confidence(frame_probs.clamp_min(SMALLEST_PROBABILITY).log(), labels).exp()

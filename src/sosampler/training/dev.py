@@ -14,8 +14,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.policies.semi_optimal import label_confidence
-from sosampler.samplers.ranking import top_n
+from sosampler.samplers.ranking import label_confidence, top_n
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.distributed import send
