@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sosampler.errors import InvalidArgument, VideoError
+from sosampler.errors import InvalidArgument
 
 
 @contextmanager
@@ -146,13 +146,3 @@ def checksum_text(shard: Path, called: str) -> str:
     """The line of `sha256sum`, under the name that the shard has or will have."""
     with open(shard, "rb") as file:
         return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {called}\n"
-
-
-# FFmpeg's decoders of letters and of art made of letters: .txt, .asc, .nfo, .diz, .ans, .bin, .xb, .idf.
-_LETTERS = frozenset({"ansi", "bintext", "idf", "xbin"})
-
-
-def refuse_text(name: str, codec: str) -> None:
-    """Go by what FFmpeg found inside: a video whose name ends with .txt is a video."""
-    if codec in _LETTERS:
-        raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
