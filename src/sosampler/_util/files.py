@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sosampler.errors import InvalidArgument, MissingDependency, VideoError
+from sosampler.errors import InvalidArgument, MissingDependency
 
 
 @contextmanager
@@ -157,16 +157,6 @@ def checksum_text(shard: Path, name: str) -> str:
     """Return the line of `sha256sum` for a shard, under the name that it has or will have."""
     with open(shard, "rb") as file:
         return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n"
-
-
-# FFmpeg's decoders of text and of text art: .txt, .asc, .nfo, .diz, .ans, .bin, .xb, .idf.
-_TEXT_CODECS = frozenset({"ansi", "bintext", "idf", "xbin"})
-
-
-def refuse_text(name: str, codec: str) -> None:
-    """Raise an error if FFmpeg decodes a file as text; a video whose name ends with .txt is a video."""
-    if codec in _TEXT_CODECS:
-        raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
 
 
 def import_parquet() -> tuple[Any, Any]:

@@ -366,6 +366,7 @@ class Pipeline:
         length = getattr(self.classifier, "length", None)
         if length is not None:
             length.fitted(self.num_frames, self.classifier.name)
+        self._steps: dict[int | None, tuple[DecodeStep, DecodeStep | None]] = {}  # by threads
         # What another machine needs to build the same pipeline.
         self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
         self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision}
@@ -475,13 +476,18 @@ class Pipeline:
 
         Policies without weights choose while they decode; a network gets all candidates.
         """
-        options = replace(self._options, threads=threads)
-        if self.policy.spec is not None and not self.policy.has_weights:
-            return DecodeStep(replace(options, policy=self.policy.spec)), None
-        if not self.policy.needs_frames:
-            return DecodeStep(options), None
-        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=self.policy.min_size or 1)
-        return step, DecodeStep(options)
+        if threads not in self._steps:
+            options = replace(self._options, threads=threads)
+            otherwise = None
+            if self.policy.spec is not None and not self.policy.has_weights:
+                step = DecodeStep(replace(options, policy=self.policy.spec))
+            elif not self.policy.needs_frames:
+                step = DecodeStep(options)
+            else:
+                step = DecodeStep(options.with_all_candidates(), choose=False, min_size=self.policy.min_size or 1)
+                otherwise = DecodeStep(options)
+            self._steps[threads] = step, otherwise
+        return self._steps[threads]
 
 
 def _policy(given: Any, device: Any) -> tuple[Policy, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument
 from sosampler.policies import AUTO
 from sosampler.video.reader import Frames
@@ -215,6 +216,15 @@ def _checked_scores(policy: Policy, batch: Batch) -> Scores | None:
             f"candidate of each video, here [{len(batch)}, {batch.num_candidates}]"
         )
     return scores
+
+
+def number_of_frames(num_frames: int, num_candidates: int) -> int:
+    """Return N as an int, or raise where there are fewer candidates."""
+    if whole_number("num_frames", num_frames) > num_candidates:
+        raise InvalidArgument(
+            f"num_frames={num_frames} is more than the {num_candidates} candidates; choose fewer, or list more"
+        )
+    return int(num_frames)
 
 
 def top(scores: Scores, num_frames: int, counts: Indices | None = None) -> Indices:

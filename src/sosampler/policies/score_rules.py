@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import top
+from sosampler.policies.base import number_of_frames, top
 from sosampler.video.timeline import Indices
 
 Scores = NDArray[np.float64]
@@ -163,15 +163,6 @@ def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:
         raise InvalidArgument(f"scores have shape {list(numbers.shape)}; give one number for each candidate, [T]")
     numbers[np.isnan(numbers)] = -np.inf
     return numbers, number_of_frames(num_frames, len(numbers))
-
-
-def number_of_frames(num_frames: int, num_candidates: int) -> int:
-    """Return N, checked to be at most the number of candidates."""
-    if whole_number("num_frames", num_frames) > num_candidates:
-        raise InvalidArgument(
-            f"num_frames={num_frames} is more than the {num_candidates} candidates; choose fewer, or give more"
-        )
-    return int(num_frames)
 
 
 def _finite(scores: Scores) -> Scores:

@@ -8,10 +8,10 @@ from PIL import Image
 
 from sosampler._util.validation import real_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Policy, Scores
+from sosampler.policies.base import Batch, Policy, Scores, number_of_frames
 from sosampler.policies.positional import centre
 from sosampler.policies.redundancy import distances, greedy_dpp, lower_median
-from sosampler.policies.score_rules import difference_peaks, number_of_frames
+from sosampler.policies.score_rules import difference_peaks
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices
 

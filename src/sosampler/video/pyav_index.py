@@ -16,9 +16,9 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from sosampler._util.files import refuse_text
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits
+from sosampler.video.source import refuse_text
 from sosampler.video.timeline import Indices, Seconds, Timeline
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).

@@ -142,3 +142,13 @@ def import_torch() -> Any:
     except ImportError as error:
         raise MissingDependency("torch is not installed; install it with: pip install 'sosampler[train]'") from error
     return cast(Any, torch)
+
+
+# FFmpeg's decoders of letters and of art made of letters: .txt, .asc, .nfo, .diz, .ans, .bin, .xb, .idf.
+_LETTERS = frozenset({"ansi", "bintext", "idf", "xbin"})
+
+
+def refuse_text(name: str, codec: str) -> None:
+    """Go by what FFmpeg found inside: a video whose name ends with .txt is a video."""
+    if codec in _LETTERS:
+        raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
