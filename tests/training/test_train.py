@@ -18,8 +18,8 @@ import torch
 import sosampler as so
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training import train_sampler
-from sosampler.training.augment import crop
 from sosampler.training.dev import clip_outputs
+from sosampler.training.sampler_data import crop
 from sosampler.training.train_sampler import train
 from tests.sampler_banks import QUICK, SMALL, TEACHER, make_bank
 

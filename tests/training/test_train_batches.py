@@ -13,17 +13,20 @@ from sosampler._util import memory as machine
 from sosampler.samplers.recipe import read_recipe
 from sosampler.training import sampler_data, train_sampler
 from sosampler.training import sampler_data as sampler_frames
-from sosampler.training.augment import Crops, crop, draw_crops, points_per_pixel
 from sosampler.training.dev import fit_calibration
 from sosampler.training.optim import moving_average
 from sosampler.training.sampler_data import (
     BankFrames,
     CachedFrames,
+    Crops,
     Plan,
     SamplerBatches,
     Shape,
     VideoTable,
+    crop,
+    draw_crops,
     open_frames,
+    points_per_pixel,
     stratified,
 )
 from sosampler.training.train_sampler import OnlineTeacher, train

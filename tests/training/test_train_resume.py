@@ -174,6 +174,9 @@ def test_damaged_run_folders_are_told(bank: so.Bank, tmp_path: Path) -> None:
     (tmp_path / "run/checkpoint.pt").write_bytes(b"damaged")
     with pytest.raises(so.WeightsError, match=r"checkpoint.pt: cannot be read"):
         train(bank, out=tmp_path / "run", **once)
+    RunFolder(tmp_path / "run", "sampler").save({"sampler": {}, "step": 1})  # without the state of a scheduler
+    with pytest.raises(so.WeightsError, match=r"checkpoint of an earlier version; finish the run with that version"):
+        train(bank, out=tmp_path / "run", **once)
     (tmp_path / "run/run.json").write_text("{")
     train(bank, out=tmp_path / "run", overwrite=True, **once)
 

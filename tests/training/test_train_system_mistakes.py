@@ -133,7 +133,7 @@ def test_samplers_take_nothing_of_systems(few: so.Bank, tmp_path: Path) -> None:
     for given, says in (
         ({"light": "light"}, r"light is for baselines \(frameexit, .*, not for sosampler"),
         ({"recipe": "frameexit"}, r"of the baseline frameexit; give sampler='frameexit' \(--sampler frameexit\)"),
-        ({"recipe": read_baseline_recipe("marl")}, "of the system marl"),
+        ({"recipe": read_baseline_recipe("marl")}, "of the baseline marl"),
     ):
         with pytest.raises(so.InvalidArgument, match=says):
             so.train(few, out=tmp_path / "run", **given)

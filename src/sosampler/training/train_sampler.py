@@ -29,7 +29,6 @@ from sosampler.samplers.losses import SamplerLoss
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES
 from sosampler.samplers.sosampler import SOSampler
-from sosampler.training.augment import Normaliser, crop, points_per_pixel
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.dev import DevSet, check_rewards, clip_outputs, fit_calibration
 from sosampler.training.distributed import Processes, send
@@ -38,12 +37,15 @@ from sosampler.training.optim import diverged, make_optimizer, sampler_precision
 from sosampler.training.sampler_data import (
     Batch,
     CachedFrames,
+    Normaliser,
     SamplerBatches,
     Shape,
     VideoTable,
+    crop,
     default_cache_bytes,
     labelled_rows,
     open_frames,
+    points_per_pixel,
 )
 
 if TYPE_CHECKING:
