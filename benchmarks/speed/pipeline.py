@@ -44,9 +44,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--no-hour", action="store_true")
     parser.add_argument("--device")
-    parser.add_argument(
-        "--keep", nargs="*", default=[], help="keys of the file that stay: accuracy workers memory hour"
-    )
+    parser.add_argument("--keep", nargs="*", default=[], help="keys of the file that stay, as accuracy and hour")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     reels = None if given.pictures is None else reels_of(given.pictures, given.work, given.reels)
