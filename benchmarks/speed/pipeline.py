@@ -11,6 +11,7 @@ own choice of keyframes. Without the three, only speed is measured, with random 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--no-hour", action="store_true")
     parser.add_argument("--device")
+    parser.add_argument("--keep", nargs="*", default=[], help="keys of the file that stay, as accuracy and hour")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     reels = None if given.pictures is None else reels_of(given.pictures, given.work, given.reels)
@@ -62,7 +64,11 @@ def main() -> None:
         result["memory"] = watch_many(given.work, given.many)
     if not given.no_hour:
         result["hour"] = watch_hour(given.clips[0], given.work, print)
-    given.out.unlink(missing_ok=True)  # figures of one run only
+    before = json.loads(given.out.read_text(encoding="utf-8")) if given.keep and given.out.is_file() else {}
+    kept = {key: before[key] for key in given.keep if key in before and key not in result}
+    if kept:
+        result |= kept | {"kept": {"keys": list(kept), "date": before["date"], "versions": before["versions"]}}
+    given.out.unlink(missing_ok=True)  # figures of one run, and what was to be kept
     Results(given.out).put(**result)
     print(table(result))
 

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import sosampler as so
+from benchmarks.speed.same_keyframes import ratios_of
 from sosampler.bench import decode, pipeline
 from sosampler.bench.pipeline import (
     OURS,
@@ -118,3 +119,19 @@ def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "accuracy: not measured" in done.output
     assert json.loads((tmp_path / "p.json").read_text()) == {"videos": []}
     assert (given["streamed"], given["sampler"]) == (0, None)
+
+
+@pytest.mark.usefixtures("no_encoding")
+def test_keyframes_stand_beside_the_same_keyframes_by_torchcodec(folder: Path) -> None:
+    result = decode.bench_decode([folder / "clip.mp4"], work=folder / "work", rounds=1, hour=False)
+    (video,) = result["videos"]
+    (row,) = [row for row in video["comparisons"] if "torchcodec_same_keyframes" in row]
+    assert (row["way"], row["reference"]) == ("keyframe T=32", "torchcodec exact T=32")
+    (ours,) = video["seconds"]["keyframe T=32"]
+    theirs = [video["seconds"][f"torchcodec same keyframes T=32, {mode}"][0] for mode in ("approximate", "exact")]
+    assert row["torchcodec_same_keyframes"] == pytest.approx([seconds / ours for seconds in theirs])
+    assert all(ratio > 0 for ratio in ratios_of(folder / "clip.mp4", rounds=1))
+    mine = decode.read_keyframes(folder / "clip.mp4", 32, 1)
+    for mode in ("approximate", "exact"):
+        other = decode.read_torchcodec_indices(folder / "clip.mp4", mine.frame_indices.tolist(), mode)
+        assert other.pts_seconds.tolist() == mine.pts_seconds.tolist()

@@ -375,6 +375,6 @@ def test_a_report_shows_systems(bank: Bank, tmp_path: Path) -> None:
         assert uniform.answer is not None
     rows = [row.to_dict() for row in found.rows]
     text = write_report(tmp_path, "t", rows, strips=strips, facts=found.facts).read_text(encoding="utf-8")
-    assert "systems, which decide for themselves how many of 8 frames" in text
+    assert "baselines, which decide for themselves how many of 8 frames" in text
     assert "sees one frame after another" in text
     assert f"<td>{found.row('a@4').frames_classified:.1f}</td>" in text

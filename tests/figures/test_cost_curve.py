@@ -344,7 +344,7 @@ def test_figures_of_a_report_where_nobody_has_several_numbers_of_frames() -> Non
 def test_the_page_groups_systems_behind_the_policies(tmp_path: Path) -> None:
     text = write_report(tmp_path, "t", ROWS).read_text(encoding="utf-8")
     groups = re.findall(r'<th scope="rowgroup"[^>]*><span>(.*?)</span>', text)
-    assert groups[-2:] == ["all 10 candidates", "systems, which decide for themselves how many of 10 frames"]
+    assert groups[-2:] == ["all 10 candidates", "baselines, which decide for themselves how many of 10 frames"]
     assert "<td>7.8</td>" in text  # decoded
     assert "<td>3.5</td>" in text  # classified
     assert [tile.name for tile in tiles_of(ROWS, "top1")] == ["uniform", "runs/sampler", "semi-optimal"]
