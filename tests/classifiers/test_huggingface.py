@@ -319,7 +319,7 @@ class TestBadSources:
             build_huggingface(CONFIGS["vivit"](), num_classes=0)
         with pytest.raises(InvalidArgument, match="has no weights"):
             build_huggingface(pretrained=True)
-        with pytest.raises(InvalidArgument, match="cannot make a config of model type 'unheard-of'"):
+        with pytest.raises(InvalidArgument, match="cannot build a config of model type 'unheard-of'"):
             config_from_dict({"model_type": "unheard-of"})
 
     def test_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
