@@ -14,8 +14,7 @@ import typer
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
-from sosampler.policies.base import AUTO
+from sosampler.policies.auto import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:
     from sosampler.bank.prepare import Progress

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import Auto, auto_of
-from sosampler.policies.base import AUTO
+from sosampler.policies.auto import AUTO, Auto, auto_of
 
 if TYPE_CHECKING:
     from sosampler.policies.base import Policy
