@@ -11,7 +11,7 @@ import typer
 
 from sosampler.cli.options import AutoMax, AutoMin
 from sosampler.errors import InvalidArgument
-from sosampler.policies import AUTO, DEFAULT_TOLERANCE
+from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
 
 
 def evaluate_command(

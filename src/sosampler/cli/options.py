@@ -19,7 +19,7 @@ import typer
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
-from sosampler.policies import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
+from sosampler.policies.auto import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:
     from sosampler._util.progress import OnProgress, Progress

@@ -33,9 +33,9 @@ from sosampler.evaluation.clip_scores import Clips, clips_for, gmacs_of_clips
 from sosampler.evaluation.metrics import multi_hot
 from sosampler.evaluation.plan import Entry, Plan, Resolver, auto_entries, autos_of, pairs_of
 from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
-from sosampler.policies import AUTO
-from sosampler.policies.auto import Auto, count_frames
+from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, scores_of
+from sosampler.policies.expected import count_frames
 from sosampler.policies.optimal import OptimalChoice
 from sosampler.policies.oracles import Optimal
 from sosampler.policies.registry import MethodPolicy

@@ -17,8 +17,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.evaluation.baselines import BaselineRow, baseline_rows, same_but_for_threshold, whole_frames
 from sosampler.evaluation.clip_scores import Clips
 from sosampler.evaluation.result import Cell
-from sosampler.policies import AUTO
-from sosampler.policies.auto import Auto, auto_of
+from sosampler.policies.auto import AUTO, Auto, auto_of
 from sosampler.policies.base import Policy
 from sosampler.policies.names import AUTO_SUFFIX, split_threshold
 from sosampler.policies.registry import (

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import one_of, real_number, whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies import AUTO
+from sosampler.policies.auto import AUTO, Auto, auto_of
 
 if TYPE_CHECKING:
-    from sosampler.policies.auto import Auto
     from sosampler.policies.base import Policy
     from sosampler.video.limits import Limits, Size
 
@@ -123,7 +122,6 @@ class SelectOptions:
         bounds = (self.auto_min, self.auto_max, self.auto_tolerance)
         if bounds == (None, None, None) and (self.num_frames is None or isinstance(self.num_frames, int)):
             return None
-        from sosampler.policies.auto import auto_of
 
         return auto_of(self.num_frames, *bounds)
 

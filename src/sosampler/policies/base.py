@@ -8,19 +8,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.validation import whole_number
 from sosampler.errors import InvalidArgument
-from sosampler.policies import AUTO
+from sosampler.policies.auto import AUTO, Auto
 from sosampler.video.reader import Frames
 from sosampler.video.timeline import Indices, Seconds
-
-if TYPE_CHECKING:
-    from sosampler.policies.auto import Auto
 
 Scores = NDArray[np.floating[Any]]
 _T = TypeVar("_T")
@@ -293,7 +290,7 @@ def choose_one(
     )
     expected = None
     if auto is not None:
-        from sosampler.policies.auto import count_frames
+        from sosampler.policies.expected import count_frames
 
         if refusal := policy.auto_refusal():
             raise InvalidArgument(refusal)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 import sosampler.samplers
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
-from sosampler.policies import AUTO
-from sosampler.policies.auto import Numbers, expected_by_belief, expected_by_confidence
+from sosampler.policies.auto import AUTO
 from sosampler.policies.base import Batch, Policy, Scores
+from sosampler.policies.expected import Numbers, expected_by_belief, expected_by_confidence
 from sosampler.policies.visual import typical_order
 from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler, has_belief, log_belief, sigmoid
 from sosampler.video.reader import Frames
