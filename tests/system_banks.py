@@ -46,7 +46,7 @@ class Peek(Baseline):
             }
         )
         if not isinstance(most, int) or most < 1:
-            raise InvalidArgument(f"most={most!r} is not allowed; give a whole number")
+            raise InvalidArgument(f"most={most!r} must be an int")
         self.weight = nn.Parameter(torch.zeros(1))
 
     def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:

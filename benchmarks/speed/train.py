@@ -23,9 +23,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from sosampler._util.devices import check_device
 from sosampler._util.environment import circumstances, compare
-from sosampler._util.memory import usable_cores
+from sosampler._util.hardware import check_device, usable_cores
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.classifiers.factory import create_classifier

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.files import replacing
 from sosampler._util.progress import progress_bar
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def run_demo(
 
     chosen = settings or DemoSettings()
     folder, num_videos = Path(out), sum(chosen.videos.values())
-    _claim(folder, {"demo": 1, "seed": whole_number("seed", seed, at_least=0), **asdict(chosen)})
+    _claim(folder, {"demo": 1, "seed": check_int("seed", seed, at_least=0), **asdict(chosen)})
     steps = _Steps(say)
     with steps.step("writing videos"), progress_bar("writing videos", num_videos) as writing:
         make_reels(

@@ -21,7 +21,7 @@ from sosampler.errors import ClassifierError, InvalidArgument, WeightsError
 @pytest.fixture(autouse=True)
 def _float32_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not depend on the CPU that runs the tests."""
-    monkeypatch.setattr(module, "cpu_is_good_at_bfloat16", lambda: False)
+    monkeypatch.setattr(module, "cpu_is_fast_in_bfloat16", lambda: False)
 
 
 @pytest.fixture(scope="module")

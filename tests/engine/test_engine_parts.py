@@ -16,7 +16,7 @@ import sosampler as so
 from benchmarks.speed.frame_engine import REFERENCE, bench_sampler, table
 from benchmarks.speed.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
 from benchmarks.speed.in_processes import in_turns_of_processes
-from sosampler._util import cpu_bfloat16
+from sosampler._util import hardware as cpu_bfloat16
 from sosampler.engine import memory
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
@@ -42,9 +42,9 @@ class Trial:
 
 
 def forget_trials() -> None:
-    for function in (cpu_bfloat16.claimed_gain, cpu_bfloat16.cpu_is_good_at_bfloat16):
+    for function in (cpu_bfloat16.bfloat16_gain, cpu_bfloat16.cpu_is_fast_in_bfloat16):
         function.cache_clear()
-    cpu_bfloat16.bfloat16_ends_the_process.cache_clear()
+    cpu_bfloat16.bfloat16_crashes.cache_clear()
 
 
 TRIALS = [
@@ -64,18 +64,18 @@ def test_bfloat16_on_the_cpu_is_tried(monkeypatch: pytest.MonkeyPatch, trial: Tr
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: trial)
     try:
         forget_trials()
-        assert cpu_bfloat16.cpu_is_good_at_bfloat16() is good
-        assert cpu_bfloat16.bfloat16_ends_the_process() is (trial.returncode != 0)
+        assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is good
+        assert cpu_bfloat16.bfloat16_crashes() is (trial.returncode != 0)
         if trial.returncode:
             with pytest.raises(InvalidArgument, match="ends the process"):
                 FrameEngine(lively_sampler(input_size=32), num_frames=2, precision="bfloat16")
         flags.write_text("flags: avx2\n")
         forget_trials()
-        assert cpu_bfloat16.cpu_is_good_at_bfloat16() is False
-        assert cpu_bfloat16.bfloat16_ends_the_process() is False
+        assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is False
+        assert cpu_bfloat16.bfloat16_crashes() is False
         monkeypatch.setenv(cpu_bfloat16.ASKED, "1")
         forget_trials()
-        assert cpu_bfloat16.cpu_is_good_at_bfloat16() is True
+        assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is True
     finally:
         forget_trials()
 

@@ -155,13 +155,13 @@ def test_views_tell_teachers_apart(taught_twice: tuple[Bank, Any], tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"policies": None}, "policies=None is not allowed; give a list"),
-        ({"policies": 5}, "policies=5 is not allowed; give a list"),
-        ({"pairs": 5}, "pairs=5 is not allowed; give a list of (num_frames, num_candidates)"),
-        ({"pairs": "8/30"}, "pairs='8/30' is not allowed; give a list"),
+        ({"policies": None}, "policies=None must be a list"),
+        ({"policies": 5}, "policies=5 must be a list"),
+        ({"pairs": 5}, "pairs=5 must be a list of (num_frames, num_candidates)"),
+        ({"pairs": "8/30"}, "pairs='8/30' must be a list"),
         ({"classifier": 5}, "classifier is a int, which has no clip_probs; give a classifier of"),
         ({"classifier": nn.Linear(2, 2)}, "classifier is a Linear, which has no clip_probs"),
-        ({"bank": None}, "bank=None is not allowed; give a bank, or the folder of one"),
+        ({"bank": None}, "bank=None must be a bank, or the folder of one"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(bank: Bank, options: dict[str, Any], said: str) -> None:

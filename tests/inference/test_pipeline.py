@@ -315,7 +315,7 @@ class TestWhatItIsMadeOf:
             ({"num_candidates": 0}, "num_candidates=0 is not allowed"),
             ({"batch_size": 0}, "batch_size=0 is not allowed"),
             ({"top": 0}, "top=0 is not allowed"),
-            ({"workers": -1}, "workers=-1 is not allowed; give a whole number of at least 0"),
+            ({"workers": -1}, "workers=-1 must be an int of at least 0"),
             ({"size": 0}, "size=0 is not allowed"),
             ({"keep_frames": "no"}, "keep_frames='no' is not allowed"),
             ({"candidates": "some"}, "candidates='some' is unknown"),

@@ -276,7 +276,7 @@ class TestResult:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_frames": 12, "num_candidates": 10}, "num_frames=12 is more than num_candidates=10"),
-    ({"num_frames": 0}, "num_frames=0 is not allowed; give a whole number of at least 1"),
+    ({"num_frames": 0}, "num_frames=0 must be an int of at least 1"),
     ({"num_frames": -2}, "num_frames=-2"),
     ({"num_frames": 2.5}, r"num_frames=2\.5"),
     ({"num_frames": "8"}, "num_frames='8'"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.datasets.catalog import CATALOG
 from sosampler.errors import InvalidArgument
 from sosampler.paper.experiments import (
@@ -66,7 +66,7 @@ def test_every_figure_is_whole_and_stands_once() -> None:
         assert row["metric"] == ("fidelity" if row["table"] == "table2" else data_sets()[row["data"]]["metric"])
         assert (row["num_frames"] is None) == (row["num_candidates"] is None)
         if row["num_frames"] is not None:
-            assert whole_number("N", row["num_frames"]) <= whole_number("T", row["num_candidates"])
+            assert check_int("N", row["num_frames"]) <= check_int("T", row["num_candidates"])
         for name in ("gmacs", "videos_per_second"):
             assert row.get(name, 1.0) > 0
         keys[tuple(row[name] for name in ("table", "row", "classifier", "data", "num_frames", "num_candidates"))] += 1
@@ -260,7 +260,7 @@ def test_recipes_fit_their_experiment(name: str) -> None:
             assert other["data"] in recipe.data
             assert other["classifier"] in recipe.classifier
         for pair in recipe.pairs:
-            assert whole_number("N", pair[0]) <= whole_number("T", pair[1])
+            assert check_int("N", pair[0]) <= check_int("T", pair[1])
             assert (recipe.row, pair) not in shown, "a row stands once"
             shown.add((recipe.row, pair))
             if recipe.sampler is not None:

@@ -109,14 +109,14 @@ def test_a_second_run_continues_where_the_cpu_is_fast_in_bfloat16(
     mobilenet = {**QUICK, "settings": {"input_size": 32, "shift": 0, "batch_size": 4}}
     for fast, precision in ((True, "bfloat16"), (False, "float32")):
         out = tmp_path / precision
-        monkeypatch.setattr(optim, "cpu_is_good_at_bfloat16", lambda fast=fast: fast)
+        monkeypatch.setattr(optim, "cpu_is_fast_in_bfloat16", lambda fast=fast: fast)
         (first,) = reproduce("figureII", {"own": bank}, out=out, **mobilenet)
         (run,) = out.rglob("paper-0/run.json")
         assert json.loads(run.read_text())["precision"] == precision
         (second,) = reproduce("figureII", {"own": bank}, out=out, **mobilenet)
         assert second.result == first.result
         # A trial that ends otherwise the next time changes nothing about a run that has begun.
-        monkeypatch.setattr(optim, "cpu_is_good_at_bfloat16", lambda fast=fast: not fast)
+        monkeypatch.setattr(optim, "cpu_is_fast_in_bfloat16", lambda fast=fast: not fast)
         (third,) = reproduce("figureII", {"own": bank}, out=out, **mobilenet)
         assert third.result == first.result
 

@@ -225,7 +225,7 @@ class TestBadRecipes:
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
-            ({"num_shots": 0}, "num_shots=0 is not allowed; give a whole number of at least 1"),
+            ({"num_shots": 0}, "num_shots=0 must be an int of at least 1"),
             ({"num_shots": (3, 2)}, "low <= high"),
             ({"num_shots": (1, 2, 3)}, "one number, or"),
             ({"num_shots": 2.5}, "num_shots=2.5"),

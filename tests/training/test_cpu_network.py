@@ -80,11 +80,11 @@ def test_precision_is_by_trial_and_stays_with_a_run(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Float32Conv2d, "forward", watched)
     for good, name, precision in ((True, "fast", "bfloat16"), (False, "slow", "float32")):
-        monkeypatch.setattr(optim, "cpu_is_good_at_bfloat16", lambda good=good: good)
+        monkeypatch.setattr(optim, "cpu_is_fast_in_bfloat16", lambda good=good: good)
         so.train(bank, out=tmp_path / name, **options)
         assert json.loads((tmp_path / name / SETTINGS).read_text(encoding="utf-8"))["precision"] == precision
     assert seen == [torch.bfloat16] * 4 * 2 * 2  # layers, steps an epoch, epochs
-    monkeypatch.setattr(optim, "cpu_is_good_at_bfloat16", lambda: True)
+    monkeypatch.setattr(optim, "cpu_is_fast_in_bfloat16", lambda: True)
     so.train(bank, out=tmp_path / "slow", **options)  # keeps the precision that it began with
     with pytest.raises(so.InvalidArgument, match="precision"):
         so.train(bank, out=tmp_path / "slow", precision="bfloat16", **options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sosampler as so
-from sosampler._util import memory as machine
+from sosampler._util import hardware as machine
 from sosampler.samplers.recipe import read_recipe
 from sosampler.training import sampler_data, train_sampler
 from sosampler.training import sampler_data as sampler_frames

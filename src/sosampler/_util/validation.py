@@ -10,26 +10,26 @@ from typing import Any
 from sosampler.errors import InvalidArgument
 
 
-def whole_number(name: str, value: Any, *, at_least: int = 1) -> int:
+def check_int(name: str, value: Any, *, at_least: int = 1) -> int:
     """Return `value` as int, or say why it is not a whole number of at least `at_least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give a whole number of at least {at_least}")
+        raise InvalidArgument(f"{name}={value!r} must be an int of at least {at_least}")
     return int(value)
 
 
-def real_number(name: str, value: Any, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
+def check_float(name: str, value: Any, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
     """Return `value` as a finite float inside its bounds, or say what the bounds are."""
     bound = f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
     good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value <= above or value < at_least:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give a number{bound}")
+        raise InvalidArgument(f"{name}={value!r} must be a number{bound}")
     return float(value)
 
 
-def true_or_false(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """Return `value` if it is True or False; texts such as "no" would count as true."""
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give True or False")
+        raise InvalidArgument(f"{name}={value!r} must be True or False")
     return value
 
 
@@ -41,11 +41,11 @@ def one_of(name: str, value: Any, allowed: Iterable[str]) -> str:
     return str(value)
 
 
-def least_and_most(name: str, value: Any) -> tuple[float, float]:
+def check_range(name: str, value: Any) -> tuple[float, float]:
     """Return two numbers above 0 of which the first is not the larger one."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; give two numbers, the least and the most")
-    low, high = (real_number(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
+        raise InvalidArgument(f"{name}={value!r} must be two numbers, the smaller one first")
+    low, high = (check_float(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
     if low > high:
-        raise InvalidArgument(f"{name}={value!r} is not allowed; the least comes first")
+        raise InvalidArgument(f"{name}={value!r} must have the smaller number first")
     return low, high

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sosampler._util.memory import usable_cores
+from sosampler._util.hardware import usable_cores
 from sosampler.errors import SosamplerError
 
 CAN_SHARE_MEMORY = os.name == "posix"

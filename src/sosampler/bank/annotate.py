@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.devices import check_device
 from sosampler._util.files import write_text
+from sosampler._util.hardware import check_device
 from sosampler._util.run_folder import differences, plain
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import in_order, num_cores
 from sosampler.bank.decode import BATCHES_AHEAD, FrameDecoder, num_frame_decoders
 from sosampler.bank.format import (
@@ -75,7 +75,7 @@ class Annotator(ABC):
     def __init__(self, device: Any, batch: int | None) -> None:
         self.device = torch.device(device)
         default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
-        self.batch = default_batch if batch is None else whole_number("batch", batch)
+        self.batch = default_batch if batch is None else check_int("batch", batch)
         self.batch_given = batch is not None  # otherwise a run is resumed with the batch that it began with
         self.decoder = FrameDecoder()
         self._device_lock = threading.Lock()

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler._util.validation import one_of
 from sosampler.bank.format import (
     FEATURES,
@@ -39,8 +40,6 @@ from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import positions_of, stratified_positions, uniform_positions
 from sosampler.video.limits import Size, check_size, target_size
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices, Seconds
 
 
 class BankItem:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._util.validation import whole_number
+from sosampler._util.arrays import Frames
+from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument, VideoError
-from sosampler.video.reader import Frames
 
 log = logging.getLogger("sosampler")
 
@@ -55,6 +55,6 @@ def video_frames(videos: Sequence[Any], count: int, size: int) -> Iterator[Frame
 
 def _shares(num_videos: int, count: int) -> tuple[list[int], int]:
     """Return which videos are read, and how many frames of each."""
-    count = whole_number("num_frames", count)
+    count = check_int("num_frames", count)
     indices = np.linspace(0, num_videos - 1, min(num_videos, count)).round().astype(int).tolist()
     return indices, math.ceil(count / len(indices))

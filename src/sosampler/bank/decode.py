@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.arrays import Frames
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, SharedPixels, WorkerDied, in_order
 from sosampler.bank.bank import decode_jpeg
 from sosampler.bank.format import Failure, StoredVideo
@@ -24,7 +25,7 @@ from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import fit_size, list_candidates
 from sosampler.video.candidates import GRIDS, MODES
 from sosampler.video.limits import Limits, Size, check_size
-from sosampler.video.reader import Frames, VideoMetadata, VideoReader
+from sosampler.video.reader import VideoMetadata, VideoReader
 from sosampler.video.source import open_video
 
 MAX_FRAMES_PER_VIDEO = 4096
@@ -62,26 +63,26 @@ class FrameSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", check_size(self.size))
-        if whole_number("quality", self.quality) > 100:
+        if check_int("quality", self.quality) > 100:
             raise InvalidArgument(f"quality={self.quality} must be an int from 1 to 100")
-        if self.fps is not None and real_number("fps", self.fps, above=0) > _MAX_FPS:
+        if self.fps is not None and check_float("fps", self.fps, above=0) > _MAX_FPS:
             raise InvalidArgument(f"fps={self.fps:g} must be at most {_MAX_FPS} frames a second")
         if self.folder_fps is not None:
-            real_number("folder_fps", self.folder_fps, above=0)
+            check_float("folder_fps", self.folder_fps, above=0)
         if self.num_candidates is not None:
             if self.fps is not None:
                 raise InvalidArgument(
                     f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
                 )
-            if whole_number("num_candidates", self.num_candidates) > MAX_FRAMES_PER_VIDEO:
+            if check_int("num_candidates", self.num_candidates) > MAX_FRAMES_PER_VIDEO:
                 raise InvalidArgument(
                     f"num_candidates={self.num_candidates} must be at most {MAX_FRAMES_PER_VIDEO} frames of a video; "
                     "give fewer"
                 )
         one_of("candidates", self.candidates, MODES)
         one_of("grid", self.grid, GRIDS)
-        real_number("snap_tolerance", self.snap_tolerance, at_least=0)
-        whole_number("seed", self.seed, at_least=0)
+        check_float("snap_tolerance", self.snap_tolerance, at_least=0)
+        check_int("seed", self.seed, at_least=0)
 
     def options(
         self, *, start: float | None = None, end: float | None = None, video_id: str | None = None

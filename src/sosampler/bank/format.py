@@ -27,12 +27,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler._util.arrays import Indices, Seconds
 from sosampler._util.files import write_text
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.video.candidates import positions_of
-from sosampler.video.timeline import Indices, Seconds
 
 KIND, VERSION = "sosampler bank", 1
 VIDEOS_PER_SHARD = 32
@@ -340,10 +340,10 @@ def read_header(folder: BankFolder) -> BankHeader:
             settings=dict(values["settings"]),
             classes=tuple(values["classes"]),
             multi_label=bool(values["multi_label"]),
-            num_items=whole_number("num_items", values["num_items"]),
-            videos_per_shard=whole_number("videos_per_shard", values["videos_per_shard"]),
+            num_items=check_int("num_items", values["num_items"]),
+            videos_per_shard=check_int("videos_per_shard", values["videos_per_shard"]),
             complete=complete,
-            counts={name: whole_number(name, counts[name], at_least=0) for name in COUNTS} if complete else None,
+            counts={name: check_int(name, counts[name], at_least=0) for name in COUNTS} if complete else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SosamplerError(f"{folder.bank_json}: lacks or misspells {error}; prepare the bank again") from error

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
+from sosampler._util.arrays import Frames
 from sosampler._util.progress import OnProgress
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import check_float, check_int
 from sosampler._util.workers import in_order
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
@@ -27,7 +28,6 @@ from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, Stor
 from sosampler.bank.writer import Results, begin, make_shards, writing_bank
 from sosampler.datasets.manifest import Item, Manifest
 from sosampler.errors import InvalidArgument
-from sosampler.video.reader import Frames
 
 Images = Frames | Sequence[bytes]
 """uint8 [T, H, W, 3], or T JPEGs of one size."""
@@ -90,7 +90,7 @@ def write_frames(
     return write_entries(
         out,
         entries,
-        partial(stored_by_threads, quality=quality, num_threads=whole_number("workers", workers)),
+        partial(stored_by_threads, quality=quality, num_threads=check_int("workers", workers)),
         classes=classes,
         multi_label=multi_label,
         quality=quality,
@@ -114,7 +114,7 @@ def write_entries(
 ) -> Bank:
     """Write a bank as `write_frames` does; `storing` encodes the entries."""
     import_pyarrow()
-    if whole_number("quality", quality) > 100:
+    if check_int("quality", quality) > 100:
         raise InvalidArgument(f"quality={quality} must be an int from 1 to 100")
     listed = list(entries)
     if not listed:
@@ -130,7 +130,7 @@ def write_entries(
         classes=manifest.classes,
         multi_label=multi_label,
         num_items=len(items),
-        videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
+        videos_per_shard=check_int("videos_per_shard", videos_per_shard),
     )
     by_id = {entry.id: entry for entry in listed}
     folder = BankFolder(Path(out))
@@ -189,9 +189,9 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
     between = float(pts[-1] - pts[-2]) if count > 1 else 1.0
     duration, total = float(pts[-1]) + between, int(indices[-1]) + 1
     if entry.duration is not None:
-        duration = real_number(f"duration of {entry.id!r}", entry.duration, at_least=0)
+        duration = check_float(f"duration of {entry.id!r}", entry.duration, at_least=0)
     if entry.total_num_frames is not None:
-        total = whole_number(f"total_num_frames of {entry.id!r}", entry.total_num_frames)
+        total = check_int(f"total_num_frames of {entry.id!r}", entry.total_num_frames)
     return StoredVideo(
         jpegs=jpegs,
         frame_indices=indices,

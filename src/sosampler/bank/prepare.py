@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.progress import OnProgress
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import DecodeTask, FrameSettings, VideoDecoder
@@ -108,7 +108,7 @@ def prepare(
     import_pyarrow()
     folder = BankFolder(Path(out))
     if workers is not None:
-        whole_number("workers", workers, at_least=0)
+        check_int("workers", workers, at_least=0)
     if manifest is None:
         _refuse_without_manifest(given)
         Bank(folder.path)  # raises where it cannot be read
@@ -142,7 +142,7 @@ def prepare(
         classes=manifest.classes,
         multi_label=manifest.multi_label,
         num_items=len(manifest.items),
-        videos_per_shard=whole_number("videos_per_shard", videos_per_shard),
+        videos_per_shard=check_int("videos_per_shard", videos_per_shard),
     )
     annotator = None
     if classifier is not None:
@@ -274,7 +274,7 @@ def _teacher(
 
         classifier = create_classifier(str(classifier), device=device)
     elif device is not None and hasattr(classifier, "to"):
-        from sosampler._util.devices import check_device
+        from sosampler._util.hardware import check_device
 
         classifier = classifier.to(check_device(device))
     annotator = TeacherAnnotator(classifier, features=features, batch=batch)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sosampler._util.files import write_text
 from sosampler._util.progress import OnProgress
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, BankHeader, OutputFolder, items_text
 from sosampler.bank.outputs import FrameOutputs
@@ -94,9 +94,9 @@ def _chosen(
         rows = [row for row in rows if wanted & set(items[row].labels)]
     rows = spread(rows, items)
     if limit is not None:
-        rows = rows[: whole_number("limit", limit)]
+        rows = rows[: check_int("limit", limit)]
     if max_mb is not None:
-        rows = list(_within(rows, bank, outputs, real_number("max_mb", max_mb, above=0) * 1e6))
+        rows = list(_within(rows, bank, outputs, check_float("max_mb", max_mb, above=0) * 1e6))
     if not rows:
         raise InvalidArgument(
             f"{bank.path}: no video is left with limit={limit}, classes={classes}, splits={splits}, max_mb={max_mb}; "

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.validation import real_number, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.ranking import log_label_confidence
@@ -104,20 +104,20 @@ class AdaFrame(Baseline):
         multi_label: bool = False,
     ) -> None:
         config: dict[str, Any] = {
-            "heavy_width": whole_number("heavy_width", heavy_width),
-            "light_width": whole_number("light_width", light_width),
-            "num_classes": whole_number("num_classes", num_classes, at_least=2),
-            "hidden": whole_number("hidden", hidden),
-            "width": whole_number("width", width),
-            "memory_frames": whole_number("memory_frames", memory_frames),
-            "max_steps": whole_number("max_steps", max_steps, at_least=2),
-            "patience": whole_number("patience", patience),
-            "deviation": real_number("deviation", deviation, above=0),
+            "heavy_width": check_int("heavy_width", heavy_width),
+            "light_width": check_int("light_width", light_width),
+            "num_classes": check_int("num_classes", num_classes, at_least=2),
+            "hidden": check_int("hidden", hidden),
+            "width": check_int("width", width),
+            "memory_frames": check_int("memory_frames", memory_frames),
+            "max_steps": check_int("max_steps", max_steps, at_least=2),
+            "patience": check_int("patience", patience),
+            "deviation": check_float("deviation", deviation, above=0),
             "discount": discount_factor(discount),
-            "rollouts": whole_number("rollouts", rollouts),
-            "policy_weight": real_number("policy_weight", policy_weight, at_least=0),
-            "utility_weight": real_number("utility_weight", utility_weight, at_least=0),
-            "multi_label": true_or_false("multi_label", multi_label),
+            "rollouts": check_int("rollouts", rollouts),
+            "policy_weight": check_float("policy_weight", policy_weight, at_least=0),
+            "utility_weight": check_float("utility_weight", utility_weight, at_least=0),
+            "multi_label": check_bool("multi_label", multi_label),
         }
         super().__init__(config)
         self.max_steps, self.patience = config["max_steps"], config["patience"]
@@ -245,7 +245,7 @@ class AdaFrame(Baseline):
 
 def discount_factor(value: float) -> float:
     """Check that a discount is a number from 0 to 1."""
-    factor = real_number("discount", value, at_least=0)
+    factor = check_float("discount", value, at_least=0)
     if factor > 1:
         raise InvalidArgument(f"discount={value!r} must be a number from 0 to 1")
     return factor

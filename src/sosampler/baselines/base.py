@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
 from sosampler.samplers.losses import label_shares
@@ -237,7 +237,7 @@ def video_gmacs(baseline: Baseline, output: BaselineOutput, *, heavy_gmacs: floa
 
 def predict(baseline: Baseline, views: Views, *, batch_size: int = 256, seed: int = 0) -> BaselineOutput:
     """Run on any number of videos, some at a time; the output is on the CPU."""
-    whole_number("batch_size", batch_size)
+    check_int("batch_size", batch_size)
     generator = torch.Generator().manual_seed(seed)
     outputs = [
         baseline.run(views.some(rows), generator=generator) for rows in torch.arange(len(views.heavy)).split(batch_size)

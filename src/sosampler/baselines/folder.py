@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from sosampler._util.devices import check_device
 from sosampler._util.files import check_place, replacing, saved_kind
+from sosampler._util.hardware import check_device
 from sosampler.baselines.base import Baseline
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.classifiers.factory import CONFIG, WEIGHTS

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import real_number, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import frameexit_order, uniform
@@ -62,15 +62,15 @@ class FrameExit(Baseline):
             raise InvalidArgument(f"gate_widths={gate_widths!r} must be two ints")
         super().__init__(
             {
-                "heavy_width": whole_number("heavy_width", heavy_width),
-                "num_classes": whole_number("num_classes", num_classes),
-                "max_frames": whole_number("max_frames", max_frames),
-                "neck_width": None if neck_width is None else whole_number("neck_width", neck_width),
-                "gate_widths": [whole_number("gate_widths", width) for width in gate_widths],
-                "beta": real_number("beta", beta, above=0),
-                "first_exit": real_number("first_exit", first_exit, at_least=0),
-                "gate_exit": real_number("gate_exit", gate_exit, at_least=0),
-                "multi_label": true_or_false("multi_label", multi_label),
+                "heavy_width": check_int("heavy_width", heavy_width),
+                "num_classes": check_int("num_classes", num_classes),
+                "max_frames": check_int("max_frames", max_frames),
+                "neck_width": None if neck_width is None else check_int("neck_width", neck_width),
+                "gate_widths": [check_int("gate_widths", width) for width in gate_widths],
+                "beta": check_float("beta", beta, above=0),
+                "first_exit": check_float("first_exit", first_exit, at_least=0),
+                "gate_exit": check_float("gate_exit", gate_exit, at_least=0),
+                "multi_label": check_bool("multi_label", multi_label),
             }
         )
         width = heavy_width if neck_width is None else neck_width
@@ -84,7 +84,7 @@ class FrameExit(Baseline):
         """Set other thresholds; a higher `first_exit` or a lower `gate_exit` sees more frames."""
         given = {"first_exit": first_exit, "gate_exit": gate_exit}
         self.config |= {
-            name: real_number(name, value, at_least=0) for name, value in given.items() if value is not None
+            name: check_float(name, value, at_least=0) for name, value in given.items() if value is not None
         }
         return self
 

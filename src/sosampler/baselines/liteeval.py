@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_float, check_int, one_of
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
 from sosampler.errors import InvalidArgument
 
@@ -67,25 +67,25 @@ class LiteEval(Baseline):
                 f"fine_width={fine_width!r} is less than coarse_width={coarse_width!r}, which is copied into it; "
                 "give at least as much"
             )
-        if real_number("target", target, at_least=0) > 1:
+        if check_float("target", target, at_least=0) > 1:
             raise InvalidArgument(f"target={target!r} must be a share of frames from 0 to 1")
-        if real_number("gate_open", gate_open, at_least=0) > 1:
+        if check_float("gate_open", gate_open, at_least=0) > 1:
             raise InvalidArgument(f"gate_open={gate_open!r} must be a probability from 0 to 1")
         if len(temperature) != 2:
             raise InvalidArgument(f"temperature={temperature!r} must be two numbers, at the start and at the end")
         super().__init__(
             {
-                "heavy_width": whole_number("heavy_width", heavy_width),
-                "light_width": whole_number("light_width", light_width),
-                "num_classes": whole_number("num_classes", num_classes),
-                "coarse_width": whole_number("coarse_width", coarse_width),
-                "fine_width": whole_number("fine_width", fine_width),
+                "heavy_width": check_int("heavy_width", heavy_width),
+                "light_width": check_int("light_width", light_width),
+                "num_classes": check_int("num_classes", num_classes),
+                "coarse_width": check_int("coarse_width", coarse_width),
+                "fine_width": check_int("fine_width", fine_width),
                 "target": float(target),
-                "budget": real_number("budget", budget, at_least=0),
+                "budget": check_float("budget", budget, at_least=0),
                 "budget_per": one_of("budget_per", budget_per, BUDGET_PER),
-                "temperature": [real_number("temperature", value, above=0) for value in temperature],
+                "temperature": [check_float("temperature", value, above=0) for value in temperature],
                 "gate_open": float(gate_open),
-                "multi_label": true_or_false("multi_label", multi_label),
+                "multi_label": check_bool("multi_label", multi_label),
             }
         )
         self.coarse = nn.LSTMCell(light_width, coarse_width)

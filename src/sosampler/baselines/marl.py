@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.validation import real_number, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.adaframe import candidates_of_ranks, discount_factor, discounted
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
 from sosampler.samplers.ranking import log_label_confidence
@@ -84,18 +84,18 @@ class MARL(Baseline):
         multi_label: bool = False,
     ) -> None:
         config: dict[str, Any] = {
-            "heavy_width": whole_number("heavy_width", heavy_width),
-            "num_classes": whole_number("num_classes", num_classes, at_least=2),
-            "agents": whole_number("agents", agents),
-            "stride": whole_number("stride", stride),
-            "max_steps": whole_number("max_steps", max_steps),
-            "hidden": whole_number("hidden", hidden),
-            "width": whole_number("width", width),
+            "heavy_width": check_int("heavy_width", heavy_width),
+            "num_classes": check_int("num_classes", num_classes, at_least=2),
+            "agents": check_int("agents", agents),
+            "stride": check_int("stride", stride),
+            "max_steps": check_int("max_steps", max_steps),
+            "hidden": check_int("hidden", hidden),
+            "width": check_int("width", width),
             "discount": discount_factor(discount),
-            "rollouts": whole_number("rollouts", rollouts, at_least=2),
-            "policy_weight": real_number("policy_weight", policy_weight, at_least=0),
-            "entropy_weight": real_number("entropy_weight", entropy_weight, at_least=0),
-            "multi_label": true_or_false("multi_label", multi_label),
+            "rollouts": check_int("rollouts", rollouts, at_least=2),
+            "policy_weight": check_float("policy_weight", policy_weight, at_least=0),
+            "entropy_weight": check_float("entropy_weight", entropy_weight, at_least=0),
+            "multi_label": check_bool("multi_label", multi_label),
         }
         super().__init__(config)
         self.agents, self.stride, self.max_steps = config["agents"], config["stride"], config["max_steps"]

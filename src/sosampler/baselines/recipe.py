@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.baselines.base import Baseline
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.errors import InvalidArgument, first_line
@@ -43,13 +43,13 @@ class BaselineRecipe:
             raise InvalidArgument(f"name={self.name!r} must be text that is not empty")
         one_of("system", self.system, list_systems())
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        self._set("num_candidates", whole_number("num_candidates", self.num_candidates))
-        self._set("batch_size", whole_number("batch_size", self.batch_size))
-        self._set("seed", whole_number("seed", self.seed, at_least=0))
-        self._set("lr", real_number("lr", self.lr, above=0.0))
-        self._set("weight_decay", real_number("weight_decay", self.weight_decay, at_least=0.0))
+        self._set("num_candidates", check_int("num_candidates", self.num_candidates))
+        self._set("batch_size", check_int("batch_size", self.batch_size))
+        self._set("seed", check_int("seed", self.seed, at_least=0))
+        self._set("lr", check_float("lr", self.lr, above=0.0))
+        self._set("weight_decay", check_float("weight_decay", self.weight_decay, at_least=0.0))
         if self.clip is not None:
-            self._set("clip", real_number("clip", self.clip, above=0.0))
+            self._set("clip", check_float("clip", self.clip, above=0.0))
         baseline = _on_meta(self.system, self.settings)
         # With the defaults of those that were left out.
         settings = {name: value for name, value in baseline.config.items() if name not in FROM_DATA}
@@ -186,10 +186,10 @@ def _mapping(settings: Any) -> dict[str, Any]:
 
 def _checked_epochs(epochs: Any, baseline: Baseline) -> int | dict[str, int]:
     if not isinstance(epochs, Mapping):
-        return whole_number("epochs", epochs)
+        return check_int("epochs", epochs)
     for phase, count in epochs.items():
         one_of("phase of epochs", phase, baseline.phases)
-        whole_number(f"epochs[{phase!r}]", count, at_least=0)
+        check_int(f"epochs[{phase!r}]", count, at_least=0)
     if not any(epochs.values()):
         raise InvalidArgument(f"epochs={dict(epochs)} must train at least one phase for one epoch")
     return {phase: int(count) for phase, count in epochs.items()}

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.devices import autocast
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.hardware import autocast
+from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.outputs import ACTIVATIONS, activate, check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
@@ -205,7 +205,7 @@ class Classifier(nn.Module):
 
     def gmacs(self, num_frames: int) -> float:
         """Return the giga multiply-adds of a clip, including attention, without decoding and resizing."""
-        num_frames = whole_number("num_frames", num_frames)
+        num_frames = check_int("num_frames", num_frames)
         shape = (1, num_frames, 3, *self.preprocessing.size)
         if shape not in self._gmacs:
             self._gmacs[shape] = count_gmacs(self, torch.empty(shape, device="meta"))

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.devices import check_device
 from sosampler._util.files import replacing
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.hardware import check_device
+from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_names
 from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -161,7 +161,7 @@ def _from_name(
 ) -> Classifier:
     names = None if class_names is None else read_names(class_names)
     if num_classes is not None:
-        num_classes = whole_number("num_classes", num_classes)
+        num_classes = check_int("num_classes", num_classes)
     if names is not None:
         if num_classes not in (None, len(names)):
             raise InvalidArgument(

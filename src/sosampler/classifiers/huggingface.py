@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import Classifier, ClipLength, kinetics400_names, names_for, numbered_names
 from sosampler.classifiers.outputs import unwrap_output
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
@@ -94,9 +94,9 @@ def build_huggingface(
     transformers = import_transformers()
     one_of("temporal", temporal, TEMPORAL)
     if num_classes is not None:
-        num_classes = whole_number("num_classes", num_classes)
+        num_classes = check_int("num_classes", num_classes)
     if num_frames is not None:
-        num_frames = whole_number("num_frames", num_frames)
+        num_frames = check_int("num_frames", num_frames)
     if isinstance(source, (str, Path)):
         folder = _local_folder(source, revision)
         config = _read_config(folder, source)

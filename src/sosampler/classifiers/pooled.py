@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.devices import autocast
-from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
+from sosampler._util.hardware import autocast
+from sosampler._util.validation import check_bool, check_float, check_int, one_of
 from sosampler.classifiers.base import BATCH_FRAMES, Classifier, imagenet_names, names_for
 from sosampler.classifiers.outputs import check_finite, check_shape
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
@@ -117,10 +117,10 @@ def build_timm(
     """
     timm = check_timm_name(backbone)
     one_of("head", head, HEADS)
-    true_or_false("stride_on_1x1", stride_on_1x1)
-    if real_number("drop_rate", drop_rate, at_least=0.0) >= 1:
+    check_bool("stride_on_1x1", stride_on_1x1)
+    if check_float("drop_rate", drop_rate, at_least=0.0) >= 1:
         raise InvalidArgument(f"drop_rate={drop_rate!r} must be at least 0 and below 1")
-    classes = whole_number("num_classes", 1000 if num_classes is None else num_classes)
+    classes = check_int("num_classes", 1000 if num_classes is None else num_classes)
     try:
         net = timm.create_model(
             backbone, pretrained=pretrained, num_classes=0 if head == "frameexit" else classes, drop_rate=drop_rate

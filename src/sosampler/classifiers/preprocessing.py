@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as pixels
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,7 +40,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", height_and_width("size", self.size))
         short_side = isinstance(self.resize, numbers.Integral)
-        resize = whole_number("resize", self.resize) if short_side else height_and_width("resize", self.resize)
+        resize = check_int("resize", self.resize) if short_side else height_and_width("resize", self.resize)
         object.__setattr__(self, "resize", resize)
         object.__setattr__(self, "mean", _triple("mean", self.mean))
         object.__setattr__(self, "std", _triple("std", self.std, above=0.0))
@@ -119,7 +119,7 @@ def height_and_width(name: str, value: Any) -> tuple[int, int]:
         value = (value, value)
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidArgument(f"{name}={value!r} must be one integer or (height, width)")
-    height, width = (whole_number(f"{name}[{index}]", side, at_least=_MIN_SIDE) for index, side in enumerate(value))
+    height, width = (check_int(f"{name}[{index}]", side, at_least=_MIN_SIDE) for index, side in enumerate(value))
     return height, width
 
 
@@ -128,5 +128,5 @@ def _triple(name: str, value: Any, *, above: float = float("-inf")) -> Triple:
         value = (value, value, value)
     if not isinstance(value, (tuple, list)) or len(value) != 3:
         raise InvalidArgument(f"{name}={value!r} must be one number, or one for each of R, G, B")
-    red, green, blue = (real_number(f"{name}[{index}]", number, above=above) for index, number in enumerate(value))
+    red, green, blue = (check_float(f"{name}[{index}]", number, above=above) for index, number in enumerate(value))
     return red, green, blue

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sosampler._util.validation import one_of, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import Classifier, ClipLength, kinetics400_names, names_for
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.classifiers.weights import load_weights
@@ -58,7 +58,7 @@ def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = Fals
     """Build SlowOnly-50 8x8; takes PyTorchVideo's `slow_r50` checkpoint, or an inflated 2-D ResNet-50."""
     from sosampler.classifiers.nets.resnet3d import SlowOnly
 
-    stride_on_1x1 = true_or_false("stride_on_1x1", stride_on_1x1)
+    stride_on_1x1 = check_bool("stride_on_1x1", stride_on_1x1)
     return _build(
         SpacetimeClassifier,
         partial(SlowOnly, stride_on_1x1=stride_on_1x1),
@@ -91,7 +91,7 @@ def _build(
     kind: type[SpacetimeClassifier], make: Callable[..., Any], num_classes: int | None, **facts: Any
 ) -> SpacetimeClassifier:
     """Build a classifier for the 400 classes of Kinetics, or another number."""
-    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
+    classes = check_int("num_classes", 400 if num_classes is None else num_classes)
     net = make(num_classes=classes)
     return kind(net, class_names=names_for(classes, kinetics400_names), head=net.head_names, **facts)
 
@@ -108,7 +108,7 @@ def build_torchvision(model: str, *, num_classes: int | None = None, pretrained:
     from torchvision import models
 
     one_of("torchvision model", model, torchvision_names())
-    classes = whole_number("num_classes", 400 if num_classes is None else num_classes)
+    classes = check_int("num_classes", 400 if num_classes is None else num_classes)
     published = models.get_model_weights(model).DEFAULT
     head = _TORCHVISION_HEADS.get(model, "")
     net = models.get_model(model, num_classes=classes)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import Classifier, ClipLength, log, numbered_names, read_names
 from sosampler.classifiers.outputs import (
     OUTPUTS,
@@ -114,9 +114,9 @@ def wrap_classifier(
     if layout == "BCHW" and (num_frames, min_frames, max_frames) != (None, 1, None):
         raise InvalidArgument("layout='BCHW' is for single frames, which have no length; leave num_frames out")
     if num_frames is not None:
-        min_frames = max_frames = whole_number("num_frames", num_frames)
+        min_frames = max_frames = check_int("num_frames", num_frames)
     length = ClipLength(
-        whole_number("min_frames", min_frames), None if max_frames is None else whole_number("max_frames", max_frames)
+        check_int("min_frames", min_frames), None if max_frames is None else check_int("max_frames", max_frames)
     )
     if length.at_most is not None and length.at_most < length.at_least:
         raise InvalidArgument(f"max_frames={max_frames} must be at least min_frames={min_frames}")
@@ -135,7 +135,7 @@ def wrap_classifier(
     if num_classes is not None and names is not None and len(names) != num_classes:
         raise InvalidArgument(f"num_classes={num_classes} but {len(names)} class names are given; give one of the two")
     if names is None:
-        names = numbered_names(scores.shape[1] if num_classes is None else whole_number("num_classes", num_classes))
+        names = numbered_names(scores.shape[1] if num_classes is None else check_int("num_classes", num_classes))
     check_shape(scores, _TRIAL_CLIPS, len(names), name)
     if outputs == "probabilities":
         check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)

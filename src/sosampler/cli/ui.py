@@ -47,7 +47,7 @@ def ui_command(
 
     The page is served by this machine: it works offline, and nothing is sent anywhere.
     """
-    from sosampler._util.validation import whole_number
+    from sosampler._util.validation import check_int
     from sosampler.ui.server import is_local, serve
     from sosampler.ui.service import Service
     from sosampler.ui.settings import make_controls
@@ -57,7 +57,7 @@ def ui_command(
 
     given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
     limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    whole_number("--max-videos", max_videos)
+    check_int("--max-videos", max_videos)
     largest = size_of(max_upload)
     controls = make_controls(sampler or [], device=device, limits=limits)
     with tempfile.TemporaryDirectory(prefix="sosampler-ui-", ignore_cleanup_errors=True) as folder, _ended_by_signals():

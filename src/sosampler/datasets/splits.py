@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def make_splits(manifest: Manifest, *, dev_share: float = 0.1, test_share: float
     The result depends on ids, groups, labels and `seed`, not on the order of the lines.
     """
     shares = {"dev": _share("dev_share", dev_share), "test": _share("test_share", test_share)}
-    whole_number("seed", seed, at_least=0)
+    check_int("seed", seed, at_least=0)
     if sum(shares.values()) >= 1:
         raise InvalidArgument(
             f"dev_share={dev_share!r} and test_share={test_share!r} leave nothing for train; their sum must be below 1"
@@ -67,7 +67,7 @@ class _Group:
 
 
 def _share(name: str, value: float) -> float:
-    share = real_number(name, value, at_least=0)
+    share = check_float(name, value, at_least=0)
     if share >= 1:
         raise InvalidArgument(f"{name}={value!r} must be a share from 0 to below 1")
     return share

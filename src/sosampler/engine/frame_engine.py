@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sosampler._util.cpu_bfloat16 import bfloat16_ends_the_process, cpu_is_good_at_bfloat16
-from sosampler._util.devices import check_device
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.hardware import bfloat16_crashes, check_device, cpu_is_fast_in_bfloat16
+from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, check_positions
 from sosampler.classifiers.outputs import check_finite
 from sosampler.engine.cuda_graphs import GraphedCalls
@@ -83,7 +82,7 @@ class FrameEngine:
         backend: str = "torch",
         compiled: str | None = None,
     ) -> None:
-        self.num_frames = whole_number("num_frames", num_frames)
+        self.num_frames = check_int("num_frames", num_frames)
         self.backend = one_of("backend", backend, BACKENDS)
         if not hasattr(sampler, "score"):
             raise InvalidArgument(f"sampler is a {type(sampler).__name__} with no score; give an SOSampler")
@@ -240,7 +239,7 @@ def _resolve_precision(device: torch.device, precision: str | None) -> str:
         one_of("precision", precision, (*PRECISIONS, INT8))
         if precision == INT8 and device.type != "cpu":
             raise InvalidArgument(f"precision='int8' runs on the CPU, not on {device}; give device='cpu'")
-        if precision == "bfloat16" and device.type == "cpu" and bfloat16_ends_the_process():
+        if precision == "bfloat16" and device.type == "cpu" and bfloat16_crashes():
             raise InvalidArgument(
                 "precision='bfloat16' ends the process on this CPU, which claims instructions that it does not have; "
                 "give 'float32'"
@@ -249,4 +248,4 @@ def _resolve_precision(device: torch.device, precision: str | None) -> str:
     if device.type == "cuda":
         with torch.cuda.device(device):
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    return "bfloat16" if device.type == "cpu" and cpu_is_good_at_bfloat16() else "float32"
+    return "bfloat16" if device.type == "cpu" and cpu_is_fast_in_bfloat16() else "float32"

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sosampler._util.arrays import Indices
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
 from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
@@ -24,7 +25,6 @@ from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import Videos
 from sosampler.evaluation.result import Cell, Spent, Tally
 from sosampler.policies.names import EVERY, number_of
-from sosampler.video.timeline import Indices
 
 NOT_SEEN = -1  # pads the row of a video in the table of chosen frames
 

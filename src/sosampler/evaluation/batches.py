@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.video.candidates import uniform_positions
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices, Seconds
 
 
 @dataclass(frozen=True, eq=False)

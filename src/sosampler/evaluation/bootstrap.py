@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.evaluation.metrics import top1_hits, weighted_average_precision
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ _MAX_NUMBERS = 1 << 24
 
 def resample_counts(num_videos: int, draws: int, seed: int) -> NDArray[np.float32]:
     """Return how often each video is in each of `draws` resamples with replacement, [num_videos, draws]."""
-    rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
-    num_videos = whole_number("num_videos", num_videos)
-    counts = np.empty((num_videos, whole_number("draws", draws, at_least=0)), dtype=np.float32)
+    rng = np.random.default_rng(check_int("seed", seed, at_least=0))
+    num_videos = check_int("num_videos", num_videos)
+    counts = np.empty((num_videos, check_int("draws", draws, at_least=0)), dtype=np.float32)
     size = max(1, _MAX_NUMBERS // num_videos)
     for begin in range(0, draws, size):
         some = min(size, draws - begin)

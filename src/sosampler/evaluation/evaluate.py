@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from sosampler import __version__
-from sosampler._util.devices import check_device
+from sosampler._util.arrays import Indices
 from sosampler._util.environment import circumstances
+from sosampler._util.hardware import check_device
 from sosampler._util.progress import OnProgress, Progress, progress_bar
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.base import PRECISIONS
@@ -41,7 +42,6 @@ from sosampler.policies.oracles import Optimal
 from sosampler.policies.registry import MethodPolicy
 from sosampler.samplers.ranking import log_label_confidence
 from sosampler.video.candidates import segment_centres
-from sosampler.video.timeline import Indices
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
 
@@ -121,8 +121,8 @@ def evaluate(
     where = check_device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if precision is not None:
         one_of("precision", precision, PRECISIONS)
-    seed, draws = whole_number("seed", seed, at_least=0), whole_number("bootstrap", bootstrap, at_least=0)
-    beam_width = whole_number("beam_width", beam_width)
+    seed, draws = check_int("seed", seed, at_least=0), check_int("bootstrap", bootstrap, at_least=0)
+    beam_width = check_int("beam_width", beam_width)
     all_pairs = pairs_of(num_frames, num_candidates, pairs)
     part, name = _split_of(_bank_of(bank), split, notes)
     network, teacher = _classifier_of(part, classifier, views, where, precision)
@@ -233,7 +233,7 @@ def _split_of(bank: Bank, split: str | None, notes: _Notes) -> tuple[Bank, str]:
 
 def _bank_of(given: Any) -> Bank:
     if not isinstance(given, (Bank, str, os.PathLike)):
-        raise InvalidArgument(f"bank={given!r} is not allowed; give a bank, or the folder of one")
+        raise InvalidArgument(f"bank={given!r} must be a bank, or the folder of one")
     return given if isinstance(given, Bank) else Bank(given)
 
 
@@ -242,7 +242,7 @@ def _classifier_of(
 ) -> tuple[Any, Teacher]:
     """Return the classifier, or None where only its outputs are at hand, and the teacher."""
     if views is not None:
-        views = whole_number("views", views)
+        views = check_int("views", views)
     folder = saved_folder(given)
     if folder is not None:
         given = create_classifier(str(folder), device=device, precision=precision)

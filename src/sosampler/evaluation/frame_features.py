@@ -14,15 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, Penultimate
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES
 from sosampler.errors import InvalidArgument, VideoError
-from sosampler.video.reader import Frames
 from sosampler.video.source import open_video
-from sosampler.video.timeline import Indices, Seconds
 
 # Frames that are decoded and go through a network at a time.
 _MAX_FRAMES = 32

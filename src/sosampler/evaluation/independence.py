@@ -22,14 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sosampler._util.arrays import Indices, Seconds
 from sosampler._util.files import replacing
 from sosampler._util.progress import progress_bar
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.evaluation.bootstrap import interval, resample_counts
 from sosampler.evaluation.frame_features import FrameFeatures, OpenFrames, feature_networks, features_at, find_sources
 from sosampler.video.candidates import segment_centres
-from sosampler.video.timeline import Indices, Seconds
 
 Values = NDArray[np.float64]
 
@@ -291,9 +291,9 @@ def independence(
         say: called with each note.
     """
     steps = _checked_rates(rates)
-    moments = whole_number("moments", moments, at_least=_MIN_MOMENTS)
-    max_videos = None if max_videos is None else whole_number("max_videos", max_videos)
-    sources = find_sources(videos, max_videos=max_videos, seed=whole_number("seed", seed, at_least=0))
+    moments = check_int("moments", moments, at_least=_MIN_MOMENTS)
+    max_videos = None if max_videos is None else check_int("max_videos", max_videos)
+    sources = find_sources(videos, max_videos=max_videos, seed=check_int("seed", seed, at_least=0))
     networks = feature_networks(classifiers, weights, device=device, precision=precision)
     notes = [
         f"WARNING: {network.name} has RANDOM weights, none were given: features of an untrained network mean little, "
@@ -347,8 +347,8 @@ def independence(
 def _checked_rates(rates: Any) -> tuple[float, ...]:
     given = [rates] if isinstance(rates, numbers.Real) else rates
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidArgument(f"rates={rates!r} is not allowed; give frame rates such as (0.5, 1, 2)")
-    checked = {real_number("rate", rate, above=0) for rate in given}
+        raise InvalidArgument(f"rates={rates!r} must be frame rates such as (0.5, 1, 2)")
+    checked = {check_float("rate", rate, above=0) for rate in given}
     if not checked:
         raise InvalidArgument("rates is empty; give frame rates such as (0.5, 1, 2)")
     return tuple(sorted(checked))

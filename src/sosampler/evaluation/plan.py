@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import check_float, check_int
 from sosampler.baselines.base import Baseline
 from sosampler.baselines.folder import is_baseline_folder, load_system
 from sosampler.baselines.registry import list_systems
@@ -46,14 +46,12 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
     result: list[Pair]
     if pairs is None:
         numbers = [_number_or_auto(value) for value in _listed("num_frames", num_frames)]
-        counts = [whole_number("num_candidates", value) for value in _listed("num_candidates", num_candidates)]
+        counts = [check_int("num_candidates", value) for value in _listed("num_candidates", num_candidates)]
         result = [(frames, candidates) for candidates in counts for frames in numbers]
     elif isinstance(pairs, Iterable) and not isinstance(pairs, str):
         result = [_pair(pair) for pair in pairs]
     else:
-        raise InvalidArgument(
-            f"pairs={pairs!r} is not allowed; give a list of (num_frames, num_candidates), for example [(8, 30)]"
-        )
+        raise InvalidArgument(f"pairs={pairs!r} must be a list of (num_frames, num_candidates), for example [(8, 30)]")
     if not result:
         raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
     for frames, candidates in result:
@@ -73,13 +71,13 @@ def _listed(name: str, given: Any) -> list[Any]:
 
 
 def _number_or_auto(given: Any) -> int | None:
-    return None if isinstance(given, Auto) or given == AUTO else whole_number("num_frames", given)
+    return None if isinstance(given, Auto) or given == AUTO else check_int("num_frames", given)
 
 
 def _pair(given: Any) -> Pair:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise InvalidArgument(f"pairs hold {given!r}; give (num_frames, num_candidates), for example (8, 30)")
-    return _number_or_auto(given[0]), whole_number("num_candidates", given[1])
+    return _number_or_auto(given[0]), check_int("num_candidates", given[1])
 
 
 def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tolerance: Any) -> dict[str, Auto]:
@@ -97,7 +95,7 @@ def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tol
     if given and (autos or AUTO not in numbers):
         auto_of(numbers[0], auto_min, auto_max, tolerances[0])  # the auto_* arguments are for "auto" alone
     for tolerance in tolerances if AUTO in numbers else ():
-        value = None if tolerance is None else real_number("auto_tolerance", tolerance, at_least=0)
+        value = None if tolerance is None else check_float("auto_tolerance", tolerance, at_least=0)
         auto = auto_of(AUTO, auto_min, auto_max, value)
         assert auto is not None, "it is"
         autos.append(auto)
@@ -125,9 +123,7 @@ class Resolver:
         if isinstance(policies, (str, os.PathLike, Baseline, Policy)) or _is_sampler(policies):
             policies = [policies]
         if not isinstance(policies, Iterable):
-            raise InvalidArgument(
-                f"policies={policies!r} is not allowed; give a list of names and samplers, or {{name: sampler}}"
-            )
+            raise InvalidArgument(f"policies={policies!r} must be a list of names and samplers, or {{name: sampler}}")
         given: Iterable[tuple[str | None, Any]] = (
             policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
         )

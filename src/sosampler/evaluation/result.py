@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sosampler._util.arrays import Indices
 from sosampler._util.files import replacing
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.bootstrap import Measured, Resamples
 from sosampler.evaluation.metrics import confidences, multi_hot, shared_share, top1_hits
-from sosampler.video.timeline import Indices
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank

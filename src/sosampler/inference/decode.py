@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sosampler._util.arrays import Frames
 from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, WorkerDied, in_order, num_cores, unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError, first_line
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import open_candidates, select_with
 from sosampler.inference.selection import CandidateFrames, Selection
-from sosampler.video.reader import Frames
 from sosampler.video.source import source_name
 
 # From this many videos on, starting processes pays off.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import num_cores
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import FramePool, FrameTask, Outcome, attempt
@@ -121,7 +121,7 @@ class SelectJob:
         """Refuse before the first video what would fail at every one."""
         one_of("--image-format", self.image_format, IMAGE_FORMATS)
         if self.workers is not None:
-            whole_number("--workers", self.workers)
+            check_int("--workers", self.workers)
         if (self.frames_folder or self.sheet) and not self.options.decode:
             raise InvalidArgument(
                 "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"

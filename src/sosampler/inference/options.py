@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto, auto_of
 
@@ -55,15 +55,15 @@ class SelectOptions:
 
         for name in ("num_frames", "num_candidates", "threads"):
             if getattr(self, name) is not None and (name != "num_frames" or self.auto is None):
-                whole_number(name, getattr(self, name))
+                check_int(name, getattr(self, name))
         for name in ("fps", "folder_fps"):
             if getattr(self, name) is not None:
-                real_number(name, getattr(self, name), above=0)
+                check_float(name, getattr(self, name), above=0)
         for name in ("start", "end"):
             if getattr(self, name) is not None:
-                real_number(name, getattr(self, name))
-        real_number("snap_tolerance", self.snap_tolerance, at_least=0)
-        whole_number("seed", self.seed, at_least=0)
+                check_float(name, getattr(self, name))
+        check_float("snap_tolerance", self.snap_tolerance, at_least=0)
+        check_int("seed", self.seed, at_least=0)
         one_of("grid", self.grid, GRIDS)
         one_of("on_short", self.on_short, ON_SHORT)
         if self.candidates is not None:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sosampler._util.devices import check_device
-from sosampler._util.validation import one_of, true_or_false, whole_number
+from sosampler._util.arrays import Frames, Seconds
+from sosampler._util.hardware import check_device
+from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier
 from sosampler.classifiers.outputs import check_finite
 from sosampler.engine.int8 import int8_classifier, int8_file_of
@@ -31,8 +32,6 @@ from sosampler.policies.learned import ONNX, least_size, policy_of
 from sosampler.policies.registry import get_policy, is_policy_name
 from sosampler.samplers.registry import load_sampler
 from sosampler.video.candidates import positions_of
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Seconds
 
 ON_ERROR = ("raise", "return")
 DEFAULT_NUM_FRAMES, DEFAULT_NUM_CANDIDATES = 6, 10
@@ -333,12 +332,12 @@ class Pipeline:
         classifier_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.batch_size = whole_number("batch_size", batch_size)
-        self.top = whole_number("top", top)
-        self.workers = None if workers is None else whole_number("workers", workers, at_least=0)
-        whole_number("num_candidates", num_candidates)
+        self.batch_size = check_int("batch_size", batch_size)
+        self.top = check_int("top", top)
+        self.workers = None if workers is None else check_int("workers", workers, at_least=0)
+        check_int("num_candidates", num_candidates)
         if size is not None:
-            whole_number("size", size)
+            check_int("size", size)
         self.policy, network = _policy(sampler, device)
         if num_frames is None and self.policy.name != "all":
             num_frames = min(DEFAULT_NUM_FRAMES, num_candidates)
@@ -383,7 +382,7 @@ class Pipeline:
             precision=precision,
             batch_size=self.batch_size,
             top=self.top,
-            keep_frames=true_or_false("keep_frames", keep_frames),
+            keep_frames=check_bool("keep_frames", keep_frames),
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from sosampler._util.arrays import Frames, Indices
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
@@ -17,9 +18,8 @@ from sosampler.policies.auto import Auto
 from sosampler.policies.base import Choice, choose_one
 from sosampler.video.candidates import grid_indices, keyframe_positions, rate_times, segment_centres, snap
 from sosampler.video.limits import Limits, Size, target_size
-from sosampler.video.reader import FrameBatch, Frames, VideoMetadata, VideoReader
+from sosampler.video.reader import FrameBatch, VideoMetadata, VideoReader
 from sosampler.video.source import open_video, source_name
-from sosampler.video.timeline import Indices
 
 # All T candidates are decoded in the final size and kept where they take at most this many bytes. Above, a policy
 # sees small copies, and the N chosen frames are decoded a second time.

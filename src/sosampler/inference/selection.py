@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import SosamplerError
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.base import Choice
 from sosampler.video.candidates import segment_centres
-from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
-from sosampler.video.timeline import Indices, Seconds
+from sosampler.video.reader import FrameBatch, VideoMetadata
 
 
 def _listed(values: np.ndarray | None) -> list | None:

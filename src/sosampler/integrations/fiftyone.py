@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sosampler._util.validation import true_or_false
+from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument
 from sosampler.inference.selection import Selection
 
@@ -30,7 +30,7 @@ def frame_fields(selection: Selection, *, prefix: str = "sosampler", candidates:
     if not isinstance(prefix, str) or not prefix.isidentifier():
         raise InvalidArgument(f"prefix={prefix!r} must be letters, digits and underscores, such as sosampler")
     rows = _rows(selection, selected=True)
-    if true_or_false("candidates", candidates):
+    if check_bool("candidates", candidates):
         # A chosen frame overwrites the same candidate.
         rows = {**_rows(selection.candidates, selected=False), **rows}
     frames = {}

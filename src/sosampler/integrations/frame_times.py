@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._util.validation import true_or_false, whole_number
+from sosampler._util.arrays import Frames
+from sosampler._util.validation import check_bool, check_int
 from sosampler.errors import SosamplerError
 from sosampler.inference.selection import Selection
-from sosampler.video.reader import Frames
 
 _TICKS = 1000  # of the clock, a second
 # Seconds that number / fps may be off before milliseconds are used: half of the 0.1 s that prompts are written with.
@@ -59,9 +59,9 @@ def whole_patches(selection: Selection, size: int, *, one_moment_per_patch: bool
     `size` times instead: a patch then shows one moment and has its exact time, where otherwise frames that may lie far
     apart share a patch and the mean of their times. It takes `size` times as many patches.
     """
-    whole_number("size", size)
+    check_int("size", size)
     count = len(selection)
-    if true_or_false("one_moment_per_patch", one_moment_per_patch):
+    if check_bool("one_moment_per_patch", one_moment_per_patch):
         positions = np.repeat(np.arange(count), size)
     else:
         positions = np.minimum(np.arange(-(-count // size) * size), count - 1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY
 from sosampler.inference.select import select
@@ -63,8 +63,8 @@ def _among(
             f"policy {chosen_policy.name!r} needs a video, for its {chosen_policy.candidate_mode}s; give one, or take "
             "another policy"
         )
-    wanted = DEFAULT_NUM_FRAMES if num_frames is None else whole_number("num_frames", num_frames)
-    whole_number("seed", seed, at_least=0)
+    wanted = DEFAULT_NUM_FRAMES if num_frames is None else check_int("num_frames", num_frames)
+    check_int("seed", seed, at_least=0)
     if wanted >= len(images) or chosen_policy.name == "all":
         return list(images)
     frames = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.selection import Selection
 from sosampler.integrations.frame_times import seconds_from_start, video_metadata, whole_patches
@@ -75,7 +75,7 @@ def openai_messages(
     carry `extra_body={"media_io_kwargs": media_io_kwargs(selection)}`.
     """
     one_of("show", show, SHOWN)
-    if whole_number("quality", quality) > 100:
+    if check_int("quality", quality) > 100:
         raise InvalidArgument(f"quality={quality} must be a JPEG quality from 1 to 100")
 
     def jpeg(image: Image.Image) -> dict[str, Any]:

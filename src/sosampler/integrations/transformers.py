@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from sosampler._util.validation import true_or_false
+from sosampler._util.arrays import Frames, Indices
+from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
 from sosampler.integrations.frame_times import decoded, video_metadata, whole_patches
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices
 
 # Arguments that would make a processor choose or count frames again.
 _SET_HERE = ("do_sample_frames", "video_metadata", "num_frames", "fps")
@@ -101,7 +100,7 @@ class SelectingProcessor:
     ) -> None:
         self.processor = processor
         self._video_processor = _video_processor_of(processor)
-        self._one_moment = true_or_false("one_moment_per_patch", one_moment_per_patch)
+        self._one_moment = check_bool("one_moment_per_patch", one_moment_per_patch)
         if options.get("decode") is False:
             raise InvalidArgument("decode=False gives no frames to process; leave it out")
         self.options = SelectOptions(num_frames=num_frames, **options)

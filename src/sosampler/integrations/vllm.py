@@ -21,14 +21,14 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.arrays import Frames
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument, MissingDependency, VideoError, first_line
 from sosampler.inference.options import FALLBACK_POLICY, SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.integrations.frame_times import decoded, video_metadata, whole_patches
 from sosampler.policies.base import Policy
 from sosampler.policies.registry import get_policy, is_policy_name, list_policies
-from sosampler.video.reader import Frames
 from sosampler.video.source import DECODERS, open_video
 
 log = logging.getLogger("sosampler")
@@ -120,10 +120,10 @@ def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptio
     if "backend" in given:
         values["decoder"] = one_of("backend", given["backend"], DECODERS)
     if given.get("size") is not None:
-        values["size"] = whole_number("size", given["size"])
+        values["size"] = check_int("size", given["size"])
     fps = given.get("fps", -1)
     if fps != -1:
-        values["fps"] = real_number("fps", fps, above=0)
+        values["fps"] = check_float("fps", fps, above=0)
         _bounded("fps times the video's seconds", _frames_at(data, fps, values), _MAX_CANDIDATES)
     if num_frames == -1:
         if fps == -1 and "num_candidates" not in values:
@@ -132,11 +132,11 @@ def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptio
             )
         values["num_frames"] = values.get("num_candidates")
     else:
-        values["num_frames"] = whole_number("num_frames", num_frames)
+        values["num_frames"] = check_int("num_frames", num_frames)
     if values["num_frames"] is not None:
         _bounded("num_frames", values["num_frames"], _MAX_FRAMES)
     if "num_candidates" in values:
-        _bounded("num_candidates", whole_number("num_candidates", values["num_candidates"]), _MAX_CANDIDATES)
+        _bounded("num_candidates", check_int("num_candidates", values["num_candidates"]), _MAX_CANDIDATES)
         # vLLM always gives a number of frames, 32 by default.
         values["num_frames"] = min(values["num_frames"], values["num_candidates"])
     # One decoding thread a video: a server handles many in parallel.

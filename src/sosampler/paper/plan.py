@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.devices import check_device
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.hardware import check_device
+from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS
@@ -69,17 +69,17 @@ def checked_request(
     # The seeds are an argument of their own.
     check_known(changes, [name for name in SETTINGS if name not in ("name", "seed")], "settings of the samplers")
     if epochs is not None:
-        changes["epochs"] = whole_number("epochs", epochs)
-    whole_number("bootstrap", others["bootstrap"], at_least=0)
-    whole_number("num_cases", others["num_cases"])
+        changes["epochs"] = check_int("epochs", epochs)
+    check_int("bootstrap", others["bootstrap"], at_least=0)
+    check_int("num_cases", others["num_cases"])
     if others["device"] is not None:
         check_device(others["device"])
     if others["precision"] is not None:
         one_of("precision", others["precision"], PRECISIONS)
     if others["workers"] is not None:
-        whole_number("workers", others["workers"], at_least=0)
+        check_int("workers", others["workers"], at_least=0)
     listed = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
-    chosen = tuple(whole_number("seed", seed, at_least=0) for seed in listed)
+    chosen = tuple(check_int("seed", seed, at_least=0) for seed in listed)
     if not chosen or len(set(chosen)) < len(chosen):
         raise InvalidArgument(f"seeds={list(chosen)} must be one or more numbers, each once, for example 0,1,2")
     if weights is not None and str(weights) != _PRETRAINED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument
 
 AUTO = "auto"  # as num_frames: the policy decides
@@ -31,9 +31,9 @@ class Auto:
     tolerance: float = DEFAULT_TOLERANCE
 
     def __post_init__(self) -> None:
-        whole_number("auto_min", self.min)
-        whole_number("auto_max", self.max)
-        real_number("auto_tolerance", self.tolerance, at_least=0)
+        check_int("auto_min", self.min)
+        check_int("auto_max", self.max)
+        check_float("auto_tolerance", self.tolerance, at_least=0)
         if self.min > self.max:
             raise InvalidArgument(f"auto_min={self.min} is more than auto_max={self.max}; it must be no larger")
 

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sosampler._util.validation import whole_number
+from sosampler._util.arrays import Frames, Indices, Seconds
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices, Seconds
 
 Scores = NDArray[np.floating[Any]]
 _T = TypeVar("_T")
@@ -217,7 +216,7 @@ def _checked_scores(policy: Policy, batch: Batch) -> Scores | None:
 
 def number_of_frames(num_frames: int, num_candidates: int) -> int:
     """Return N as an int, or raise where there are fewer candidates."""
-    if whole_number("num_frames", num_frames) > num_candidates:
+    if check_int("num_frames", num_frames) > num_candidates:
         raise InvalidArgument(
             f"num_frames={num_frames} is more than the {num_candidates} candidates; choose fewer, or list more"
         )

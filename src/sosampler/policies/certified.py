@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.policies.optimal import ClipLoss, OptimalChoice, clip_loss, usable_logits
 from sosampler.samplers.ranking import ACTIVATIONS, check_labels, log_confidence, real_candidates, top_n
 
@@ -426,8 +426,8 @@ def certified_mean_logits(
     `tolerance` in probability is enough, and after `max_nodes` the remaining gap is reported.
     """
     one_of("activation", activation, ACTIVATIONS)
-    real_number("tolerance", tolerance, above=0)
-    whole_number("max_nodes", max_nodes)
+    check_float("tolerance", tolerance, above=0)
+    check_int("max_nodes", max_nodes)
     batch, num_candidates, num_classes = logits.shape
     labels = check_labels(labels, batch, num_classes)
     mask = real_candidates(mask, batch, num_candidates, num_frames)

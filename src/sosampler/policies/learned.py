@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sosampler.samplers
+from sosampler._util.arrays import Frames, Indices
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies.auto import AUTO
 from sosampler.policies.base import Batch, Policy, Scores
 from sosampler.policies.expected import Numbers, expected_by_belief, expected_by_confidence
 from sosampler.policies.visual import typical_order
 from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler, has_belief, log_belief, sigmoid
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices
 
 # One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
@@ -201,7 +200,7 @@ def policy_of(sampler: Any, *, name: str = "sosampler", device: Any = None) -> L
     if isinstance(sampler, OnnxSampler):
         check_light_device(device)
     elif device is not None:
-        from sosampler._util.devices import check_device
+        from sosampler._util.hardware import check_device
 
         sampler = sampler.to(check_device(device))
     return LearnedPolicy(sampler, name)
@@ -223,7 +222,7 @@ def load_policy(folder: str | os.PathLike[str], *, device: Any = None, precision
     else:
         import torch
 
-        from sosampler._util.devices import check_device
+        from sosampler._util.hardware import check_device
 
         where = check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         policy = LearnedPolicy(_load_torch(path, stamp[:2], where, precision), os.fspath(folder))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.ranking import ACTIVATIONS, check_labels, log_confidence, real_candidates
 
@@ -126,7 +126,7 @@ def optimal_by_enumeration(
     """Evaluate every subset by `clip_log_confidence(positions [B, K, N])` -> [B, K]. Ties: the earliest."""
     mask = real_candidates(mask, batch, num_candidates, num_frames)
     number = math.comb(num_candidates, num_frames)
-    if number > whole_number("max_subsets", max_subsets):
+    if number > check_int("max_subsets", max_subsets):
         raise InvalidArgument(
             f"{num_frames} of {num_candidates} candidates are {number} subsets, more than max_subsets={max_subsets}; "
             "raise max_subsets, give fewer candidates, or use beam_search"
@@ -135,7 +135,7 @@ def optimal_by_enumeration(
     def evaluate(rows: Tensor) -> Tensor:
         return clip_log_confidence(rows.expand(batch, -1, -1))
 
-    return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, whole_number("block", block), device)
+    return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, check_int("block", block), device)
 
 
 def optimal_pooled(
@@ -281,7 +281,7 @@ def beam_search(
     The classifier sees at most `block` sets of each video in one call. `narrowed(videos)` returns the same function for
     some of the videos; with it those that no exchange improves are not classified again.
     """
-    width, block = whole_number("width", width), whole_number("block", block)
+    width, block = check_int("width", width), check_int("block", block)
     mask = real_candidates(mask, batch, num_candidates, num_frames)
     real = np.ones((batch, num_candidates), bool) if mask is None else mask.cpu().numpy()
 

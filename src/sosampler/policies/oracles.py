@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler._util.arrays import Indices
 from sosampler.policies.base import Batch, Policy, Scores
-from sosampler.video.timeline import Indices
 
 
 class SemiOptimal(Policy):

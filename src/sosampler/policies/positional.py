@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sosampler._util.arrays import Indices
 from sosampler.policies.base import Batch, Policy, top
 from sosampler.video.candidates import segment_centres
-from sosampler.video.timeline import Indices
 
 # FrameExit writes its order for ten frames out: the middle, the ends, then what lies between.
 FRAMEEXIT_ORDER_10 = (5, 0, 9, 2, 7, 4, 6, 3, 8, 1)

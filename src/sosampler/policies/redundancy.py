@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.arrays import Indices
+from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument
-from sosampler.video.timeline import Indices
 
 Numbers = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
@@ -31,7 +31,7 @@ def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
     width = np.asarray(bandwidth, dtype=features.dtype)
     if not ((width > 0) & np.isfinite(width)).all():
         raise InvalidArgument(
-            f"bandwidth={bandwidth!r} is not allowed; give finite numbers above 0, such as median_bandwidth(features)"
+            f"bandwidth={bandwidth!r} must be finite numbers above 0, such as median_bandwidth(features)"
         )
     return np.asarray(np.exp(-np.square(distances(features)) / (2 * np.square(width)[..., None, None])))
 
@@ -77,9 +77,9 @@ def mmr(
     the first by score alone. Scores and similarities are compared as they are: bring scores to 0..1 before.
     Positions [B, N] in time order; of equal ones the earlier.
     """
-    share = real_number("trade_off", trade_off, at_least=0)
+    share = check_float("trade_off", trade_off, at_least=0)
     if share > 1:
-        raise InvalidArgument(f"trade_off={trade_off} is not allowed; give a number between 0 and 1")
+        raise InvalidArgument(f"trade_off={trade_off} must be a number between 0 and 1")
     table, alike, left = _checked(scores, similarity, num_frames, mask)
     videos = np.arange(len(table))
     nearest = np.zeros_like(table)
@@ -102,9 +102,9 @@ def dpp(
     is added (Chen, Zhang and Zhou 2018). `similarity` must be positive semidefinite, as `gaussian_kernel` is.
     Positions [B, N] in time order; of equal ones the earlier.
     """
-    share = real_number("trade_off", trade_off, at_least=0)
+    share = check_float("trade_off", trade_off, at_least=0)
     if share >= 1:
-        raise InvalidArgument(f"trade_off={trade_off} is not allowed; give a number from 0 to below 1")
+        raise InvalidArgument(f"trade_off={trade_off} must be a number from 0 to below 1")
     table, alike, left = _checked(scores, similarity, num_frames, mask)
     # log det(q S q) = 2 sum log q + log det S: the factor of S alone never overflows, whatever the scores.
     return np.sort(greedy_dpp(share / (1 - share) * table.astype(np.float64), alike, num_frames, left), axis=1)
@@ -149,7 +149,7 @@ def _checked(
         )
     left = np.ones(table.shape, dtype=bool) if mask is None else np.array(mask, dtype=bool)
     fewest = int(left.sum(1).min()) if batch else num_candidates
-    if whole_number("num_frames", num_frames) > fewest:
+    if check_int("num_frames", num_frames) > fewest:
         raise InvalidArgument(
             f"num_frames={num_frames} is more than the {fewest} real candidates of a video; "
             "choose fewer frames or give more candidates"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler._util.arrays import Indices
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Policy, Scores, scores_of
 from sosampler.policies.learned import General, check_light_device, load_policy, policy_of
@@ -22,7 +23,6 @@ from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Ke
 from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.score_rules import METHODS
 from sosampler.policies.visual import DifferencePeaks, Dpp, FarthestFirst, FrameDifference
-from sosampler.video.timeline import Indices
 
 # Policies of the package, and those that are registered.
 _POLICIES: dict[str, Policy] = {

@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.arrays import Indices
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import number_of_frames, top
-from sosampler.video.timeline import Indices
 
 Scores = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def difference_peaks(
     """
     scores, num_frames = _checked(change_scores, num_frames)
     one_of("by", by, ("prominence", "height"))
-    window = len(scores) // (4 * num_frames) if spacing is None else whole_number("spacing", spacing, at_least=0)
+    window = len(scores) // (4 * num_frames) if spacing is None else check_int("spacing", spacing, at_least=0)
     peaks, prominences = _peaks(_finite(scores))
     rank = prominences if by == "prominence" else scores[peaks]
     order = np.concatenate([peaks[np.argsort(-rank, kind="stable")], np.argsort(-scores, kind="stable")])
@@ -76,7 +76,7 @@ def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = Non
     if window is None:
         # N - 1 chosen ones block at most 2 window + 1 positions each, and one must be left for the last.
         window = 0 if num_frames == 1 else max(0, ((len(scores) - 1) // (num_frames - 1) - 1) // 2)
-    window = whole_number("window", window, at_least=0)
+    window = check_int("window", window, at_least=0)
     return _spaced(np.argsort(-scores, kind="stable"), len(scores), num_frames, window)
 
 
@@ -99,8 +99,8 @@ def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth
     ([0, 1, 2, 7], [0, 1, 6, 7])
     """
     scores, num_frames = _checked(scores, num_frames)
-    threshold = real_number("threshold", threshold, at_least=0)
-    max_depth = whole_number("max_depth", max_depth, at_least=0)
+    threshold = check_float("threshold", threshold, at_least=0)
+    max_depth = check_int("max_depth", max_depth, at_least=0)
     if threshold == 0:  # checked here, because a difference of rounded means may fall below 0
         return top(scores, num_frames)
     unit = _in_unit(scores)
@@ -139,7 +139,7 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     ([1, 3, 5], [4, 5, 6])
     """
     scores, num_frames = _checked(scores, num_frames)
-    weights = _in_unit(scores) ** real_number("power", power, at_least=0)
+    weights = _in_unit(scores) ** check_float("power", power, at_least=0)
     chosen = np.zeros(len(scores), dtype=bool)
     while left := num_frames - int(chosen.sum()):
         rest = np.flatnonzero(~chosen)

@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from sosampler._util.validation import real_number
+from sosampler._util.arrays import Frames, Indices
+from sosampler._util.validation import check_float
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Policy, Scores, number_of_frames
 from sosampler.policies.positional import centre
 from sosampler.policies.redundancy import distances, greedy_dpp, lower_median
 from sosampler.policies.score_rules import difference_peaks
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices
 
 # Differences are taken on small grey images: noise and small shifts average out, and it costs nothing.
 _THUMBNAIL = 64
@@ -280,14 +279,14 @@ def typical_order(
     """
     qualities, similarity = _checked_scores(quality, features)
     num_frames = number_of_frames(num_frames, len(qualities))
-    if real_number("alike", alike, at_least=0) >= 1:
-        raise InvalidArgument(f"alike={alike} is not allowed; give a number from 0 to below 1")
-    value = real_number("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
-    value += typicality(qualities, similarity ** real_number("sharpness", sharpness, above=0))
-    value += real_number("movement", movement, at_least=0) * unrest(
-        qualities, similarity, real_number("most_movement", most_movement, at_least=0)
+    if check_float("alike", alike, at_least=0) >= 1:
+        raise InvalidArgument(f"alike={alike} must be a number from 0 to below 1")
+    value = check_float("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
+    value += typicality(qualities, similarity ** check_float("sharpness", sharpness, above=0))
+    value += check_float("movement", movement, at_least=0) * unrest(
+        qualities, similarity, check_float("most_movement", most_movement, at_least=0)
     )
-    weight = real_number("redundancy", redundancy, at_least=0)
+    weight = check_float("redundancy", redundancy, at_least=0)
     repetition = np.square(np.clip((similarity - alike) / (1 - alike), 0, 1))
     order = np.empty(num_frames, dtype=np.int64)
     repeated = np.zeros(len(value))

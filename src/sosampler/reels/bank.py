@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from sosampler._util.arrays import Frames, Indices
 from sosampler._util.progress import OnProgress
 from sosampler._util.run_folder import differences, plain
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, StoredVideo, read_header
@@ -23,8 +24,6 @@ from sosampler.errors import InvalidArgument
 from sosampler.reels import render
 from sosampler.reels.images import Picture, PictureCache, Pictures
 from sosampler.reels.recipe import Reel
-from sosampler.video.reader import Frames
-from sosampler.video.timeline import Indices
 
 # A process needs about as long to start as it then needs to render so many frames.
 _FRAMES_PER_PROCESS = 400
@@ -84,7 +83,7 @@ def write_reel_bank(
     return write_entries(
         out,
         [entry for split in splits for entry in _entries(split)],
-        partial(_stored, quality=quality, workers=whole_number("workers", workers)),
+        partial(_stored, quality=quality, workers=check_int("workers", workers)),
         classes=splits[0].pictures.class_names,
         quality=quality,
         made_by=made_by,

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.datasets.manifest_io import split_word
 from sosampler.errors import InvalidArgument
 from sosampler.reels.procedural import MAX_CLASSES, class_name, draw_picture
@@ -53,7 +53,7 @@ class PictureCache:
     """Decoded pictures of at most `max_bytes`; the least recently used ones are dropped. Thread-safe."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
-        self.max_bytes = whole_number("cache_bytes", max_bytes, at_least=0)
+        self.max_bytes = check_int("cache_bytes", max_bytes, at_least=0)
         self._lock = threading.Lock()
         self._pictures: OrderedDict[Hashable, Picture] = OrderedDict()
         self._held = 0
@@ -99,7 +99,7 @@ class Pictures(ABC):
         cache_bytes: int,
     ) -> None:
         self.class_names = class_names
-        self.size = whole_number("size", size)
+        self.size = check_int("size", size)
         self._members = members  # [class][picture] keys for `_load`
         self._distractors = distractors
         self._cache = PictureCache(cache_bytes)
@@ -241,11 +241,11 @@ class ProceduralPictures(Pictures):
         seed: int = 0,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        if whole_number("num_classes", num_classes) > MAX_CLASSES:
+        if check_int("num_classes", num_classes) > MAX_CLASSES:
             raise InvalidArgument(f"num_classes={num_classes} must be at most {MAX_CLASSES}, the number of shapes")
-        self.seed = whole_number("seed", seed, at_least=0)
-        whole_number("per_class", per_class)
-        whole_number("num_distractors", num_distractors, at_least=0)
+        self.seed = check_int("seed", seed, at_least=0)
+        check_int("per_class", per_class)
+        check_int("num_distractors", num_distractors, at_least=0)
         super().__init__(
             class_names=tuple(class_name(label) for label in range(num_classes)),
             members=[[(label, number) for number in range(per_class)] for label in range(num_classes)],

@@ -10,7 +10,7 @@ from typing import Any
 
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.run_folder import begin, read_settings
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
 from sosampler.datasets.manifest import Manifest
@@ -84,7 +84,7 @@ def make_reels(
     one_of("to", to, ("bank", "mp4"))
     chosen = reel_recipe(preset, recipe)
     check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
-    num_workers = num_cores() if workers is None else whole_number("workers", workers)
+    num_workers = num_cores() if workers is None else check_int("workers", workers)
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
         return write_reel_bank(out, splits, quality=quality, workers=num_workers, on_progress=on_progress)
@@ -100,7 +100,7 @@ def reel_recipe(preset: str | None, changes: ReelRecipe | Mapping[str, Any] | No
     for name in given:
         one_of("a name in recipe", name, (field.name for field in fields(ReelRecipe)))
     if "size" in given and "picture_size" not in given:
-        given["picture_size"] = round(whole_number("size", given["size"]) * base.picture_size / base.size)
+        given["picture_size"] = round(check_int("size", given["size"]) * base.picture_size / base.size)
     return replace(base, **given)
 
 
@@ -116,7 +116,7 @@ def plan_splits(
     """Open the pictures and plan the reels of every split that gets some: train, dev, test."""
     is_sports22 = preset == "sports22"
     wanted = _checked_counts(default_counts(preset) if counts is None else counts)
-    if whole_number("seed", seed, at_least=0) >= 2**30:
+    if check_int("seed", seed, at_least=0) >= 2**30:
         raise InvalidArgument(f"seed={seed} must be an int below 2**30")
     check_num_classes(pictures, num_classes)
     if is_sports22:
@@ -148,7 +148,7 @@ def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the splits that get reels, in their order."""
     for split, count in counts.items():
         one_of("a split in counts", split, SPLITS)
-        whole_number(f"the count of {split}", count, at_least=0)
+        check_int(f"the count of {split}", count, at_least=0)
     wanted = {split: int(counts[split]) for split in SPLITS if counts.get(split)}
     if not wanted:
         raise InvalidArgument(f"counts={dict(counts)} contains no reel; give at least one")

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.arrays import Indices, Seconds
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.video.candidates import grid_indices
-from sosampler.video.timeline import Indices, Seconds
 
 DISTRACTOR = -1
 """The label of a shot that does not show the reel's class."""
@@ -75,11 +75,11 @@ class ReelRecipe:
         self._range("share", at_least=0, maximum=1)
         self._range("crop_area", at_least=1e-4, maximum=1)
         self._range("seconds_per_shot", at_least=1e-3, maximum=math.inf)
-        self._keep("min_class_shots", whole_number("min_class_shots", self.min_class_shots, at_least=0))
+        self._keep("min_class_shots", check_int("min_class_shots", self.min_class_shots, at_least=0))
         for name in ("num_candidates", "size", "picture_size", "fps"):
-            self._keep(name, whole_number(name, getattr(self, name)))
+            self._keep(name, check_int(name, getattr(self, name)))
         for name, maximum in (("flip", 1.0), ("pan", 1.0), ("zoom", 0.9), ("blur", 0.5), ("fade", 1.0)):
-            strength = real_number(name, getattr(self, name), at_least=0)
+            strength = check_float(name, getattr(self, name), at_least=0)
             if strength > maximum:
                 raise InvalidArgument(f"{name}={strength:g} must be a number from 0 to {maximum:g}")
             self._keep(name, strength)
@@ -107,7 +107,7 @@ class ReelRecipe:
         if is_pair and len(given) != 2:
             raise InvalidArgument(f"{name}={given!r} must be one number, or (low, high)")
         low, high = (
-            whole_number(name, value, at_least=int(at_least)) if whole else real_number(name, value, at_least=at_least)
+            check_int(name, value, at_least=int(at_least)) if whole else check_float(name, value, at_least=at_least)
             for value in (given if is_pair else (given, given))
         )
         if low > high or high > maximum:
@@ -276,14 +276,14 @@ def plan_reels(
     if not pictures_per_class:
         raise InvalidArgument("pictures_per_class is empty; give the number of pictures of each class")
     for number in pictures_per_class:
-        whole_number("pictures_per_class", number)
-    whole_number("num_distractors", num_distractors, at_least=0)
+        check_int("pictures_per_class", number)
+    check_int("num_distractors", num_distractors, at_least=0)
     if not num_distractors and _pair(recipe.share)[0] < 1:
         raise InvalidArgument(
             f"num_distractors=0 cannot be used with share={recipe.share}; give distractors, or share=(1, 1)"
         )
-    whole_number("count", count, at_least=0)
-    if whole_number("seed", seed, at_least=0) >= 2**32:
+    check_int("count", count, at_least=0)
+    if check_int("seed", seed, at_least=0) >= 2**32:
         raise InvalidArgument(f"seed={seed} must be an int below 2**32")
     sequence = _TorchSequence(seed) if recipe.draws == "torch" else None
     reels = []

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from sosampler._util.arrays import Frames
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.datasets.splits import SPLITS
 from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Picture, Pictures
 from sosampler.reels.recipe import Box, Reel, ReelRecipe, plan_reels
-from sosampler.video.reader import Frames
 from sosampler.video.synthetic import encode_video
 
 Frame = NDArray[np.uint8]
@@ -66,7 +66,7 @@ def check_file_options(size: int, crf: int) -> None:
     """Refuse what x264 cannot encode."""
     if size % 2:
         raise InvalidArgument(f"size={size} cannot be written as mp4; it must be an even number of pixels")
-    if whole_number("crf", crf, at_least=0) > 51:
+    if check_int("crf", crf, at_least=0) > 51:
         raise InvalidArgument(f"crf={crf} must be an int from 0 to 51")
 
 

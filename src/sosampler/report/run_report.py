@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.evaluation.result import EVALUATION_FILE, VIDEOS_FILE
 from sosampler.figures.curves import Row, report_figures
@@ -75,7 +75,7 @@ def write_run_report(
         experiments: makes the part of experiments of `reproduce`: `sosampler.paper.page.experiments_part`.
         say: called with a line of text for everything that could not be shown.
     """
-    whole_number("videos", videos, at_least=0)
+    check_int("videos", videos, at_least=0)
     paths = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     if not paths:
         raise InvalidArgument("no run is given; give the folder of at least one")

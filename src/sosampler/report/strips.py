@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from sosampler._util.arrays import Indices
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.report.load import EvaluationRun, RowKey, RunVideo, RunVideos, VideoCandidates, is_folder
-from sosampler.video.timeline import Indices
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank

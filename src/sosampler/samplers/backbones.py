@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.factory import PRETRAINED, WEIGHTS
 from sosampler.classifiers.pooled import check_timm_name, timm_head_names
@@ -174,7 +174,7 @@ def create_backbone(name: str, *, shift: int = 0, input_size: int | None = None,
         input_size: height and width of the frames, for networks that are built for one size.
         pretrained: download the ImageNet weights that torchvision or timm offer.
     """
-    shift = whole_number("shift", shift, at_least=0)
+    shift = check_int("shift", shift, at_least=0)
     if shift == 1 or shift > _MAX_SHIFT:
         raise InvalidArgument(f"shift={shift} must be 0 for none, or a divisor from 2 to {_MAX_SHIFT}")
     if not isinstance(name, str) or (name != MOBILENET and not (name.startswith(_TIMM) and name != _TIMM)):

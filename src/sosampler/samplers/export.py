@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from sosampler import __version__
 from sosampler._util.files import replacing
-from sosampler._util.validation import true_or_false
+from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, OUTPUTS, OnnxSampler, weights_digest
 from sosampler.samplers.registry import load_sampler
@@ -232,7 +232,7 @@ def export_sampler(
     """
     if format != FORMAT_NAME:
         raise InvalidArgument(f"format={format!r} must be {FORMAT_NAME!r}; other runtimes read such a file")
-    true_or_false("half", half)
+    check_bool("half", half)
     path = _output_path(source, out)
     folder = Path(source) if not isinstance(source, SOSampler) and Path(source).is_dir() else None
     digest = None if folder is None else weights_digest(folder)

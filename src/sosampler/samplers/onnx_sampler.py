@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.files import saved_kind
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
 
 Pixels = NDArray[np.uint8]
@@ -296,7 +296,7 @@ class OnnxSampler:
     def choose(self, frames: Pixels, num_frames: int) -> NDArray[np.int64]:
         """Return the indices [B, N] of the N best of uint8 frames [B, T, 3, H, W], in time order."""
         scores = self.score(frames)
-        if whole_number("num_frames", num_frames) > scores.shape[1]:
+        if check_int("num_frames", num_frames) > scores.shape[1]:
             raise InvalidArgument(
                 f"num_frames={num_frames} must be at most the {scores.shape[1]} candidates; give fewer, or more "
                 "candidates"
@@ -355,7 +355,7 @@ def _open(model: bytes, name: str, threads: int | None) -> Any:
     problems = onnxruntime.capi.onnxruntime_pybind11_state
     options = onnxruntime.SessionOptions()
     # By default it takes all cores of the machine, even where this process may use only some.
-    options.intra_op_num_threads = _num_threads() if threads is None else whole_number("threads", threads)
+    options.intra_op_num_threads = _num_threads() if threads is None else check_int("threads", threads)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle cores are free for decoding
     options.log_severity_level = 4  # failures raise the error below
     broken = (problems.Fail, problems.InvalidArgument, problems.InvalidGraph, problems.InvalidProtobuf)

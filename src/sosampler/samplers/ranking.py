@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
 
 ACTIVATIONS = ("softmax", "sigmoid")
@@ -18,7 +18,7 @@ SMALLEST_PROBABILITY = 1e-12
 
 def real_candidates(mask: Tensor | None, batch: int, num_candidates: int, num_frames: int) -> Tensor | None:
     """Check that every video has `num_frames` real candidates, and return the mask as bool [B, T] or None."""
-    num_frames = whole_number("num_frames", num_frames)
+    num_frames = check_int("num_frames", num_frames)
     fewest = num_candidates
     if mask is not None:
         if tuple(mask.shape) != (batch, num_candidates):

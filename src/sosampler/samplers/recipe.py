@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from sosampler._util.validation import least_and_most, one_of, real_number, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_float, check_int, check_range, one_of
 from sosampler.errors import InvalidArgument, first_line
 
 REWARDS = ("confidence", "label")
@@ -31,11 +31,11 @@ class OCSamplerSettings:
     entropy: float = 0.0  # weight of the entropy, which keeps the scores from converging early
 
     def __post_init__(self) -> None:
-        whole_number("num_frames", self.num_frames)
+        check_int("num_frames", self.num_frames)
         one_of("reward", self.reward, REWARDS)
         one_of("baseline", self.baseline, BASELINES)
         one_of("likelihood", self.likelihood, LIKELIHOODS)
-        real_number("entropy", self.entropy, at_least=0.0)
+        check_float("entropy", self.entropy, at_least=0.0)
 
 
 TARGETS = ("label", "max")
@@ -102,22 +102,22 @@ class SamplerRecipe:
         for name, allowed in _CHOICES.items():
             one_of(name, getattr(self, name), allowed)
         for name, minimum in _MIN_INTEGERS.items():
-            self._set(name, whole_number(name, getattr(self, name), at_least=minimum))
+            self._set(name, check_int(name, getattr(self, name), at_least=minimum))
         for name in _ABOVE_0:
-            self._set(name, real_number(name, getattr(self, name), above=0.0))
+            self._set(name, check_float(name, getattr(self, name), above=0.0))
         for name in _AT_LEAST_0:
-            self._set(name, real_number(name, getattr(self, name), at_least=0.0))
+            self._set(name, check_float(name, getattr(self, name), at_least=0.0))
         for name in _FRACTIONS:
-            self._set(name, real_number(name, getattr(self, name), at_least=0.0))
+            self._set(name, check_float(name, getattr(self, name), at_least=0.0))
             if getattr(self, name) >= 1:
                 raise InvalidArgument(f"{name}={getattr(self, name)!r} must be at least 0 and below 1")
         for name in ("class_head", "weighted", "flip"):
-            true_or_false(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         for name in ("tau", "clip"):
             if getattr(self, name) is not None:
-                self._set(name, real_number(name, getattr(self, name), above=0.0))
+                self._set(name, check_float(name, getattr(self, name), above=0.0))
         for name in ("crop_scale", "crop_ratio"):
-            self._set(name, least_and_most(name, getattr(self, name)))
+            self._set(name, check_range(name, getattr(self, name)))
         self._set("num_candidates", _check_num_candidates(self.num_candidates))
         for name in ("scoring", "reinforce"):
             self._set(name, _copy_json(name, getattr(self, name)))
@@ -314,10 +314,10 @@ _Loader.add_implicit_resolver(
 def _check_num_candidates(value: Any) -> int | tuple[int, int]:
     """Return T, or its range; a ranking needs two frames."""
     if not isinstance(value, (tuple, list)):
-        return whole_number("num_candidates", value, at_least=2)
+        return check_int("num_candidates", value, at_least=2)
     if len(value) != 2:
         raise InvalidArgument(f"num_candidates={value!r} must be one integer, or two: the minimum and the maximum")
-    low, high = (whole_number(f"num_candidates[{index}]", number, at_least=2) for index, number in enumerate(value))
+    low, high = (check_int(f"num_candidates[{index}]", number, at_least=2) for index, number in enumerate(value))
     if low > high:
         raise InvalidArgument(f"num_candidates={value!r} must have the minimum first")
     return low, high

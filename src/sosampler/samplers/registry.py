@@ -27,7 +27,7 @@ def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
         ...     so.load_sampler(folder).input_size
         32
     """
-    from sosampler._util.devices import check_device
+    from sosampler._util.hardware import check_device
     from sosampler.samplers.sosampler import SOSampler
 
     if saved_kind(path) == _BASELINE_KIND:

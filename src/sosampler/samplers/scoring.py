@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import real_number
+from sosampler._util.validation import check_float
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.losses import saliency
 
@@ -67,10 +67,10 @@ class Scoring(nn.Module):
         slope_and_offset = self.settings["relevance"]
         if not isinstance(slope_and_offset, (list, tuple)) or len(slope_and_offset) != 2:
             raise InvalidArgument(f"relevance={slope_and_offset!r} must be [slope, offset]")
-        self.belief = real_number("belief", self.settings["belief"], above=0.0)
-        self.slope = real_number("relevance[0]", slope_and_offset[0])
-        self.offset = real_number("relevance[1]", slope_and_offset[1])
-        self.importance = real_number("importance", self.settings["importance"], at_least=0.0)
+        self.belief = check_float("belief", self.settings["belief"], above=0.0)
+        self.slope = check_float("relevance[0]", slope_and_offset[0])
+        self.offset = check_float("relevance[1]", slope_and_offset[1])
+        self.importance = check_float("importance", self.settings["importance"], at_least=0.0)
 
     def forward(self, importance: Tensor, class_logits: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         if not self.settings:

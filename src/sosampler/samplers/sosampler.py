@@ -11,8 +11,8 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from sosampler._util.devices import autocast
-from sosampler._util.validation import one_of, real_number, true_or_false, whole_number
+from sosampler._util.hardware import autocast
+from sosampler._util.validation import check_bool, check_float, check_int, one_of
 from sosampler.classifiers.base import PRECISIONS, read_names
 from sosampler.classifiers.cost import count_gmacs
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
@@ -69,8 +69,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         about: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = whole_number("input_size", input_size, at_least=_MIN_SIDE)
-        self.num_classes = None if num_classes is None else whole_number("num_classes", num_classes)
+        self.input_size = check_int("input_size", input_size, at_least=_MIN_SIDE)
+        self.num_classes = None if num_classes is None else check_int("num_classes", num_classes)
         self.class_names: tuple[str, ...] | None = None
         if class_names is not None:
             self.class_names = read_names(class_names)
@@ -79,8 +79,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
                     f"num_classes={num_classes} must be the number of class_names, {len(self.class_names)}; "
                     "give both for a class head, or neither"
                 )
-        self.multi_label = true_or_false("multi_label", multi_label)
-        if real_number("dropout", dropout, at_least=0.0) >= 1:
+        self.multi_label = check_bool("multi_label", multi_label)
+        if check_float("dropout", dropout, at_least=0.0) >= 1:
             raise InvalidArgument(f"dropout={dropout!r} must be at least 0 and below 1")
         self.calibration = calibration
         self.about = about
@@ -212,7 +212,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         if value is not None:
             if not isinstance(value, (tuple, list)) or len(value) != 2:
                 raise InvalidArgument(f"calibration={value!r} must be two numbers (a, b), or None")
-            value = (real_number("calibration[0]", value[0]), real_number("calibration[1]", value[1]))
+            value = (check_float("calibration[0]", value[0]), check_float("calibration[1]", value[1]))
         self._calibration = value
 
     @property
@@ -258,7 +258,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     def gmacs(self, num_candidates: int) -> float:
         """Return the giga multiply-adds of scoring one video's candidates, without decoding and resizing."""
-        count = whole_number("num_candidates", num_candidates)
+        count = check_int("num_candidates", num_candidates)
         if count not in self._gmacs:
             shape = (1, count, 3, self.input_size, self.input_size)
             self._gmacs[count] = count_gmacs(self, torch.empty(shape, device="meta"))

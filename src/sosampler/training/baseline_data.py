@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sosampler._util.progress import Bar, Progress, progress_bar
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.bank.annotate import feature_network
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_features
@@ -216,7 +216,7 @@ def bank_views(bank: Bank, *, heavy: Any, light: Any = None, num_candidates: int
     if not rows:
         raise InvalidArgument(f"{bank.path}: no video of this split has a label; give another split")
     stored = [len(bank[row]) for row in rows]
-    count = max(stored) if num_candidates is None else whole_number("num_candidates", num_candidates)
+    count = max(stored) if num_candidates is None else check_int("num_candidates", num_candidates)
     positions = [np.unique(uniform_positions(frames, count)) for frames in stored]
     mask = torch.zeros(len(rows), count, dtype=torch.bool)
     for video, chosen in enumerate(positions):

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from sosampler._util.devices import autocast
+from sosampler._util.hardware import autocast
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.errors import InvalidArgument

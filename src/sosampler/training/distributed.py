@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.devices import check_device
+from sosampler._util.hardware import check_device
 from sosampler.classifiers.pooled import import_timm
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 

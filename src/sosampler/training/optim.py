@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from sosampler._util.cpu_bfloat16 import cpu_is_good_at_bfloat16
+from sosampler._util.hardware import cpu_is_fast_in_bfloat16
 from sosampler._util.validation import one_of
 from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.pooled import import_timm
@@ -141,5 +141,5 @@ def sampler_precision(processes: Processes, precision: str | None, begun: Any, r
     if precision is None and on_cpu and recipe.backbone == MOBILENET:
         if begun in PRECISIONS:
             return str(begun)
-        return "bfloat16" if cpu_is_good_at_bfloat16() else "float32"
+        return "bfloat16" if cpu_is_fast_in_bfloat16() else "float32"
     return settled_precision(processes.device, precision)

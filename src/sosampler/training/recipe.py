@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sosampler._util.validation import least_and_most, one_of, real_number, true_or_false, whole_number
+from sosampler._util.validation import check_bool, check_float, check_int, check_range, one_of
 from sosampler.errors import InvalidArgument
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -35,25 +35,25 @@ class ClassifierRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole_number("epochs", self.epochs)
-        whole_number("batch_size", self.batch_size, at_least=2)  # batch normalisation needs two
+        check_int("epochs", self.epochs)
+        check_int("batch_size", self.batch_size, at_least=2)  # batch normalisation needs two
         if self.optimizer is not None:
             one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.lr is not None:
-            real_number("lr", self.lr, above=0.0)
+            check_float("lr", self.lr, above=0.0)
         if self.weight_decay is not None:
-            real_number("weight_decay", self.weight_decay, at_least=0.0)
+            check_float("weight_decay", self.weight_decay, at_least=0.0)
         for name in ("warmup", "label_smoothing", "dev_share"):
-            if not 0 <= real_number(name, getattr(self, name)) < 1:
+            if not 0 <= check_float(name, getattr(self, name)) < 1:
                 raise InvalidArgument(f"{name}={getattr(self, name)!r} must be a share from 0 to below 1")
         for name in ("crop_scale", "crop_ratio"):
-            object.__setattr__(self, name, least_and_most(name, getattr(self, name)))
+            object.__setattr__(self, name, check_range(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
             raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the whole area")
-        true_or_false("flip", self.flip)
+        check_bool("flip", self.flip)
         one_of("trainable", self.trainable, TRAINABLE)
-        whole_number("num_frames", self.num_frames)
-        whole_number("seed", self.seed, at_least=0)
+        check_int("num_frames", self.num_frames)
+        check_int("seed", self.seed, at_least=0)
 
     def filled(self, *, transformer: bool) -> ClassifierRecipe:
         """Return the recipe with optimiser, rate and decay for a kind of network."""

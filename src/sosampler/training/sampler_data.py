@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sosampler._util.memory import free_memory, free_shared_memory
+from sosampler._util.arrays import Indices
+from sosampler._util.hardware import free_memory, free_shared_memory
 from sosampler._util.progress import progress_bar
 from sosampler.bank.bank import Bank, BankItem
 from sosampler.bank.outputs import Teacher
@@ -28,7 +29,6 @@ from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.distributed import send
 from sosampler.video.candidates import uniform_positions
 from sosampler.video.limits import target_size
-from sosampler.video.timeline import Indices
 
 _MAX_CACHE = 16 << 30  # bytes
 _SHARE_OF_MEMORY = 0.4

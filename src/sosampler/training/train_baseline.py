@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sosampler import __version__
-from sosampler._util.devices import check_device
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.hardware import check_device
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
 from sosampler.baselines.folder import load_system, save_baseline
@@ -267,11 +267,11 @@ def fit(
     Returns:
         For each epoch: phase, epoch, loss and its parts (means over videos), and the lr of its first step.
     """
-    real_number("lr", lr, above=0), real_number("weight_decay", weight_decay, at_least=0)
+    check_float("lr", lr, above=0), check_float("weight_decay", weight_decay, at_least=0)
     one_of("optimizer", optimizer, OPTIMIZERS)
     given = dict(epochs) if isinstance(epochs, Mapping) else dict.fromkeys(baseline.phases, epochs)
     for phase, count in given.items():
-        one_of("phase", phase, baseline.phases), whole_number("epochs", count, at_least=0)
+        one_of("phase", phase, baseline.phases), check_int("epochs", count, at_least=0)
     if labels.dim() != 2 or len(labels) != len(views.heavy) or not len(labels):
         raise InvalidArgument(
             f"labels of shape {list(labels.shape)} must be [B, C] for {len(views.heavy)} videos; give one row a video"
@@ -280,8 +280,8 @@ def fit(
         raise InvalidArgument("a video has no label; leave out such videos")
     baseline.to(check_device(device) if device is not None else baseline.device)
     baseline.check_shapes(views)
-    candidates = views.real.shape[1] if num_candidates is None else whole_number("num_candidates", num_candidates)
-    steps = -(-len(labels) // whole_number("batch_size", batch_size))
+    candidates = views.real.shape[1] if num_candidates is None else check_int("num_candidates", num_candidates)
+    steps = -(-len(labels) // check_int("batch_size", batch_size))
     counts = {phase: given[phase] for phase in baseline.phases if given.get(phase)}
     frames = views.real.sum(dim=1).clamp_max(candidates)
     baseline.check_training(frames, smallest_batch=len(labels) // steps, phases=[*counts])

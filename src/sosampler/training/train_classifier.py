@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from sosampler._util.devices import autocast, check_device
-from sosampler._util.memory import usable_cores
-from sosampler._util.validation import whole_number
+from sosampler._util.hardware import autocast, check_device, usable_cores
+from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, numbered_names
 from sosampler.classifiers.cost import to_channels_last
@@ -117,7 +116,7 @@ def train_classifier(
     recipe = replace(recipe, **settings)
     target = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     precision = settled_precision(target, precision)
-    workers = min(8, usable_cores()) if workers is None else whole_number("workers", workers, at_least=0)
+    workers = min(8, usable_cores()) if workers is None else check_int("workers", workers, at_least=0)
     source = open_source(data, recipe)
     source.check()
     if source.kind == "images":

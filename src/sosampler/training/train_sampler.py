@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
-from sosampler._util.devices import autocast
-from sosampler._util.memory import usable_cores
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.hardware import autocast, usable_cores
+from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.baselines.folder import refuse_baseline_folder
@@ -177,12 +176,12 @@ def train(
         one_of("teacher", teacher, TEACHERS)
         if workers is None:  # the cores are shared between the processes of one machine
             workers = max(1, min(_MAX_WORKERS, usable_cores() // processes.local_count))
-        whole_number("workers", workers, at_least=0)
+        check_int("workers", workers, at_least=0)
         begun = None if overwrite else run.begun_with("precision")
         precision = sampler_precision(processes, precision, begun, recipe)
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(processes.local_count)
-        whole_number("cache_bytes", cache_bytes, at_least=0)
+        check_int("cache_bytes", cache_bytes, at_least=0)
         bank = bank if isinstance(bank, Bank) else Bank(bank)
         online, outputs = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
         rows = labelled_rows(bank, min_train=max(2, processes.count))

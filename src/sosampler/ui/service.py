@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import SosamplerError
 from sosampler.ui.settings import Controls
 from sosampler.ui.videos import NotFound, Video, Videos, size_text
@@ -63,7 +63,7 @@ class Service:
     def picture(self, key: str, frame: str) -> bytes:
         """Return a frame in its full size, as a JPEG."""
         video = self.videos.get(key)
-        number = whole_number("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
+        number = check_int("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
         with self._one_at_a_time:
             try:
                 return full_image(video.path, number, self.controls.limits)

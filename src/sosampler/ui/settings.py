@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.validation import one_of, whole_number
+from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY, SelectOptions
 from sosampler.policies.base import Policy
@@ -151,5 +151,5 @@ def unique_name(name: str, taken: set[str]) -> str:
 
 
 def _bounded(name: str, value: Any, maximum: int) -> None:
-    if whole_number(name, value) > maximum:
+    if check_int(name, value) > maximum:
         raise InvalidArgument(f"{name}={value} is more than this page shows; give at most {maximum}, or use the shell")

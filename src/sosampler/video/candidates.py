@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.arrays import Indices, Seconds
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
-from sosampler.video.timeline import Indices, Seconds
 
 Grid = Literal["uniform", "linspace", "stratified", "jitter"]
 Mode = Literal["exact", "keyframe", "snap"]
@@ -88,7 +88,7 @@ def grid_indices(
     Where the video has fewer frames than `count`: "repeat" repeats frames evenly, so that the number holds;
     "fewer" gives every frame once; "error" refuses. The same three words serve for keyframes.
     """
-    count = whole_number("num_candidates", count)
+    count = check_int("num_candidates", count)
     one_of("grid", grid, GRIDS)
     if total >= count:
         return _GRIDS[grid](total, count, seed)
@@ -159,7 +159,7 @@ def snap(
 
     A keyframe goes to its nearest target only, so that two candidates never become one frame.
     """
-    real_number("snap_tolerance", tolerance, at_least=0)
+    check_float("snap_tolerance", tolerance, at_least=0)
     keys = np.asarray(keyframes, dtype=np.int64)
     # A short video repeats frames; twins move together.
     target, where, twin = np.unique(np.asarray(targets, dtype=np.int64), return_index=True, return_inverse=True)
@@ -183,7 +183,7 @@ def snap(
 
 def rate_times(first: float, end: float, fps: float) -> Seconds:
     """Return times first, first + 1/fps, ... before `end`; at least one."""
-    real_number("fps", fps, above=0)
+    check_float("fps", fps, above=0)
     count = max(1, int(np.ceil((end - first) * fps - 1e-9)))
     return first + np.arange(count, dtype=np.float64) / fps
 
@@ -204,7 +204,7 @@ def uniform_positions(stored: int, count: int) -> Indices:
     ([8, 24, 40, 56], [0, 0, 1, 2, 2])
     """
     # Frame j stands for the segment j .. j + 1, so the one nearest to a centre x is floor(x).
-    return segment_centres(whole_number("stored", stored), whole_number("count", count))
+    return segment_centres(check_int("stored", stored), check_int("count", count))
 
 
 def stratified_positions(stored: int, count: int, rng: np.random.Generator) -> Indices:
@@ -212,7 +212,7 @@ def stratified_positions(stored: int, count: int, rng: np.random.Generator) -> I
 
     A video with fewer frames than that repeats them evenly.
     """
-    if whole_number("stored", stored) < whole_number("count", count):
+    if check_int("stored", stored) < check_int("count", count):
         return segment_centres(stored, count)
     edges = np.arange(count + 1, dtype=np.int64) * stored // count
     return rng.integers(edges[:-1], edges[1:], dtype=np.int64)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits, Size, check_size, target_size
-from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
+from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
-from sosampler.video.timeline import Indices, Seconds, Timeline
 
 # FFmpeg's image2 demuxer plays a folder at this rate by default.
 _DEFAULT_FPS = 25.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sosampler._util.validation import real_number, whole_number
+from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument, LimitExceeded
 
 
@@ -21,9 +21,9 @@ class Limits:
     """Seconds of one video."""
 
     def __post_init__(self) -> None:
-        whole_number("max_pixels", self.max_pixels)
-        whole_number("max_frames", self.max_frames)
-        real_number("max_duration", self.max_duration, above=0)
+        check_int("max_pixels", self.max_pixels)
+        check_int("max_frames", self.max_frames)
+        check_float("max_duration", self.max_duration, above=0)
 
     def check_pixels(self, name: str, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -56,8 +56,8 @@ def check_size(size: Any) -> Size:
         if len(size) != 2:
             raise InvalidArgument(f"size={size!r} must be the short side, or (height, width)")
         height, width = size
-        return whole_number("size (height)", height), whole_number("size (width)", width)
-    return whole_number("size", size)
+        return check_int("size (height)", height), check_int("size (width)", width)
+    return check_int("size", size)
 
 
 def target_size(width: int, height: int, size: Size) -> tuple[int, int]:

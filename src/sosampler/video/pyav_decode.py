@@ -13,10 +13,10 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
+from sosampler._util.arrays import Frames
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits
 from sosampler.video.pyav_index import ContainerIndex, PacketTable
-from sosampler.video.reader import Frames
 
 # A context can be built beside the container's own, with its extradata alone, for these decoders.
 _COPYABLE_CODECS = frozenset(

@@ -16,10 +16,11 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits
+from sosampler.video.reader import Timeline
 from sosampler.video.source import refuse_text
-from sosampler.video.timeline import Indices, Seconds, Timeline
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
 NO_TIMESTAMP = -(2**63)

@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits, Size, check_size, target_size
 from sosampler.video.pyav_decode import (
@@ -32,8 +33,7 @@ from sosampler.video.pyav_index import (
     scan_packets,
     video_stream,
 )
-from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
-from sosampler.video.timeline import Indices, Seconds, Timeline
+from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 
 
 class PyavReader:

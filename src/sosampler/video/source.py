@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument, MissingDependency, VideoError
 from sosampler.video.limits import Limits
 
@@ -53,9 +53,9 @@ def open_video(
     limits = limits or Limits()
     if decoder is not None:
         one_of("decoder", decoder, DECODERS)
-    threads = min(os.cpu_count() or 1, 8) if threads is None else whole_number("threads", threads)
+    threads = min(os.cpu_count() or 1, 8) if threads is None else check_int("threads", threads)
     if folder_fps is not None:
-        real_number("folder_fps", folder_fps, above=0)
+        check_float("folder_fps", folder_fps, above=0)
 
     if is_torchcodec_decoder(source):
         from sosampler.video.torchcodec_reader import OpenTorchcodecReader

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import MissingDependency, VideoError
 from sosampler.video.limits import Limits, Size, check_size, target_size
-from sosampler.video.reader import FrameBatch, Frames, VideoMetadata
+from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 from sosampler.video.source import refuse_text
-from sosampler.video.timeline import Indices, Seconds, Timeline
 
 
 def import_decoders() -> Any:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import one_of, real_number, whole_number
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.classifiers.weights import some_of
 from sosampler.errors import InvalidArgument
 
@@ -34,8 +34,8 @@ def check_clips(clips: Tensor) -> Tensor:
 
 def check_head(num_classes: int, dropout: float) -> None:
     """Check the arguments of a class head."""
-    whole_number("num_classes", num_classes)
-    if real_number("dropout", dropout, at_least=0) > 1:
+    check_int("num_classes", num_classes)
+    if check_float("dropout", dropout, at_least=0) > 1:
         raise InvalidArgument(f"dropout={dropout!r} must be from 0 to 1")
 
 

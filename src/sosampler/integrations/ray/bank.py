@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import DecodeTask, FrameSettings, VideoDecoder
 from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, read_failures, read_header, read_shard
@@ -103,7 +103,7 @@ def _head(manifest: Manifest, arguments: dict[str, Any]) -> BankHeader:
         classes=manifest.classes,
         multi_label=manifest.multi_label,
         num_items=len(manifest.items),
-        videos_per_shard=whole_number("videos_per_shard", arguments.get("videos_per_shard", VIDEOS_PER_SHARD)),
+        videos_per_shard=check_int("videos_per_shard", arguments.get("videos_per_shard", VIDEOS_PER_SHARD)),
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sosampler._util.validation import whole_number
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 
 _CONNECT_SECONDS = 10.0
@@ -43,8 +43,8 @@ class RaySettings:
     def __post_init__(self) -> None:
         for name in ("decoders", "networks"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name))
-        whole_number("batch_size", self.batch_size)
+                check_int(name, getattr(self, name))
+        check_int("batch_size", self.batch_size)
 
 
 def import_ray() -> Any:
