@@ -11,7 +11,6 @@ import torch
 
 import sosampler as so
 from sosampler.training import loop as loop_module
-from sosampler.training import train_sampler
 from sosampler.training.checkpoints import LOG
 from sosampler.training.train_sampler import SamplerLoop
 
@@ -64,22 +63,6 @@ def test_a_gpu_starts_as_a_cpu_does(bank: so.Bank, tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         so.train(bank, out=tmp_path / device, **options | {"device": device})
     assert torch.allclose(losses(tmp_path / "cuda"), losses(tmp_path / "cpu"), rtol=0.01)
-
-
-@pytest.mark.parametrize("settings", [{}, {"num_candidates": [3, 6], "dropout": 0.3, "ema": 0.9, "clip": 1.0}])
-def test_a_compiled_step_learns_alike(
-    bank: so.Bank, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first step is the same; then the loss falls as it does without."""
-    options = OPTIONS | {"precision": "float32", "epochs": 3, **settings}  # one step an epoch
-    for steps, name in ((None, "plain"), (0, "compiled")):
-        monkeypatch.setattr(train_sampler, "COMPILE_FROM_STEPS", steps)
-        trained = so.train(bank, out=tmp_path / name, **options)
-        assert so.load_sampler(tmp_path / name).fingerprint() == trained.sampler.fingerprint()
-    plain, compiled = losses(tmp_path / "plain"), losses(tmp_path / "compiled")
-    if not settings.get("dropout"):  # compiled code draws other numbers
-        assert torch.allclose(plain[0], compiled[0], rtol=0.02)
-    assert torch.allclose(plain, compiled, rtol=0.5)  # convolutions round to TF32, and differences grow
 
 
 def test_a_stopped_training_resumes(bank: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

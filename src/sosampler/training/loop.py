@@ -49,7 +49,6 @@ class LoopOptions:
     precision: str = "float32"
     clip: float | None = None  # largest norm of the gradient
     ema: float | None = None  # decay of the moving average of weights
-    compile_step: bool = False  # run the forward and backward pass as one CUDA graph for each shape
 
 
 class TrainingLoop:
@@ -99,8 +98,6 @@ class TrainingLoop:
         with processes.together():
             self._resume()
         self.forward: Any = processes.wrapped(network)  # what a step calls
-        if options.compile_step:
-            self.forward = torch.compile(self.forward, mode="reduce-overhead", dynamic=False)
 
     # ---- what differs between trainings
 
@@ -185,8 +182,6 @@ class TrainingLoop:
     def train_step(self, batch: Any) -> Tensor:
         """Update the network by a batch and return the loss, on the device."""
         self.seed_step()
-        if self.options.compile_step:
-            torch.compiler.cudagraph_mark_step_begin()
         self.optimizer.zero_grad(set_to_none=True)
         loss, parts = self.loss(batch)
         share = self.share(batch)

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 TEACHERS = ("bank", "online")
 KIND = "sampler"
-# Compiling takes longer than it saves in a short run. None: never compile.
-COMPILE_FROM_STEPS: int | None = None
 # Frames are kept this much larger than the network's input, so that crops are seldom enlarged much.
 _ROOM_TO_CROP = 1.15
 _DEV_CANDIDATES = 10  # T on dev where the recipe draws T at random
@@ -267,7 +265,6 @@ class SamplerLoop(TrainingLoop):
             sampler, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=recipe.momentum
         )
         steps = len(batches) * recipe.epochs
-        long_enough = COMPILE_FROM_STEPS is not None and steps >= COMPILE_FROM_STEPS
         super().__init__(
             sampler,
             batches,
@@ -278,7 +275,6 @@ class SamplerLoop(TrainingLoop):
                 precision=precision,
                 clip=recipe.clip,
                 ema=recipe.ema,
-                compile_step=long_enough and processes.device.type == "cuda" and processes.count == 1,
             ),
             optimizer=optimizer,
             scheduler=warmup_cosine_schedule(optimizer, steps, recipe.warmup),
