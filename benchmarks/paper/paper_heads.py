@@ -78,7 +78,7 @@ def _features(network: Any, items: Any) -> tuple[Tensor, Tensor]:
     rows = []
     for item in items:
         frames = torch.from_numpy(np.ascontiguousarray(item.frames())).movedim(-1, -3)[:, None]  # [T, 1, 3, H, W]
-        clips = network._prepared(frames.to(network.device))
+        clips = network._preprocess(frames.to(network.device))
         rows.append(network.net.backbone(clips.flatten(0, 1)).float())
     return torch.stack(rows), torch.tensor([item.labels[0] for item in items], device=rows[0].device)
 

@@ -427,7 +427,7 @@ def test_another_network_under_the_same_name(bank: Bank) -> None:
         (classifier, {"name": "../heavy"}, "name='../heavy' cannot name features"),
         (classifier, {"name": ""}, "name='' cannot name"),
         (classifier, {"precision": "int8"}, "precision='int8' is unknown; choose one of: float16, float32"),
-        (classifier, {"batch": 0}, "batch=0 is not allowed"),
+        (classifier, {"batch": 0}, "batch=0 must be"),
         (classifier, {"device": "abacus"}, "device='abacus' cannot be used here"),
         (lambda: nn.Linear(2, 2), {}, "a Linear has no features; give a classifier"),
         (lambda: None, {}, "a NoneType has no features"),

@@ -76,5 +76,5 @@ def test_features_are_as_precise_as_they_are_kept(tmp_path: Path) -> None:
 
 def test_a_split_without_videos(folder: Path) -> None:
     bank = so.add_features("bank", so.create_classifier("runs/mine"), name="heavy")
-    with pytest.raises(so.InvalidArgument, match="no video of this part has a label"):
+    with pytest.raises(so.InvalidArgument, match="no video of this split has a label"):
         bank_views(bank.split("dev"), heavy="heavy", light="heavy")

@@ -44,7 +44,7 @@ def test_a_file_of_the_users_own(tmp_path: Path) -> None:
         ("system: marl\ntarget: 1\n", "target: no such setting in a recipe of marl"),
         ("system: marl\nsettings: 3\n", "settings=3 must be a mapping"),
         ("system: marl\nsettings: {target: 1}\n", "target: no such setting in settings of marl"),
-        ("- 1\n", "not settings"),
+        ("- 1\n", "must hold settings"),
         ("a: [\n", "is not YAML"),
     ):
         path.write_text(text)

@@ -204,7 +204,7 @@ def test_banks_of_clips_have_one_writer_each(
     entered = []
 
     def teach_one(folder: Path, classifier: Path) -> None:
-        with locked(BankFolder(folder)):
+        with locked(BankFolder(folder).lock, "this bank"):
             if not entered:
                 entered.append(classifier.name)
                 scripts["paper_worker"].teach(common(scripts, work), "clips10_x3d_s")

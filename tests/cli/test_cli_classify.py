@@ -288,10 +288,10 @@ def test_another_run_does_not_go_on(
         ("--sampler . --policy uniform", "--sampler . and --policy uniform were both given; give one of them"),
         ("--out rows.txt", "--out rows.txt: the ending '.txt' is unknown; choose one of: .parquet, .jsonl, .csv"),
         ("--out nowhere/rows.csv", "the folder nowhere does not exist; make it first"),
-        ("--top 0", "top=0 is not allowed"),
+        ("--top 0", "top=0 must be"),
         ("--precision int4", "precision='int4' is unknown"),
         ("--max-frames 5", "over the limit max_frames=5"),
-        ("--input-size 0", "input_size[0]=0 is not allowed"),
+        ("--input-size 0", "input_size[0]=0 must be"),
         ("--option what", "--option 'what' must be KEY=VALUE"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_dry_run_knows_what_is_finished(bank: Path, tmp_path: Path) -> None:
         (["table1"], "--bank is missing"),
         (["list", "table1"], "list is given with other names; give it alone"),
         (["table1", "--bank", "x", "--seeds", "0;1"], "--seeds '0;1' must be numbers"),
-        (["table1", "--bank", "x", "--set", "lr"], "write KEY=VALUE"),
+        (["table1", "--bank", "x", "--set", "lr"], "must be KEY=VALUE"),
         (["tabel1", "--bank", "x"], "'tabel1' is unknown"),
     ],
 )

@@ -727,7 +727,7 @@ def test_a_table_of_failures_alone_has_its_header(tmp_path: Path, cli: Callable[
     assert (tmp_path / "rows.csv").read_text().startswith("video,policy,num_frames")
 
 
-@pytest.mark.parametrize("command", [["demo", "--out"], ["bench", "resize"], ["bench", "decode"]])
+@pytest.mark.parametrize("command", [["demo", "--out"], ["bench", "decode"]])
 def test_other_commands_end_with_a_sentence_too(command: list[str], tmp_path: Path) -> None:
     """A folder that cannot be made, and a text in place of a video."""
     text = tmp_path / "text.mp4"

@@ -204,7 +204,7 @@ def test_wrong_input(sampler: Any, classifier: Any, frames: Tensor) -> None:
     with pytest.raises(InvalidArgument, match="give one per frame"):
         engine.run(frames, torch.zeros(3, 5))
     for wrong, message in (
-        ({"num_frames": 0}, "whole number"),
+        ({"num_frames": 0}, "must be an int"),
         ({"num_frames": 2, "backend": "tensorrt"}, "openvino"),
         ({"num_frames": 2, "precision": "int4"}, "float32"),
         ({"num_frames": 2, "compiled": "graphs"}, "CUDA"),

@@ -59,7 +59,7 @@ TRIALS = [
 def test_bfloat16_on_the_cpu_is_tried(monkeypatch: pytest.MonkeyPatch, trial: Trial, good: bool, tmp_path: Any) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags: avx512f amx_bf16\n")
-    monkeypatch.delenv(cpu_bfloat16.ASKED, raising=False)
+    monkeypatch.delenv(cpu_bfloat16.BFLOAT16_VARIABLE, raising=False)
     monkeypatch.setattr(cpu_bfloat16, "Path", lambda _: flags)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: trial)
     try:
@@ -73,7 +73,7 @@ def test_bfloat16_on_the_cpu_is_tried(monkeypatch: pytest.MonkeyPatch, trial: Tr
         forget_trials()
         assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is False
         assert cpu_bfloat16.bfloat16_crashes() is False
-        monkeypatch.setenv(cpu_bfloat16.ASKED, "1")
+        monkeypatch.setenv(cpu_bfloat16.BFLOAT16_VARIABLE, "1")
         forget_trials()
         assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is True
     finally:

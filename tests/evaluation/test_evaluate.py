@@ -333,7 +333,7 @@ def test_more_candidates_than_any_video_stores(bank: Bank) -> None:
         ({"precision": "float8"}, "precision='float8'"),
         ({"device": "gpu"}, "device='gpu' cannot be used"),
         ({"classifier": "nobody"}, "nobody is not in this bank"),
-        ({"classifier": Path("nowhere")}, "not the folder of a saved classifier"),
+        ({"classifier": Path("nowhere")}, "is no folder of a saved classifier"),
     ],
 )
 def test_wrong_arguments(bank: Bank, options: dict[str, Any], message: str) -> None:
@@ -364,7 +364,7 @@ def test_policies_that_do_not_fit(bank: Bank, policy: str, message: str) -> None
 
 
 def test_keyframes_of_a_bank_of_keyframes(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bank, "settings", property(lambda self: {**self.head.settings, "candidates": "keyframe"}))
+    monkeypatch.setattr(Bank, "settings", property(lambda self: {**self.header.settings, "candidates": "keyframe"}))
     found = evaluate(bank, ["keyframe", "uniform"], num_frames=N, num_candidates=T, bootstrap=0)
     assert (found.chosen("keyframe") == found.chosen("uniform")).all()
 

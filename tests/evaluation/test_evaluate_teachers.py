@@ -145,7 +145,7 @@ def test_views_tell_teachers_apart(taught_twice: tuple[Bank, Any], tmp_path: Pat
             assert found.facts["teacher"]["views"] == views
     with pytest.raises(InvalidArgument, match="and views=3 is not in this bank"):
         evaluate(bank, classifier=classifier, views=3, **options)
-    with pytest.raises(InvalidArgument, match="views=0 is not allowed"):
+    with pytest.raises(InvalidArgument, match="views=0 must be"):
         evaluate(bank, classifier=classifier, views=0, **options)
 
 

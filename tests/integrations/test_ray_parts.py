@@ -156,10 +156,10 @@ def test_lists_name_videos(tmp_path: Path) -> None:
         ("l.csv", "", "the column 'path' is missing, found: nothing"),
         ("l.csv", "file\na.mp4\n", "the column 'path' is missing, found: file"),
         ("l.csv", "path\n", "names no video"),
-        ("l.csv", "path,label\na.mp4,x\n  ,y\n", "line 3: the path '  ' is empty"),
+        ("l.csv", "path,label\na.mp4,x\n  ,y\n", "line 3: the path '  ' must be a non-empty path"),
         ("l.jsonl", "[1]\n", "line 1: is not a JSON object"),
-        ("l.jsonl", '{"path": 3}\n', "line 1: the path 3 is empty or no path"),
-        ("l.parquet", "no parquet", "is no Parquet file that can be read"),
+        ("l.jsonl", '{"path": 3}\n', "line 1: the path 3 must be a non-empty path"),
+        ("l.parquet", "no parquet", "cannot be read as Parquet"),
     ],
 )
 def test_bad_lists(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -193,7 +193,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
         (["--engine", "dask", "--out", "rows"], "choose one of: local, ray"),
         (["--address", "auto"], "is of --engine ray"),
         (["--engine", "ray", "--out", "rows", "--policy", "uniform", "--device", "cuda"], "is for trained samplers"),
-        (["--engine", "ray", "--out", "rows", "--workers", "0"], "decoders=0 is not allowed"),
+        (["--engine", "ray", "--out", "rows", "--workers", "0"], "decoders=0 must be"),
         (["--engine", "ray", "--out", "rows", "--address", "127.0.0.1:1"], "no Ray cluster answers there"),
     ],
 )

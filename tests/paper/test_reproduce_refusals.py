@@ -157,7 +157,7 @@ def other_network(folder: Path) -> Path:
         ({"weights": other_network}, "other.safetensors"),
         ({"device": "foo"}, "device='foo' cannot be used here"),
         ({"precision": "float8"}, "precision='float8' is unknown"),
-        ({"settings": {**SMALL, "backbone": "nonsense"}}, "backbone='nonsense' is unknown"),
+        ({"settings": {**SMALL, "backbone": "nonsense"}}, "backbone='nonsense' must be"),
         ({"settings": {**SMALL, "backbone": "timm:nonsense"}}, "timm has no network 'nonsense'"),
         ({"light": "/nowhere"}, "--light '/nowhere': no saved sampler or classifier is there"),
         ({"light": "nowhere"}, "no features called 'nowhere'"),

@@ -318,7 +318,7 @@ def test_what_is_no_number_comes_last() -> None:
     ("changes", "says"),
     [
         ({"num_frames": 4}, "more than the 3 candidates"),
-        ({"alike": 1.0}, "alike=1.0 is not allowed"),
+        ({"alike": 1.0}, "alike=1.0 must be"),
         ({"clearness": -1}, "clearness"),
         ({"quality": [1, 2]}, r"give \[T\] and \[T, D\]"),
         ({"features": "x"}, "not numbers"),

@@ -229,7 +229,7 @@ class TestUserFiles:
                 "base: mine\n",
                 "base='mine' is unknown; choose one of: default, paper, authors",
             ),
-            ("lr: 0\n", "lr=0 is not allowed"),
+            ("lr: 0\n", "lr=0 must be"),
             ("lr: 0.1\nlr: 0.2\n", "lr is given twice"),
             ("- lr\n", "holds list but must hold settings"),
             ("", "holds NoneType but must hold settings"),

@@ -502,7 +502,7 @@ def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
         ({"lr": -1.0}, "lr=-1"),
         ({"optimizer": "adam"}, "sgd, adamw"),
         ({"crop_scale": (0.5, 1.5)}, "crop_scale"),
-        ({"crop_ratio": (2.0, 1.0)}, "the least comes first"),
+        ({"crop_ratio": (2.0, 1.0)}, "smaller number first"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"trainable": "neck"}, "all, head"),
         ({"no_such": 1}, "no setting 'no_such'"),
@@ -514,7 +514,7 @@ def test_classes_that_do_not_fit(pictures: Path, tmp_path: Path) -> None:
         ({"input_size": 1}, "input_size|cannot take frames"),
         ({"options": {"weights": "x"}}, "options must not have 'weights'"),
         ({"options": {"drop_rate": 5}}, "drop_rate=5"),
-        ({"options": {"stride_on_1x1": "no"}}, "give True or False"),
+        ({"options": {"stride_on_1x1": "no"}}, "must be True or False"),
     ],
 )
 def test_settings_are_checked_before_anything_is_written(

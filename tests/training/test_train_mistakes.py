@@ -161,5 +161,5 @@ def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_
         check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10, 6)
     with pytest.raises(so.InvalidArgument, match="choose one of: sosampler, ocsampler, scsampler"):
         so.train(bank, out=tmp_path / "run", sampler="glimpse")
-    with pytest.raises(so.InvalidArgument, match="offers fewer frames than reinforce draws"):
+    with pytest.raises(so.InvalidArgument, match="must be at least num_frames=6 of reinforce"):
         so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [4, 8], "reinforce": {"num_frames": 6}})

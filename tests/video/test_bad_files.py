@@ -81,7 +81,7 @@ class TestUnreadable:
         assert len(so.select("12:30 match.mp4", policy="uniform")) == 8
 
     def test_more_than_memory_holds(self, clip: Path) -> None:
-        with pytest.raises(so.InvalidArgument, match="does not fit into memory"):
+        with pytest.raises(so.InvalidArgument, match="do not fit into memory"):
             so.select(clip, fps=1e14)
 
     def test_audio_only(self) -> None:

@@ -121,7 +121,7 @@ class TestShortVideos:
 
     @pytest.mark.parametrize("count", [0, -3, 2.5, "8", True, None])
     def test_number_of_candidates_must_be_a_whole_number(self, count: object) -> None:
-        with pytest.raises(InvalidArgument, match="whole number of at least 1"):
+        with pytest.raises(InvalidArgument, match="an int of at least 1"):
             grid_indices(5, count)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ _MEASURE = """
 import json, sys
 import sosampler as so
 from sosampler._util.environment import peak_memory_mb
-from sosampler.synthetic import read_number
+from sosampler.video.synthetic import read_number
 so.select(sys.argv[4], 2, policy="uniform")  # everything is imported and warm
 before = peak_memory_mb()
 sel = so.select(sys.argv[1], int(sys.argv[3]), policy="uniform", candidates=sys.argv[2])
