@@ -295,7 +295,7 @@ def test_rare_labels_are_left_out_and_scenes_stay_together(
     lines += [f"a,{number}.mp4,jump,scene {number // 2}" for number in range(40, 80)]
     lines += ["a,80.mp4,rare,alone", "b,81.mp4,other,elsewhere"]
     (tmp_path / "manifest.csv").write_text("\n".join(lines))
-    manifest = scripts("realvid").manifest_of(tmp_path, "a")
+    manifest = scripts("accuracy.realvid").manifest_of(tmp_path, "a")
     assert manifest.classes == ("jump", "run")
     assert manifest.multi_label
     assert len(manifest) == 80  # one had no other label
@@ -311,7 +311,7 @@ def test_rare_labels_are_left_out_and_scenes_stay_together(
 def test_the_class_layer_is_that_of_a_peer(scripts: Callable[[str], ModuleType], multi_label: bool) -> None:
     from sklearn.linear_model import LogisticRegression
 
-    realvid = scripts("realvid")
+    realvid = scripts("accuracy.realvid")
     draw = np.random.default_rng(0)
     classes = draw.integers(0, 3, 30)
     features = draw.normal(size=(30, 4, 5)) + classes[:, None, None] * draw.normal(size=5)
@@ -333,7 +333,7 @@ def test_the_class_layer_is_that_of_a_peer(scripts: Callable[[str], ModuleType],
 
 def test_only_what_half_precision_holds_is_halved(scripts: Callable[[str], ModuleType]) -> None:
     state = {"exact": torch.tensor([0.5, 3.0]), "not": torch.tensor([0.1]), "count": torch.tensor(3)}
-    found = scripts("realvid").halved(state)
+    found = scripts("accuracy.realvid").halved(state)
     assert {key: tensor.dtype for key, tensor in found.items()} == {
         **{"exact": torch.float16, "not": torch.float32, "count": torch.int64},
     }
