@@ -126,8 +126,8 @@ def write_teacher(bank: Bank, logits: list[np.ndarray], *, multi_label: bool, po
             for number, row in enumerate(bank.rows):
                 if row.shard == shard:
                     probs = probabilities(logits[number], multi_label=multi_label)
-                    kept = logits[number] if features else None
-                    write(tables_batch(schema, row.item.id, probs.astype(np.float16), kept))
+                    kept = [logits[number]] if features else []
+                    write(tables_batch(schema, row.item.id, probs.astype(np.float16), *kept))
 
 
 def probabilities(logits: np.ndarray, *, multi_label: bool) -> np.ndarray:

@@ -83,7 +83,9 @@ def test_an_export_to_a_place_that_can_only_be_read(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("tempfile.TemporaryFile", read_only)
     monkeypatch.setattr(exporting, "onnx_bytes", None)
-    with pytest.raises(InvalidArgument, match=r"cannot be written \(Read-only file system\); give a writable location with out"):
+    with pytest.raises(
+        InvalidArgument, match=r"cannot be written \(Read-only file system\); give a writable location with out"
+    ):
         exporting.export_sampler(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -96,7 +98,10 @@ def test_more_frames_than_there_are(clip: Path) -> None:
     assert told["notes"] == ["90 frames for 100 candidates; frames are repeated evenly"]
     refused = command("select", clip, "-n", 100, "--policy", "uniform", "--on-short", "error")
     assert refused.returncode == 2
-    assert refused.stderr.endswith('100 candidates were requested but only 90 frames are there; ask for fewer, or allow on_short="repeat" or "fewer"\n')
+    assert refused.stderr.endswith(
+        "100 candidates were requested but only 90 frames are there; "
+        'ask for fewer, or allow on_short="repeat" or "fewer"\n'
+    )
     assert len(refused.stderr.splitlines()) == 1
 
 

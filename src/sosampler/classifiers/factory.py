@@ -312,7 +312,9 @@ def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
     except (ValueError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: is not the JSON of a classifier ({error}); save it again") from error
     if kind != KIND:
-        raise InvalidArgument(f"{folder}: is not a classifier that sosampler saved; for a Hugging Face folder give hf:{folder}")
+        raise InvalidArgument(
+            f"{folder}: is not a classifier that sosampler saved; for a Hugging Face folder give hf:{folder}"
+        )
     try:
         name, options = config["name"], dict(config["options"])
         preprocessing, multi_label = Preprocessing(**config["preprocessing"]), bool(config["multi_label"])
