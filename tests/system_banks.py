@@ -15,8 +15,7 @@ from sosampler._util.files import write_text
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import FEATURES, features_schema, tables_batch
 from sosampler.bank.writer import writing_shard
-from sosampler.baselines.base import Baseline, BaselineOutput, Views
-from sosampler.baselines.folder import save_baseline
+from sosampler.baselines.base import Baseline, BaselineOutput, Views, save_baseline
 from sosampler.baselines.registry import create_baseline
 from sosampler.errors import InvalidArgument
 from tests.taught_banks import FINGERPRINT, LABELS, LENGTHS, distinct, random_logits, softmax, teach, write_bank

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.environment import circumstances
-from sosampler.evaluation.bootstrap import interval, resample_counts
+from sosampler.evaluation.metrics import interval, resample_counts
 from sosampler.policies.auto import DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE, Auto
-from sosampler.policies.expected import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
+from sosampler.policies.base import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
 from sosampler.samplers.onnx_sampler import log_belief, scores_of, sigmoid
 from sosampler.samplers.recipe import read_recipe
 from sosampler.training.dev import fit_calibration

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.environment import circumstances
-from sosampler.evaluation.independence import independence
-from sosampler.figures.kde import independence_figure
+from sosampler.evaluation.independence import independence, independence_figure
 
 
 def measure(name: str, videos: Path, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 import sosampler as so
 from sosampler._util.environment import circumstances
-from sosampler.classifiers.outputs import activate
-from sosampler.evaluation.bootstrap import Resamples, interval, resample_counts
-from sosampler.evaluation.metrics import multi_hot
+from sosampler.classifiers.base import activate
+from sosampler.evaluation.metrics import Resamples, interval, multi_hot, resample_counts
 
 CONTRASTS = "contrasts.json"
 DRAWS = 2000

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sosampler._util.environment import circumstances, compare, in_turns
 from sosampler.policies.optimal import beam_search, optimal_mean_logits
-from sosampler.samplers.ranking import log_confidence
+from sosampler.samplers.sosampler import log_confidence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 

@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from sosampler.bank.from_arrays import FrameEntry, write_frames
     from sosampler.bank.prepare import add_features, add_teacher, prepare
     from sosampler.bank.subset import subset
-    from sosampler.baselines.folder import load_system
+    from sosampler.baselines.base import load_system
     from sosampler.baselines.registry import list_samplers
     from sosampler.classifiers.base import Classifier, VideoClassifier
     from sosampler.classifiers.factory import create_classifier, list_classifiers, save_classifier
     from sosampler.classifiers.pooled import PooledClassifier
     from sosampler.classifiers.preprocessing import Preprocessing
     from sosampler.classifiers.wrap import wrap_classifier
-    from sosampler.datasets.manifest import Manifest, read_manifest
-    from sosampler.datasets.splits import make_splits
+    from sosampler.datasets.manifest import Manifest, make_splits, read_manifest
     from sosampler.engine.quantize import Quantized, quantize_classifier
     from sosampler.errors import (
         ClassifierError,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
     from sosampler.samplers.registry import load_sampler
     from sosampler.samplers.sosampler import SOSampler
-    from sosampler.training.recipe import ClassifierRecipe
+    from sosampler.training.classifier_data import ClassifierRecipe
     from sosampler.training.train_baseline import TrainedSystem
     from sosampler.training.train_classifier import TrainedClassifier, train_classifier
     from sosampler.training.train_sampler import TrainedSampler, train
@@ -64,7 +63,7 @@ _HOMES = {
     "Preprocessing": "sosampler.classifiers.preprocessing",
     "VideoClassifier": "sosampler.classifiers.base",
     "read_manifest": "sosampler.datasets.manifest",
-    "make_splits": "sosampler.datasets.splits",
+    "make_splits": "sosampler.datasets.manifest",
     "Manifest": "sosampler.datasets.manifest",
     "prepare": "sosampler.bank.prepare",
     "add_teacher": "sosampler.bank.prepare",
@@ -77,7 +76,7 @@ _HOMES = {
     "ReelRecipe": "sosampler.reels.recipe",
     "train_classifier": "sosampler.training.train_classifier",
     "TrainedClassifier": "sosampler.training.train_classifier",
-    "ClassifierRecipe": "sosampler.training.recipe",
+    "ClassifierRecipe": "sosampler.training.classifier_data",
     "Selection": "sosampler.inference.selection",
     "Candidates": "sosampler.inference.selection",
     "open_video": "sosampler.video.source",
@@ -101,7 +100,7 @@ _HOMES = {
     "SOSampler": "sosampler.samplers.sosampler",
     "load_sampler": "sosampler.samplers.registry",
     "list_samplers": "sosampler.baselines.registry",
-    "load_system": "sosampler.baselines.folder",
+    "load_system": "sosampler.baselines.base",
     "SamplerRecipe": "sosampler.samplers.recipe",
     "read_recipe": "sosampler.samplers.recipe",
     "list_recipes": "sosampler.samplers.recipe",

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sosampler._util.run_folder import begin, differences, locked, plain, read_settings
+from sosampler._util.files import begin, differences, locked, plain, read_settings
 from sosampler.errors import InvalidArgument, SosamplerError
 
 
 def test_one_writer_at_a_time_also_from_another_process(tmp_path: Path) -> None:
     lock = tmp_path / "new" / ".lock"
     code = (
-        "import sys; from pathlib import Path; from sosampler._util.run_folder import locked\n"
+        "import sys; from pathlib import Path; from sosampler._util.files import locked\n"
         "with locked(Path(sys.argv[1]), 'this bank'): pass\n"
     )
     with locked(lock, "this bank"):

@@ -28,7 +28,7 @@ from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
 from sosampler.bank.prepare import add_features
 from sosampler.bank.subset import subset
-from sosampler.cli.bank import app
+from sosampler.cli.prepare import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
 from sosampler.samplers.sosampler import SOSampler
 from tests.banks import CLASSES, contents, entries, frames, made, make_videos, pooled, small_net, teacher_by_hand

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import sosampler as so
-from sosampler.baselines.base import Baseline, Views
-from sosampler.baselines.folder import is_baseline_folder, load_system, save_baseline
+from sosampler.baselines.base import Baseline, Views, is_baseline_folder, load_system, save_baseline
 from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.cli.main import app
 from sosampler.errors import InvalidArgument, WeightsError
@@ -96,7 +95,7 @@ def test_another_system_is_replaced_and_a_kill_leaves_no_mixture(folder: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sosampler.baselines.folder.replacing", stop)
+        patch.setattr("sosampler.baselines.base.replacing", stop)
         with pytest.raises(KeyboardInterrupt):
             save_baseline(folder, make("liteeval"), {})
     assert not is_baseline_folder(folder)  # the old weights are no longer under any settings

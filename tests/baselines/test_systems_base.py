@@ -25,7 +25,7 @@ from sosampler.baselines.base import (
     video_gmacs,
 )
 from sosampler.baselines.registry import create_baseline, list_systems
-from sosampler.classifiers.cost import count_gmacs
+from sosampler.classifiers.base import count_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.training.train_baseline import fit
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sosampler.policies.auto import DEFAULT_TOLERANCE, Auto
-from sosampler.policies.expected import SHARE, SPREAD, count_frames, expected_by_belief
+from sosampler.policies.base import SHARE, SPREAD, count_frames, expected_by_belief
 from sosampler.samplers.onnx_sampler import log_belief, scores_of
 from sosampler.samplers.recipe import read_recipe
 

@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import sosampler as so
-from sosampler.classifiers.base import Classifier, VideoClassifier
-from sosampler.classifiers.cost import to_channels_last
+from sosampler.classifiers.base import Classifier, VideoClassifier, to_channels_last
 from sosampler.classifiers.spacetime import torchvision_names
 from sosampler.classifiers.weights import read_state
 
@@ -142,7 +141,7 @@ def test_torchvision_gmacs_are_as_published(model: str) -> None:
 
 def test_attention_is_counted() -> None:
     """12 tokens of width 8: four projections and two products of attention."""
-    from sosampler.classifiers.cost import count_gmacs
+    from sosampler.classifiers.base import count_gmacs
 
     layer = nn.MultiheadAttention(8, 2, batch_first=True).eval()
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sosampler.classifiers.cost import count_gmacs
+from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.huggingface import (
     HuggingFaceClassifier,
     build_huggingface,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from sosampler._util.progress import Progress
 from sosampler.bank.bank import Bank
-from sosampler.cli import bank as bank_cli
+from sosampler.cli import prepare as bank_cli
 from sosampler.cli.options import line_of, show_progress
 from sosampler.cli.prepare import prepare_command
 from sosampler.errors import InvalidArgument

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sosampler.datasets.manifest import Item, Manifest, read_manifest
+from sosampler.datasets.manifest import Item, Manifest, make_splits, read_manifest
 from sosampler.datasets.manifest_io import read_classes
-from sosampler.datasets.splits import make_splits
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES
 

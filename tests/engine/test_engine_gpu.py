@@ -10,9 +10,8 @@ import torch
 import sosampler as so
 from benchmarks.speed.frames import agreement, lively_sampler, smooth_frames
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine.cuda_graphs import GraphedCalls
-from sosampler.engine.frame_engine import MODES, FrameEngine
-from sosampler.engine.inputs import InputMaker
+from sosampler.engine.frame_engine import MODES, FrameEngine, GraphedCalls
+from sosampler.engine.networks import InputMaker
 
 pytestmark = [
     pytest.mark.gpu,

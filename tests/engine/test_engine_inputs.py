@@ -11,10 +11,9 @@ import torch.nn.functional as F
 
 from benchmarks.speed.frames import lively_sampler, smooth_frames
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine.inputs import InputMaker, channels_first, resize_matrices
 from sosampler.engine.kernels import triton_kernels
 from sosampler.engine.kernels.triton_kernels import finish_conv, have_triton
-from sosampler.engine.networks import TorchFeatures
+from sosampler.engine.networks import InputMaker, TorchFeatures, channels_first, resize_matrices
 from sosampler.errors import InvalidArgument
 from tests.interpreted import check_interpreted
 

@@ -17,7 +17,7 @@ from benchmarks.speed.frame_engine import REFERENCE, bench_sampler, table
 from benchmarks.speed.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
 from benchmarks.speed.in_processes import in_turns_of_processes
 from sosampler._util import hardware as cpu_bfloat16
-from sosampler.engine import memory
+from sosampler._util import hardware as memory
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
 from tests.engine_ways import bad_way, dying_way, good_way

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import sosampler as so
 from benchmarks.speed.frames import lively_sampler, smooth_frames
-from sosampler.bank.calibration import bank_frames, video_frames
+from sosampler.bank.inspect import bank_frames, video_frames
 from sosampler.classifiers.factory import INT8_MODEL, WEIGHTS, classifier_identity
 from sosampler.cli.main import main
 from sosampler.engine.frame_engine import FrameEngine

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.bootstrap import Measured, Resamples, interval, resample_counts
 from sosampler.evaluation.metrics import (
+    Measured,
+    Resamples,
     confidences,
+    interval,
     mean_average_precision,
     multi_hot,
+    resample_counts,
     shared_share,
     top1,
     top1_hits,
@@ -105,7 +108,7 @@ def test_counts_are_those_of_the_drawn_numbers_in_parts_too(monkeypatch: pytest.
     drawn = np.random.default_rng(5).integers(11, size=(20, 11))
     expected = np.stack([np.bincount(row, minlength=11) for row in drawn], 1)
     assert (resample_counts(11, 20, seed=5) == expected).all()
-    monkeypatch.setattr("sosampler.evaluation.bootstrap._MAX_NUMBERS", 40)
+    monkeypatch.setattr("sosampler.evaluation.metrics._MAX_NUMBERS", 40)
     assert (resample_counts(11, 20, seed=5) == expected).all()
 
 

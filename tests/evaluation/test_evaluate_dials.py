@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sosampler.bank.bank import Bank
-from sosampler.baselines.folder import load_system
+from sosampler.baselines.base import load_system
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import top1

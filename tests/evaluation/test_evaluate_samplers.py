@@ -20,9 +20,8 @@ from sosampler.evaluation import batches as frames
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import Batch, Policy, choose_one, top
-from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.registry import get_policy, with_method
-from sosampler.policies.score_rules import METHODS, difference_peaks
+from sosampler.policies.score_rules import METHODS, difference_peaks, dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from tests.banks import small_net

@@ -11,11 +11,11 @@ import pytest
 from torch import Tensor
 
 from sosampler.bank.bank import Bank
-from sosampler.baselines.folder import load_system
+from sosampler.baselines.base import load_system
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.policies.names import number_of
+from sosampler.policies.registry import number_of
 from sosampler.training.train_baseline import TrainedSystem
 from sosampler.training.train_sampler import TrainedSampler
 from tests.system_banks import (

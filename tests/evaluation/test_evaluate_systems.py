@@ -14,8 +14,7 @@ import torch
 from sosampler import wrap_classifier
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_features, add_teacher
-from sosampler.baselines.base import Baseline, predict, video_gmacs
-from sosampler.baselines.folder import load_system
+from sosampler.baselines.base import Baseline, load_system, predict, video_gmacs
 from sosampler.baselines.registry import create_baseline
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate

@@ -16,20 +16,20 @@ from typer.testing import CliRunner
 
 from sosampler import create_classifier, open_video, wrap_classifier
 from sosampler.bank.from_arrays import FrameEntry, write_frames
-from sosampler.cli.independence import independence_command
+from sosampler.cli.evaluate import independence_command
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.evaluation.frame_features import FrameFeatures, find_sources
 from sosampler.evaluation.independence import (
     Independence,
     cross_distances,
+    density,
     far_pairs,
     independence,
     kernels,
     later_by,
     redundant_pairs,
 )
-from sosampler.figures.kde import density
-from sosampler.policies.redundancy import median_bandwidth
+from sosampler.policies.score_rules import median_bandwidth
 from sosampler.video.synthetic import encode_video
 
 SIDE, BLOCKS, FPS = 64, 4, 10

@@ -371,7 +371,7 @@ def test_what_was_measured_is_kept_where_nothing_can_be_drawn(
     def missing(*arguments: Any, **options: Any) -> Any:
         raise MissingDependency("a report needs jinja2; install sosampler[train]")
 
-    monkeypatch.setattr("sosampler.paper.cases.write_report", missing)
+    monkeypatch.setattr("sosampler.paper.run.write_report", missing)
     (one,) = reproduce("figure2", bank.path, out=tmp_path, **QUICK)
     assert [row["row"] for row in one.result["rows"]] == ["uniform", "semi-optimal"]
     assert "not drawn: a report needs jinja2; install sosampler[train]" in one.result["notes"]

@@ -20,13 +20,12 @@ from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import Cell
-from sosampler.paper.cases import chosen_cases
 from sosampler.paper.experiments import EXPERIMENTS, column_for
 from sosampler.paper.folder import TrainingChecks, git_state
 from sosampler.paper.locations import find_locations
 from sosampler.paper.plan import Request, checked_request, make_plan
 from sosampler.paper.results import applies_here, empty_result, mean_rows, missing_uniform, result_rows
-from sosampler.paper.run import Reproduction, reproduce
+from sosampler.paper.run import Reproduction, chosen_cases, reproduce
 from sosampler.report.load import read_run_videos
 from tests.banks import small_net
 from tests.sampler_banks import CLASSES, TINY, make_bank

@@ -12,7 +12,7 @@ import pytest
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.auto import Auto, auto_of
-from sosampler.policies.expected import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
+from sosampler.policies.base import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
 
 VIDEOS, T, CLASSES = 40, 9, 4
 RNG = np.random.default_rng(7)

@@ -28,7 +28,7 @@ from sosampler.figures.curves import LEARNED, SYSTEM, looks_of_rows
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.policies.auto import Auto
-from sosampler.policies.expected import count_frames, expected_by_belief, expected_by_confidence
+from sosampler.policies.base import count_frames, expected_by_belief, expected_by_confidence
 from sosampler.policies.learned import expected_of
 from sosampler.policies.registry import get_policy
 from sosampler.report.run_report import write_run_report

@@ -17,7 +17,7 @@ from sosampler.policies.certified import (
     relax,
 )
 from sosampler.policies.optimal import OptimalChoice, clip_loss, optimal_mean_logits
-from sosampler.samplers.ranking import log_confidence
+from sosampler.samplers.sosampler import log_confidence
 
 
 def random_problem(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sosampler.errors import InvalidArgument
-from sosampler.policies import redundancy
+from sosampler.policies import score_rules as redundancy
 from sosampler.policies.visual import dpp_order, farthest_first_order, pixel_features
 
 

@@ -21,7 +21,7 @@ from sosampler.policies.optimal import (
     subset_blocks,
     subsets,
 )
-from sosampler.samplers.ranking import label_confidence, log_confidence, top_n
+from sosampler.samplers.sosampler import label_confidence, log_confidence, top_n
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
 

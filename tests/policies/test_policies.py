@@ -18,9 +18,18 @@ from sosampler.errors import InvalidArgument
 from sosampler.policies import registry
 from sosampler.policies.base import Batch, Policy, choose_one, pool_size, top
 from sosampler.policies.positional import FRAMEEXIT_ORDER_10, frameexit_order
-from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.registry import METHOD_NAMES, get_policy, list_policies
-from sosampler.policies.score_rules import METHODS, aks, difference_peaks, inverse_transform, temporal_nms
+from sosampler.policies.score_rules import (
+    METHODS,
+    aks,
+    difference_peaks,
+    dpp,
+    gaussian_kernel,
+    inverse_transform,
+    median_bandwidth,
+    mmr,
+    temporal_nms,
+)
 from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 
 LOOKING = [name for name in list_policies() if get_policy(name).needs_frames]

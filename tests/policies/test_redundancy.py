@@ -9,7 +9,7 @@ import pytest
 
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import top
-from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
+from sosampler.policies.score_rules import dpp, gaussian_kernel, median_bandwidth, mmr
 
 
 def random_videos(batch: int, candidates: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sosampler import select
 from sosampler.errors import InvalidArgument
-from sosampler.inference.images import MAX_ROWS, SheetRow, save_frames, write_contact_sheet
+from sosampler.inference.many import MAX_ROWS, SheetRow, save_frames, write_contact_sheet
 from sosampler.inference.selection import Candidates, Selection
 from sosampler.video.reader import VideoMetadata
 from sosampler.video.synthetic import numbered_frame, read_number

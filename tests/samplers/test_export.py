@@ -24,8 +24,7 @@ from sosampler.engine.backends import openvino_core
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, WeightsError
 from sosampler.samplers import export as module
 from sosampler.samplers.export import Exported, export_sampler, on_cpu
-from sosampler.samplers.ranking import top_n
-from sosampler.samplers.sosampler import SOSampler
+from sosampler.samplers.sosampler import SOSampler, top_n
 from tests.exported_samplers import NAMES, believing, believing_folder, scenes, shifted, shifted_onnx
 
 # Single videos and candidates too: graphs like to take a one for a constant.

@@ -22,8 +22,8 @@ from sosampler.samplers.ocsampler import (
     set_log_prob,
     uniform_subset,
 )
-from sosampler.samplers.ranking import top_n
 from sosampler.samplers.recipe import BASELINES, LIKELIHOODS, REWARDS, OCSamplerSettings
+from sosampler.samplers.sosampler import top_n
 
 every_likelihood = pytest.mark.parametrize("likelihood", LIKELIHOODS)
 every_baseline = pytest.mark.parametrize("baseline", BASELINES)

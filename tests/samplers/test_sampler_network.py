@@ -15,8 +15,7 @@ from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers import sosampler as module
 from sosampler.samplers.backbones import ShiftedBlock, create_backbone, find_neighbours, shift_channels
-from sosampler.samplers.ranking import top_n
-from sosampler.samplers.sosampler import SOSampler
+from sosampler.samplers.sosampler import SOSampler, top_n
 
 both = pytest.mark.parametrize("shift", [0, 10], ids=["plain", "shifted"])
 # The importance alone, and a belief about the video: scores of frames then depend on each other in a second way.

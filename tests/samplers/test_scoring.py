@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.scoring import Scoring
+from sosampler.samplers.sosampler import Scoring
 
 BELIEF = {"belief": 2.0, "relevance": [4.0, 1.0], "importance": 0.2}
 

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import sosampler as so
-from sosampler.baselines.folder import save_baseline
+from sosampler.baselines.base import save_baseline
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import create_baseline
 from sosampler.cli.main import app

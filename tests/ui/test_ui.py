@@ -22,7 +22,7 @@ from sosampler.errors import InvalidArgument, LimitExceeded, SosamplerError, Vid
 from sosampler.policies.registry import describe_policies
 from sosampler.policies.score_rules import METHODS
 from sosampler.policies.visual import change_scores
-from sosampler.ui.service import Service
+from sosampler.ui.server import Service
 from sosampler.ui.settings import BEST, MAX_CANDIDATES, MAX_FRAMES, Controls, make_controls
 from sosampler.ui.videos import NotFound, TooLarge, Videos, clean_name, size_of
 from sosampler.ui.view import Picture, uniform_strip, view_video

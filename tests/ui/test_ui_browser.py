@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import sosampler as so
-from sosampler.ui.server import Server
-from sosampler.ui.service import Service
+from sosampler.ui.server import Server, Service
 from sosampler.ui.settings import Controls
 from sosampler.video.synthetic import numbered_video
 from tests.report.test_browser_report import browser  # noqa: F401

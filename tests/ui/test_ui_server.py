@@ -20,8 +20,7 @@ from urllib.request import urlopen
 import pytest
 
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.ui.server import Server, serve
-from sosampler.ui.service import Service
+from sosampler.ui.server import Server, Service, serve
 from sosampler.ui.settings import Controls
 
 ROOT = Path(__file__).parents[2]

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.files import write_text
+from sosampler._util.files import differences, plain, write_text
 from sosampler._util.hardware import check_device
-from sosampler._util.run_folder import differences, plain
 from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import in_order, num_cores
 from sosampler.bank.decode import BATCHES_AHEAD, FrameDecoder, num_frame_decoders
@@ -43,10 +42,8 @@ from sosampler.bank.format import (
     teacher_schema,
 )
 from sosampler.bank.writer import describe_classes, writing_shard
-from sosampler.classifiers.base import Classifier, Penultimate
-from sosampler.classifiers.cost import to_channels_last
+from sosampler.classifiers.base import Classifier, Penultimate, check_finite, to_channels_last
 from sosampler.classifiers.factory import create_classifier
-from sosampler.classifiers.outputs import check_finite
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler

@@ -35,8 +35,7 @@ from sosampler.bank.format import (
     stored_video,
 )
 from sosampler.bank.outputs import Features, Teacher, check_finished, find_output, read_output_header
-from sosampler.datasets.manifest import Item
-from sosampler.datasets.splits import SPLITS
+from sosampler.datasets.manifest import SPLITS, Item
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import positions_of, stratified_positions, uniform_positions
 from sosampler.video.limits import Size, check_size, target_size

@@ -16,8 +16,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, BankHeader, OutputFolder, items_text
 from sosampler.bank.outputs import FrameOutputs
 from sosampler.bank.writer import Results, begin, make_shards, writing_bank, writing_shard
-from sosampler.datasets.manifest import Item
-from sosampler.datasets.splits import SPLITS
+from sosampler.datasets.manifest import SPLITS, Item
 from sosampler.errors import InvalidArgument
 
 # What Arrow adds to the numbers themselves: to each row, and to each file.

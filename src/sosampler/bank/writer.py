@@ -15,9 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.files import checksum_path, checksum_text, replacing, write_text
+from sosampler._util.files import checksum_path, checksum_text, differences, locked, replacing, write_text
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.run_folder import differences, locked
 from sosampler.bank.format import (
     PREPARE_AGAIN,
     BankFolder,

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.ranking import log_label_confidence
+from sosampler.samplers.sosampler import log_label_confidence
 
 _WAVES = 4  # sine and cosine of 1/2, 1, 2 and 4 periods a video
 _SMALLEST = 1e-12  # probabilities are clamped here before a logarithm

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.adaframe import candidates_of_ranks, discount_factor, discounted
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
-from sosampler.samplers.ranking import log_label_confidence
+from sosampler.samplers.sosampler import log_label_confidence
 
 STAY, LEFT, RIGHT = range(3)  # on a tie the first wins: stay
 _SMALLEST = 1e-12  # probabilities are clamped here before a logarithm

@@ -19,8 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_int, one_of
-from sosampler.classifiers.base import Classifier, ClipLength, kinetics400_names, names_for, numbered_names
-from sosampler.classifiers.outputs import unwrap_output
+from sosampler.classifiers.base import (
+    Classifier,
+    ClipLength,
+    kinetics400_names,
+    names_for,
+    numbered_names,
+    unwrap_output,
+)
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
 from sosampler.classifiers.weights import some_of
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from sosampler._util.hardware import autocast
 from sosampler._util.validation import check_bool, check_float, check_int, one_of
-from sosampler.classifiers.base import BATCH_FRAMES, Classifier, imagenet_names, names_for
-from sosampler.classifiers.outputs import check_finite, check_shape
+from sosampler.classifiers.base import BATCH_FRAMES, Classifier, check_finite, check_shape, imagenet_names, names_for
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, MissingDependency
 

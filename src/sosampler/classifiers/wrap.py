@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_int, one_of
-from sosampler.classifiers.base import Classifier, ClipLength, log, numbered_names, read_names
-from sosampler.classifiers.outputs import (
+from sosampler.classifiers.base import (
     OUTPUTS,
+    Classifier,
+    ClipLength,
     check_finite,
     check_logits,
     check_probabilities,
     check_shape,
+    log,
+    numbered_names,
+    read_names,
     unwrap_output,
 )
 from sosampler.classifiers.pooled import PooledClassifier

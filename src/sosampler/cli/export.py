@@ -67,7 +67,7 @@ def quantize_command(
     """
     if (bank is None) == (not videos):
         raise InvalidArgument("--bank or --videos must be given, and not both; they hold the calibration frames")
-    from sosampler.bank.calibration import bank_frames, video_frames
+    from sosampler.bank.inspect import bank_frames, video_frames
     from sosampler.engine.quantize import quantize_classifier
     from sosampler.inference.pipeline import load_classifier
     from sosampler.policies.learned import least_size

@@ -10,21 +10,18 @@ from typer.core import TyperGroup
 
 from sosampler import __version__
 from sosampler.cli import (
-    bank,
     bench,
     classify,
     datasets,
     demo,
     evaluate,
     export,
-    independence,
     prepare,
     reels,
     report,
     reproduce,
     select,
     train,
-    train_classifier,
     ui,
 )
 from sosampler.cli import export as quantize
@@ -71,13 +68,13 @@ def _root(
 
 app.command("select")(select.select_command)
 app.command("classify")(classify.classify_command)
-app.command("train-classifier")(train_classifier.train_classifier_command)
+app.command("train-classifier")(train.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)
-app.add_typer(bank.app, name="bank")
+app.add_typer(prepare.bank_app, name="bank")
 app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
-app.command("independence")(independence.independence_command)
+app.command("independence")(evaluate.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
 app.command("report")(report.report_command)
 app.command("export")(export.export_command)

@@ -48,8 +48,7 @@ def ui_command(
     The page is served by this machine: it works offline, and nothing is sent anywhere.
     """
     from sosampler._util.validation import check_int
-    from sosampler.ui.server import is_local, serve
-    from sosampler.ui.service import Service
+    from sosampler.ui.server import Service, is_local, serve
     from sosampler.ui.settings import make_controls
     from sosampler.ui.videos import size_of
     from sosampler.video.discover import expand

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine.inputs import InputMaker
-from sosampler.engine.networks import RuntimeClassifier
+from sosampler.engine.networks import InputMaker, RuntimeClassifier
 from sosampler.errors import MissingDependency
 from sosampler.samplers.sosampler import SOSampler
 

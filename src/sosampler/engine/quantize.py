@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from sosampler import __version__
 from sosampler._util.files import check_place, replacing
 from sosampler._util.progress import Bar, progress_bar
-from sosampler.classifiers.base import Classifier
+from sosampler.classifiers.base import Classifier, activate, check_finite
 from sosampler.classifiers.factory import INT8_MODEL, KIND, create_classifier, save_classifier, saved_folder
-from sosampler.classifiers.outputs import activate, check_finite
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.engine.backends import INPUT, import_exporter, onnx_of
-from sosampler.engine.inputs import InputMaker, channels_first
 from sosampler.engine.int8 import ABOUT, FORMAT, check_pooled, int8_net
+from sosampler.engine.networks import InputMaker, channels_first
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.export import drop_traces
 

@@ -24,7 +24,7 @@ from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, v
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import Videos
 from sosampler.evaluation.result import Cell, Spent, Tally
-from sosampler.policies.names import EVERY, number_of
+from sosampler.policies.registry import EVERY, number_of
 
 NOT_SEEN = -1  # pads the row of a video in the table of chosen frames
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sosampler.bank.annotate import views_of
 from sosampler.bank.outputs import Teacher
-from sosampler.classifiers.outputs import activate
+from sosampler.classifiers.base import activate
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import TeacherBatch
 from sosampler.policies.optimal import (
@@ -25,7 +25,7 @@ from sosampler.policies.optimal import (
     optimal_mean_logits,
     optimal_pooled,
 )
-from sosampler.samplers.ranking import SMALLEST_PROBABILITY, log_label_confidence
+from sosampler.samplers.sosampler import SMALLEST_PROBABILITY, log_label_confidence
 
 _MAX_NUMBERS = 1 << 26  # of features that are gathered at a time (256 MiB of float32)
 _MAX_FRAMES = 512  # that a classifier gets at a time

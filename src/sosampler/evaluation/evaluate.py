@@ -25,22 +25,20 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.datasets.splits import SPLITS
+from sosampler.datasets.manifest import SPLITS
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.baselines import NOT_SEEN, note_differences, run_baselines
 from sosampler.evaluation.batches import FrameChunk, TeacherBatch, Videos, read_chunks
-from sosampler.evaluation.bootstrap import Resamples
 from sosampler.evaluation.clip_scores import Clips, clips_for, gmacs_of_clips
-from sosampler.evaluation.metrics import multi_hot
+from sosampler.evaluation.metrics import Resamples, multi_hot
 from sosampler.evaluation.plan import Entry, Plan, Resolver, auto_entries, autos_of, pairs_of
 from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
 from sosampler.policies.auto import AUTO, Auto
-from sosampler.policies.base import Batch, Policy, choose, scores_of
-from sosampler.policies.expected import count_frames
+from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.optimal import OptimalChoice
 from sosampler.policies.oracles import Optimal
 from sosampler.policies.registry import MethodPolicy
-from sosampler.samplers.ranking import log_label_confidence
+from sosampler.samplers.sosampler import log_label_confidence
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from sosampler._util.validation import check_float, check_int
-from sosampler.baselines.base import Baseline
-from sosampler.baselines.folder import is_baseline_folder, load_system
+from sosampler.baselines.base import Baseline, is_baseline_folder, load_system
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.baselines import BaselineRow, baseline_rows, same_but_for_threshold, whole_frames
@@ -19,8 +18,8 @@ from sosampler.evaluation.clip_scores import Clips
 from sosampler.evaluation.result import Cell
 from sosampler.policies.auto import AUTO, Auto, auto_of
 from sosampler.policies.base import Policy
-from sosampler.policies.names import AUTO_SUFFIX, split_threshold
 from sosampler.policies.registry import (
+    AUTO_SUFFIX,
     MethodPolicy,
     get_policy,
     is_policy_name,
@@ -28,6 +27,7 @@ from sosampler.policies.registry import (
     list_policies,
     split_label,
     split_method,
+    split_threshold,
     with_method,
 )
 

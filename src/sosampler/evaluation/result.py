@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sosampler._util.arrays import Indices
 from sosampler._util.files import replacing
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.bootstrap import Measured, Resamples
-from sosampler.evaluation.metrics import confidences, multi_hot, shared_share, top1_hits
+from sosampler.evaluation.metrics import Measured, Resamples, confidences, multi_hot, shared_share, top1_hits
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank

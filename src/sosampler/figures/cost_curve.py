@@ -25,7 +25,7 @@ from sosampler.figures.curves import (
     looks_of_rows,
     shortened,
 )
-from sosampler.policies.names import line_of
+from sosampler.policies.registry import line_of
 
 SUFFIXES = (".svg", ".png")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler.errors import MissingDependency
-from sosampler.policies.names import AUTO_SUFFIX, is_system, line_of, split_threshold
-from sosampler.policies.registry import get_policy, list_policies
+from sosampler.policies.registry import AUTO_SUFFIX, get_policy, is_system, line_of, list_policies, split_threshold
 
 RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 

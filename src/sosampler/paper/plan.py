@@ -91,7 +91,7 @@ def checked_request(
 
 def _loaded_light(light: Any) -> Any:
     """Load the network of a saved folder, so that it is read once; names of features are resolved by each bank."""
-    from sosampler.baselines.folder import refuse_baseline_folder
+    from sosampler.baselines.base import refuse_baseline_folder
     from sosampler.classifiers.factory import create_classifier, saved_folder
     from sosampler.samplers.folder import is_sampler_folder
     from sosampler.samplers.registry import load_sampler

@@ -81,7 +81,7 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor, request: Re
         sampler = load_sampler(folder, device=str(classifier.device))
         sampler.precision = classifier.precision
         return sampler_run(sampler, classifier, frames, cell.num_frames)
-    from sosampler.baselines.folder import load_system
+    from sosampler.baselines.base import load_system
     from sosampler.training.baseline_data import bank_views
 
     light = light_network_of(request, classifier) if cell.training.needs_light else None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.policies.optimal import ClipLoss, OptimalChoice, clip_loss, usable_logits
-from sosampler.samplers.ranking import ACTIVATIONS, check_labels, log_confidence, real_candidates, top_n
+from sosampler.samplers.sosampler import ACTIVATIONS, check_labels, log_confidence, real_candidates, top_n
 
 # Numbers of the largest table at a time (32 MiB of float64; a handful of such are alive together).
 _MAX_NUMBERS = 2**22

@@ -17,8 +17,7 @@ import sosampler.samplers
 from sosampler._util.arrays import Frames, Indices
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies.auto import AUTO
-from sosampler.policies.base import Batch, Policy, Scores
-from sosampler.policies.expected import Numbers, expected_by_belief, expected_by_confidence
+from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
 from sosampler.policies.visual import typical_order
 from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler, has_belief, log_belief, sigmoid
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.ranking import ACTIVATIONS, check_labels, log_confidence, real_candidates
+from sosampler.samplers.sosampler import ACTIVATIONS, check_labels, log_confidence, real_candidates
 
 ClipLogConfidence = Callable[[Tensor], Tensor]  # positions [B, K, n] in time order -> [B, K], for any n
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib import import_module
@@ -20,8 +20,7 @@ from sosampler.policies.base import Batch, Policy, Scores, scores_of
 from sosampler.policies.learned import General, check_light_device, load_policy, policy_of
 from sosampler.policies.oracles import Optimal, SemiOptimal, SemiOptimalMax
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
-from sosampler.policies.redundancy import dpp, gaussian_kernel, median_bandwidth, mmr
-from sosampler.policies.score_rules import METHODS
+from sosampler.policies.score_rules import METHODS, dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import DifferencePeaks, Dpp, FarthestFirst, FrameDifference
 
 # Policies of the package, and those that are registered.
@@ -285,3 +284,48 @@ def describe_policies() -> dict[str, str]:
 def is_policy_name(text: str) -> bool:
     """Return whether this names a policy of the table, alone or with a method behind it: no folder, no module."""
     return split_method(text)[0] in _POLICIES or text in _POLICIES
+
+
+# ---- names of the rows of baselines: NAME@VALUE, where VALUE is the threshold
+
+# Not all that Python reads as a number: "1_0", " 3" and "nan" are more likely names.
+_WHOLE = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+AUTO_SUFFIX = "+auto"  # ends the name of a sampler's rows with num_frames="auto", before any @
+EVERY = "all"  # behind the @: every threshold of the baseline
+
+
+def split_threshold(text: str) -> tuple[str, str]:
+    """Split NAME@VALUE; a text that does not end in a number or "all" is a name as a whole.
+
+    >>> split_threshold("runs/a@0.3"), split_threshold("a@all"), split_threshold("me@home"), split_threshold("a")
+    (('runs/a', '0.3'), ('a', 'all'), ('me@home', ''), ('a', ''))
+    """
+    name, _, value = text.rpartition("@")
+    return (name, value) if name and (value == EVERY or number_of(value) is not None) else (text, "")
+
+
+def number_of(text: str) -> float | None:
+    """Return an int where it is one, because some thresholds are counts; None for what is no number.
+
+    >>> number_of("3"), number_of("0.30"), number_of("-1e-3"), number_of("1_0"), number_of("inf")
+    (3, 0.3, -0.001, None, None)
+    """
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else None
+
+
+def is_system(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of an evaluation, as in its JSON, has no N: a baseline, or NAME+auto."""
+    return row["num_frames"] is None
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return the name of the curve that a row is a point of: one for all thresholds.
+
+    >>> line_of({"policy": "a@0.3", "num_frames": None}), line_of({"policy": "a@3", "num_frames": 4})
+    ('a', 'a@3')
+    """
+    return split_threshold(row["policy"])[0] if is_system(row) else str(row["policy"])

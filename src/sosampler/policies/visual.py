@@ -11,8 +11,7 @@ from sosampler._util.validation import check_float
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Policy, Scores, number_of_frames
 from sosampler.policies.positional import centre
-from sosampler.policies.redundancy import distances, greedy_dpp, lower_median
-from sosampler.policies.score_rules import difference_peaks
+from sosampler.policies.score_rules import difference_peaks, distances, greedy_dpp, lower_median
 
 # Differences are taken on small grey images: noise and small shifts average out, and it costs nothing.
 _THUMBNAIL = 64

@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
+from sosampler._util.files import differences, plain
 from sosampler._util.progress import OnProgress
-from sosampler._util.run_folder import differences, plain
 from sosampler._util.validation import check_int
 from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work
 from sosampler.bank.bank import Bank

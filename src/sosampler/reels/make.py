@@ -8,13 +8,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.files import begin, read_settings
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.run_folder import begin, read_settings
 from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
-from sosampler.datasets.manifest import Manifest
-from sosampler.datasets.splits import SPLITS
+from sosampler.datasets.manifest import SPLITS, Manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels.bank import ReelSplit, check_same_reels, settings_of, write_reel_bank
 from sosampler.reels.images import Pictures, check_num_classes, open_sources, open_sports22

@@ -14,8 +14,7 @@ from PIL import Image, ImageFilter
 from sosampler._util.arrays import Frames
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
-from sosampler.datasets.manifest import Item, Manifest, read_manifest
-from sosampler.datasets.splits import SPLITS
+from sosampler.datasets.manifest import SPLITS, Item, Manifest, read_manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Picture, Pictures
 from sosampler.reels.recipe import Box, Reel, ReelRecipe, plan_reels

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler.figures.curves import LEARNED, Row, kind_of, looks_of
-from sosampler.policies.names import is_system
+from sosampler.policies.registry import is_system
 from sosampler.report.load import Prediction, RowKey, RunVideos
 from sosampler.report.tables import between, percent
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sosampler.figures.curves import MEANINGS, Row, looks_of_rows
-from sosampler.policies.names import is_system
+from sosampler.policies.registry import is_system
 
 NOTHING = "\N{EN DASH}"
 """Where a number is not known."""

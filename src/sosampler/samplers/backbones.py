@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sosampler._util.validation import check_int
-from sosampler.classifiers.cost import count_gmacs
+from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.factory import PRETRAINED, WEIGHTS
 from sosampler.classifiers.pooled import check_timm_name, timm_head_names
 from sosampler.classifiers.weights import load_weights, read_state, without_head

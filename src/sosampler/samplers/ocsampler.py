@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.losses import frame_targets
-from sosampler.samplers.ranking import check_labels, real_candidates
 from sosampler.samplers.recipe import REWARDS, OCSamplerSettings
+from sosampler.samplers.sosampler import check_labels, real_candidates
 
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SamplerOutput

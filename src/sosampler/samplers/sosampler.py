@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from sosampler._util.hardware import autocast
 from sosampler._util.validation import check_bool, check_float, check_int, one_of
-from sosampler.classifiers.base import PRECISIONS, read_names
-from sosampler.classifiers.cost import count_gmacs
+from sosampler.classifiers.base import PRECISIONS, count_gmacs, read_names
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.classifiers.weights import digest_of
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
-from sosampler.samplers.ranking import top_n
-from sosampler.samplers.scoring import Scoring
+from sosampler.samplers.losses import saliency
 
 _BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
 # Bytes of frames at their original size, in the float32 in which a GPU resizes them, that are resized at a time.
@@ -354,3 +353,154 @@ def _copy_json(name: str, value: dict[str, Any] | None) -> dict[str, Any]:
     if not isinstance(copied, dict):
         raise InvalidArgument(f"{name}={value!r} must be a dict")
     return copied
+
+
+# ---- scoring: the outputs of the heads -> the score by which frames are ranked
+
+SETTINGS = ("belief", "relevance", "importance")
+SALIENCY = {"saliency": "max"}
+_MAX_EVIDENCE_FRAMES = 10.0
+_MIN_LIKELIHOOD = 1e-4  # no single frame rules a class out
+
+
+class Scoring(nn.Module):
+    """importance [B, T], class_logits [B, T, C] or None, mask [B, T] or None -> scores [B, T]. Has no parameters.
+
+    Args:
+        settings: {} for the importance alone; {"belief": strength of the evidence, "relevance": [slope, offset],
+            "importance": its weight in the score}; or {"saliency": "max"}, the log-odds of the highest class
+            probability (SCSampler).
+        multi_label: whether classes are independent (sigmoid) or exclusive (softmax).
+        num_classes: of the class head; None without one.
+    """
+
+    def __init__(
+        self, settings: dict[str, Any] | None = None, *, multi_label: bool = False, num_classes: int | None = None
+    ) -> None:
+        super().__init__()
+        self.settings = dict(settings or {})
+        self.multi_label = multi_label
+        if not self.settings:
+            return
+        if self.settings != SALIENCY and set(self.settings) != set(SETTINGS):
+            raise InvalidArgument(
+                f"scoring={self.settings} must be {{}} for the importance alone, {SALIENCY}, or all of: "
+                f"{', '.join(SETTINGS)}"
+            )
+        if num_classes is None or num_classes < 2:
+            raise InvalidArgument(
+                f"scoring={self.settings} needs a class head with two classes or more, not num_classes={num_classes}; "
+                "give num_classes, or scoring={}"
+            )
+        if self.settings == SALIENCY:
+            return
+        slope_and_offset = self.settings["relevance"]
+        if not isinstance(slope_and_offset, (list, tuple)) or len(slope_and_offset) != 2:
+            raise InvalidArgument(f"relevance={slope_and_offset!r} must be [slope, offset]")
+        self.belief = check_float("belief", self.settings["belief"], above=0.0)
+        self.slope = check_float("relevance[0]", slope_and_offset[0])
+        self.offset = check_float("relevance[1]", slope_and_offset[1])
+        self.importance = check_float("importance", self.settings["importance"], at_least=0.0)
+
+    def forward(self, importance: Tensor, class_logits: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        if not self.settings:
+            return importance
+        assert class_logits is not None, "a sampler that scores by classes has a class head"
+        if self.settings == SALIENCY:
+            return saliency(class_logits, multi_label=self.multi_label, log_odds=True)
+        log_probs = F.logsigmoid(class_logits) if self.multi_label else class_logits.log_softmax(-1)
+        log_belief = self.log_belief(importance, class_logits, mask)[:, None]  # [B, 1, C]
+        log_of_mean = torch.logsumexp(log_belief + log_probs, dim=-1)
+        mean_of_log = (log_belief.exp() * log_probs).sum(-1)
+        return self.importance * importance + 0.5 * log_of_mean + 0.5 * mean_of_log
+
+    def log_belief(self, importance: Tensor, class_logits: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the belief about the video's class from all of its frames: log probabilities [B, C]."""
+        relevance = torch.sigmoid(self.slope * importance + self.offset)[..., None]  # [B, T, 1]
+        probs = class_logits.sigmoid() if self.multi_label else class_logits.softmax(-1)
+        if self.multi_label:
+            probs = probs / probs.sum(-1, keepdim=True).clamp_min(1e-12)
+        evidence = (1 - relevance + relevance * probs.shape[-1] * probs).clamp_min(_MIN_LIKELIHOOD).log()  # [B, T, C]
+        real = torch.ones_like(importance) if mask is None else mask.to(importance.dtype)
+        # Padding may hold any value, even NaN.
+        evidence = torch.where(real[..., None] > 0, evidence, torch.zeros_like(evidence))
+        count = real.sum(1, keepdim=True).clamp_min(1.0)  # [B, 1]
+        strength = self.belief * count.clamp_max(_MAX_EVIDENCE_FRAMES) / count
+        return (strength * evidence.sum(1)).log_softmax(-1)
+
+
+# ---- ranking, batched
+
+ACTIVATIONS = ("softmax", "sigmoid")
+# Probabilities are clamped here before the logarithm; logits need no clamp.
+SMALLEST_PROBABILITY = 1e-12
+
+
+def real_candidates(mask: Tensor | None, batch: int, num_candidates: int, num_frames: int) -> Tensor | None:
+    """Check that every video has `num_frames` real candidates, and return the mask as bool [B, T] or None."""
+    num_frames = check_int("num_frames", num_frames)
+    fewest = num_candidates
+    if mask is not None:
+        if tuple(mask.shape) != (batch, num_candidates):
+            raise InvalidArgument(
+                f"the mask has shape {list(mask.shape)}, but there are {batch} videos with {num_candidates} "
+                f"candidates each; give a mask of shape [{batch}, {num_candidates}]"
+            )
+        mask = mask.bool()
+        fewest = int(mask.sum(1).min()) if batch else num_candidates
+    if num_frames > fewest:
+        raise InvalidArgument(
+            f"num_frames={num_frames} is more than the {fewest} real candidates of a video; "
+            "choose fewer frames or give more candidates"
+        )
+    return mask
+
+
+def check_labels(labels: Tensor, batch: int, num_classes: int) -> Tensor:
+    """Return the labels as bool [B, C], each row with at least one positive."""
+    if tuple(labels.shape) != (batch, num_classes):
+        raise InvalidArgument(
+            f"the labels have shape {list(labels.shape)}; give a multi-hot table of shape [{batch}, {num_classes}]"
+        )
+    positive = labels.bool()
+    if not bool(positive.any(1).all()):
+        raise InvalidArgument("a video has no label; give at least one positive class in every row of the labels")
+    return positive
+
+
+def top_n(scores: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor:
+    """Return the positions [B, N] of the N highest scores [B, T]; of equal ones the earlier, NaN counts as lowest.
+
+    >>> top_n(torch.tensor([[0.1, 0.9, 0.9, 0.2, 0.9]]), 2).tolist()
+    [[1, 2]]
+    """
+    batch, num_candidates = scores.shape
+    mask = real_candidates(mask, batch, num_candidates, num_frames)
+    scores = scores if scores.is_floating_point() else scores.double()  # integers have no lowest value
+    lowest = -float("inf")
+    order = scores.masked_fill(scores.isnan(), lowest).argsort(dim=1, descending=True, stable=True)
+    if mask is not None:  # real candidates first, whatever their scores are
+        order = order.gather(1, (~mask).gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
+    return order[:, :num_frames].sort(dim=1).values
+
+
+def log_label_confidence(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of log p over the true labels: log_probs [B, ..., C], labels [B, C] -> [B, ...]."""
+    between = (1,) * (log_probs.dim() - 2)
+    weights = labels.to(log_probs.dtype)
+    weights = (weights / weights.sum(1, keepdim=True)).reshape(labels.shape[0], *between, labels.shape[1])
+    # A class that is no label may have log p = -inf; 0 times it is NaN, so it is masked instead.
+    return (log_probs.masked_fill(weights == 0, 0.0) * weights).sum(-1)
+
+
+def log_confidence(logits: Tensor, labels: Tensor, activation: str = "softmax") -> Tensor:
+    """Return the log confidence in the labels of a classifier's logits [B, ..., C], without a clamp: [B, ...]."""
+    softmax = one_of("activation", activation, ACTIVATIONS) == "softmax"
+    log_probs = logits.log_softmax(-1) if softmax else torch.nn.functional.logsigmoid(logits)
+    return log_label_confidence(log_probs, labels)
+
+
+def label_confidence(frame_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return each frame's confidence in the labels, the geometric mean of their probabilities: [B, T, C] -> [B, T]."""
+    labels = check_labels(labels, frame_probs.shape[0], frame_probs.shape[-1])
+    return log_label_confidence(frame_probs.clamp_min(SMALLEST_PROBABILITY).log(), labels).exp()

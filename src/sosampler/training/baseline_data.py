@@ -18,8 +18,7 @@ from sosampler._util.validation import check_int
 from sosampler.bank.annotate import feature_network
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_features
-from sosampler.baselines.base import Views, light_network
-from sosampler.baselines.folder import refuse_baseline_folder
+from sosampler.baselines.base import Views, light_network, refuse_baseline_folder
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder

@@ -14,9 +14,8 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.samplers.ranking import label_confidence, top_n
 from sosampler.samplers.recipe import SamplerRecipe
-from sosampler.samplers.sosampler import SOSampler
+from sosampler.samplers.sosampler import SOSampler, label_confidence, top_n
 from sosampler.training.distributed import send
 from sosampler.training.sampler_data import FrameSource, VideoTable, uniform
 from sosampler.video.candidates import uniform_positions

@@ -15,8 +15,7 @@ from sosampler import __version__
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
-from sosampler.baselines.folder import load_system, save_baseline
+from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, save_baseline, video_gmacs
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1

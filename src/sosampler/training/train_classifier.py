@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 from sosampler._util.hardware import autocast, check_device, usable_cores
 from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
-from sosampler.classifiers.base import Classifier, numbered_names
-from sosampler.classifiers.cost import to_channels_last
+from sosampler.classifiers.base import Classifier, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (
     WEIGHTS,
     SavedSettings,
@@ -38,6 +37,7 @@ from sosampler.training.checkpoints import RunFolder
 from sosampler.training.classifier_data import (
     ClassifierBatches,
     ClassifierData,
+    ClassifierRecipe,
     Example,
     evaluation_batches,
     open_source,
@@ -45,7 +45,6 @@ from sosampler.training.classifier_data import (
 from sosampler.training.distributed import Processes
 from sosampler.training.loop import LoopOptions, TrainingLoop
 from sosampler.training.optim import diverged, make_optimizer, settled_precision, warmup_cosine_schedule
-from sosampler.training.recipe import ClassifierRecipe
 
 InputSize = int | tuple[int, int] | None
 

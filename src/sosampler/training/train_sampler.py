@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
-from sosampler._util.hardware import autocast, usable_cores
+from sosampler._util.hardware import autocast, keep_memory, usable_cores
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
-from sosampler.baselines.folder import refuse_baseline_folder
+from sosampler.baselines.base import refuse_baseline_folder
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
-from sosampler.engine.memory import keep_memory
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import SamplerLoss

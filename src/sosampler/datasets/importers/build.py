@@ -11,11 +11,17 @@ from typing import Any
 
 from sosampler._util.files import at, filled_lines, write_text
 from sosampler._util.validation import one_of
-from sosampler.datasets.importers.readers import READERS, video_id
-from sosampler.datasets.importers.records import AnnotationFile, Annotations, ReadOptions, Record, stem_of
-from sosampler.datasets.manifest import Item, Manifest
+from sosampler.datasets.importers.readers import (
+    READERS,
+    AnnotationFile,
+    Annotations,
+    ReadOptions,
+    Record,
+    stem_of,
+    video_id,
+)
+from sosampler.datasets.manifest import SPLITS, Item, Manifest, make_splits
 from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, is_folder, read_classes
-from sosampler.datasets.splits import SPLITS, make_splits
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
