@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sosampler as so
+from sosampler.policies import registry
 from tests.doc_blocks import LANGUAGES, ROOT, TINY, Block, blocks_of, check, commands_of, pages, run_page
 from tests.doc_world import make_world
 
@@ -77,8 +78,10 @@ def given(page: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)])
-def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
-    names = run_page(page, given(page), smaller)
+def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:  # policies that a page registers are not for other tests
+        patched.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+        names = run_page(page, given(page), smaller)
     if page in _AFTER:
         _AFTER[page](names)
 

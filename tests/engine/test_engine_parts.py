@@ -16,22 +16,21 @@ import sosampler as so
 from benchmarks.speed.frame_engine import REFERENCE, bench_sampler, table
 from benchmarks.speed.frames import agreement, eager_way, lively_sampler, picture_frames, smooth_frames
 from benchmarks.speed.in_processes import in_turns_of_processes
-from sosampler._util import hardware as cpu_bfloat16
-from sosampler._util import hardware as memory
+from sosampler._util import hardware
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
 from tests.engine_ways import bad_way, dying_way, good_way
 
 
 def test_memory_is_kept_with_glibc_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.keep_memory.cache_clear()
-    monkeypatch.setenv(memory.KEEP, "0")
-    assert memory.keep_memory() is False
-    memory.keep_memory.cache_clear()
-    monkeypatch.delenv(memory.KEEP)
+    hardware.keep_memory.cache_clear()
+    monkeypatch.setenv(hardware.KEEP, "0")
+    assert hardware.keep_memory() is False
+    hardware.keep_memory.cache_clear()
+    monkeypatch.delenv(hardware.KEEP)
     monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1"))
-    assert memory.keep_memory() is False
-    memory.keep_memory.cache_clear()
+    assert hardware.keep_memory() is False
+    hardware.keep_memory.cache_clear()
 
 
 class Trial:
@@ -42,9 +41,9 @@ class Trial:
 
 
 def forget_trials() -> None:
-    for function in (cpu_bfloat16.bfloat16_gain, cpu_bfloat16.cpu_is_fast_in_bfloat16):
+    for function in (hardware.bfloat16_gain, hardware.cpu_is_fast_in_bfloat16):
         function.cache_clear()
-    cpu_bfloat16.bfloat16_crashes.cache_clear()
+    hardware.bfloat16_crashes.cache_clear()
 
 
 TRIALS = [
@@ -59,23 +58,23 @@ TRIALS = [
 def test_bfloat16_on_the_cpu_is_tried(monkeypatch: pytest.MonkeyPatch, trial: Trial, good: bool, tmp_path: Any) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags: avx512f amx_bf16\n")
-    monkeypatch.delenv(cpu_bfloat16.BFLOAT16_VARIABLE, raising=False)
-    monkeypatch.setattr(cpu_bfloat16, "Path", lambda _: flags)
+    monkeypatch.delenv(hardware.BFLOAT16_VARIABLE, raising=False)
+    monkeypatch.setattr(hardware, "_PROC", tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: trial)
     try:
         forget_trials()
-        assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is good
-        assert cpu_bfloat16.bfloat16_crashes() is (trial.returncode != 0)
+        assert hardware.cpu_is_fast_in_bfloat16() is good
+        assert hardware.bfloat16_crashes() is (trial.returncode != 0)
         if trial.returncode:
             with pytest.raises(InvalidArgument, match="ends the process"):
                 FrameEngine(lively_sampler(input_size=32), num_frames=2, precision="bfloat16")
         flags.write_text("flags: avx2\n")
         forget_trials()
-        assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is False
-        assert cpu_bfloat16.bfloat16_crashes() is False
-        monkeypatch.setenv(cpu_bfloat16.BFLOAT16_VARIABLE, "1")
+        assert hardware.cpu_is_fast_in_bfloat16() is False
+        assert hardware.bfloat16_crashes() is False
+        monkeypatch.setenv(hardware.BFLOAT16_VARIABLE, "1")
         forget_trials()
-        assert cpu_bfloat16.cpu_is_fast_in_bfloat16() is True
+        assert hardware.cpu_is_fast_in_bfloat16() is True
     finally:
         forget_trials()
 

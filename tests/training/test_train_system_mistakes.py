@@ -53,7 +53,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
         ({"num_candidates": [4, 8]}, "num_candidates="),
         ({"device": "tpu"}, "device='tpu' cannot be used here"),
         ({"classifier": "resnet50"}, r"no features of a classifier 'resnet50'.*one of: heavy \(classifier by hand"),
-        ({"classifier": 3}, "a int shows no features"),
+        ({"classifier": 3}, "a int has no features"),
         ({"light": "nothing"}, "no features called 'nothing', and no saved sampler"),
         ({"light": None}, r"give weights \(--weights\).*light \(--light\).*light \(sampler by hand, light\)"),
         ({"light": None, "weights": "none.safetensors"}, "no such file"),
