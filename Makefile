@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 WORKERS ?= 2
+# Where Python may not write bytecode, every process that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-all lint types format docs bench clean
 
