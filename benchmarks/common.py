@@ -27,24 +27,24 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def put(self, **parts: Any) -> None:
-        self.told |= _rounded(parts)
+        self.data |= _rounded(parts)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary:
-            temporary.write_text(_laid_out(self.told) + "\n", encoding="utf-8")
+            temporary.write_text(_laid_out(self.data) + "\n", encoding="utf-8")
 
     def __getitem__(self, key: str) -> Any:
-        return self.told[key]
+        return self.data[key]
 
     def needed(self, key: str, stage: str) -> Any:
-        if key not in self.told:
+        if key not in self.data:
             raise SystemExit(f"{self.path}: has no {key!r} yet; run --stage {stage} first")
-        return self.told[key]
+        return self.data[key]
 
     def took(self, stage: str, seconds: float) -> None:
-        times = self.told.get("seconds", {})
+        times = self.data.get("seconds", {})
         self.put(seconds=times | {stage: [*times.get(stage, []), round(seconds, 1)]})
 
 

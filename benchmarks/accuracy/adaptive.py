@@ -62,11 +62,11 @@ class Heads:
     def read(cls, path: Path, settings: dict[str, Any]) -> Heads:
         with np.load(path) as stored:
             numbers = {name: stored[name].astype(np.float64) for name in ("importance", "class_logits", "teacher")}
-            told, label = stored["score"].astype(np.float64), stored["label"].astype(np.int64)
+            result, label = stored["score"].astype(np.float64), stored["label"].astype(np.int64)
         score = scores_of(settings, numbers["importance"], numbers["class_logits"]).astype(np.float64)
-        if np.abs(score - told).max() > 0.05:
+        if np.abs(score - result).max() > 0.05:
             raise SystemExit(f"{path}: its scores are not those of the recipe's settings {settings}; give others")
-        return cls(numbers["importance"], numbers["class_logits"], told, numbers["teacher"], label)
+        return cls(numbers["importance"], numbers["class_logits"], result, numbers["teacher"], label)
 
     def hits(self, by: Numbers) -> Numbers:
         """Whether the classifier names the label from the k best by these scores [V, T]: 0 or 1 at [:, k - 1]."""
@@ -240,7 +240,7 @@ def main() -> None:
         if any(not np.array_equal(one.label, heads[0].label) for one in heads):
             raise SystemExit("files of one set show different videos; give one set of videos as --dev, one as --test")
     results = Results(given.out)
-    results.told = {}
+    results.data = {}
     results.put(
         **circumstances(("numpy",)),
         data={
@@ -259,8 +259,8 @@ def main() -> None:
         },
     )
     if given.picture is not None:
-        write_picture(results.told, given.picture)
-    print(table(results.told))
+        write_picture(results.data, given.picture)
+    print(table(results.data))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def measure(name: str, videos: Path, arguments: argparse.Namespace) -> dict[str,
     if arguments.figures is not None:
         arguments.figures.mkdir(parents=True, exist_ok=True)
         independence_figure(found, arguments.figures / f"independence_{name}.png")
-    told = found.to_dict()
-    told["settings"]["videos"] = [Path(video).name for video in told["settings"]["videos"]]
-    return told | {"seconds": round(time.perf_counter() - begin, 1)}
+    summary = found.to_dict()
+    summary["settings"]["videos"] = [Path(video).name for video in summary["settings"]["videos"]]
+    return summary | {"seconds": round(time.perf_counter() - begin, 1)}
 
 
 def main() -> None:

@@ -62,11 +62,11 @@ def main() -> None:
         "float32": lambda part: classifier.net(inputs.normalised(part)),
         **{f"int8, {name}": int8_net(Path(made.file), classifier.preprocessing, name) for name in BACKENDS},
     }
-    told = {}
+    summary = {}
     for name, net in ways.items():
-        told[name] = classify_pixels(classifier, net, levels)
-        print(f"{name}: asked about {len(levels)} pictures")
-    rows = list(compared(told, truth))
+        summary[name] = classify_pixels(classifier, net, levels)
+        print(f"{name}: classified {len(levels)} images")
+    rows = list(compared(summary, truth))
     result = {
         "benchmark": "int8",
         "what": f"{classifier.name} at {side} px on {len(test)} test pictures of {classifier.num_classes} classes",
@@ -81,10 +81,10 @@ def main() -> None:
         print(f"{row['way']:<20} top-1 {100 * row['top1']:6.2f}   same class {100 * row['same_class']:6.2f} %")
 
 
-def compared(told: dict[str, torch.Tensor], truth: torch.Tensor) -> Iterator[dict[str, Any]]:
+def compared(summary: dict[str, torch.Tensor], truth: torch.Tensor) -> Iterator[dict[str, Any]]:
     """Probabilities [P, C] by way: accuracy, and agreement with float32."""
-    plain = told["float32"]
-    for name, probabilities in told.items():
+    plain = summary["float32"]
+    for name, probabilities in summary.items():
         first = probabilities.argmax(1)
         yield {
             "way": name,

@@ -242,7 +242,7 @@ def finish(name: str, bank: so.Bank, weights: Path, work: Path, done: Callable[[
     classifier = so.create_classifier(folder, device=device())
     so.add_teacher(bank, classifier)
     shutil.rmtree(bank.path / "features" / TRUNK, ignore_errors=True)
-    told = {
+    result = {
         "what": f"bank and classifier of {name}",
         **circumstances(("av", "torch", "timm", "numpy")),
         "sizes": dict(Counter(item.split for item in bank.items)),
@@ -252,8 +252,8 @@ def finish(name: str, bank: so.Bank, weights: Path, work: Path, done: Callable[[
         "fingerprint": classifier.fingerprint(),
         "accuracy": accuracy(bank.path, classifier),
     }
-    facts.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return told
+    facts.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
 
 
 def device() -> str:
@@ -290,8 +290,8 @@ def main() -> None:
         events = events_of(arguments.clips, arguments.name)
         if events is not None:
             (arguments.work / EVENTS).write_text(json.dumps(events) + "\n", encoding="utf-8")
-    told = finish(arguments.name, bank, arguments.classifier_weights, arguments.work, done)
-    print(json.dumps({key: told[key] for key in ("sizes", "bank_mb", "accuracy")}, indent=1))
+    result = finish(arguments.name, bank, arguments.classifier_weights, arguments.work, done)
+    print(json.dumps({key: result[key] for key in ("sizes", "bank_mb", "accuracy")}, indent=1))
     done("finished")
 
 

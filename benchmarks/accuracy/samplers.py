@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def bank_folders(arguments: argparse.Namespace) -> dict[int, Path]:
-    """The bank of each T that is asked for."""
+    """The bank of each wanted T."""
     return {count: arguments.work / f"bank{count}" for count in arguments.candidates}
 
 
@@ -182,7 +182,7 @@ def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
 
 
 def finished_runs(arguments: argparse.Namespace) -> dict[tuple[str, int], Path]:
-    """Folders by (name, seed). What was not trained to its end is told, and not measured."""
+    """Folders by (name, seed). Unfinished runs are printed and not measured."""
     wanted = {run: run_folder(arguments, *run) for run in runs_of(arguments)}
     missing = [folder.name for folder in wanted.values() if not (folder / "result.json").exists()]
     if missing:

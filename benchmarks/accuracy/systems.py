@@ -53,10 +53,10 @@ FRAMES_A_STEP = 960  # of trainings on longer videos; batches of 64 of them woul
 
 
 def begin(arguments: argparse.Namespace, results: Results) -> None:
-    """Refuse to mix two measurements, and tell the circumstances."""
+    """Refuse to mix two measurements, and write the circumstances."""
     asked = {key: getattr(arguments, key) for key in ("name", "epochs", "trial_epochs", "batch_size")}
     asked["tune_bank"] = None if arguments.tune_bank is None else arguments.tune_bank.name
-    if results.told.get("asked", asked) != asked:
+    if results.data.get("asked", asked) != asked:
         raise SystemExit(
             f"{results.path}: holds a measurement of {results['asked']}, not of {asked}; give another --out"
         )
@@ -112,7 +112,7 @@ def main() -> None:
 def add_features(arguments: argparse.Namespace, results: Results) -> None:
     """What trainings read is in the banks before several of them start."""
     banks = [arguments.bank] + ([arguments.tune_bank] if arguments.tune_bank is not None else [])
-    if all(_has_all(so.Bank(bank), results.told) for bank in banks):
+    if all(_has_all(so.Bank(bank), results.data) for bank in banks):
         return
     classifier = so.create_classifier(arguments.classifier, device=device())
     light = light_network(arguments.sampler_weights).to(device())
@@ -130,20 +130,20 @@ def add_features(arguments: argparse.Namespace, results: Results) -> None:
     )
 
 
-def _has_all(bank: so.Bank, told: dict[str, Any]) -> bool:
+def _has_all(bank: so.Bank, result: dict[str, Any]) -> bool:
     """Without a look at the networks, which takes seconds."""
-    if "light" not in told:
+    if "light" not in result:
         return False
-    heavy = told["classifier"]["fingerprint"]
+    heavy = result["classifier"]["fingerprint"]
     try:
-        bank.teacher(heavy), bank.features(heavy), bank.features(told["light"]["fingerprint"])
+        bank.teacher(heavy), bank.features(heavy), bank.features(result["light"]["fingerprint"])
     except SosamplerError:
         return False
     return True
 
 
 def teach(bank: Path, classifier: Any) -> None:
-    """Ask the classifier about the frames it was not asked about yet."""
+    """Run the classifier on the frames that have no outputs yet."""
     known = so.Bank(bank).teachers.values()
     classifier.precision = _precision(known, classifier.fingerprint(), "precision")
     so.add_teacher(bank, classifier)
@@ -226,7 +226,7 @@ def tune(arguments: argparse.Namespace, results: Results) -> None:
         for place, settings in enumerate(TRIALS[method][: arguments.trials])
     }
     replies = train_all(arguments, tasks)
-    known: dict[str, dict[str, Any]] = results.told.get("trials", {})
+    known: dict[str, dict[str, Any]] = results.data.get("trials", {})
     trained = {name: task for name, task in tasks.items() if is_trained(task)}
     new = {name: task for name, task in trained.items() if known.get(name, {}).get("run") != Path(task["out"]).name}
     policies = named(["uniform"], new)
@@ -242,10 +242,12 @@ def tune(arguments: argparse.Namespace, results: Results) -> None:
     chosen = {}
     for method in arguments.methods:
         chosen[method] = trials.best_trial([known[f"{method}#{place}"] for place in range(_count(method, arguments))])
-    results.put(chosen=results.told.get("chosen", {}) | chosen)
+    results.put(chosen=results.data.get("chosen", {}) | chosen)
     for method, place in chosen.items():
-        told = known[f"{method}#{place}"]
-        print(f"{method}: trial {place} {told['settings']} with dev {told['dev']:.4f} at {told['at']}", flush=True)
+        result = known[f"{method}#{place}"]
+        print(
+            f"{method}: trial {place} {result['settings']} with dev {result['dev']:.4f} at {result['at']}", flush=True
+        )
 
 
 def _count(method: str, arguments: argparse.Namespace) -> int:
@@ -335,18 +337,18 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
         }
     metric = results["metric"]
     runs = {name: Path(task["out"]).name for name, task in judged.items()}
-    if results.told.get("dev", {}).get("runs") != runs:
+    if results.data.get("dev", {}).get("runs") != runs:
         found = measured(arguments, choosing(judged), "dev", bank=arguments.tune_bank)
         results.put(dev={"runs": runs, "table": trials.means(found.pop("rows"), metric), **found})
     runs = {name: Path(task["out"]).name for name, task in tasks.items()}
-    if results.told.get("test", {}).get("runs") != runs:
+    if results.data.get("test", {}).get("runs") != runs:
         results.put(test={"runs": runs, **measured(arguments, choosing(tasks) | named(trials.ORACLES, {}), "test")})
     dev, test = results["dev"]["table"], trials.means(results["test"]["rows"], metric)
     budget = trials.budget_of(dev)
     results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, metric, budget))
     if arguments.curve is not None:
         try:
-            draw_curve(results.told, arguments.curve)
+            draw_curve(results.data, arguments.curve)
         except MissingDependency as error:
             print(f"no curve: {error}; systems_table.py draws it from {results.path} elsewhere", flush=True)
     for line in results["at_budget"]:
@@ -393,11 +395,11 @@ def longer(arguments: argparse.Namespace, results: Results) -> None:
         tasks = {f"{method}, T={NUM_CANDIDATES}": finals[f"{method}#{seed}"] for method in methods}
         tasks |= {f"{m}, T={num_candidates}": again[f"{m} {key}"] for m in methods if f"{m} {key}" in again}
         runs = {name: Path(task["out"]).name for name, task in tasks.items()}
-        told = results.told.get("longer", {})
-        if told.get(key, {}).get("runs") != runs:
+        result = results.data.get("longer", {})
+        if result.get(key, {}).get("runs") != runs:
             policies = named([*trials.RULES, *trials.ORACLES], tasks)
             found = measured(arguments, policies, "test", bank=bank, pairs=[(num_frames, num_candidates)])
-            results.put(longer=told | {key: {"runs": runs, **found}})
+            results.put(longer=result | {key: {"runs": runs, **found}})
 
 
 def longer_settings(method: str, settings: Settings, num_frames: int, num_candidates: int) -> Settings:

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 NUM_CANDIDATES = 10
 NUM_FRAMES = (1, 2, 3, 4, 5, 6, 8)  # five with a sampler cost about as much as six without
-BUDGET_FRAMES = 6  # nobody may cost more than so many evenly spread frames, on the mean, to be chosen
+BUDGET_FRAMES = 6  # trials that cost more than so many evenly spread frames, on the mean, are not chosen
 
 RULES = ("uniform", "random", "all")
 ORACLES = ("semi-optimal-max", "semi-optimal", "optimal")
@@ -124,8 +124,8 @@ def best_trial(trials: Sequence[dict[str, Any]]) -> int:
     """Place of the trial with the highest dev score; of equal ones the cheapest, then the first."""
     scored = [place for place, trial in enumerate(trials) if trial.get("dev") is not None]
     if not scored:
-        told = "; ".join(str(trial.get("failed", "costs too much at every setting")) for trial in trials)
-        raise SystemExit(f"no trial of {trials[0]['method'] if trials else 'a method'} can be chosen: {told}")
+        result = "; ".join(str(trial.get("failed", "costs too much at every setting")) for trial in trials)
+        raise SystemExit(f"no trial of {trials[0]['method'] if trials else 'a method'} can be chosen: {result}")
     return max(scored, key=lambda place: (trials[place]["dev"], -trials[place]["at"]["gmacs"], -place))
 
 

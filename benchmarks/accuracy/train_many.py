@@ -32,7 +32,7 @@ _MARK = "reply "  # other lines that a library may print are passed over
 
 
 class Trainers:
-    """At most `parallel` processes; what they tell goes to `logs`."""
+    """At most `parallel` processes; their output goes to `logs`."""
 
     def __init__(self, parallel: int, logs: Path) -> None:
         self._parallel, self._logs = parallel, logs
@@ -54,7 +54,7 @@ class Trainers:
             process.wait()
 
     def train(self, tasks: Mapping[str, Task], done: Callable[[str, Reply], None] | None = None) -> dict[str, Reply]:
-        """Run all tasks, the first ones first; `done` is told of each in this thread.
+        """Run all tasks, the first ones first; `done` is called for each in this thread.
 
         What the package refuses, or torch cannot do, is in the reply as "failed". A process that dies ends the whole.
         """
@@ -68,7 +68,7 @@ class Trainers:
         while len(found) < len(tasks):
             name, reply = replies.get()
             if reply is None:
-                raise SystemExit(f"{name}: its process died; the logs in {self._logs} tell why")
+                raise SystemExit(f"{name}: its process died; see the logs in {self._logs}")
             found[name] = reply
             if done is not None:
                 done(name, reply)
@@ -120,15 +120,15 @@ def run(task: Task) -> Reply:
 
     begin = time.perf_counter()
     try:
-        told: Reply = {"result": so.train(say=_say, **task).result}
+        summary: Reply = {"result": so.train(say=_say, **task).result}
     except SosamplerError as error:
-        told = {"failed": str(error)}
+        summary = {"failed": str(error)}
     except RuntimeError as error:  # a GPU that is too small for one must not end the others
-        told = {"failed": f"{type(error).__name__}: {first_line(error)}"}
+        summary = {"failed": f"{type(error).__name__}: {first_line(error)}"}
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return {"seconds": round(time.perf_counter() - begin, 1), **told}
+    return {"seconds": round(time.perf_counter() - begin, 1), **summary}
 
 
 def _say(text: str) -> None:

@@ -96,7 +96,7 @@ def card(facts: dict[str, Any]) -> str:
 # ---- tables
 
 
-def tables(told: dict[str, Any]) -> dict[str, str]:
+def tables(result: dict[str, Any]) -> dict[str, str]:
     """What `measure` found, in Markdown, by set."""
     films = _table(
         [
@@ -117,21 +117,21 @@ def tables(told: dict[str, Any]) -> dict[str, str]:
                 _percent(row["transition"]),
                 _with_interval(row, "shots shown"),
             ]
-            for row in _sorted(told["films"]["rows"])
+            for row in _sorted(result["films"]["rows"])
         ],
     )
     stills = _table(
         ["policy", "N", "repeated (95 %)", "pictures shown (95 %)"],
         [
             [row["policy"], row["num_frames"], _with_interval(row, "repeated"), _with_interval(row, "shots shown")]
-            for row in _sorted(told["stills"]["rows"])
+            for row in _sorted(result["stills"]["rows"])
         ],
     )
     return {
         "films": films,
         "stills": stills,
-        "reels": _by_number(told["reels"]["rows"], "top1"),
-        "golf": _by_number(told["golf"]["rows"], "hit"),
+        "reels": _by_number(result["reels"]["rows"], "top1"),
+        "golf": _by_number(result["golf"]["rows"], "hit"),
     }
 
 

@@ -96,8 +96,8 @@ class Dev:
         for name, seen in (("films", self.films), ("stills", self.stills)):
             for film, indices, said in seen:
                 order = self._order(said, most["films"], settings)
-                told = [judge(film, indices[order[:count]].tolist()) for count in FILM_NUMBERS]
-                shown[name].append([one[key] for one in told for key in ("good", "repeated", "shots shown")])
+                result = [judge(film, indices[order[:count]].tolist()) for count in FILM_NUMBERS]
+                shown[name].append([one[key] for one in result for key in ("good", "repeated", "shots shown")])
         return {
             "reels": np.mean(right, axis=0).tolist(),
             "golf": np.mean(hits, axis=0).tolist(),
@@ -172,10 +172,10 @@ def export(run: Path, sure: float, about: dict[str, Any], card: str, out: Path) 
     with tempfile.TemporaryDirectory() as name:
         sampler.save_pretrained(name)
         shutil.copy(Path(name) / "config.json", out / "config.json")
-    told = export_sampler(sampler, out=out / "model.onnx", half=True).to_dict()
+    result = export_sampler(sampler, out=out / "model.onnx", half=True).to_dict()
     (out / "README.md").write_text(card, encoding="utf-8")
-    return {**told, "file": Path(told["file"]).name, "files": [Path(file).name for file in told["files"]]}
+    return {**result, "file": Path(result["file"]).name, "files": [Path(file).name for file in result["files"]]}
 
 
-def write_json(path: Path, told: dict[str, Any]) -> None:
-    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -95,7 +95,7 @@ def _word(draw: np.random.Generator) -> str:
 
 
 def make(pictures: Path, clips: Path, fonts: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Write the file; tells what is in it."""
+    """Write the file; return what is in it."""
     import sosampler as so
 
     found: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Frames that nobody wants to be chosen, made from good ones on the device: blurred, dark, written on, half way over.
+"""Frames that should not be chosen, made from good ones on the device: blurred, dark, written on, half way over.
 
 Pictures are float [B, 3, S, S] in 0..1. Everything is drawn from torch's own generator, so a seed decides it.
 """
@@ -39,7 +39,7 @@ def spoil(clean: Tensor, others: Tensor, masks: Tensor, kinds: Tensor) -> tuple[
         clean: pictures.
         others: what a transition goes over to.
         masks: written words [B, S, S].
-        kinds: [B], places in KINDS, on the CPU, so that nobody waits for a device to tell how many there are of each.
+        kinds: [B], places in KINDS, on the CPU, so that counting them waits for no device.
     """
     spoiled, left = clean.clone(), torch.ones(len(clean), device=clean.device)
     for place, name in enumerate(KINDS):
@@ -196,7 +196,7 @@ def _caption(clean: Tensor, others: Tensor, masks: Tensor) -> tuple[Tensor, Tens
 
 
 def _written(behind: Tensor, masks: Tensor) -> Tensor:
-    """Words in a colour that can be told from what is behind them."""
+    """Words in a colour that differs from what is behind them."""
     average = behind.mean((1, 2, 3), keepdim=True)
     colour = torch.rand(len(behind), 3, 1, 1, device=behind.device) * 0.35
     colour = torch.where(average < 0.55, 1 - colour, colour)

@@ -1,6 +1,6 @@
-"""Films with known faults, as mp4 files: shots of pictures and clips, and between them what nobody wants to see.
+"""Films with known faults, as mp4 files: shots of images and clips, and between them frames that should not be chosen.
 
-Every frame is told apart: a good one of some shot, or black, white, blurred, a title, or half way between two shots.
+Every frame has a label: a good one of some shot, or black, white, blurred, a title, or half way between two shots.
 Shots of pictures either stand still, so that two of their frames are the same, or the camera moves a little.
 """
 
@@ -65,8 +65,8 @@ def _kept(folder: Path, count: int, seed: int, make: Callable[[Path, Draw], Film
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / "films.json"
     if not listed.is_file():
-        told = [make(folder / f"{number:03d}.mp4", np.random.default_rng([seed, number])) for number in range(count)]
-        listed.write_text(json.dumps([{**film._asdict(), "path": film.path.name} for film in told]), encoding="utf-8")
+        result = [make(folder / f"{number:03d}.mp4", np.random.default_rng([seed, number])) for number in range(count)]
+        listed.write_text(json.dumps([{**film._asdict(), "path": film.path.name} for film in result]), encoding="utf-8")
     return [Film(**{**row, "path": folder / row["path"]}) for row in json.loads(listed.read_text(encoding="utf-8"))]
 
 
@@ -249,8 +249,8 @@ def _through_black(before: list, after: list) -> list[tuple[Frames, str, int]]:
     made = []
     for rows, light in ((before, np.linspace(1, 0, len(before))), (after, np.linspace(0, 1, len(after)))):
         for (frame, kind, shot), level in zip(rows, light, strict=True):
-            told = "black" if level < 0.15 else "transition" if level < 0.6 else kind
-            made.append(((frame * level).astype(np.uint8), told, shot))
+            result = "black" if level < 0.15 else "transition" if level < 0.6 else kind
+            made.append(((frame * level).astype(np.uint8), result, shot))
     return made
 
 

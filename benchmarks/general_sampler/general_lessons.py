@@ -1,6 +1,6 @@
-"""What the general sampler is asked in a step: fresh cut-outs, spoiled anew, and what a frozen ImageNet network says.
+"""What the general sampler learns from in a step: fresh crops, spoiled anew, and what a frozen ImageNet network says.
 
-Nobody labels anything. Of each frame there is known:
+There are no labels by hand. Known of each frame:
 
 - what is left of it: how far the teacher says the same about the spoiled frame as about the clean one (overlap of its
   probabilities, likeness of its features), times what a transition leaves; nothing for plain and written frames, all

@@ -163,13 +163,13 @@ def _detectors(places: Places) -> dict[str, str]:
 
 def _row(name: str, count: int, rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Means over videos, with 95 % intervals of those that matter."""
-    told: dict[str, Any] = {"policy": name, "num_frames": count}
+    result: dict[str, Any] = {"policy": name, "num_frames": count}
     for key in rows[0]:
         values = np.array([row[key] for row in rows])
-        told[key] = round(float(values.mean()), 4)
+        result[key] = round(float(values.mean()), 4)
         if key in ("faulty", "repeated", "shots shown", "hit", "top1"):
-            told[f"{key} ci95"] = _interval(values)
-    return told
+            result[f"{key} ci95"] = _interval(values)
+    return result
 
 
 def _versus(values: dict[tuple[str, int], list[float]]) -> list[dict[str, Any]]:
@@ -190,16 +190,18 @@ def _interval(values: Numbers) -> list[float]:
     return [round(bound, 4) for bound in bounds]
 
 
-def wins(told: dict[str, Any]) -> dict[str, bool]:
+def wins(result: dict[str, Any]) -> dict[str, bool]:
     """Whether it beats uniform everywhere, and with certainty; what makes it fit to be the default."""
     of = {
-        "fewer faulty frames": [-row["ci95"][1] for row in told["films"]["versus"]["faulty"] if row["than"] == UNIFORM],
-        "more shots shown": [
-            row["ci95"][0] for row in told["films"]["versus"]["shots shown"] if row["than"] == UNIFORM
+        "fewer faulty frames": [
+            -row["ci95"][1] for row in result["films"]["versus"]["faulty"] if row["than"] == UNIFORM
         ],
-        "fewer repeats": [-row["ci95"][1] for row in told["stills"]["versus"]["repeated"] if row["than"] == UNIFORM],
-        "more moments": [row["ci95"][0] for row in told["golf"]["versus"]["hit"] if row["than"] == UNIFORM],
-        "more classes right": [row["ci95"][0] for row in told["reels"]["versus"]["top1"] if row["than"] == UNIFORM],
+        "more shots shown": [
+            row["ci95"][0] for row in result["films"]["versus"]["shots shown"] if row["than"] == UNIFORM
+        ],
+        "fewer repeats": [-row["ci95"][1] for row in result["stills"]["versus"]["repeated"] if row["than"] == UNIFORM],
+        "more moments": [row["ci95"][0] for row in result["golf"]["versus"]["hit"] if row["than"] == UNIFORM],
+        "more classes right": [row["ci95"][0] for row in result["reels"]["versus"]["top1"] if row["than"] == UNIFORM],
     }
     return {name: all(bound > 0 for bound in bounds) for name, bounds in of.items()}
 

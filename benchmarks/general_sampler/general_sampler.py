@@ -81,8 +81,8 @@ def export(given: argparse.Namespace) -> None:
     chosen = json.loads((given.run / CHOSEN).read_text(encoding="utf-8"))
     trained = json.loads((given.run / TRAINED).read_text(encoding="utf-8"))
     about = general_card.about(trained, chosen)
-    told = general_choose.export(given.run, chosen["chosen"]["sure"], about, general_card.card(about), given.out)
-    print(json.dumps(told), flush=True)
+    result = general_choose.export(given.run, chosen["chosen"]["sure"], about, general_card.card(about), given.out)
+    print(json.dumps(result), flush=True)
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -92,7 +92,7 @@ def measure(given: argparse.Namespace) -> None:
     for name, file in (("training", TRAINED), ("choice", CHOSEN)):
         results.put(**{name: json.loads((given.run / file).read_text(encoding="utf-8"))})
     general_measure.measure(general_measure.default_places(given), results.put, given.only)
-    results.put(wins_over_uniform=general_measure.wins(results.told))
+    results.put(wins_over_uniform=general_measure.wins(results.data))
     print(json.dumps(results["wins_over_uniform"]), flush=True)
 
 

@@ -87,7 +87,7 @@ class Reels:
 
     @cached_property
     def logits(self) -> NDArray[np.float32]:
-        """What the classifier says of each picture [P, C]; asked once and kept."""
+        """What the classifier says of each picture [P, C]; computed once and kept."""
         classifier = so.create_classifier(self.places.classifier)
         kept = self.places.work / f"answers-{self.split}-{classifier.fingerprint()}.npy"
         if not kept.is_file():
@@ -120,14 +120,16 @@ class Swing(NamedTuple):
 
 def swings(places: Places, split: str) -> Iterator[Swing]:
     """Golf swings and their eight moments; what counts as shown is golf_events.py's."""
-    told = events_of(places.clips, "golfdb")
-    assert told is not None
+    result = events_of(places.clips, "golfdb")
+    assert result is not None
     for item in manifest_of(places.clips, "golfdb").items:
         if item.split == split:
             path = places.clips / item.path
             found = so.select(path, GOLF_CANDIDATES, policy="uniform", on_short="fewer", threads=1)
             assert found.frames is not None
-            near = within(list(found.frame_indices * told["native_frames_a_frame"]), told["events"][item.path][1:-1])
+            near = within(
+                list(found.frame_indices * result["native_frames_a_frame"]), result["events"][item.path][1:-1]
+            )
             yield Swing(path, found.frame_indices, found.frames, near)
 
 

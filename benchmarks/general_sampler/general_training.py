@@ -163,7 +163,7 @@ def train(
 
     measured = 0
     a_pass = len(school.pictures) // settings.pictures  # steps
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "settings": asdict(settings),
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -186,15 +186,15 @@ def train(
             row |= {name: found[name] for name in ("total", "retained", "sure", "likeness")}
             row |= {name: found[_BY_KIND][name][1] for name in ("clean", "fade", "wipe")}
             print(row, flush=True)
-            told["log"].append(row)
+            result["log"].append(row)
             frames = step * settings.pictures * (1 + settings.spoiled)
-            told |= {"frames": frames, "steps": step, "epochs": row["epoch"], "seconds": row["seconds"]}
-            if "dev" not in told or found["total"] < told["dev"]["total"]:
-                told |= {"epoch": row["epoch"], "step": step, "dev": found}
-                write(learning.averaged, out, told)
-            (out / TRAINED).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            result |= {"frames": frames, "steps": step, "epochs": row["epoch"], "seconds": row["seconds"]}
+            if "dev" not in result or found["total"] < result["dev"]["total"]:
+                result |= {"epoch": row["epoch"], "step": step, "dev": found}
+                write(learning.averaged, out, result)
+            (out / TRAINED).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         if share >= 1:
-            return told
+            return result
     raise AssertionError("pictures are drawn without end")
 
 
@@ -290,9 +290,9 @@ def mix_with_start(run: Path, start: Path, share: float, out: Path) -> None:
             if tensor.is_floating_point():
                 tensor.lerp_(before[name], share)
     student.heads.load_state_dict(load_file(run / HEADS))
-    told = json.loads((run / TRAINED).read_text(encoding="utf-8")) | {"share_of_start": share}
-    write(student, out, told)
-    (out / TRAINED).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    result = json.loads((run / TRAINED).read_text(encoding="utf-8")) | {"share_of_start": share}
+    write(student, out, result)
+    (out / TRAINED).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def write(student: Student, out: Path, about: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How often chosen frames show what happens in a golf swing, although nobody was told where it happens.
+"""How often chosen frames show what happens in a golf swing, although the policies do not know where it happens.
 
     python benchmarks/paper/golf_events.py WORK/golfdb --samplers default#0=FOLDER ... \\
         --out benchmarks/results/paper/golf_events.json
@@ -62,13 +62,13 @@ def chance_of(near: NDArray[np.bool_], num_frames: int) -> Numbers:
     return 1 - np.array(missed)
 
 
-def events_by_video(bank: so.Bank, told: Mapping[str, Any]) -> list[tuple[Numbers, NDArray[np.bool_]]]:
+def events_by_video(bank: so.Bank, result: Mapping[str, Any]) -> list[tuple[Numbers, NDArray[np.bool_]]]:
     """Of each video of a split: its stored frames, and which of them show which of the eight moments."""
-    step = int(told["native_frames_a_frame"])
+    step = int(result["native_frames_a_frame"])
     found = []
     for place, item in enumerate(bank.items):
         # The first and the last number are where the clip was cut, not part of the swing.
-        moments = told["events"][item.id][1:-1]
+        moments = result["events"][item.id][1:-1]
         frames = np.asarray(bank[place].frame_indices, dtype=np.float64) * step
         found.append((frames, within(list(frames), moments)))
     return found
@@ -93,7 +93,7 @@ def measure(
 ) -> dict[str, Any]:
     """All rows; samplers are named RECIPE#SEED, and those of one recipe are averaged."""
     part = so.Bank(bank).split(split)
-    told = json.loads(events.read_text(encoding="utf-8"))
+    result = json.loads(events.read_text(encoding="utf-8"))
     evaluation = so.evaluate(
         bank,
         {**{name: name for name in (*RULES, *ORACLES)}, **{name: str(path) for name, path in samplers.items()}},
@@ -103,7 +103,7 @@ def measure(
         precision=precision,
         bootstrap=0,
     )
-    by_id = {item.id: shown for item, (_, shown) in zip(part.items, events_by_video(part, told), strict=True)}
+    by_id = {item.id: shown for item, (_, shown) in zip(part.items, events_by_video(part, result), strict=True)}
     near = [by_id[name] for name in evaluation.ids]
     counts = resample_counts(len(near), DRAWS, 0)
     names = list(dict.fromkeys(name.partition("#")[0] for name in (*RULES, *ORACLES, *samplers)))
@@ -114,7 +114,7 @@ def measure(
             seeds = [one for one in (*RULES, *ORACLES, *samplers) if one.partition("#")[0] == name]
             hits = np.mean([hit_shares(near, evaluation.chosen(one, count).tolist()) for one in seeds], axis=0)
             rows.append(_row(name, count, hits, expected, counts, name in RECIPES and len(seeds)))
-    gaps = [float(np.diff(frames).mean()) for frames, _ in events_by_video(part, told) if len(frames) > 1]
+    gaps = [float(np.diff(frames).mean()) for frames, _ in events_by_video(part, result) if len(frames) > 1]
     return {
         "what": "how often chosen frames show one of the eight moments of a golf swing",
         **circumstances(("torch", "timm", "numpy")),
@@ -171,7 +171,7 @@ def main() -> None:
     arguments = parser.parse_args()
     samplers = {name: Path(path) for name, _, path in (one.partition("=") for one in arguments.samplers)}
     folder = arguments.golfdb
-    told = write(
+    result = write(
         folder / "bank",
         folder / "classifier",
         folder / "events.json",
@@ -179,7 +179,7 @@ def main() -> None:
         arguments.out,
         precision=arguments.precision,
     )
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/paper/paper_classifiers.py PICTURES --classifier RESNET50_FOLDER --i3d I3D --work WORK
 
 PICTURES has the layout of sports22. In WORK: `cls10`, reels of the first half of the training pictures, which only
-classifiers see; `clips10`, reels as samplers.py makes them, fewer, since networks that look at clips are asked about
+classifiers see; `clips10`, reels as samplers.py makes them, fewer, since networks of clips must classify
 every set of frames; and one folder a classifier. Reels of both show the same training distractors.
 
 The ResNet-50 with FrameExit's head and SlowOnly-50 start from the ResNet-50 that samplers.py trains on the pictures
@@ -127,13 +127,13 @@ def train_one(name: str, work: Path, classifier: Path, i3d: Path, **settings: An
 
         settings.pop("workers", None)
         return train_head(work / "cls10", kind, starts[kind.start], work / name, **kind.training | settings)
-    told: dict[str, Any] = {"num_frames": CLIP_FRAMES, **kind.training, **settings}
+    summary: dict[str, Any] = {"num_frames": CLIP_FRAMES, **kind.training, **settings}
     if kind.registered == "timesformer":
         network: Any = small_timesformer(so.Bank(work / "cls10").classes)
     else:
         network = kind.registered
-        told |= {"weights": starts[kind.start], "options": kind.options, "input_size": kind.input_size}
-    trained = so.train_classifier(work / "cls10", network, out=work / name, **told)
+        summary |= {"weights": starts[kind.start], "options": kind.options, "input_size": kind.input_size}
+    trained = so.train_classifier(work / "cls10", network, out=work / name, **summary)
     return dict(trained.result)
 
 

@@ -153,12 +153,12 @@ class Videos:
             for place, (name, count, of) in enumerate(self.rows)
             if name == policy and of == num_candidates and count in (num_frames, num_candidates)
         )
-        told = [answers[at] for answers in self.answers]
+        summary = [answers[at] for answers in self.answers]
         if self.metric == "mAP":
             resamples = Resamples(self.labels, DRAWS, 0)
-            measured = resamples.mean_average_precision(self._probabilities([one["chosen"] for one in told]))
+            measured = resamples.mean_average_precision(self._probabilities([one["chosen"] for one in summary]))
             return np.concatenate(([measured.value], measured.draws))
-        right = np.array([one["right"] for one in told], dtype=np.float64)
+        right = np.array([one["right"] for one in summary], dtype=np.float64)
         counts = resample_counts(len(right), DRAWS, 0)
         return np.concatenate(([right.mean()], right @ counts / len(right)))
 
@@ -192,14 +192,14 @@ def collected(folder: Path, about: Mapping[str, Any]) -> Result | None:
     experiments = {}
     first: Result = {}
     for path in results:
-        told = _read(path)
-        if "experiment" not in told or not (path.parent / "run.json").is_file():
+        summary = _read(path)
+        if "experiment" not in summary or not (path.parent / "run.json").is_file():
             continue
         run = _read(path.parent / "run.json")
-        first = first or {"bank": told["bank"], "classifier": told["classifier"], "run": run}
-        experiments[told["experiment"]] = {key: told[key] for key in _KEPT if key in told}
+        first = first or {"bank": summary["bank"], "classifier": summary["classifier"], "run": run}
+        experiments[summary["experiment"]] = {key: summary[key] for key in _KEPT if key in summary}
         if (path.parent / CONTRASTS).is_file():
-            experiments[told["experiment"]]["contrasts"] = _read(path.parent / CONTRASTS)
+            experiments[summary["experiment"]]["contrasts"] = _read(path.parent / CONTRASTS)
     if not experiments:
         return None
     bank = {key: value for key, value in first["bank"].items() if key != "path"}

@@ -53,22 +53,22 @@ def train_head(
     network.net.fc.load_state_dict(state["fc"])
     so.save_classifier(network, out)
     sizes = {split: len(labels) for split, (_, labels) in parts.items()}
-    told = {"metric": "top1", **best, "epochs": epochs, "trained": "the head, on features", "sizes": sizes}
-    told |= {"num_classes": network.num_classes, "fingerprint": network.fingerprint()}
-    (out / RESULT).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return told
+    result = {"metric": "top1", **best, "epochs": epochs, "trained": "the head, on features", "sizes": sizes}
+    result |= {"num_classes": network.num_classes, "fingerprint": network.fingerprint()}
+    (out / RESULT).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
 
 
 def _kept_features(network: Any, reels: so.Bank, file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """By split; what takes minutes without a GPU is kept for who was killed."""
     if not file.is_file():
-        told = {}
+        result = {}
         for split in ("train", "dev"):
-            told[split], told[f"{split}_labels"] = (part.cpu() for part in _features(network, reels.split(split)))
+            result[split], result[f"{split}_labels"] = (part.cpu() for part in _features(network, reels.split(split)))
         with replacing(file) as temporary:
-            save_file(told, temporary)
-    told = load_file(file, device=str(network.device))
-    return {split: (told[split], told[f"{split}_labels"]) for split in ("train", "dev")}
+            save_file(result, temporary)
+    result = load_file(file, device=str(network.device))
+    return {split: (result[split], result[f"{split}_labels"]) for split in ("train", "dev")}
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ Left out on purpose, because they would say nothing: Table I asks for 30 and mor
 clip at hand has so many frames; Figure 1 on reels, whose neighbouring shots are different pictures by construction;
 Table 5 and Figure 4 where a bank stores too few frames for their columns; Table II and Figure I on real clips, since
 speed is that of the networks, whatever the pictures, and systems.py compares all systems there. Networks that look at
-whole clips have Tables 1 and 2, for which they are asked about every set of frames, and some of them Table 6.
+whole clips have Tables 1 and 2, for which they classify every set of frames, and some of them Table 6.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _with_clips_last(rank: tuple[int, int]) -> tuple[int, int]:
 
 
 class Schedule:
-    """Which task is next; threads ask, one at a time."""
+    """Which task is next; for threads, one at a time."""
 
     def __init__(self, tasks: dict[str, Task], limit: float, reserve: float) -> None:
         self.tasks = tasks
@@ -320,7 +320,7 @@ def collect(common: Common, out: Path, facts: Mapping[str, object]) -> list[str]
             if network.is_file():
                 found["classifier_training"] = json.loads(network.read_text(encoding="utf-8"))
             results = Results(out / f"{name}.json")
-            results.told = {}
+            results.data = {}
             results.put(**found)
             written.append(name)
     golf = common.folder / "golf_events.json"
@@ -359,8 +359,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parsed()
     counts = COUNTS | {
-        bank: [int(number) for number in told.split(",")]
-        for bank, _, told in (one.partition("=") for one in arguments.counts)
+        bank: [int(number) for number in result.split(",")]
+        for bank, _, result in (one.partition("=") for one in arguments.counts)
     }
     common = Common(
         **{name: str(getattr(arguments, name)) for name in ("work", "pictures", "resnet50", "mobilenet", "i3d")},
@@ -382,8 +382,8 @@ def main() -> None:
             there = [spec for spec in there if _is_possible(spec, arguments.work)]
         schedule = Schedule(plan(common, there), arguments.limit, arguments.reserve)
         work(schedule, common, arguments.parallel, arguments.measurers)
-        told = {task.name: [task.state, task.seconds, task.why] for task in schedule.tasks.values()}
-        (arguments.work / "tasks.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        result = {task.name: [task.state, task.seconds, task.why] for task in schedule.tasks.values()}
+        (arguments.work / "tasks.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"{schedule.age:.0f} s in all", flush=True)
     if arguments.stage in (None, "collect"):
         arguments.out.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from benchmarks.paper.paper_places import ALL_SEEDS, SPECS, Spec
 
 MARK = "reply "  # other lines that a library may print are passed over
 Job = dict[str, Any]
-Reply = dict[str, Any]  # seconds, and "told" or "failed"
+Reply = dict[str, Any]  # seconds, and "result" or "failed"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _place(common: Common, name: str) -> Any:
 
 
 def spec_of(common: Common, name: str) -> Spec:
-    """With the epochs that are asked for."""
+    """With the wanted epochs."""
     from dataclasses import replace
 
     spec = SPECS[name]
@@ -276,15 +276,15 @@ def run(common: Common, job: Job) -> Reply:
     begin = time.perf_counter()
     arguments = {key: value for key, value in job.items() if key != "do"}
     try:
-        told: Reply = {"told": JOBS[job["do"]](common, **arguments)}
+        result: Reply = {"result": JOBS[job["do"]](common, **arguments)}
     except (SosamplerError, RuntimeError, OSError, ImportError) as error:
         say(traceback.format_exc())
-        told = {"failed": f"{type(error).__name__}: {first_line(error)}"}
+        result = {"failed": f"{type(error).__name__}: {first_line(error)}"}
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return {"seconds": round(time.perf_counter() - begin, 1), **told}
+    return {"seconds": round(time.perf_counter() - begin, 1), **result}
 
 
 def main() -> None:
@@ -303,8 +303,8 @@ class _Counts(dict[str, list[int]]):
         return hash(json.dumps(self, sort_keys=True))
 
 
-def _hashable(told: dict[str, Any]) -> Common:
-    return Common(**told | {"reel_counts": _Counts(told["reel_counts"])})
+def _hashable(result: dict[str, Any]) -> Common:
+    return Common(**result | {"reel_counts": _Counts(result["reel_counts"])})
 
 
 if __name__ == "__main__":

@@ -64,20 +64,20 @@ def main() -> None:
         python = install(Path(name))
         size = megabytes(Path(name) / "venv" / "lib")
         seconds: dict[str, list[float]] = {way: [] for way in ways}
-        told: dict[str, dict[str, Any]] = {}
+        summary: dict[str, dict[str, Any]] = {}
         for number in range(given.rounds + 1):  # the first reads everything from disk, and is told apart
             for way, options in ways.items():
-                took, told[way] = start(python, given.clip, *options)
+                took, summary[way] = start(python, given.clip, *options)
                 seconds[way].append(took)
                 print(f"round {number} {way}: {took:.2f} s", flush=True)
-    metadata = told["uniform"]["video_metadata"]
+    metadata = summary["uniform"]["video_metadata"]
     result = {
         **circumstances(("onnxruntime", "numpy", "av")),
         "install_megabytes": round(size, 1),
         "model_megabytes": round((FOLDER / "model.onnx").stat().st_size / MEGABYTE, 2),
         "clip": {"name": given.clip.name, **{key: metadata[key] for key in ("duration", "width", "height")}},
         "num_frames": 8,
-        "num_candidates": {way: row["num_candidates"] for way, row in told.items()},
+        "num_candidates": {way: row["num_candidates"] for way, row in summary.items()},
         "first_start_seconds": {way: round(taken[0], 3) for way, taken in seconds.items()},
         "cold_start_seconds": {way: round(statistics.median(taken[1:]), 3) for way, taken in seconds.items()},
         "rounds": {way: [round(value, 3) for value in taken[1:]] for way, taken in seconds.items()},

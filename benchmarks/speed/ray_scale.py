@@ -5,7 +5,7 @@
 
 The clip is looped to five minutes of 720p with x264's keyframes, as in decode.json; each video is a link to it. Both
 engines choose 6 of 10 keyframe candidates by how much the picture changes, with a short side of 256, one decoder a
-core. Time counts from the row at which a tenth is done: starting an engine is not what is asked about.
+core. Time counts from the row at which a tenth is done: starting an engine is not measured.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def rendering(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = in_turns({THREADS: lambda: render(10**9), PROCESSES: lambda: render(1)}, rounds=arguments.rounds)
     reel_processes._FRAMES_PER_PROCESS = usual
     shutil.rmtree(out)
-    return _told("reels", arguments.videos, seconds)
+    return _rates("reels", arguments.videos, seconds)
 
 
 def asking(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -74,13 +74,13 @@ def asking(arguments: argparse.Namespace) -> dict[str, Any]:
     processes = max(1, min(16, num_cores() - 1))
     seconds = in_turns({THREADS: lambda: ask(0), PROCESSES: lambda: ask(processes)}, rounds=arguments.rounds)
     teaching.num_frame_decoders = usual
-    told = _told("frames", sum(len(item) for item in bank), seconds)
+    summary = _rates("frames", sum(len(item) for item in bank), seconds)
     shutil.rmtree(bank.path)
-    used_here = usual(torch.device(device).type, num_cores(), told["frames"])
-    return {**told, "device": device, "decoding_processes": processes, "decoding_processes_by_default": used_here}
+    used_here = usual(torch.device(device).type, num_cores(), summary["frames"])
+    return {**summary, "device": device, "decoding_processes": processes, "decoding_processes_by_default": used_here}
 
 
-def _told(what: str, count: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
+def _rates(what: str, count: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
     rates = {way: count / statistics.median(times) for way, times in seconds.items()}
     ratio = compare(seconds, way=PROCESSES, reference=THREADS)
     print(", ".join(f"{way} {rate:.0f} {what}/s" for way, rate in rates.items()), flush=True)

@@ -143,7 +143,7 @@ def test_nothing_is_done_twice_and_test_is_looked_at_last(finished: Measurement)
 
 
 def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) -> None:
-    told = finished.told
+    told = finished.data
     assert told["videos"] == {"train": 8, "dev": 4, "test": 6}
     assert told["trials"]["sosampler#1"]["dev"] is None
     assert "lr=-1.0" in told["trials"]["sosampler#1"]["failed"]
@@ -158,7 +158,7 @@ def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) 
 
 
 def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None:
-    told = finished.told
+    told = finished.data
     policies = {line["policy"].partition("@")[0]: line["seeds"] for line in told["table"]}
     once = ("uniform", "random", "all", "frame-difference", "difference-peaks", "farthest-first", "dpp", "optimal")
     assert {name: policies[name] for name in once} == dict.fromkeys(once, 1)
@@ -176,20 +176,20 @@ def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None
 
 
 def test_longer_videos_are_chosen_from_by_both_samplers(finished: Measurement) -> None:
-    rows = {row["policy"]: row for row in finished.told["longer"]["3/12"]["rows"]}
+    rows = {row["policy"]: row for row in finished.data["longer"]["3/12"]["rows"]}
     assert {"sosampler, T=10", "sosampler, T=12", "uniform", "optimal"} <= set(rows)
     assert rows["sosampler, T=12"]["num_candidates"] == 12
 
 
 def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[str], ModuleType]) -> None:
-    text = "\n".join(scripts("tables.systems_table").sections(finished.told))
-    uniform = next(line for line in finished.told["table"] if line["policy"] == "uniform" and line["num_frames"] == 6)
+    text = "\n".join(scripts("tables.systems_table").sections(finished.data))
+    uniform = next(line for line in finished.data["table"] if line["policy"] == "uniform" and line["num_frames"] == 6)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("| ")]
     at = next(number for number, row in enumerate(rows) if row[:3] == ["top-1, %", "N=1", "N=2"])
     six = rows[at].index("N=6")
     found = next(row for row in rows[at:] if row[0] == "uniform")
     assert found[six] == f"{100 * uniform['top1']:.1f}"
-    best = next(line for line in finished.told["at_budget"] if line["policy"] == "sosampler")
+    best = next(line for line in finished.data["at_budget"] if line["policy"] == "sosampler")
     cell = f"{100 * best['top1']:.1f} ± {100 * best['top1_sd']:.1f}"
     assert any(row[0] == "**SOSampler**" and row[1] == f"N={best['num_frames']}" and row[-1] == cell for row in rows)
     assert any(row[0] == "**SOSampler**, trained with as many" for row in rows)
@@ -197,7 +197,7 @@ def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[s
 
 
 def best_dial(finished: Measurement) -> str:
-    line = next(line for line in finished.told["at_budget"] if line["policy"] == "frameexit")
+    line = next(line for line in finished.data["at_budget"] if line["policy"] == "frameexit")
     return f"setting {line['dial']}"
 
 
@@ -217,7 +217,7 @@ def test_another_bank_to_choose_on(
         *("train frameexit#0", "measure dev", "measure test"),
     ]
     assert [bank.name for bank in asked] == ["tune", "tune", "bank"]
-    told = measurement.told
+    told = measurement.data
     trial = told["trials"][f"frameexit#{told['chosen']['frameexit']}"]
     assert told["dev"]["runs"] == {"frameexit#trial": trial["run"]}
     assert trial["run"] != told["test"]["runs"]["frameexit#0"]
