@@ -267,7 +267,8 @@ def test_light_install_in_a_venv_of_its_own(wheel: Path, tmp_path: Path, clip: P
     done = run("-c", "import sosampler; sosampler.create_classifier('resnet50')", python=python)
     assert "sosampler.create_classifier needs" in done.stderr
     assert "sosampler[train]" in done.stderr
-    for command, (arguments, extra) in COMMANDS.items():
+    for command in ("classify", "prepare", "datasets", "report"):  # all others: test_commands_say_what_they_lack
+        arguments, extra = COMMANDS[command]
         given = [text.format(video=clip, folder=tmp_path) for text in arguments]
         done = run("-m", "sosampler", command, *given, python=python)
         assert done.returncode == (0 if extra is None else 2), (command, done.stderr)
