@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_bool, check_float, check_int
-from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, candidates_of_ranks, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.sosampler import log_label_confidence
 
@@ -62,24 +62,7 @@ class Episode(NamedTuple):
 
 
 class AdaFrame(Baseline):
-    """An LSTM with a global memory that chooses its next frame.
-
-    Args:
-        heavy_width: features of a frame from the heavy network.
-        light_width: features of a frame from the light network.
-        num_classes: classes, at least 2.
-        hidden: units of the LSTM.
-        width: of the memory's entries.
-        memory_frames: number of evenly spread candidates for the light network.
-        max_steps: frames in training, and the maximum at run time.
-        patience: stop after this many steps in a row without a new highest utility.
-        deviation: standard deviation of the location in training.
-        discount: of rewards, per step.
-        rollouts: episodes of every video in a training batch.
-        policy_weight: of the REINFORCE loss.
-        utility_weight: of the regression of the utility.
-        multi_label: classes do not exclude each other.
-    """
+    """An LSTM with a global memory that chooses its next frame."""
 
     name = "adaframe"
     threshold = "patience"
@@ -87,21 +70,21 @@ class AdaFrame(Baseline):
 
     def __init__(
         self,
-        heavy_width: int,
-        light_width: int,
-        num_classes: int,
+        heavy_width: int,  # features of a frame from the heavy network
+        light_width: int,  # features of a frame from the light network
+        num_classes: int,  # at least 2
         *,
-        hidden: int = 512,
-        width: int = 128,
-        memory_frames: int = 16,
-        max_steps: int = 10,
-        patience: int = 2,
-        deviation: float = 0.1,
-        discount: float = 0.9,
-        rollouts: int = 1,
-        policy_weight: float = 1.0,
-        utility_weight: float = 1.0,
-        multi_label: bool = False,
+        hidden: int = 512,  # units of the LSTM
+        width: int = 128,  # of the memory's entries
+        memory_frames: int = 16,  # evenly spread candidates for the light network
+        max_steps: int = 10,  # frames in training, and the maximum at run time
+        patience: int = 2,  # stop after this many steps in a row without a new highest utility
+        deviation: float = 0.1,  # standard deviation of the location in training
+        discount: float = 0.9,  # of rewards, per step
+        rollouts: int = 1,  # episodes of every video in a training batch
+        policy_weight: float = 1.0,  # of the REINFORCE loss
+        utility_weight: float = 1.0,  # of the regression of the utility
+        multi_label: bool = False,  # classes do not exclude each other
     ) -> None:
         config: dict[str, Any] = {
             "heavy_width": check_int("heavy_width", heavy_width),
@@ -136,7 +119,7 @@ class AdaFrame(Baseline):
     def remember(self, views: Views) -> Memory:
         """Encode the light features of evenly spread real candidates."""
         positions, real = evenly_spread(views.real, self.config["memory_frames"])
-        light = views.light.gather(1, positions[:, :, None].expand(-1, -1, views.light.shape[2]))
+        light = views.light.take_along_dim(positions[:, :, None], 1)
         entries = self.memorise(light) + self._encode(relative_position(positions, views.real))
         return Memory(entries, real, positions)
 
@@ -152,14 +135,13 @@ class AdaFrame(Baseline):
         output = StepOutput(self.classify(hidden), self.locate(hidden)[:, 0].sigmoid(), self.value(hidden)[:, 0])
         return output, state
 
-    def episode(self, views: Views, generator: torch.Generator | None) -> Episode:
+    def episode(self, views: Views, generator: Rng) -> Episode:
         """Run `max_steps` steps with locations drawn around those of the agent."""
         memory, state, position = self._start(views)
         outputs, locations, positions = [], [], [position]
         for step in range(self.max_steps):
-            output, state = self.step(
-                _frames_at(views.heavy, position), relative_position(position, views.real), memory, state
-            )
+            frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]
+            output, state = self.step(frames, relative_position(position, views.real), memory, state)
             outputs.append(output)
             if step + 1 < self.max_steps:
                 # The draw has no gradient. One beyond 0..1 keeps its likelihood and means the first or last frame.
@@ -176,14 +158,8 @@ class AdaFrame(Baseline):
         )
 
     def loss(
-        self,
-        views: Views,
-        labels: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-        phase: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
         """Return the mean over videos and steps of cross-entropy, REINFORCE and squared error of the utility."""
         rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
         labels, episode = labels[rows], self.episode(views.some(rows), generator)
@@ -199,7 +175,7 @@ class AdaFrame(Baseline):
         parts = {"prediction": prediction, "policy": policy, "utility": utility, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         real = views.real
         memory, state, position = self._start(views)
         seen_heavy = torch.zeros_like(real)
@@ -210,8 +186,8 @@ class AdaFrame(Baseline):
         highest = views.heavy.new_full((len(real),), -math.inf)
         for _ in range(self.max_steps):
             seen_heavy |= searching[:, None] & (torch.arange(real.shape[1], device=real.device) == position[:, None])
-            frames, locations = _frames_at(views.heavy, position), relative_position(position, real)
-            output, state = self.step(frames, locations, memory, state)
+            frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]
+            output, state = self.step(frames, relative_position(position, real), memory, state)
             probabilities = torch.where(searching[:, None], self.activate(output.logits), probabilities)
             steps += searching
             stale = torch.where(output.utility > highest, 0, stale + 1)
@@ -224,7 +200,7 @@ class AdaFrame(Baseline):
         seen_light = torch.zeros_like(real).scatter_(1, memory.positions, True)
         return BaselineOutput(probabilities, seen_heavy, seen_light, steps)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         remembered = seen.seen_light.sum(dim=1)
         attention = 2 * remembered * self.config["width"] / 1e9  # similarities, then the weighted sum
         layers = (self.ask, self.place, self.cell, self.classify, self.locate, self.value)
@@ -259,12 +235,6 @@ def evenly_spread(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ranks = torch.where(available > count, ((2 * number + 1) * available) // (2 * count), number)
     used = ranks < available
     return candidates_of_ranks(torch.where(used, ranks, 0), real), used
-
-
-def candidates_of_ranks(ranks: Tensor, real: Tensor) -> Tensor:
-    """Return the positions [B, K] of the real candidates with these ranks [B, K] in their video, counted from 0."""
-    real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
-    return real_first.gather(1, ranks)
 
 
 def nearest_candidate(locations: Tensor, real: Tensor) -> Tensor:
@@ -315,11 +285,7 @@ def _extent(real: Tensor) -> tuple[Tensor, Tensor]:
     return first, last - first
 
 
-def _frames_at(features: Tensor, position: Tensor) -> Tensor:
-    return features[torch.arange(len(features), device=features.device), position]
-
-
-def _draw_normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
+def _draw_normal(like: Tensor, generator: Rng) -> Tensor:
     """Draw normal noise of a tensor's shape on the generator's device, so that every device gets the same."""
     source = like.device if generator is None else generator.device
     return torch.randn(like.shape, generator=generator, device=source).to(like.device)

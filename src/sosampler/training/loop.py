@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from sosampler._util.progress import progress_bar
 from sosampler.errors import WeightsError
-from sosampler.training.checkpoints import EventLog, RunFolder
+from sosampler.training.checkpoints import RunFolder, event_writer
 from sosampler.training.distributed import Processes
 from sosampler.training.optim import check_loss, diverged, finite_or_none, moving_average, seed_generators
 
@@ -28,15 +29,11 @@ _SAVE_EVERY = 60.0
 
 
 class Batches(Protocol):
-    """Batches of every epoch, the same each time."""
+    """Batches of every epoch from step `begin` on, the same each time; the length is the steps of an epoch."""
 
-    def __len__(self) -> int:
-        """Return the number of steps of an epoch."""
-        ...
+    def __len__(self) -> int: ...
 
-    def epoch(self, number: int, begin: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch from step `begin` on."""
-        ...
+    def epoch(self, number: int, begin: int = 0) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -54,14 +51,7 @@ class LoopOptions:
 class TrainingLoop:
     """Trains a network in place and keeps the state that is best on dev, or the last where there is no dev.
 
-    Args:
-        network: what is trained and checkpointed.
-        batches: of every epoch.
-        options: see there.
-        optimizer, scheduler: both advance once a step.
-        run: folder for checkpoints and the log; None keeps nothing.
-        processes: this process among all of the run.
-        say: is given a line of text for each epoch.
+    Optimiser and scheduler both advance once a step. Without a run folder, no checkpoints and no log are kept.
     """
 
     metric = ""  # key of the dev score that decides which epoch is kept
@@ -75,12 +65,12 @@ class TrainingLoop:
         network: nn.Module,
         batches: Batches,
         options: LoopOptions,
-        *,
         optimizer: torch.optim.Optimizer,
         scheduler: torch.optim.lr_scheduler.LRScheduler,
         processes: Processes,
+        *,
         run: RunFolder | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None],
     ) -> None:
         self.network, self.batches, self.options, self.run = network, batches, options, run
         self.optimizer, self.scheduler, self.processes, self.say = optimizer, scheduler, processes, say
@@ -146,15 +136,16 @@ class TrainingLoop:
 
     def train(self) -> None:
         """Run all epochs that are left."""
-        per_epoch, total = len(self.batches), len(self.batches) * self.options.epochs
-        events, shown = None, 0
+        per_epoch, shown = len(self.batches), 0
+        events = None
         if self.run is not None and self.processes.is_main:
-            events, shown = EventLog(self.run.folder, len(self.history)), total
+            events, shown = event_writer(self.run.folder, len(self.history)), per_epoch * self.options.epochs
         gpus = [self.device] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=gpus),
             warnings.catch_warnings(),
             progress_bar("training", shown, done=min(self.step, shown)) as bar,
+            events or nullcontext(),
         ):
             # GradScaler may skip the first step of the optimiser; the schedule goes by steps all the same.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
@@ -175,9 +166,9 @@ class TrainingLoop:
                     self._save_if_due(loss)
                 self._end_epoch(begin)
                 if events is not None:
-                    events.write(self.history[-1])
-        if events is not None:
-            events.close()
+                    for name, value in self.history[-1].items():
+                        if name != "epoch" and isinstance(value, (int, float)):
+                            events.add_scalar(name, value, epoch)
 
     def train_step(self, batch: Any) -> Tensor:
         """Update the network by a batch and return the loss, on the device."""
@@ -240,25 +231,19 @@ class TrainingLoop:
 
     def _keep_best(self, scores: dict[str, float | None]) -> bool:
         """Copy the weights where no epoch before was better; return whether they were copied."""
-        score, highest = scores.get(self.metric), self.best["score"]
+        score, best = scores.get(self.metric), self.best["score"]
         if self.run is None or (scores and score is None):
             return False
-        if (
-            score is not None
-            and highest is not None
-            and (score < highest or (score == highest and not self.prefer_later))
-        ):
+        if score is not None and best is not None and (score < best or (score == best and not self.prefer_later)):
             return False
         self.best = {"score": score, "epoch": self.line["epoch"]}
-        state = self.evaluated.state_dict()
-        self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
+        self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in self.evaluated.state_dict().items()}
         return True
 
     def load_best(self) -> None:
         """Give the evaluated network its best weights."""
         if not self.best_state:
-            reason = "the scores on dev are not finite"
-            raise diverged(reason, lr=self.options.lr, precision=self.options.precision)
+            raise diverged("the scores on dev are not finite", self.options.lr, self.options.precision)
         self.evaluated.load_state_dict(self.best_state)
 
     # ---- checkpoints

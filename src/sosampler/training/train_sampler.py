@@ -24,17 +24,18 @@ from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import SamplerLoss
-from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
+from sosampler.samplers.recipe import SamplerRecipe, read_recipe
 from sosampler.samplers.registry import RECIPES
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.dev import DevSet, check_rewards, clip_outputs, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, make_optimizer, sampler_precision, warmup_cosine_schedule
+from sosampler.training.optim import diverged, make_optimizer, sampler_precision
 from sosampler.training.sampler_data import (
     Batch,
     CachedFrames,
+    FrameSource,
     Normaliser,
     SamplerBatches,
     Shape,
@@ -165,8 +166,7 @@ def train(
             **settings,
         )
     processes = Processes(device)
-    if not processes.is_main:
-        say = _say_nothing
+    report = say if processes.is_main else (lambda text: None)
     run = RunFolder(Path(out), KIND)
     with processes.together():
         recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
@@ -176,9 +176,8 @@ def train(
         check_int("workers", workers, at_least=0)
         begun = None if overwrite else run.begun_with("precision")
         precision = sampler_precision(processes, precision, begun, recipe)
-        if cache_bytes is None:
-            cache_bytes = default_cache_bytes(processes.local_count)
-        check_int("cache_bytes", cache_bytes, at_least=0)
+        memory = default_cache_bytes(processes.local_count) if cache_bytes is None else cache_bytes
+        check_int("cache_bytes", memory, at_least=0)
         bank = bank if isinstance(bank, Bank) else Bank(bank)
         online, outputs = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
         rows = labelled_rows(bank, min_train=max(2, processes.count))
@@ -203,31 +202,34 @@ def train(
                 }
             )
     with processes.together():
-        finished = run.result()
-        if finished is not None:
-            say(f"{run.folder}: this run is finished")
-            return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, finished)
-        data = _Data(bank, outputs, recipe, cache_bytes, processes, workers)
-        batches = data.training(rows["train"], online)
-        check_rewards(
-            recipe, outputs.pooling, outputs.about["name"], batches.plan.num_candidates[0], drawn_frames(recipe)
+        if run.result() is not None:
+            report(f"{run.folder}: this run is finished")
+            return _saved(run, processes.device)
+        opened = {"device": processes.device, "workers": workers, "show": processes.is_main}
+        side = math.ceil(_ROOM_TO_CROP * max(recipe.input_size, *(online.preprocessing.size if online else ()), 1))
+        batches = SamplerBatches(
+            VideoTable(bank, rows["train"], outputs),
+            open_frames(bank, rows["train"], Shape(side), cache_bytes=memory, **opened),
+            recipe,
+            part=processes.part(min(recipe.batch_size, len(rows["train"]))),
+            workers=workers,
+            sharers=processes.local_count,
         )
-        taken = memory_taken(batches.source)
+        check_rewards(recipe, outputs.pooling, outputs.about["name"], batches.plan.num_candidates[0])
+        opened |= {"cache_bytes": memory - memory_taken(batches.source), "threads": workers}
         # One process evaluates.
-        dev = data.evaluation(rows["dev"], taken) if rows["dev"] and processes.is_main else None
+        dev = _dev_set(bank, rows["dev"], outputs, recipe, **opened) if rows["dev"] and processes.is_main else None
         network.to(processes.device, memory_format=torch.channels_last)
         if processes.device.type == "cpu":
             keep_memory()  # with channels-last memory 2.8 times as many steps a second on two cores
-        say(_start_text(network, processes, precision, batches, rows))
-    loop = SamplerLoop(
-        network, recipe, batches, dev, run, processes=processes, precision=precision, online=online, say=say
-    )
+        report(_start_text(network, processes, precision, batches, rows))
+    loop = SamplerLoop(network, recipe, batches, dev, online, processes, precision=precision, run=run, say=report)
     loop.train()
     with processes.together():
         if processes.is_main:
-            calibration = data.evaluation(rows["train"][:_CALIBRATION_VIDEOS], taken) if dev is None else dev
-            run.finish(_finish(loop, calibration, bank, outputs, rows, run.folder, say))
-    return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, run.result() or {})
+            first = rows["train"][:_CALIBRATION_VIDEOS]
+            _finish(loop, dev or _dev_set(bank, first, outputs, recipe, **opened), bank, outputs, rows, run)
+    return _saved(run, processes.device)
 
 
 class SamplerLoop(TrainingLoop):
@@ -244,11 +246,11 @@ class SamplerLoop(TrainingLoop):
         recipe: SamplerRecipe,
         batches: SamplerBatches,
         dev: DevSet | None,
-        run: RunFolder,
-        *,
-        processes: Processes,
-        precision: str,
         online: Classifier | None,
+        processes: Processes,
+        *,
+        precision: str,
+        run: RunFolder,
         say: Callable[[str], None],
     ) -> None:
         self.sampler, self.recipe, self.plan, self.dev, self.precision = sampler, recipe, batches.plan, dev, precision
@@ -260,27 +262,9 @@ class SamplerLoop(TrainingLoop):
         self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, processes.device)
         if processes.device.type == "cpu" and precision == "bfloat16":
             _use_float32_for_strided_depthwise(sampler)
-        optimizer = make_optimizer(
-            sampler, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=recipe.momentum
-        )
-        steps = len(batches) * recipe.epochs
-        super().__init__(
-            sampler,
-            batches,
-            LoopOptions(
-                epochs=recipe.epochs,
-                lr=recipe.lr,
-                seed=recipe.seed,
-                precision=precision,
-                clip=recipe.clip,
-                ema=recipe.ema,
-            ),
-            optimizer=optimizer,
-            scheduler=warmup_cosine_schedule(optimizer, steps, recipe.warmup),
-            processes=processes,
-            run=run,
-            say=say,
-        )
+        options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, precision, clip=recipe.clip, ema=recipe.ema)
+        optimizer, scheduler = make_optimizer(sampler, recipe, len(batches), momentum=recipe.momentum)
+        super().__init__(sampler, batches, options, optimizer, scheduler, processes, run=run, say=say)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised crops [B, T, 3, h, w], the teacher's probabilities [B, T, C] and the labels [B, C]."""
@@ -294,8 +278,9 @@ class SamplerLoop(TrainingLoop):
         frames, probs, labels = self.inputs(batch)
         with autocast(self.device, self.precision):
             output = self.forward(frames)
-        reinforce = self.sampler_loss.reinforce
-        clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label) if reinforce else None
+        clip_probs = None
+        if self.sampler_loss.reinforce:
+            clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label)
         loss, parts = self.sampler_loss(output, probs, labels, clip_probs=clip_probs)
         return loss, parts
 
@@ -371,7 +356,7 @@ def _sampler_recipe(sampler: str, recipe: Any, light: Any) -> Any:
     return recipe
 
 
-def memory_taken(source: Any) -> int:
+def memory_taken(source: FrameSource) -> int:
     """Return the bytes of memory that frames take: none on the GPU, and none where each batch is decoded."""
     return source.nbytes if isinstance(source, CachedFrames) and source.device.type == "cpu" else 0
 
@@ -417,64 +402,26 @@ def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -
     return sampler
 
 
-def _saved_sampler(folder: Path, device: torch.device) -> SOSampler:
+def _saved(run: RunFolder, device: torch.device) -> TrainedSampler:
+    """Load the sampler of a finished run."""
     with torch.random.fork_rng(devices=[]):  # layers are drawn before they are filled
-        sampler = SOSampler.from_pretrained(folder)
-    sampler.to(device)
-    return sampler.freeze()
+        sampler = SOSampler.from_pretrained(run.folder)
+    return TrainedSampler(sampler.to(device).freeze(), run.folder, run.result() or {})
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Opens videos of the bank for training and evaluation."""
-
-    bank: Bank
-    outputs: Teacher
-    recipe: SamplerRecipe
-    cache_bytes: int
-    processes: Processes
-    workers: int
-
-    def training(self, rows: list[int], online: Classifier | None) -> SamplerBatches:
-        largest = max(self.recipe.input_size, *(online.preprocessing.size if online else ()), 1)
-        return SamplerBatches(
-            VideoTable(self.bank, rows, self.outputs),
-            self._frames(rows, Shape(math.ceil(_ROOM_TO_CROP * largest))),
-            self.recipe,
-            part=self.processes.part(min(self.recipe.batch_size, len(rows))),
-            workers=self.workers,
-            sharers=self.processes.local_count,
-        )
-
-    def evaluation(self, rows: list[int], taken: int) -> DevSet:
-        """`taken`: bytes of memory that the frames of training take."""
-        source = self._frames(rows, Shape(self.recipe.input_size, square=True), taken, threads=self.workers)
-        wanted = self.recipe.num_candidates if isinstance(self.recipe.num_candidates, int) else _DEV_CANDIDATES
-        longest = max(len(self.bank[row]) for row in rows)
-        return DevSet(self.bank, rows, self.outputs, source, num_candidates=min(wanted, longest))
-
-    def _frames(self, rows: list[int], shape: Shape, taken: int = 0, *, threads: int = 1) -> Any:
-        return open_frames(
-            self.bank,
-            rows,
-            shape,
-            cache_bytes=self.cache_bytes - taken,
-            device=self.processes.device,
-            workers=self.workers,
-            threads=threads,
-            show=self.processes.is_main,
-        )
+def _dev_set(bank: Bank, rows: list[int], outputs: Teacher, recipe: SamplerRecipe, **opened: Any) -> DevSet:
+    """`opened`: options of `open_frames`."""
+    source = open_frames(bank, rows, Shape(recipe.input_size, square=True), **opened)
+    wanted = recipe.num_candidates if isinstance(recipe.num_candidates, int) else _DEV_CANDIDATES
+    return DevSet(bank, rows, outputs, source, num_candidates=min(wanted, max(len(bank[row]) for row in rows)))
 
 
 def _start_text(
     sampler: SOSampler, processes: Processes, precision: str, batches: SamplerBatches, rows: dict[str, list[int]]
 ) -> str:
-    source = batches.source
-    frames = (
-        f"frames in memory ({source.nbytes / 1e9:.2f} GB, {source.device.type})"
-        if isinstance(source, CachedFrames)
-        else f"frames do not fit into memory and are decoded in every epoch ({batches.workers} worker processes)"
-    )
+    frames = f"frames do not fit into memory and are decoded in every epoch ({batches.workers} worker processes)"
+    if isinstance(batches.source, CachedFrames):
+        frames = f"frames in memory ({batches.source.nbytes / 1e9:.2f} GB, {batches.source.device.type})"
     several = f" in {processes.count} processes" if processes.count > 1 else ""
     unlabelled = f" ({len(rows['unlabelled'])} without a label are left out)" if rows["unlabelled"] else ""
     dev = f"{len(rows['dev'])} dev" if rows["dev"] else "no dev split, so the last epoch is kept"
@@ -485,15 +432,9 @@ def _start_text(
 
 
 def _finish(
-    loop: SamplerLoop,
-    calibration: DevSet,
-    bank: Bank,
-    outputs: Teacher,
-    rows: dict[str, list[int]],
-    folder: Path,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Calibrate the best sampler on a set of videos, write it, and return the result."""
+    loop: SamplerLoop, calibration: DevSet, bank: Bank, outputs: Teacher, rows: dict[str, list[int]], run: RunFolder
+) -> None:
+    """Calibrate the best sampler on a set of videos, and write it and the result."""
     loop.load_best()
     sampler, recipe = loop.trained, loop.recipe
     scores = calibration.scores(sampler, loop.precision)
@@ -516,8 +457,8 @@ def _finish(
         "sosampler": __version__,
         "recipe": recipe.to_dict(),
     }
-    sampler.save_pretrained(folder)
-    text = f"written to {folder}"
+    sampler.save_pretrained(run.folder)
+    text = f"written to {run.folder}"
     if loop.dev is not None:
         titles = {"dev": "sampler", "dev_uniform": "uniform", "dev_semi_optimal": "semi-optimal"}
         shown = ", ".join(f"{title} {100 * measured[name]:.2f} %" for name, title in titles.items())
@@ -525,8 +466,8 @@ def _finish(
             f"best of epoch {loop.best['epoch'] + 1}: dev {calibration.metric} of {calibration.num_frames} of "
             f"{calibration.num_candidates} frames: {shown}; {text}"
         )
-    say(text)
-    return {
+    loop.say(text)
+    result = {
         **measured,
         "best_epoch": loop.best["epoch"],
         "epochs": recipe.epochs,
@@ -535,7 +476,4 @@ def _finish(
         "teacher": outputs.name,
         "fingerprint": sampler.fingerprint(),
     }
-
-
-def _say_nothing(text: str) -> None:
-    pass
+    run.finish(result)
