@@ -51,16 +51,6 @@ class Memory(NamedTuple):
     positions: Tensor  # int64 [B, M], candidates
 
 
-class Episode(NamedTuple):
-    """S frames of training, S − 1 jumps between them."""
-
-    logits: Tensor  # [B, S, C]
-    utilities: Tensor  # [B, S]
-    means: Tensor  # [B, S − 1], of the Gaussians; carries the gradient of the policy
-    locations: Tensor  # [B, S − 1], drawn from them
-    positions: Tensor  # int64 [B, S], candidates that were seen
-
-
 class AdaFrame(Baseline):
     """An LSTM with a global memory that chooses its next frame."""
 
@@ -135,40 +125,28 @@ class AdaFrame(Baseline):
         output = StepOutput(self.classify(hidden), self.locate(hidden)[:, 0].sigmoid(), self.value(hidden)[:, 0])
         return output, state
 
-    def episode(self, views: Views, generator: Rng) -> Episode:
-        """Run `max_steps` steps with locations drawn around those of the agent."""
+    def loss(
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
+        """Return the mean over videos and S steps of cross-entropy, REINFORCE and squared error of the utility."""
+        rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
+        labels, views = labels[rows], views.some(rows)
         memory, state, position = self._start(views)
-        outputs, locations, positions = [], [], [position]
+        outputs, jumps = [], []  # drawn locations around those of the agent, S − 1 of [B]
         for step in range(self.max_steps):
             frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]
             output, state = self.step(frames, relative_position(position, views.real), memory, state)
             outputs.append(output)
             if step + 1 < self.max_steps:
                 # The draw has no gradient. One beyond 0..1 keeps its likelihood and means the first or last frame.
-                drawn = output.location.detach() + self.deviation * _draw_normal(output.location, generator)
-                position = nearest_candidate(drawn.clamp(0, 1), views.real)
-                locations.append(drawn)
-                positions.append(position)
-        return Episode(
-            torch.stack([output.logits for output in outputs], dim=1),
-            torch.stack([output.utility for output in outputs], dim=1),
-            torch.stack([output.location for output in outputs[:-1]], dim=1),
-            torch.stack(locations, dim=1),
-            torch.stack(positions, dim=1),
-        )
-
-    def loss(
-        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
-    ) -> Loss:
-        """Return the mean over videos and steps of cross-entropy, REINFORCE and squared error of the utility."""
-        rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
-        labels, episode = labels[rows], self.episode(views.some(rows), generator)
-        rewards = margin_gains(margins(self.activate(episode.logits.detach()), labels))
-        returns = discounted(rewards, self.discount)
-        utilities = episode.utilities[:, :-1]
-        # Log-likelihood of the drawn locations up to a constant.
-        log_likelihood = -(((episode.locations - episode.means) / self.deviation) ** 2) / 2
-        prediction = self.label_loss(episode.logits, labels[:, None]).mean()
+                jumps.append(output.location.detach() + self.deviation * _draw_normal(output.location, generator))
+                position = nearest_candidate(jumps[-1].clamp(0, 1), views.real)
+        logits, means, utilities = (torch.stack(values, dim=1) for values in zip(*outputs, strict=True))  # [B, S, ...]
+        rewards = margin_gains(margins(self.activate(logits.detach()), labels))  # [B, S − 1]
+        returns, utilities = discounted(rewards, self.discount), utilities[:, :-1]
+        # Log-likelihood of the drawn locations up to a constant; the means carry the gradient of the policy.
+        log_likelihood = -(((torch.stack(jumps, dim=1) - means[:, :-1]) / self.deviation) ** 2) / 2
+        prediction = self.label_loss(logits, labels[:, None]).mean()
         policy = -(log_likelihood * (returns - utilities.detach())).mean()
         utility = ((utilities - returns) ** 2).mean()
         total = prediction + self.config["policy_weight"] * policy + self.config["utility_weight"] * utility

@@ -50,19 +50,18 @@ class FrameExit(Baseline):
     ) -> None:
         if len(gate_widths) != 2:
             raise InvalidArgument(f"gate_widths={gate_widths!r} must be two ints")
-        super().__init__(
-            {
-                "heavy_width": check_int("heavy_width", heavy_width),
-                "num_classes": check_int("num_classes", num_classes),
-                "max_frames": check_int("max_frames", max_frames),
-                "neck_width": None if neck_width is None else check_int("neck_width", neck_width),
-                "gate_widths": [check_int("gate_widths", width) for width in gate_widths],
-                "beta": check_float("beta", beta, above=0),
-                "first_exit": check_float("first_exit", first_exit, at_least=0),
-                "gate_exit": check_float("gate_exit", gate_exit, at_least=0),
-                "multi_label": check_bool("multi_label", multi_label),
-            }
-        )
+        config = {
+            "heavy_width": check_int("heavy_width", heavy_width),
+            "num_classes": check_int("num_classes", num_classes),
+            "max_frames": check_int("max_frames", max_frames),
+            "neck_width": None if neck_width is None else check_int("neck_width", neck_width),
+            "gate_widths": [check_int("gate_widths", width) for width in gate_widths],
+            "beta": check_float("beta", beta, above=0),
+            "first_exit": check_float("first_exit", first_exit, at_least=0),
+            "gate_exit": check_float("gate_exit", gate_exit, at_least=0),
+            "multi_label": check_bool("multi_label", multi_label),
+        }
+        super().__init__(config)
         width = heavy_width if neck_width is None else neck_width
         self.max_frames = max_frames
         self.neck = nn.Identity() if neck_width is None else _projection(heavy_width, neck_width)
@@ -195,9 +194,8 @@ class Gate(nn.Module):
 
     def forward(self, now: Tensor, before: Tensor) -> Tensor:
         """[B, W] twice -> logits [B]."""
-        both: Tensor = self.project(torch.cat([now, before]))
-        logits: Tensor = self.decide(torch.cat(both.chunk(2), dim=1))[:, 0]
-        return logits
+        both = self.project(torch.cat([now, before]))
+        return self.decide(torch.cat(both.chunk(2), dim=1))[:, 0]
 
     def gmacs(self) -> float:
         return 2 * matrix_gmacs(self.project) + matrix_gmacs(self.decide)

@@ -57,21 +57,20 @@ class LiteEval(Baseline):
             raise InvalidArgument(f"gate_open={gate_open!r} must be a probability from 0 to 1")
         if len(temperature) != 2:
             raise InvalidArgument(f"temperature={temperature!r} must be two numbers, at the start and at the end")
-        super().__init__(
-            {
-                "heavy_width": check_int("heavy_width", heavy_width),
-                "light_width": check_int("light_width", light_width),
-                "num_classes": check_int("num_classes", num_classes),
-                "coarse_width": check_int("coarse_width", coarse_width),
-                "fine_width": check_int("fine_width", fine_width),
-                "target": float(target),
-                "budget": check_float("budget", budget, at_least=0),
-                "budget_per": one_of("budget_per", budget_per, BUDGET_PER),
-                "temperature": [check_float("temperature", value, above=0) for value in temperature],
-                "gate_open": float(gate_open),
-                "multi_label": check_bool("multi_label", multi_label),
-            }
-        )
+        config = {
+            "heavy_width": check_int("heavy_width", heavy_width),
+            "light_width": check_int("light_width", light_width),
+            "num_classes": check_int("num_classes", num_classes),
+            "coarse_width": check_int("coarse_width", coarse_width),
+            "fine_width": check_int("fine_width", fine_width),
+            "target": float(target),
+            "budget": check_float("budget", budget, at_least=0),
+            "budget_per": one_of("budget_per", budget_per, BUDGET_PER),
+            "temperature": [check_float("temperature", value, above=0) for value in temperature],
+            "gate_open": float(gate_open),
+            "multi_label": check_bool("multi_label", multi_label),
+        }
+        super().__init__(config)
         self.coarse = nn.LSTMCell(light_width, coarse_width)
         self.fine = nn.LSTMCell(heavy_width + light_width, fine_width)
         self.gate = nn.Linear(coarse_width + fine_width, 2)  # closed, open
@@ -144,8 +143,7 @@ class LiteEval(Baseline):
 
     def _gate_logits(self, coarse: State, fine: State) -> Tensor:
         """Return [B, 2] from the coarse state after this frame and the fine one before it."""
-        logits: Tensor = self.gate(torch.cat([coarse[0], fine[0]], dim=1))
-        return logits
+        return self.gate(torch.cat([coarse[0], fine[0]], dim=1))
 
 
 def synchronise(fine: State, coarse: State) -> State:

@@ -61,7 +61,7 @@ class BaselineRecipe:
     @property
     def needs_light(self) -> bool:
         """Whether the baseline also needs features of a light network."""
-        return _needs_light(self.system)
+        return "light_width" in baseline_arguments(self.system)
 
     def build(self, **from_data: Any) -> Baseline:
         """Create the baseline with random weights, which depend on the seed alone; `from_data`: by `FROM_DATA`."""
@@ -97,16 +97,12 @@ def recipe_settings(system: str) -> list[str]:
 def refuse_light(system: str, given: Mapping[str, Any]) -> None:
     """Refuse the options of a light network, by their names, for a baseline that has none."""
     unused = [name for name, value in given.items() if value is not None]
-    if unused and not _needs_light(one_of("baseline", system, list_systems())):
-        others = [name for name in list_systems() if _needs_light(name)]
+    with_light = [name for name in list_systems() if "light_width" in baseline_arguments(name)]
+    if unused and one_of("baseline", system, list_systems()) not in with_light:
         raise InvalidArgument(
             f"{' and '.join(unused)} would change nothing: {system} has no light features, only "
-            f"{' and '.join(others)} do; leave {'it' if len(unused) == 1 else 'them'} out"
+            f"{' and '.join(with_light)} do; leave {'it' if len(unused) == 1 else 'them'} out"
         )
-
-
-def _needs_light(system: str) -> bool:
-    return "light_width" in baseline_arguments(system)
 
 
 def read_baseline_recipe(
@@ -127,7 +123,14 @@ def read_baseline_recipe(
     elif str(recipe) in list_systems():
         read = _shipped_recipe(str(recipe))
     else:
-        read = _read_file(Path(recipe), system)
+        values = read_recipe_file(Path(recipe), list_systems())
+        name = values.pop("system", system)
+        if name is None:
+            raise InvalidArgument(
+                f"the recipe {recipe} has no baseline; add a line system: NAME with one of: {', '.join(list_systems())}"
+            )
+        base = _shipped_recipe(one_of(f"system of the recipe {recipe}", name, list_systems()))
+        read = base.changed(**{"name": Path(recipe).stem, **values})
     if system is not None and read.system != system:
         raise InvalidArgument(
             f"the recipe {read.name!r} is of {read.system}, but {system} is to be trained; "
@@ -139,17 +142,6 @@ def read_baseline_recipe(
 def _shipped_recipe(system: str) -> BaselineRecipe:
     text = files("sosampler.baselines").joinpath("recipes", f"{system}.yaml").read_text(encoding="utf-8")
     return BaselineRecipe(**read_mapping(text, f"{system}.yaml"))
-
-
-def _read_file(path: Path, system: str | None) -> BaselineRecipe:
-    values = read_recipe_file(path, list_systems())
-    name = values.pop("system", system)
-    if name is None:
-        raise InvalidArgument(
-            f"the recipe {path} has no baseline; add a line system: NAME with one of: {', '.join(list_systems())}"
-        )
-    base = _shipped_recipe(one_of(f"system of the recipe {path}", name, list_systems()))
-    return base.changed(**{"name": path.stem, **values})
 
 
 def _class_settings(system: str) -> list[str]:

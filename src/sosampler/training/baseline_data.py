@@ -214,11 +214,6 @@ class Drawn(NamedTuple):
     positions: Tensor  # int64 [V, K], in the views
     real: Tensor  # bool [V, K], False = the video has fewer
 
-    def of(self, views: Views, rows: Tensor) -> Views:
-        """Return views of the drawn candidates of some videos; `rows` int64 [B]."""
-        index, real = (rows[:, None], self.positions[rows]), self.real[rows]
-        return Views(views.heavy[index], views.light[index], None if bool(real.all()) else real)
-
 
 def draw_candidates(real: Tensor, count: int, rng: np.random.Generator) -> Drawn:
     """Draw a frame of each of `count` equal segments of each video, in time order, as for samplers.
@@ -243,10 +238,14 @@ class BaselineBatches:
         return self._steps
 
     def epoch(self, number: int, begin: int = 0) -> Iterator[tuple[Tensor, Views]]:
-        rng = np.random.default_rng([*self.seed, number])
-        real = self._views.real
+        rng, views = np.random.default_rng([*self.seed, number]), self._views
+        real = views.real
         order = rng.permutation(len(real))
         drawn = draw_candidates(real, self._num_candidates, rng) if self._num_candidates < real.shape[1] else None
         for part in np.array_split(order, self._steps)[begin:]:
             rows = torch.from_numpy(part).to(real.device)
-            yield rows, self._views.some(rows) if drawn is None else drawn.of(self._views, rows)
+            if drawn is None:
+                yield rows, views.some(rows)
+                continue
+            index, used = (rows[:, None], drawn.positions[rows]), drawn.real[rows]
+            yield rows, Views(views.heavy[index], views.light[index], None if bool(used.all()) else used)

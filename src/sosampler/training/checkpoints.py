@@ -32,11 +32,20 @@ class RunFolder:
 
     def __init__(self, folder: Path, kind: str | None = None) -> None:
         self.folder, self.kind = folder, kind
+        self.frames = folder / "decoded_frames"  # the bank of frames that were decoded for the run
 
-    def begin(self, settings: dict[str, Any]) -> None:
-        """Start, or resume a run of the same settings; one of other settings is refused once it has begun."""
+    def begin(self, settings: dict[str, Any], *, overwrite: bool = False) -> None:
+        """Start, or resume a run of the same settings; one of other settings is refused once it has begun.
+
+        `overwrite`: delete it first, with its weights and the frames that were decoded for it.
+        """
         settings = ({} if self.kind is None else {"kind": self.kind}) | plain(settings)
         self._refuse_foreign()
+        if overwrite:
+            for name in _FILES:
+                (self.folder / name).unlink(missing_ok=True)
+            if (self.frames / "bank.json").exists():
+                shutil.rmtree(self.frames)
         if (self.folder / SETTINGS).exists():
             for name in _FILES:  # what a killed run was writing, under the names that `replacing` gives
                 for leftover in self.folder.glob(f".{Path(name).stem}.*.part{Path(name).suffix}"):
@@ -82,23 +91,6 @@ class RunFolder:
             raise InvalidArgument(
                 f"{self.folder}: holds the run of a {kinds[0]}, not of a {kinds[1]}; give another folder"
             )
-
-    def clear(self) -> None:
-        """Delete the run, its weights and the frames that were decoded for it."""
-        self._refuse_foreign()
-        for name in _FILES:
-            (self.folder / name).unlink(missing_ok=True)
-        if (self.frames / "bank.json").exists():
-            shutil.rmtree(self.frames)
-
-    @property
-    def frames(self) -> Path:
-        """The bank of frames that were decoded for the run."""
-        return self.folder / "decoded_frames"
-
-    @property
-    def has_checkpoint(self) -> bool:
-        return (self.folder / CHECKPOINT).exists()
 
     def save(self, state: dict[str, Any]) -> None:
         with replacing(self.folder / CHECKPOINT) as temporary:

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from sosampler._util.progress import progress_bar
 from sosampler.errors import WeightsError
@@ -38,21 +40,21 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What a recipe means for the loop."""
+    """What a recipe means for the loop, and where it runs."""
 
     epochs: int
     lr: float  # the highest, for messages
     seed: int
+    processes: Processes
+    say: Callable[[str], None]  # is given a line of text for each epoch
+    run: RunFolder | None = None  # for checkpoints and the log; None keeps nothing
     precision: str = "float32"
     clip: float | None = None  # largest norm of the gradient
     ema: float | None = None  # decay of the moving average of weights
 
 
 class TrainingLoop:
-    """Trains a network in place and keeps the state that is best on dev, or the last where there is no dev.
-
-    Optimiser and scheduler both advance once a step. Without a run folder, no checkpoints and no log are kept.
-    """
+    """Trains a network in place and keeps the state that is best on dev, or the last where there is no dev."""
 
     metric = ""  # key of the dev score that decides which epoch is kept
     check_every = 50  # steps between checks of the loss, which wait for the device
@@ -61,22 +63,18 @@ class TrainingLoop:
     logged: tuple[str, ...] = ()  # of "lr" and "seconds"
 
     def __init__(
-        self,
-        network: nn.Module,
-        batches: Batches,
-        options: LoopOptions,
-        optimizer: torch.optim.Optimizer,
-        scheduler: torch.optim.lr_scheduler.LRScheduler,
-        processes: Processes,
-        *,
-        run: RunFolder | None = None,
-        say: Callable[[str], None],
+        self, network: nn.Module, batches: Batches, options: LoopOptions, optimizer: Optimizer, scheduler: LRScheduler
     ) -> None:
-        self.network, self.batches, self.options, self.run = network, batches, options, run
-        self.optimizer, self.scheduler, self.processes, self.say = optimizer, scheduler, processes, say
-        self.device = processes.device
+        """Optimiser and scheduler both advance once a step."""
+        self.network, self.batches, self.options, self.run = network, batches, options, options.run
+        self.optimizer, self.scheduler, self.processes, self.say = optimizer, scheduler, options.processes, options.say
+        self.device = self.processes.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self.average = moving_average(network, options.ema) if options.ema else None
+        # What a checkpoint holds the state of.
+        self._parts = {"network": network, "optimizer": optimizer, "scheduler": scheduler, "scaler": self.scaler}
+        if self.average is not None:
+            self._parts["average"] = self.average.module
         self.step = 0  # of all epochs together
         self.line: dict[str, Any] = {}  # of the log, for the current epoch
         self.history: list[dict[str, Any]] = []
@@ -85,9 +83,9 @@ class TrainingLoop:
         self._sums: dict[str, Tensor] = {}  # losses of the current epoch, on the device
         self._saved_at = time.perf_counter()
         self._save_error: OSError | None = None  # of the last checkpoint within an epoch
-        with processes.together():
+        with self.processes.together():
             self._resume()
-        self.forward: Any = processes.wrapped(network)  # what a step calls
+        self.forward: Any = self.processes.wrapped(network)  # what a step calls
 
     # ---- what differs between trainings
 
@@ -131,8 +129,7 @@ class TrainingLoop:
     @property
     def evaluated(self) -> nn.Module:
         """The network that is evaluated and kept."""
-        network: nn.Module = self.network if self.average is None else self.average.module
-        return network
+        return self.network if self.average is None else self.average.module
 
     def train(self) -> None:
         """Run all epochs that are left."""
@@ -268,11 +265,8 @@ class TrainingLoop:
         assert self.run is not None, "only a run with a folder is saved"
         self.run.save(
             {
-                "network": self.network.state_dict(),
-                "average": {} if self.average is None else self.average.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "scaler": self.scaler.state_dict(),
+                "average": {},
+                **{name: part.state_dict() for name, part in self._parts.items()},
                 "step": self.step,
                 "line": self.line,
                 # Of all processes, as far as this one knows.
@@ -292,12 +286,8 @@ class TrainingLoop:
                 f"{self.run.folder}: holds a checkpoint of an earlier version; finish the run with "
                 "that version, or start it again: overwrite it"
             )
-        self.network.load_state_dict(state["network"])
-        if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self.step, self.line, self.best = state["step"], state["line"], state["best"]
         self.history, self.best_state = state["history"], state["best_state"]
         self._sums = {name: total.to(self.device) / self.processes.count for name, total in state["sums"].items()}

@@ -271,17 +271,21 @@ def crop(frames: Tensor, crops: Crops, sizes: np.ndarray, size: tuple[int, int],
     return F.avg_pool2d(cropped, points) if points > 1 else cropped
 
 
-class Normaliser:
-    """`Preprocessing.normalised` with its constants on the device, so that no step waits for their copies."""
+class NormalisedCrops:
+    """Crops for a network, normalised with constants on the device, so that no step waits for their copies.
 
-    def __init__(self, preprocessing: Preprocessing, device: torch.device) -> None:
+    `sizes`: [V, 2] of all images, so that a crop is the same whichever others are in the batch.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, sizes: np.ndarray, device: torch.device) -> None:
         std = torch.tensor(preprocessing.std)
         self._scale = (1 / (255 * std)).view(3, 1, 1).to(device)
         self._offset = (-torch.tensor(preprocessing.mean) / std).view(3, 1, 1).to(device)
+        self._size, self._points = preprocessing.size, points_per_pixel(sizes, preprocessing.size)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise [..., 3, h, w] in 0..255 to float32 by mean and std, in one pass."""
-        return torch.addcmul(self._offset, pixels.float(), self._scale)
+    def __call__(self, frames: Tensor, crops: Crops, sizes: np.ndarray) -> Tensor:
+        """Return float32 [F, 3, h, w] of images, see `crop`."""
+        return torch.addcmul(self._offset, crop(frames, crops, sizes, self._size, self._points), self._scale)
 
 
 # ---- batches

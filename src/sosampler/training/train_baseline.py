@@ -53,16 +53,15 @@ class TrainedSystem:
 
 def train_baseline(
     bank: str | Path | Bank,
-    *,
     out: str | Path,
     name: str,
-    recipe: Any = None,
-    classifier: Any = None,
-    light: Any = None,
-    weights: str | Path | None = None,
-    device: str | None = None,
-    overwrite: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    recipe: Any,
+    classifier: Any,
+    light: Any,
+    weights: str | Path | None,
+    device: str | None,
+    overwrite: bool,
+    say: Callable[[str], None],
     **settings: Any,
 ) -> TrainedSystem:
     """Train a baseline on the train split of a bank; see `train` for the arguments.
@@ -95,9 +94,7 @@ def train_baseline(
         sources["light"] = light_source(bank, light, weights)
     run = RunFolder(Path(out), KIND)
     check_apart(run.folder, bank)
-    if overwrite:
-        run.clear()
-    run.begin(_settings(bank, sources, recipe))
+    run.begin(_settings(bank, sources, recipe), overwrite=overwrite)
     target = str(processes.device)
     if run.result() is not None:
         say(f"{run.folder}: this run is finished")
@@ -253,8 +250,9 @@ def fit(
         else:
             algorithm = torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
         batches = BaselineBatches(views, num_candidates=candidates, steps=steps, seed=[seed, number])
-        options = LoopOptions(count, lr, seed, clip=clip)
-        loop = BaselineLoop(baseline, batches, labels, options, algorithm, phase, say)
+        processes = Processes(str(baseline.device), alone=True)
+        options = LoopOptions(count, lr, seed, processes, say, clip=clip)
+        loop = BaselineLoop(baseline, batches, labels, options, algorithm, phase)
         loop.train()
         history += loop.history
     baseline.eval()
@@ -276,13 +274,11 @@ class BaselineLoop(TrainingLoop):
         options: LoopOptions,
         optimizer: torch.optim.Optimizer,
         phase: str,
-        say: Callable[[str], None],
     ) -> None:
         """`labels`: multi-hot [V, C], on the device."""
         self.baseline, self.labels, self.phase, self.seed = baseline, labels, phase, batches.seed
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(batches))
-        processes = Processes(str(baseline.device), alone=True)
-        super().__init__(baseline, batches, options, optimizer, scheduler, processes, say=say)
+        super().__init__(baseline, batches, options, optimizer, scheduler)
 
     def start_epoch(self, epoch: int) -> None:
         self.baseline.train_phase(self.phase)

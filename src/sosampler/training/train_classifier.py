@@ -32,7 +32,7 @@ from sosampler.classifiers.wrap import WrappedClassifier
 from sosampler.datasets.manifest import Manifest
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.training.checkpoints import RunFolder
+from sosampler.training.checkpoints import CHECKPOINT, RunFolder
 from sosampler.training.classifier_data import (
     ClassifierBatches,
     ClassifierRecipe,
@@ -138,25 +138,23 @@ def train_classifier(
     is_folder = isinstance(data, (str, Path)) and source.kind != "bank" and data_path.is_dir()
     if run_path == data_path or run_path in data_path.parents or (is_folder and data_path in run_path.parents):
         raise InvalidArgument(f"out={run.folder} and the data {source.name} lie inside each other; keep them apart")
-    if overwrite:
-        run.clear()
     kind = "pictures" if source.kind == "images" else source.kind  # the name in files
-    run.begin(
-        {
-            "data": {"kind": kind, "path": str(data_path), "digest": source.digest()},
-            "classifier": network.settings(),
-            # The user is responsible for the weights of a network that is given as an object.
-            "start": None if isinstance(classifier, Classifier) else network.fingerprint(),
-            "recipe": recipe.to_dict(),
-            "precision": precision,
-        }
-    )
+    run_settings = {
+        "data": {"kind": kind, "path": str(data_path), "digest": source.digest()},
+        "classifier": network.settings(),
+        # The user is responsible for the weights of a network that is given as an object.
+        "start": None if isinstance(classifier, Classifier) else network.fingerprint(),
+        "recipe": recipe.to_dict(),
+        "precision": precision,
+    }
+    run.begin(run_settings, overwrite=overwrite)
     if (finished := run.result()) is not None:
         say(f"{run.folder}: this run is finished")
         fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
         return TrainedClassifier(network.freeze(), run.folder, finished)
+    begun = (run.folder / CHECKPOINT).exists()
     splits, unreadable = source.open(
-        network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not run.has_checkpoint
+        network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not begun
     )
     head = "a new head" if network.fresh_head else "the head of the weights"
     left_out = f" ({unreadable} videos are unreadable)" if unreadable else ""
@@ -191,7 +189,10 @@ def _train(
     fresh_head = network.fresh_head
     batches = ClassifierBatches(splits["train"], workers=workers, pin_memory=network.device.type == "cuda")
     dev_batches = evaluation_batches(splits["dev"], workers=min(workers, 4))
-    loop = ClassifierLoop(network, recipe, batches, dev_batches, run, precision=precision, say=say)
+    assert recipe.lr is not None, "a recipe is filled before its training begins"
+    processes = Processes(str(network.device), alone=True)
+    options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, processes, say, run, precision)
+    loop = ClassifierLoop(network, recipe, batches, dev_batches, options)
     loop.train()
     loop.load_best()
     save_classifier(network, run.folder, state=loop.best_state)
@@ -226,12 +227,9 @@ class ClassifierLoop(TrainingLoop):
         recipe: ClassifierRecipe,
         batches: ClassifierBatches,
         dev: DataLoader[Example],
-        run: RunFolder,
-        *,
-        precision: str,
-        say: Callable[[str], None],
+        options: LoopOptions,
     ) -> None:
-        self.classifier, self.recipe, self.dev, self.precision = classifier, recipe, dev, precision
+        self.classifier, self.recipe, self.dev, self.precision = classifier, recipe, dev, options.precision
         self.metric = "mAP" if classifier.multi_label else "top1"
         layers = dict(classifier.net.named_modules())
         self.head = [layers[name] for name in classifier.head_names() if name in layers]
@@ -239,11 +237,8 @@ class ClassifierLoop(TrainingLoop):
         if recipe.trainable == "head":
             for layer in self.head:
                 layer.requires_grad_(True)
-        assert recipe.lr is not None, "a recipe is filled before its training begins"
-        options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, precision)
         optimizer, scheduler = make_optimizer(classifier, recipe, len(batches), momentum=0.9, nesterov=True)
-        processes = Processes(str(classifier.device), alone=True)
-        super().__init__(classifier.net, batches, options, optimizer, scheduler, processes, run=run, say=say)
+        super().__init__(classifier.net, batches, options, optimizer, scheduler)
 
     def start_epoch(self, epoch: int) -> None:
         self.classifier.train(self.recipe.trainable == "all")

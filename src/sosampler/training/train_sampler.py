@@ -36,15 +36,13 @@ from sosampler.training.sampler_data import (
     Batch,
     CachedFrames,
     FrameSource,
-    Normaliser,
+    NormalisedCrops,
     SamplerBatches,
     Shape,
     VideoTable,
-    crop,
     default_cache_bytes,
     labelled_rows,
     open_frames,
-    points_per_pixel,
 )
 
 if TYPE_CHECKING:
@@ -153,17 +151,7 @@ def train(
                 f"precision={precision!r} is for samplers; {sampler} trains in float32, so leave it out"
             )
         return train_baseline(
-            bank,
-            out=out,
-            name=sampler,
-            recipe=recipe,
-            classifier=classifier,
-            light=light,
-            weights=weights,
-            device=device,
-            overwrite=overwrite,
-            say=say,
-            **settings,
+            bank, out, sampler, recipe, classifier, light, weights, device, overwrite, say, **settings
         )
     processes = Processes(device)
     report = say if processes.is_main else (lambda text: None)
@@ -190,17 +178,14 @@ def train(
     with processes.together():
         if processes.is_main:
             check_apart(run.folder, bank)
-            if overwrite:
-                run.clear()
-            run.begin(
-                {
-                    "bank": bank_identity(bank),
-                    "teacher": {"name": outputs.name, "asked": teacher},
-                    "start": None if weights is None else network.fingerprint(),
-                    "recipe": recipe.to_dict(),
-                    "precision": precision,
-                }
-            )
+            run_settings = {
+                "bank": bank_identity(bank),
+                "teacher": {"name": outputs.name, "asked": teacher},
+                "start": None if weights is None else network.fingerprint(),
+                "recipe": recipe.to_dict(),
+                "precision": precision,
+            }
+            run.begin(run_settings, overwrite=overwrite)
     with processes.together():
         if run.result() is not None:
             report(f"{run.folder}: this run is finished")
@@ -223,7 +208,10 @@ def train(
         if processes.device.type == "cpu":
             keep_memory()  # with channels-last memory 2.8 times as many steps a second on two cores
         report(_start_text(network, processes, precision, batches, rows))
-    loop = SamplerLoop(network, recipe, batches, dev, online, processes, precision=precision, run=run, say=report)
+    options = LoopOptions(
+        recipe.epochs, recipe.lr, recipe.seed, processes, report, run, precision, recipe.clip, recipe.ema
+    )
+    loop = SamplerLoop(network, recipe, batches, options, dev, online)
     loop.train()
     with processes.together():
         if processes.is_main:
@@ -245,32 +233,25 @@ class SamplerLoop(TrainingLoop):
         sampler: SOSampler,
         recipe: SamplerRecipe,
         batches: SamplerBatches,
+        options: LoopOptions,
         dev: DevSet | None,
         online: Classifier | None,
-        processes: Processes,
-        *,
-        precision: str,
-        run: RunFolder,
-        say: Callable[[str], None],
     ) -> None:
-        self.sampler, self.recipe, self.plan, self.dev, self.precision = sampler, recipe, batches.plan, dev, precision
+        self.sampler, self.recipe, self.plan, self.dev = sampler, recipe, batches.plan, dev
+        self.precision, device = options.precision, options.processes.device
         self.metric = "" if dev is None else dev.metric
         self.sampler_loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
-        self.normalise = Normaliser(sampler.preprocessing, processes.device)
-        # By the largest image of all, so that a crop is the same whichever others are in the batch.
-        self.points = points_per_pixel(batches.source.sizes, sampler.preprocessing.size)
-        self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, processes.device)
-        if processes.device.type == "cpu" and precision == "bfloat16":
+        self.crops = NormalisedCrops(sampler.preprocessing, batches.source.sizes, device)
+        self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, device)
+        if device.type == "cpu" and self.precision == "bfloat16":
             _use_float32_for_strided_depthwise(sampler)
-        options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, precision, clip=recipe.clip, ema=recipe.ema)
         optimizer, scheduler = make_optimizer(sampler, recipe, len(batches), momentum=recipe.momentum)
-        super().__init__(sampler, batches, options, optimizer, scheduler, processes, run=run, say=say)
+        super().__init__(sampler, batches, options, optimizer, scheduler)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised crops [B, T, 3, h, w], the teacher's probabilities [B, T, C] and the labels [B, C]."""
         frames = send(batch.frames, self.device)
-        crops = crop(frames, batch.draw.crops, batch.sizes, self.sampler.preprocessing.size, self.points)
-        crops = self.normalise(crops).contiguous(memory_format=torch.channels_last)
+        crops = self.crops(frames, batch.draw.crops, batch.sizes).contiguous(memory_format=torch.channels_last)
         probs = send(batch.probs, self.device).float() if self.teacher is None else self.teacher(frames, batch)
         return crops.unflatten(0, batch.draw.positions.shape), probs, send(batch.labels, self.device)
 
@@ -278,9 +259,8 @@ class SamplerLoop(TrainingLoop):
         frames, probs, labels = self.inputs(batch)
         with autocast(self.device, self.precision):
             output = self.forward(frames)
-        clip_probs = None
-        if self.sampler_loss.reinforce:
-            clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label)
+        reinforce = self.sampler_loss.reinforce
+        clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label) if reinforce else None
         loss, parts = self.sampler_loss(output, probs, labels, clip_probs=clip_probs)
         return loss, parts
 
@@ -290,28 +270,17 @@ class SamplerLoop(TrainingLoop):
     def evaluate(self) -> dict[str, float | None]:
         if self.dev is None:
             return {}
-        scores = self.dev.scores(self.trained, self.precision)
+        scores = self.dev.scores(self.evaluated, self.precision)
         # Scores may overflow in float16.
         return {self.metric: self.dev.of_scores(scores) if bool(scores.isfinite().all()) else None}
 
-    @property
-    def trained(self) -> SOSampler:
-        """The sampler that is evaluated and kept."""
-        assert isinstance(self.evaluated, SOSampler)
-        return self.evaluated
-
 
 class OnlineTeacher:
-    """The frozen classifier, run on the crops that the sampler sees instead of the outputs in the bank.
-
-    `sizes`: [V, 2] height and width of the frames of all videos.
-    """
+    """The frozen classifier, run on the crops that the sampler sees instead of the outputs in the bank."""
 
     def __init__(self, classifier: Classifier, sizes: np.ndarray, device: torch.device) -> None:
         self.classifier = classifier.eval()
-        self._size = classifier.preprocessing.size
-        self._normalise = Normaliser(classifier.preprocessing, device)
-        self._points = points_per_pixel(sizes, self._size)
+        self._crops = NormalisedCrops(classifier.preprocessing, sizes, device)
 
     @torch.no_grad()
     def __call__(self, frames: Tensor, batch: Batch) -> Tensor:
@@ -323,8 +292,9 @@ class OnlineTeacher:
         probs = []
         for begin in range(0, len(frames), _FRAMES_AT_A_TIME):
             part = slice(begin, begin + _FRAMES_AT_A_TIME)
-            crops = crop(frames[part], batch.draw.crops.part(part), batch.sizes[part], self._size, self._points)
-            clips = self._normalise(crops)[:, None]  # [F, 1, 3, h, w]
+            clips = self._crops(frames[part], batch.draw.crops.part(part), batch.sizes[part])[
+                :, None
+            ]  # [F, 1, 3, h, w]
             probs.append(self.classifier.probabilities(self.classifier.scores(clips, times[part])))
         return torch.cat(probs).unflatten(0, batch.draw.positions.shape)
 
@@ -436,10 +406,10 @@ def _finish(
 ) -> None:
     """Calibrate the best sampler on a set of videos, and write it and the result."""
     loop.load_best()
-    sampler, recipe = loop.trained, loop.recipe
+    sampler, recipe = loop.evaluated, loop.recipe
     scores = calibration.scores(sampler, loop.precision)
     if not scores.isfinite().all():
-        raise diverged("the sampler's scores are not finite", lr=recipe.lr, precision=loop.precision)
+        raise diverged("the sampler's scores are not finite", recipe.lr, loop.precision)
     sampler.calibration = fit_calibration(scores, calibration.confidence)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
