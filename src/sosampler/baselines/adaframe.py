@@ -132,6 +132,7 @@ class AdaFrame(Baseline):
         rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
         labels, views = labels[rows], views.some(rows)
         memory, state, position = self._start(views)
+        source = views.heavy.device if generator is None else generator.device  # so that every device draws the same
         outputs, jumps = [], []  # drawn locations around those of the agent, S − 1 of [B]
         for step in range(self.max_steps):
             frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]
@@ -139,7 +140,8 @@ class AdaFrame(Baseline):
             outputs.append(output)
             if step + 1 < self.max_steps:
                 # The draw has no gradient. One beyond 0..1 keeps its likelihood and means the first or last frame.
-                jumps.append(output.location.detach() + self.deviation * _draw_normal(output.location, generator))
+                noise = torch.randn(position.shape, generator=generator, device=source).to(position.device)
+                jumps.append(output.location.detach() + self.deviation * noise)
                 position = nearest_candidate(jumps[-1].clamp(0, 1), views.real)
         logits, means, utilities = (torch.stack(values, dim=1) for values in zip(*outputs, strict=True))  # [B, S, ...]
         rewards = margin_gains(margins(self.activate(logits.detach()), labels))  # [B, S − 1]
@@ -261,9 +263,3 @@ def _extent(real: Tensor) -> tuple[Tensor, Tensor]:
     first = real.to(torch.uint8).argmax(dim=1)
     last = real.shape[1] - 1 - real.flip(1).to(torch.uint8).argmax(dim=1)
     return first, last - first
-
-
-def _draw_normal(like: Tensor, generator: Rng) -> Tensor:
-    """Draw normal noise of a tensor's shape on the generator's device, so that every device gets the same."""
-    source = like.device if generator is None else generator.device
-    return torch.randn(like.shape, generator=generator, device=source).to(like.device)

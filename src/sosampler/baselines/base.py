@@ -234,10 +234,6 @@ def predict(baseline: Baseline, views: Views, *, batch_size: int = 256, seed: in
     return BaselineOutput(*(None if parts[0] is None else torch.cat(parts).cpu() for parts in fields))
 
 
-LIGHT_SIZE = 128  # pixels, as for samplers
-_SEED = 0
-
-
 def light_network(weights: str | Path) -> SOSampler:
     """Return MobileNetV2 without shift, frozen; the same weights always give the same fingerprint.
 
@@ -245,8 +241,8 @@ def light_network(weights: str | Path) -> SOSampler:
     torchvision's or timm's names, or "pretrained".
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_SEED)  # the head that is not used is part of the fingerprint
-        network = SOSampler(backbone=MOBILENET, shift=0, input_size=LIGHT_SIZE)
+        torch.default_generator.manual_seed(0)  # the head that is not used is part of the fingerprint
+        network = SOSampler(backbone=MOBILENET, shift=0, input_size=128)
     load_backbone_weights(network.backbone, weights)
     return network.freeze()
 

@@ -136,7 +136,7 @@ class FrameExit(Baseline):
         """
         frames = seen.seen_heavy.sum(dim=1)
         gates_run = frames * 0 if seen.steps is None else seen.steps
-        gate = self.gates[0].gmacs() if len(self.gates) else 0.0
+        gate = sum(2 * matrix_gmacs(gate.project) + matrix_gmacs(gate.decide) for gate in self.gates[:1])
         classifiers = matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
         return matrix_gmacs(self.neck) * frames + gate * gates_run + classifiers
 
@@ -161,11 +161,9 @@ class FrameExit(Baseline):
         return self.label_loss(torch.stack(logits, dim=1), labels[:, None])
 
     def _gate_loss(self, pooled: Tensor, exits: Tensor, visited: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # No gate decides at a video's last frame, so none is trained there.
-        decides = torch.cat([visited[:, 1:], torch.zeros_like(visited[:, :1])], dim=1)
         values, targets = [pooled.new_zeros(0)], [pooled.new_zeros(0)]
         for step in range(1, pooled.shape[1] - 1):
-            rows = decides[:, step].nonzero()[:, 0]
+            rows = visited[:, step + 1].nonzero()[:, 0]  # no gate decides at a video's last frame
             if len(rows):
                 values.append(self.gates[step - 1](pooled[rows, step], pooled[rows, step - 1]))
                 targets.append((~exits[rows, step]).to(pooled.dtype))
@@ -196,9 +194,6 @@ class Gate(nn.Module):
         """[B, W] twice -> logits [B]."""
         both = self.project(torch.cat([now, before]))
         return self.decide(torch.cat(both.chunk(2), dim=1))[:, 0]
-
-    def gmacs(self) -> float:
-        return 2 * matrix_gmacs(self.project) + matrix_gmacs(self.decide)
 
 
 def visiting_order(real: Tensor, max_frames: int) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,6 @@ from sosampler._util.validation import check_bool, check_float, check_int, one_o
 from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, draw_gumbel, matrix_gmacs
 from sosampler.errors import InvalidArgument
 
-BUDGET_PER = ("video", "batch")
-
 State = tuple[Tensor, Tensor]  # hidden and cell, [B, H] each
 
 
@@ -65,7 +63,7 @@ class LiteEval(Baseline):
             "fine_width": check_int("fine_width", fine_width),
             "target": float(target),
             "budget": check_float("budget", budget, at_least=0),
-            "budget_per": one_of("budget_per", budget_per, BUDGET_PER),
+            "budget_per": one_of("budget_per", budget_per, ("video", "batch")),
             "temperature": [check_float("temperature", value, above=0) for value in temperature],
             "gate_open": float(gate_open),
             "multi_label": check_bool("multi_label", multi_label),

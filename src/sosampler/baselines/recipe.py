@@ -175,9 +175,10 @@ def _mapping(settings: Any) -> dict[str, Any]:
 def _checked_epochs(epochs: Any, baseline: Baseline) -> int | dict[str, int]:
     if not isinstance(epochs, Mapping):
         return check_int("epochs", epochs)
-    for phase, count in epochs.items():
-        one_of("phase of epochs", phase, baseline.phases)
-        check_int(f"epochs[{phase!r}]", count, at_least=0)
-    if not any(epochs.values()):
+    checked = {
+        one_of("phase of epochs", phase, baseline.phases): check_int(f"epochs[{phase!r}]", count, at_least=0)
+        for phase, count in epochs.items()
+    }
+    if not any(checked.values()):
         raise InvalidArgument(f"epochs={dict(epochs)} must train at least one phase for one epoch")
-    return {phase: int(count) for phase, count in epochs.items()}
+    return checked

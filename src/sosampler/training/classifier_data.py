@@ -225,13 +225,7 @@ class DataSource:
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
 
     def open(
-        self,
-        preprocessing: Preprocessing,
-        recipe: ClassifierRecipe,
-        *,
-        frames_folder: Path,
-        workers: int,
-        check: bool,
+        self, preprocessing: Preprocessing, recipe: ClassifierRecipe, *, frames_folder: Path, workers: int, check: bool
     ) -> tuple[dict[str, ClipExamples], int]:
         """Return the examples of each split, and the number of videos that cannot be decoded and are in no split.
 

@@ -200,9 +200,8 @@ class TrainingLoop:
         return value
 
     def _end_epoch(self, begin: float) -> None:
-        names = list(self._sums)
-        sums = self.processes.total(torch.stack([self._sums[name] for name in names])).tolist()
-        losses = {name: total / len(self.batches) for name, total in zip(names, sums, strict=True)}
+        sums = self.processes.total(torch.stack(list(self._sums.values()))).tolist()
+        losses = {name: total / len(self.batches) for name, total in zip(self._sums, sums, strict=True)}
         with self.processes.together():
             self.check(losses["loss"])
             if self._save_error is not None:

@@ -157,13 +157,15 @@ def _train(
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
     measured, curve = dict.fromkeys(_ON_DEV), []
-    measured["metric"] = metric = metric_of(baseline)
+    measured["metric"] = metric = "mAP" if baseline.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
         scores = measure_baseline(baseline, views, labels, **gmacs)
         measured["dev"] = scores.pop(metric)
         measured |= {f"dev_{key}": value for key, value in scores.items()}
-        curve = threshold_curve(baseline, views, labels, **gmacs)
+        for value in baseline.threshold_values:  # from cheap to costly
+            point = measure_baseline(baseline.with_threshold(value), views, labels, **gmacs)
+            curve.append({"dial": baseline.threshold, "value": value, **point})
     about = {
         "classifier": features["heavy"]["network"],
         "bank": bank.path.resolve().name,
@@ -311,11 +313,6 @@ class BaselineLoop(TrainingLoop):
         return f"{self.baseline.name} {self.phase} {self.line['epoch'] + 1}/{self.options.epochs}: {numbers}"
 
 
-def metric_of(baseline: Baseline) -> str:
-    """Return "mAP" for several labels a video, else "top1"."""
-    return "mAP" if baseline.multi_label else "top1"
-
-
 def measure_baseline(
     baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
 ) -> dict[str, Any]:
@@ -329,24 +326,11 @@ def measure_baseline(
             f"{baseline.name} gives probabilities that are not finite on dev; look for such numbers in the features of "
             "its videos, or give a lower lr"
         )
-    probabilities, truth = output.probabilities.numpy(), labels.cpu().numpy()
-    score = mean_average_precision(probabilities, truth) if baseline.multi_label else top1(probabilities, truth)
+    metric, measure = ("mAP", mean_average_precision) if baseline.multi_label else ("top1", top1)
     gmacs = video_gmacs(baseline, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)
     return {
-        metric_of(baseline): finite_or_none(score),
+        metric: finite_or_none(measure(output.probabilities.numpy(), labels.cpu().numpy())),
         "frames": float(output.seen_heavy.sum(dim=1).double().mean()),
         "frames_decoded": float(decoded_frames(output).double().mean()),
         "gmacs": float(gmacs.double().mean()),
     }
-
-
-def threshold_curve(baseline: Baseline, views: Views, labels: Tensor, **gmacs: float) -> list[dict[str, Any]]:
-    """Return `measure_baseline` for each value of the threshold, from cheap to costly."""
-    return [
-        {
-            "dial": baseline.threshold,
-            "value": value,
-            **measure_baseline(baseline.with_threshold(value), views, labels, **gmacs),
-        }
-        for value in baseline.threshold_values
-    ]
