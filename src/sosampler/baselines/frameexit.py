@@ -101,11 +101,9 @@ class FrameExit(Baseline):
     def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         visits, visited = visiting_order(views.real, self.max_frames)
         last = visited.sum(dim=1) - 1  # [B], the step that ends in any case
-        batch, device = len(visits), visits.device
-        probabilities = views.heavy.new_zeros(batch, self.config["num_classes"])
-        seen = torch.zeros_like(views.real)
-        gates_run = torch.zeros(batch, dtype=torch.int64, device=device)
-        rows = torch.arange(batch, device=device)  # videos that have not exited
+        probabilities = views.heavy.new_zeros(len(last), self.config["num_classes"])
+        seen, gates_run = torch.zeros_like(views.real), torch.zeros_like(last)
+        rows = torch.arange(len(last), device=last.device)  # videos that have not exited
         pooled = views.heavy.new_empty(0)  # [len(rows), W]
         for step in range(visits.shape[1]):
             positions = visits[rows, step]
