@@ -58,7 +58,7 @@ class Peek(Baseline):
             probabilities[row] = self.activate(views.heavy[row, :stop, 1:].mean(0))
         return BaselineOutput(probabilities, heavy, light, heavy.sum(1) + 1)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         assert seen.steps is not None
         return STEP_GMACS * seen.steps
 

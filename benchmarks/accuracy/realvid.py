@@ -44,7 +44,7 @@ from sosampler._util.files import replacing
 from sosampler.classifiers.base import class_layer
 from sosampler.classifiers.factory import saved_folder
 from sosampler.datasets.manifest import Item
-from sosampler.training.sampler_data import multi_hot
+from sosampler.training.sampler_data import bank_labels
 
 LEAST_CLIPS = 25  # of a label, where clips have several
 DEV_SHARE, TEST_SHARE = 0.2, 0.4
@@ -128,7 +128,7 @@ def training_clips(bank: so.Bank) -> tuple[Clips, np.ndarray]:
         lengths = [min(CLIP_LENGTHS[clip % len(CLIP_LENGTHS)], len(frames)) for clip in range(CLIPS_A_VIDEO)]
         chosen = [draw.choice(len(frames), length, replace=False) for length in lengths]
         videos.append(torch.stack([frames[clip].mean(0) for clip in chosen]))
-    labels = torch.stack([multi_hot(item.labels, len(bank.classes)) for item in part.items]).float()
+    labels = bank_labels(part, range(len(part)))
     groups = sorted({item.group_key for item in part.items})
     fold_of = dict(zip(groups, draw.permutation(len(groups)) % FOLDS, strict=True))
     return Clips(torch.stack(videos), labels), np.array([fold_of[item.group_key] for item in part.items])

@@ -160,7 +160,7 @@ def test_synchronising_copies_the_coarse_state_into_the_fine_one() -> None:
 def test_costs_are_the_operations_that_run() -> None:
     system, (views, _, _) = untrained(), problem(12, seed=5)
     output = system.run(views)
-    own = system.own_gmacs(T, output)
+    own = system.own_gmacs(output)
     for number in range(12):
         with FlopCounterMode(display=False) as counter:
             system.run(views.some(torch.tensor([number])))

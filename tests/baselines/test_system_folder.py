@@ -95,7 +95,7 @@ def test_another_system_is_replaced_and_a_kill_leaves_no_mixture(folder: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sosampler.baselines.base.replacing", stop)
+        patch.setattr("sosampler.baselines.base.write_text", stop)
         with pytest.raises(KeyboardInterrupt):
             save_baseline(folder, make("liteeval"), {})
     assert not is_baseline_folder(folder)  # the old weights are no longer under any settings

@@ -82,7 +82,7 @@ class EveryOther(Baseline):
         first[:, 0] = True
         return BaselineOutput(self.activate(self.logits(views)), self.looked(views) & views.real, first)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         return matrix_gmacs(self.layer) * torch.ones(len(seen.seen_heavy))
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
@@ -228,7 +228,7 @@ def test_views_in_half_precision_are_raised_and_unreal_places_filled() -> None:
     views, _ = some_views(3)
     mask = torch.tensor([[True, True, False, False]] * 3)
     half = Views(views.heavy.half(), views.light.double(), mask)
-    raised = EveryOther().check(half)
+    raised = half.to(torch.device("cpu"))
     assert raised.heavy.dtype == torch.float32
     assert raised.light.dtype == torch.float64
     poisoned = Views(views.heavy.masked_fill(~mask[:, :, None], torch.nan), views.light, mask).filled()

@@ -635,8 +635,8 @@ def test_batches_of_an_epoch_hold_every_example_once(pictures: Path) -> None:
 
 
 def _keys(batches: ClassifierBatches, epoch: int, begin: int = 0) -> list:
-    batches._sampler.epoch, batches._sampler.begin = epoch, begin
-    return list(batches._sampler)
+    batches.epoch(epoch, begin)
+    return list(batches._keys)
 
 
 def _pixels(path: Path) -> torch.Tensor:

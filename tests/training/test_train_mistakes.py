@@ -158,7 +158,7 @@ def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_
     with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank has 8"):
         so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [9, 50], "reinforce": {"num_frames": 9}})
     with pytest.raises(so.InvalidArgument, match="needs a classifier that averages the logits"):
-        check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10, 6)
+        check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10)
     with pytest.raises(so.InvalidArgument, match="choose one of: sosampler, ocsampler, scsampler"):
         so.train(bank, out=tmp_path / "run", sampler="glimpse")
     with pytest.raises(so.InvalidArgument, match="must be at least num_frames=6 of reinforce"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,13 +138,11 @@ def test_features_that_were_broken_off_go_on(
 
     @contextmanager
     def stopping(what: str, total: int, *, done: int = 0) -> Iterator[Any]:
-        numbers = count(done + 1)
-
-        def advance() -> None:
-            if next(numbers) == 6:
+        def reach(number: int) -> None:
+            if number == 6:
                 raise KeyboardInterrupt
 
-        yield SimpleNamespace(advance=advance)
+        yield SimpleNamespace(reach=reach)
 
     classifier = so.create_classifier(networks.classifier)
     with monkeypatch.context() as patch:

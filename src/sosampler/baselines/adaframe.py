@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_bool, check_float, check_int
-from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, candidates_of_ranks, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.sosampler import log_label_confidence
 
@@ -51,35 +51,8 @@ class Memory(NamedTuple):
     positions: Tensor  # int64 [B, M], candidates
 
 
-class Episode(NamedTuple):
-    """S frames of training, S − 1 jumps between them."""
-
-    logits: Tensor  # [B, S, C]
-    utilities: Tensor  # [B, S]
-    means: Tensor  # [B, S − 1], of the Gaussians; carries the gradient of the policy
-    locations: Tensor  # [B, S − 1], drawn from them
-    positions: Tensor  # int64 [B, S], candidates that were seen
-
-
 class AdaFrame(Baseline):
-    """An LSTM with a global memory that chooses its next frame.
-
-    Args:
-        heavy_width: features of a frame from the heavy network.
-        light_width: features of a frame from the light network.
-        num_classes: classes, at least 2.
-        hidden: units of the LSTM.
-        width: of the memory's entries.
-        memory_frames: number of evenly spread candidates for the light network.
-        max_steps: frames in training, and the maximum at run time.
-        patience: stop after this many steps in a row without a new highest utility.
-        deviation: standard deviation of the location in training.
-        discount: of rewards, per step.
-        rollouts: episodes of every video in a training batch.
-        policy_weight: of the REINFORCE loss.
-        utility_weight: of the regression of the utility.
-        multi_label: classes do not exclude each other.
-    """
+    """An LSTM with a global memory that chooses its next frame."""
 
     name = "adaframe"
     threshold = "patience"
@@ -87,21 +60,21 @@ class AdaFrame(Baseline):
 
     def __init__(
         self,
-        heavy_width: int,
-        light_width: int,
-        num_classes: int,
+        heavy_width: int,  # features of a frame from the heavy network
+        light_width: int,  # features of a frame from the light network
+        num_classes: int,  # at least 2
         *,
-        hidden: int = 512,
-        width: int = 128,
-        memory_frames: int = 16,
-        max_steps: int = 10,
-        patience: int = 2,
-        deviation: float = 0.1,
-        discount: float = 0.9,
-        rollouts: int = 1,
-        policy_weight: float = 1.0,
-        utility_weight: float = 1.0,
-        multi_label: bool = False,
+        hidden: int = 512,  # units of the LSTM
+        width: int = 128,  # of the memory's entries
+        memory_frames: int = 16,  # evenly spread candidates for the light network
+        max_steps: int = 10,  # frames in training, and the maximum at run time
+        patience: int = 2,  # stop after this many steps in a row without a new highest utility
+        deviation: float = 0.1,  # standard deviation of the location in training
+        discount: float = 0.9,  # of rewards, per step
+        rollouts: int = 1,  # episodes of every video in a training batch
+        policy_weight: float = 1.0,  # of the REINFORCE loss
+        utility_weight: float = 1.0,  # of the regression of the utility
+        multi_label: bool = False,  # classes do not exclude each other
     ) -> None:
         config: dict[str, Any] = {
             "heavy_width": check_int("heavy_width", heavy_width),
@@ -136,7 +109,7 @@ class AdaFrame(Baseline):
     def remember(self, views: Views) -> Memory:
         """Encode the light features of evenly spread real candidates."""
         positions, real = evenly_spread(views.real, self.config["memory_frames"])
-        light = views.light.gather(1, positions[:, :, None].expand(-1, -1, views.light.shape[2]))
+        light = views.light.take_along_dim(positions[:, :, None], 1)
         entries = self.memorise(light) + self._encode(relative_position(positions, views.real))
         return Memory(entries, real, positions)
 
@@ -152,54 +125,37 @@ class AdaFrame(Baseline):
         output = StepOutput(self.classify(hidden), self.locate(hidden)[:, 0].sigmoid(), self.value(hidden)[:, 0])
         return output, state
 
-    def episode(self, views: Views, generator: torch.Generator | None) -> Episode:
-        """Run `max_steps` steps with locations drawn around those of the agent."""
+    def loss(
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
+        """Return the mean over videos and S steps of cross-entropy, REINFORCE and squared error of the utility."""
+        rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
+        labels, views = labels[rows], views.some(rows)
         memory, state, position = self._start(views)
-        outputs, locations, positions = [], [], [position]
+        source = views.heavy.device if generator is None else generator.device  # so that every device draws the same
+        outputs, jumps = [], []  # drawn locations around those of the agent, S − 1 of [B]
         for step in range(self.max_steps):
-            output, state = self.step(
-                _frames_at(views.heavy, position), relative_position(position, views.real), memory, state
-            )
+            frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]
+            output, state = self.step(frames, relative_position(position, views.real), memory, state)
             outputs.append(output)
             if step + 1 < self.max_steps:
                 # The draw has no gradient. One beyond 0..1 keeps its likelihood and means the first or last frame.
-                drawn = output.location.detach() + self.deviation * _draw_normal(output.location, generator)
-                position = nearest_candidate(drawn.clamp(0, 1), views.real)
-                locations.append(drawn)
-                positions.append(position)
-        return Episode(
-            torch.stack([output.logits for output in outputs], dim=1),
-            torch.stack([output.utility for output in outputs], dim=1),
-            torch.stack([output.location for output in outputs[:-1]], dim=1),
-            torch.stack(locations, dim=1),
-            torch.stack(positions, dim=1),
-        )
-
-    def loss(
-        self,
-        views: Views,
-        labels: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-        phase: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean over videos and steps of cross-entropy, REINFORCE and squared error of the utility."""
-        rows = torch.arange(len(labels), device=labels.device).repeat_interleave(self.config["rollouts"])
-        labels, episode = labels[rows], self.episode(views.some(rows), generator)
-        rewards = margin_gains(margins(self.activate(episode.logits.detach()), labels))
-        returns = discounted(rewards, self.discount)
-        utilities = episode.utilities[:, :-1]
-        # Log-likelihood of the drawn locations up to a constant.
-        log_likelihood = -(((episode.locations - episode.means) / self.deviation) ** 2) / 2
-        prediction = self.label_loss(episode.logits, labels[:, None]).mean()
+                noise = torch.randn(position.shape, generator=generator, device=source).to(position.device)
+                jumps.append(output.location.detach() + self.deviation * noise)
+                position = nearest_candidate(jumps[-1].clamp(0, 1), views.real)
+        logits, means, utilities = (torch.stack(values, dim=1) for values in zip(*outputs, strict=True))  # [B, S, ...]
+        rewards = margin_gains(margins(self.activate(logits.detach()), labels))  # [B, S − 1]
+        returns, utilities = discounted(rewards, self.discount), utilities[:, :-1]
+        # Log-likelihood of the drawn locations up to a constant; the means carry the gradient of the policy.
+        log_likelihood = -(((torch.stack(jumps, dim=1) - means[:, :-1]) / self.deviation) ** 2) / 2
+        prediction = self.label_loss(logits, labels[:, None]).mean()
         policy = -(log_likelihood * (returns - utilities.detach())).mean()
         utility = ((utilities - returns) ** 2).mean()
         total = prediction + self.config["policy_weight"] * policy + self.config["utility_weight"] * utility
         parts = {"prediction": prediction, "policy": policy, "utility": utility, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         real = views.real
         memory, state, position = self._start(views)
         seen_heavy = torch.zeros_like(real)
@@ -210,8 +166,8 @@ class AdaFrame(Baseline):
         highest = views.heavy.new_full((len(real),), -math.inf)
         for _ in range(self.max_steps):
             seen_heavy |= searching[:, None] & (torch.arange(real.shape[1], device=real.device) == position[:, None])
-            frames, locations = _frames_at(views.heavy, position), relative_position(position, real)
-            output, state = self.step(frames, locations, memory, state)
+            frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]
+            output, state = self.step(frames, relative_position(position, real), memory, state)
             probabilities = torch.where(searching[:, None], self.activate(output.logits), probabilities)
             steps += searching
             stale = torch.where(output.utility > highest, 0, stale + 1)
@@ -224,7 +180,7 @@ class AdaFrame(Baseline):
         seen_light = torch.zeros_like(real).scatter_(1, memory.positions, True)
         return BaselineOutput(probabilities, seen_heavy, seen_light, steps)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         remembered = seen.seen_light.sum(dim=1)
         attention = 2 * remembered * self.config["width"] / 1e9  # similarities, then the weighted sum
         layers = (self.ask, self.place, self.cell, self.classify, self.locate, self.value)
@@ -259,12 +215,6 @@ def evenly_spread(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ranks = torch.where(available > count, ((2 * number + 1) * available) // (2 * count), number)
     used = ranks < available
     return candidates_of_ranks(torch.where(used, ranks, 0), real), used
-
-
-def candidates_of_ranks(ranks: Tensor, real: Tensor) -> Tensor:
-    """Return the positions [B, K] of the real candidates with these ranks [B, K] in their video, counted from 0."""
-    real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
-    return real_first.gather(1, ranks)
 
 
 def nearest_candidate(locations: Tensor, real: Tensor) -> Tensor:
@@ -313,13 +263,3 @@ def _extent(real: Tensor) -> tuple[Tensor, Tensor]:
     first = real.to(torch.uint8).argmax(dim=1)
     last = real.shape[1] - 1 - real.flip(1).to(torch.uint8).argmax(dim=1)
     return first, last - first
-
-
-def _frames_at(features: Tensor, position: Tensor) -> Tensor:
-    return features[torch.arange(len(features), device=features.device), position]
-
-
-def _draw_normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw normal noise of a tensor's shape on the generator's device, so that every device gets the same."""
-    source = like.device if generator is None else generator.device
-    return torch.randn(like.shape, generator=generator, device=source).to(like.device)

@@ -10,23 +10,26 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.files import check_place, replacing, saved_kind
+from sosampler._util.files import check_place, saved_kind, write_text
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
-from sosampler.classifiers.weights import load_weights, read_state, some_of
+from sosampler.classifiers.weights import load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
 from sosampler.samplers.folder import not_finite
 from sosampler.samplers.losses import label_shares
 from sosampler.samplers.sosampler import SOSampler
+
+Rng: TypeAlias = torch.Generator | None  # source of all random draws (`draw_uniform`, `draw_gumbel`)
+Loss = tuple[Tensor, dict[str, Tensor]]  # what to minimise, and its parts without gradient
 
 
 class Views(NamedTuple):
@@ -54,8 +57,9 @@ class Views(NamedTuple):
 
     def to(self, device: torch.device) -> Views:
         """Copy to a device, in at least float32."""
-        mask = None if self.mask is None else self.mask.to(device)
-        return Views(_raised(self.heavy.to(device)), _raised(self.light.to(device)), mask)
+        features = (part.to(device) for part in (self.heavy, self.light))
+        heavy, light = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in features)
+        return Views(heavy, light, None if self.mask is None else self.mask.to(device))
 
 
 class BaselineOutput(NamedTuple):
@@ -87,41 +91,26 @@ class Baseline(nn.Module):
         self.multi_label = bool(config.get("multi_label", False))
 
     def loss(
-        self,
-        views: Views,
-        labels: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-        phase: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss to minimise, and its parts without gradient.
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
+        """Return the loss of a batch in float32 with multi-hot labels [B, C], at least one a video.
 
-        Args:
-            views: of a batch, in float32.
-            labels: multi-hot [B, C], at least one label a video.
-            generator: source of all random draws (`draw_uniform`, `draw_gumbel`).
-            progress: share of the phase that is done, 0 to 1, for what is annealed.
-            phase: one of `phases`; None = the first.
+        `progress`: share of the phase that is done, 0 to 1, for what is annealed. `phase`: None = the first.
         """
         raise NotImplementedError
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         """Run on a batch; called by `run` in eval mode and without gradient."""
         raise NotImplementedError
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
-        """Return giga multiply-adds [B] of the own layers for each video, without the heavy and the light network.
-
-        Args:
-            num_candidates: T.
-            seen: the output of `run`.
-        """
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
+        """Return giga multiply-adds [B] of the own layers for each video, without the heavy and the light network."""
         raise NotImplementedError
 
-    def run(self, views: Views, *, generator: torch.Generator | None = None) -> BaselineOutput:
+    def run(self, views: Views, *, generator: Rng = None) -> BaselineOutput:
         """Classify videos, one decision after another; the same views give the same output."""
-        views = self.check(views)
+        self.check_shapes(views)
+        views = views.to(self.device)
         modes = [(module, module.training) for module in self.modules()]  # they differ within a phase
         self.eval()
         try:
@@ -176,18 +165,7 @@ class Baseline(nn.Module):
         return -(label_shares(labels, logits.dtype) * logits.log_softmax(dim=-1)).sum(dim=-1)
 
     def check_training(self, frames: Tensor, *, smallest_batch: int, phases: Collection[str]) -> None:
-        """Refuse data from which a subclass cannot learn.
-
-        Args:
-            frames: int64 [V], candidates of each video.
-            smallest_batch: videos in the smallest batch.
-            phases: those that are trained.
-        """
-
-    def check(self, views: Views) -> Views:
-        """Check views and copy them to this device, in float32."""
-        self.check_shapes(views)
-        return views.to(self.device)
+        """Refuse data from which a subclass cannot learn; `frames`: int64 [V], candidates of each video."""
 
     def check_shapes(self, views: Views) -> None:
         """Refuse views whose shapes do not fit the config."""
@@ -198,19 +176,18 @@ class Baseline(nn.Module):
                     f"{name} features of shape {list(features.shape)} do not fit {self.name}; "
                     f"give [videos, candidates, {width}]"
                 )
-        if views.heavy.shape[:2] != views.light.shape[:2] or not views.heavy.shape[1]:
+        shape, mask = views.heavy.shape[:2], views.mask
+        if shape != views.light.shape[:2] or not shape[1]:
             raise InvalidArgument(
-                f"heavy and light features are of {list(views.heavy.shape[:2])} and {list(views.light.shape[:2])} "
+                f"heavy and light features are of {list(shape)} and {list(views.light.shape[:2])} "
                 "videos and candidates; give both for the same candidates, at least one"
             )
-        if views.mask is not None:
-            if views.mask.shape != views.heavy.shape[:2] or views.mask.dtype != torch.bool:
-                raise InvalidArgument(
-                    f"a mask of shape {list(views.mask.shape)} and type {views.mask.dtype} does not fit; "
-                    f"give bool {list(views.heavy.shape[:2])}"
-                )
-            if not bool(views.mask.any(dim=1).all()):
-                raise InvalidArgument("a video has no real candidate in the mask; leave out such videos")
+        if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
+            raise InvalidArgument(
+                f"a mask of shape {list(mask.shape)} and type {mask.dtype} does not fit; give bool {list(shape)}"
+            )
+        if mask is not None and not bool(mask.any(dim=1).all()):
+            raise InvalidArgument("a video has no real candidate in the mask; leave out such videos")
 
 
 def matrix_gmacs(*modules: nn.Module) -> float:
@@ -219,13 +196,19 @@ def matrix_gmacs(*modules: nn.Module) -> float:
     return sum(int(weight.numel()) for weight in weights) / 1e9
 
 
-def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
+def candidates_of_ranks(ranks: Tensor, real: Tensor) -> Tensor:
+    """Return the positions [B, K] of the real candidates with these ranks [B, K] in their video, counted from 0."""
+    real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    return real_first.gather(1, ranks)
+
+
+def draw_uniform(shape: tuple[int, ...], generator: Rng, device: torch.device) -> Tensor:
     """Draw numbers in 0..1 on the generator's device, so that every device gets the same from one of the CPU."""
     source = device if generator is None else generator.device
     return torch.rand(shape, generator=generator, device=source).to(device)
 
 
-def draw_gumbel(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
+def draw_gumbel(shape: tuple[int, ...], generator: Rng, device: torch.device) -> Tensor:
     """Draw Gumbel noise, −log(−log u)."""
     tiny = torch.finfo(torch.float32).tiny
     return -(-draw_uniform(shape, generator, device).clamp_min(tiny).log()).clamp_min(tiny).log()
@@ -238,45 +221,28 @@ def decoded_frames(output: BaselineOutput) -> Tensor:
 
 def video_gmacs(baseline: Baseline, output: BaselineOutput, *, heavy_gmacs: float, light_gmacs: float) -> Tensor:
     """Return giga multiply-adds of each video [B], from the cost of one frame in the heavy and the light network."""
-    own = baseline.own_gmacs(output.seen_heavy.shape[1], output)
-    return heavy_gmacs * output.seen_heavy.sum(dim=1) + light_gmacs * output.seen_light.sum(dim=1) + own
+    heavy, light = (seen.sum(dim=1) for seen in (output.seen_heavy, output.seen_light))
+    return heavy_gmacs * heavy + light_gmacs * light + baseline.own_gmacs(output)
 
 
 def predict(baseline: Baseline, views: Views, *, batch_size: int = 256, seed: int = 0) -> BaselineOutput:
     """Run on any number of videos, some at a time; the output is on the CPU."""
     check_int("batch_size", batch_size)
-    generator = torch.Generator().manual_seed(seed)
-    outputs = [
-        baseline.run(views.some(rows), generator=generator) for rows in torch.arange(len(views.heavy)).split(batch_size)
-    ]
-    steps = [output.steps.cpu() for output in outputs if output.steps is not None]
-    return BaselineOutput(
-        torch.cat([output.probabilities.cpu() for output in outputs]),
-        torch.cat([output.seen_heavy.cpu() for output in outputs]),
-        torch.cat([output.seen_light.cpu() for output in outputs]),
-        torch.cat(steps) if steps else None,
-    )
-
-
-def _raised(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-LIGHT_SIZE = 128  # pixels, as for samplers
-_SEED = 0
+    generator, batches = torch.Generator().manual_seed(seed), torch.arange(len(views.heavy)).split(batch_size)
+    outputs = [baseline.run(views.some(rows), generator=generator) for rows in batches]
+    fields = zip(*outputs, strict=True)
+    return BaselineOutput(*(None if parts[0] is None else torch.cat(parts).cpu() for parts in fields))
 
 
 def light_network(weights: str | Path) -> SOSampler:
     """Return MobileNetV2 without shift, frozen; the same weights always give the same fingerprint.
 
-    It is a sampler because banks store features of these; its score is not used.
-
-    Args:
-        weights: of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained".
+    It is a sampler because banks store features of these; its score is not used. `weights`: a safetensors file with
+    torchvision's or timm's names, or "pretrained".
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_SEED)  # the head that is not used is part of the fingerprint
-        network = SOSampler(backbone=MOBILENET, shift=0, input_size=LIGHT_SIZE)
+        torch.default_generator.manual_seed(0)  # the head that is not used is part of the fingerprint
+        network = SOSampler(backbone=MOBILENET, shift=0, input_size=128)
     load_backbone_weights(network.backbone, weights)
     return network.freeze()
 
@@ -284,22 +250,14 @@ def light_network(weights: str | Path) -> SOSampler:
 # ---- the folder of a trained baseline: config.json and model.safetensors; never pickled weights
 
 KIND = "sosampler system"  # of the folder, in config.json
-_KEYS = ("name", "config", "about")  # besides kind
 
 
 def save_baseline(folder: str | Path, baseline: Baseline, about: Mapping[str, Any]) -> None:
     """Write a baseline; each file is written atomically, config.json last.
 
     Another baseline in the folder is replaced: its config.json is deleted first, so that a kill never leaves new
-    weights with old settings.
-
-    Args:
-        folder: created where needed; one that holds something else is refused.
-        baseline: of one of the classes of `list_systems`.
-        about: how it was trained, as JSON values.
+    weights with old settings. A folder that holds something else is refused. `about`: how it was trained, as JSON.
     """
-    from safetensors.torch import save
-
     folder = Path(folder)
     check_place(folder, KIND, "baseline")
     if baseline.name not in list_systems():
@@ -313,12 +271,9 @@ def save_baseline(folder: str | Path, baseline: Baseline, about: Mapping[str, An
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"about={about!r} must be JSON values ({error}); convert them") from error
     folder.mkdir(parents=True, exist_ok=True)
-    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in baseline.state_dict().items()}
     (folder / CONFIG).unlink(missing_ok=True)
-    with replacing(folder / WEIGHTS) as temporary:
-        temporary.write_bytes(save(copies, metadata={"format": "pt"}))
-    with replacing(folder / CONFIG) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_state(folder / WEIGHTS, baseline.state_dict(), metadata={"format": "pt"})
+    write_text(folder / CONFIG, text)
 
 
 def load_system(folder: str | Path, device: str | None = None) -> Baseline:
@@ -328,7 +283,7 @@ def load_system(folder: str | Path, device: str | None = None) -> Baseline:
         folder: of `train`.
         device: None: the CPU.
     """
-    target = None if device is None else check_device(device)
+    target = check_device("cpu" if device is None else device)
     if not isinstance(folder, (str, Path)):
         raise InvalidArgument(f"folder={folder!r} must be a path; give the folder of a trained baseline")
     folder = Path(folder)
@@ -354,8 +309,8 @@ def load_system(folder: str | Path, device: str | None = None) -> Baseline:
         raise WeightsError(f"{folder / CONFIG}: {first_line(error)}; fix it, or train the baseline again") from error
     load_weights(baseline, state, where=str(folder / WEIGHTS))
     baseline.about = about
-    baseline.requires_grad_(False).eval()
-    return baseline if target is None else baseline.to(target)
+    baseline.requires_grad_(False).eval().to(target)
+    return baseline
 
 
 def is_baseline_folder(path: Any) -> bool:
@@ -385,19 +340,20 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         raise WeightsError(
             f"{path}: is not JSON ({first_line(error)}); train the baseline again, or copy the file again"
         ) from error
-    if not isinstance(config_file, dict) or config_file.get("kind") != KIND:
-        kind = config_file.get("kind") if isinstance(config_file, dict) else None
+    kind = config_file.get("kind") if isinstance(config_file, dict) else None
+    if kind != KIND:
         what = f"a {kind}" if isinstance(kind, str) else "something else"
         raise WeightsError(
             f"{folder}: holds {what} instead of a baseline; give the folder of a trained {', '.join(list_systems())}"
         )
-    missing = [key for key in _KEYS if key not in config_file]
-    if missing or not isinstance(config_file["config"], dict) or not isinstance(config_file["about"], dict):
+    missing = [key for key in ("name", "config", "about") if key not in config_file]
+    name, config, about = (config_file.get(key) for key in ("name", "config", "about"))
+    if missing or not isinstance(config, dict) or not isinstance(about, dict):
         lacks = f"lacks {', '.join(missing)}" if missing else "holds settings that are not those of a baseline"
         raise WeightsError(f"{path}: {lacks}; train the baseline again, or copy the file again")
-    if config_file["name"] not in list_systems():
+    if name not in list_systems():
         raise WeightsError(
-            f"{path}: {config_file['name']!r} is no baseline of this version ({', '.join(list_systems())}); "
+            f"{path}: {name!r} is no baseline of this version ({', '.join(list_systems())}); "
             "if a newer sosampler wrote it, install that one"
         )
-    return config_file["name"], config_file["config"], config_file["about"]
+    return name, config, about

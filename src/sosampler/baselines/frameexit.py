@@ -12,13 +12,14 @@ frame of each of equal segments is used; neck, gates and classifiers are counted
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_bool, check_float, check_int
-from sosampler.baselines.base import Baseline, BaselineOutput, Views, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, candidates_of_ranks, matrix_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import frameexit_order, uniform
 
@@ -26,18 +27,7 @@ from sosampler.policies.positional import frameexit_order, uniform
 class FrameExit(Baseline):
     """Early exit over frames in a fixed order.
 
-    Args:
-        heavy_width: D, features of a frame.
-        num_classes: C.
-        max_frames: K, frames that are seen where no gate closes; each number of frames has its own classifier, which
-            learns only from videos with that many candidates.
-        neck_width: of the layer between the heavy features and their maximum; None where the heavy features are already
-            those of a FrameExit head.
-        gate_widths: of the two projections in each gate.
-        beta: loss at which a gate is trained to exit; a larger one exits earlier. To be chosen on a dev split.
-        first_exit: exit after one frame if the highest probability is above this.
-        gate_exit: exit after later frames if the gate is below this; gates are trained for 0.5.
-        multi_label: probabilities by sigmoid instead of softmax.
+    Each number of frames has its own classifier, which learns only from videos with that many candidates.
     """
 
     name = "frameexit"
@@ -47,32 +37,31 @@ class FrameExit(Baseline):
 
     def __init__(
         self,
-        heavy_width: int,
+        heavy_width: int,  # D, features of a frame
         num_classes: int,
         *,
-        max_frames: int = 10,
-        neck_width: int | None = 4096,
-        gate_widths: Sequence[int] = (128, 64),
-        beta: float = 1e-3,
-        first_exit: float = 0.99,
-        gate_exit: float = 0.5,
-        multi_label: bool = False,
+        max_frames: int = 10,  # K, frames that are seen where no gate closes
+        neck_width: int | None = 4096,  # of the layer before the maximum; None: the features are of a FrameExit head
+        gate_widths: Sequence[int] = (128, 64),  # of the two projections in each gate
+        beta: float = 1e-3,  # loss at which gates are trained to exit; a larger one exits earlier; choose it on dev
+        first_exit: float = 0.99,  # exit after one frame if the highest probability is above this
+        gate_exit: float = 0.5,  # exit after later frames if the gate is below this; gates are trained for 0.5
+        multi_label: bool = False,  # probabilities by sigmoid instead of softmax
     ) -> None:
         if len(gate_widths) != 2:
             raise InvalidArgument(f"gate_widths={gate_widths!r} must be two ints")
-        super().__init__(
-            {
-                "heavy_width": check_int("heavy_width", heavy_width),
-                "num_classes": check_int("num_classes", num_classes),
-                "max_frames": check_int("max_frames", max_frames),
-                "neck_width": None if neck_width is None else check_int("neck_width", neck_width),
-                "gate_widths": [check_int("gate_widths", width) for width in gate_widths],
-                "beta": check_float("beta", beta, above=0),
-                "first_exit": check_float("first_exit", first_exit, at_least=0),
-                "gate_exit": check_float("gate_exit", gate_exit, at_least=0),
-                "multi_label": check_bool("multi_label", multi_label),
-            }
-        )
+        config = {
+            "heavy_width": check_int("heavy_width", heavy_width),
+            "num_classes": check_int("num_classes", num_classes),
+            "max_frames": check_int("max_frames", max_frames),
+            "neck_width": None if neck_width is None else check_int("neck_width", neck_width),
+            "gate_widths": [check_int("gate_widths", width) for width in gate_widths],
+            "beta": check_float("beta", beta, above=0),
+            "first_exit": check_float("first_exit", first_exit, at_least=0),
+            "gate_exit": check_float("gate_exit", gate_exit, at_least=0),
+            "multi_label": check_bool("multi_label", multi_label),
+        }
+        super().__init__(config)
         width = heavy_width if neck_width is None else neck_width
         self.max_frames = max_frames
         self.neck = nn.Identity() if neck_width is None else _projection(heavy_width, neck_width)
@@ -80,36 +69,20 @@ class FrameExit(Baseline):
         # The first exit has a threshold and the last needs no decision; gates[i] follows frame i + 1 (from 0).
         self.gates = nn.ModuleList(Gate(width, *gate_widths) for _ in range(max_frames - 2))
 
-    def set_exits(self, *, first_exit: float | None = None, gate_exit: float | None = None) -> FrameExit:
-        """Set other thresholds; a higher `first_exit` or a lower `gate_exit` sees more frames."""
-        given = {"first_exit": first_exit, "gate_exit": gate_exit}
-        self.config |= {
-            name: check_float(name, value, at_least=0) for name, value in given.items() if value is not None
-        }
-        return self
-
     def loss(
-        self,
-        views: Views,
-        labels: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-        phase: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a phase.
-
-        Phase "classifiers": mean over the steps of a video of their label losses, then over videos.
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
+        """Phase "classifiers": mean over the steps of a video of their label losses, then over videos.
 
         Phase "gates", after `train_phase("gates")`: binary cross-entropy of all gates, mean over their decisions.
         """
         visits, visited = visiting_order(views.real, self.max_frames)
+        with torch.set_grad_enabled(phase != "gates" and torch.is_grad_enabled()):
+            pooled = self._pooled(views, visits, visited)
+            losses = self._step_losses(pooled, labels)
         if phase == "gates":
-            with torch.no_grad():
-                pooled = self._pooled(views, visits, visited)
-                losses = self._step_losses(pooled, labels)
             return self._gate_loss(pooled, exit_labels(losses, self.config["beta"]), visited)
-        losses = self._step_losses(self._pooled(views, visits, visited), labels).masked_fill(~visited, 0)
+        losses = losses.masked_fill(~visited, 0)
         total = (losses.sum(dim=1) / visited.sum(dim=1)).mean()
         last = losses.gather(1, visited.sum(dim=1, keepdim=True) - 1).mean()
         return total, {"first": losses[:, 0].mean().detach(), "last": last.detach()}
@@ -125,14 +98,12 @@ class FrameExit(Baseline):
         if "gates" in phases and len(self.gates) and not bool((visited > 2).any()):
             raise _nothing_to_decide()
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         visits, visited = visiting_order(views.real, self.max_frames)
         last = visited.sum(dim=1) - 1  # [B], the step that ends in any case
-        batch, device = len(visits), visits.device
-        probabilities = views.heavy.new_zeros(batch, self.config["num_classes"])
-        seen = torch.zeros_like(views.real)
-        gates_run = torch.zeros(batch, dtype=torch.int64, device=device)
-        rows = torch.arange(batch, device=device)  # videos that have not exited
+        probabilities = views.heavy.new_zeros(len(last), self.config["num_classes"])
+        seen, gates_run = torch.zeros_like(views.real), torch.zeros_like(last)
+        rows = torch.arange(len(last), device=last.device)  # videos that have not exited
         pooled = views.heavy.new_empty(0)  # [len(rows), W]
         for step in range(visits.shape[1]):
             positions = visits[rows, step]
@@ -156,23 +127,19 @@ class FrameExit(Baseline):
                 break
         return BaselineOutput(probabilities, seen, torch.zeros_like(seen), gates_run)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         """Count the neck for each frame, the gates that ran, the first classifier and that of the exit.
 
         `seen.steps` counts the gates that ran; each projects two pooled features.
         """
         frames = seen.seen_heavy.sum(dim=1)
         gates_run = frames * 0 if seen.steps is None else seen.steps
-        gate = self.gates[0].gmacs() if len(self.gates) else 0.0
-        return (
-            matrix_gmacs(self.neck) * frames
-            + gate * gates_run
-            + matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
-        )
+        gate = sum(2 * matrix_gmacs(gate.project) + matrix_gmacs(gate.decide) for gate in self.gates[:1])
+        classifiers = matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
+        return matrix_gmacs(self.neck) * frames + gate * gates_run + classifiers
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
-        trained = [self.gates] if phase == "gates" else [self.neck, self.classifiers]
-        for module in trained:
+        for module in [self.gates] if phase == "gates" else [self.neck, self.classifiers]:
             yield from module.parameters()
 
     def train_phase(self, phase: str) -> None:
@@ -192,11 +159,9 @@ class FrameExit(Baseline):
         return self.label_loss(torch.stack(logits, dim=1), labels[:, None])
 
     def _gate_loss(self, pooled: Tensor, exits: Tensor, visited: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # No gate decides at a video's last frame, so none is trained there.
-        decides = torch.cat([visited[:, 1:], torch.zeros_like(visited[:, :1])], dim=1)
         values, targets = [pooled.new_zeros(0)], [pooled.new_zeros(0)]
         for step in range(1, pooled.shape[1] - 1):
-            rows = decides[:, step].nonzero()[:, 0]
+            rows = visited[:, step + 1].nonzero()[:, 0]  # no gate decides at a video's last frame
             if len(rows):
                 values.append(self.gates[step - 1](pooled[rows, step], pooled[rows, step - 1]))
                 targets.append((~exits[rows, step]).to(pooled.dtype))
@@ -225,12 +190,8 @@ class Gate(nn.Module):
 
     def forward(self, now: Tensor, before: Tensor) -> Tensor:
         """[B, W] twice -> logits [B]."""
-        both: Tensor = self.project(torch.cat([now, before]))
-        logits: Tensor = self.decide(torch.cat(both.chunk(2), dim=1))[:, 0]
-        return logits
-
-    def gmacs(self) -> float:
-        return 2 * matrix_gmacs(self.project) + matrix_gmacs(self.decide)
+        both = self.project(torch.cat([now, before]))
+        return self.decide(torch.cat(both.chunk(2), dim=1))[:, 0]
 
 
 def visiting_order(real: Tensor, max_frames: int) -> tuple[Tensor, Tensor]:
@@ -240,7 +201,6 @@ def visiting_order(real: Tensor, max_frames: int) -> tuple[Tensor, Tensor]:
     it is the order over the middles of `max_frames` equal segments. K is `max_frames`, or T if that is less.
     """
     steps = min(max_frames, real.shape[1])
-    real_positions = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # real ones first, in time order
     counts = real.sum(dim=1)
     ranks = torch.zeros(len(real), steps, dtype=torch.int64, device=real.device)
     for count in counts.unique().tolist():
@@ -248,15 +208,12 @@ def visiting_order(real: Tensor, max_frames: int) -> tuple[Tensor, Tensor]:
         grid = uniform(count, visits)[frameexit_order(visits)]
         ranks[counts == count, :visits] = torch.from_numpy(grid).to(real.device)
     visited = torch.arange(steps, device=real.device) < counts[:, None]
-    return real_positions.gather(1, ranks), visited
+    return candidates_of_ranks(ranks, real), visited
 
 
 def running_max(frames: Tensor) -> Tensor:
     """Return the element-wise maximum over frames 0..t for every t, [B, K, W] -> [B, K, W]."""
-    pooled = [frames[:, 0]]
-    for step in range(1, frames.shape[1]):
-        pooled.append(torch.maximum(pooled[-1], frames[:, step]))
-    return torch.stack(pooled, dim=1)
+    return torch.stack(list(accumulate(frames.unbind(1), torch.maximum)), dim=1)
 
 
 def exit_labels(losses: Tensor, beta: float) -> Tensor:

@@ -12,36 +12,18 @@ so that the number of frames is near the target only as far as the gates are nea
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_bool, check_float, check_int, one_of
-from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
+from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, draw_gumbel, matrix_gmacs
 from sosampler.errors import InvalidArgument
-
-BUDGET_PER = ("video", "batch")
 
 State = tuple[Tensor, Tensor]  # hidden and cell, [B, H] each
 
 
 class LiteEval(Baseline):
-    """Coarse and fine LSTM with a gate between them.
-
-    Args:
-        heavy_width: D, heavy features of a frame.
-        light_width: d, light features of a frame.
-        num_classes: C.
-        coarse_width: state of the coarse LSTM.
-        fine_width: state of the fine LSTM, at least `coarse_width`.
-        target: share of the frames for which the gate should open.
-        budget: weight of the budget term.
-        budget_per: "video": the target holds for every video; "batch": videos may differ.
-        temperature: of the Gumbel-softmax at the start and at the end of training.
-        gate_open: at run time the gate opens where its probability of opening is above this; 0 opens it always.
-        multi_label: probabilities by sigmoid instead of softmax.
-    """
+    """Coarse and fine LSTM with a gate between them."""
 
     name = "liteeval"
     threshold = "gate_open"
@@ -49,18 +31,18 @@ class LiteEval(Baseline):
 
     def __init__(
         self,
-        heavy_width: int,
-        light_width: int,
+        heavy_width: int,  # D, heavy features of a frame
+        light_width: int,  # d, light features of a frame
         num_classes: int,
         *,
-        coarse_width: int = 64,
-        fine_width: int = 512,
-        target: float = 0.3,
-        budget: float = 2.0,
-        budget_per: str = "video",
-        temperature: tuple[float, float] = (5.0, 0.5),
-        gate_open: float = 0.5,
-        multi_label: bool = False,
+        coarse_width: int = 64,  # state of the coarse LSTM
+        fine_width: int = 512,  # state of the fine LSTM, at least `coarse_width`
+        target: float = 0.3,  # share of the frames for which the gate should open
+        budget: float = 2.0,  # weight of the budget term
+        budget_per: str = "video",  # the target holds for every video; "batch": videos may differ
+        temperature: tuple[float, float] = (5.0, 0.5),  # of the Gumbel-softmax at the start and at the end of training
+        gate_open: float = 0.5,  # at run time the gate opens where its probability is above this; 0 opens it always
+        multi_label: bool = False,  # probabilities by sigmoid instead of softmax
     ) -> None:
         if fine_width < coarse_width:
             raise InvalidArgument(
@@ -73,21 +55,20 @@ class LiteEval(Baseline):
             raise InvalidArgument(f"gate_open={gate_open!r} must be a probability from 0 to 1")
         if len(temperature) != 2:
             raise InvalidArgument(f"temperature={temperature!r} must be two numbers, at the start and at the end")
-        super().__init__(
-            {
-                "heavy_width": check_int("heavy_width", heavy_width),
-                "light_width": check_int("light_width", light_width),
-                "num_classes": check_int("num_classes", num_classes),
-                "coarse_width": check_int("coarse_width", coarse_width),
-                "fine_width": check_int("fine_width", fine_width),
-                "target": float(target),
-                "budget": check_float("budget", budget, at_least=0),
-                "budget_per": one_of("budget_per", budget_per, BUDGET_PER),
-                "temperature": [check_float("temperature", value, above=0) for value in temperature],
-                "gate_open": float(gate_open),
-                "multi_label": check_bool("multi_label", multi_label),
-            }
-        )
+        config = {
+            "heavy_width": check_int("heavy_width", heavy_width),
+            "light_width": check_int("light_width", light_width),
+            "num_classes": check_int("num_classes", num_classes),
+            "coarse_width": check_int("coarse_width", coarse_width),
+            "fine_width": check_int("fine_width", fine_width),
+            "target": float(target),
+            "budget": check_float("budget", budget, at_least=0),
+            "budget_per": one_of("budget_per", budget_per, ("video", "batch")),
+            "temperature": [check_float("temperature", value, above=0) for value in temperature],
+            "gate_open": float(gate_open),
+            "multi_label": check_bool("multi_label", multi_label),
+        }
+        super().__init__(config)
         self.coarse = nn.LSTMCell(light_width, coarse_width)
         self.fine = nn.LSTMCell(heavy_width + light_width, fine_width)
         self.gate = nn.Linear(coarse_width + fine_width, 2)  # closed, open
@@ -99,14 +80,8 @@ class LiteEval(Baseline):
         return float(start * (end / start) ** progress)
 
     def loss(
-        self,
-        views: Views,
-        labels: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-        phase: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
         """Return the label loss after the last frame + budget · (mean gate − target)²."""
         real, views = views.real, views.filled()
         coarse, fine = self._start(views)
@@ -130,18 +105,18 @@ class LiteEval(Baseline):
         parts = {"label": label.detach(), "budget": budget.detach(), "usage": usage.detach()}
         return label + self.config["budget"] * budget, parts
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         real = views.real
         coarse, fine = self._start(views)
         opened = torch.zeros_like(real)
-        min_gap = log_odds(self.config["gate_open"])  # of the gate's two logits
+        min_gap = torch.tensor(self.config["gate_open"], dtype=torch.float64).logit().item()  # of the gate's two logits
         for step in range(real.shape[1]):
             rows = real[:, step].nonzero()[:, 0]
             if not len(rows):
                 continue
             light = views.light[rows, step]
-            coarse_here, fine_here = _rows(coarse, rows), _rows(fine, rows)
-            coarse_here = self.coarse(light, coarse_here)
+            fine_here = _rows(fine, rows)
+            coarse_here = self.coarse(light, _rows(coarse, rows))
             logits = self._gate_logits(coarse_here, fine_here)
             opening = (logits[:, 1] - logits[:, 0] > min_gap).nonzero()[:, 0]
             next_fine = synchronise(fine_here, coarse_here)
@@ -154,21 +129,19 @@ class LiteEval(Baseline):
             coarse, fine = _put(coarse, rows, coarse_here), _put(fine, rows, next_fine)
         return BaselineOutput(self.activate(self.classify(fine[0])), opened, real)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         """Count coarse LSTM and gate for each frame, the fine LSTM where the gate opened, the class layer once."""
         always = matrix_gmacs(self.coarse, self.gate) * seen.seen_light.sum(dim=1)
         return always + matrix_gmacs(self.fine) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classify)
 
     def _start(self, views: Views) -> tuple[State, State]:
-        batch = len(views.light)
-        coarse = views.light.new_zeros(batch, self.config["coarse_width"])
-        fine = views.light.new_zeros(batch, self.config["fine_width"])
+        widths = (self.config["coarse_width"], self.config["fine_width"])
+        coarse, fine = (views.light.new_zeros(len(views.light), width) for width in widths)
         return (coarse, coarse), (fine, fine)
 
     def _gate_logits(self, coarse: State, fine: State) -> Tensor:
         """Return [B, 2] from the coarse state after this frame and the fine one before it."""
-        logits: Tensor = self.gate(torch.cat([coarse[0], fine[0]], dim=1))
-        return logits
+        return self.gate(torch.cat([coarse[0], fine[0]], dim=1))
 
 
 def synchronise(fine: State, coarse: State) -> State:
@@ -176,17 +149,6 @@ def synchronise(fine: State, coarse: State) -> State:
     width = coarse[0].shape[1]
     hidden, cell = (torch.cat([small, large[:, width:]], dim=1) for small, large in zip(coarse, fine, strict=True))
     return hidden, cell
-
-
-def log_odds(probability: float) -> float:
-    """Return log(p / (1 − p)), the logit at which a sigmoid is p.
-
-    >>> log_odds(0.5), log_odds(0.0), log_odds(1.0)
-    (0.0, -inf, inf)
-    """
-    if 0 < probability < 1:
-        return math.log(probability / (1 - probability))
-    return math.inf if probability else -math.inf
 
 
 def _mix(gate: Tensor, opened: State, closed: State) -> State:

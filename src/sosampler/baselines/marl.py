@@ -27,8 +27,17 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_bool, check_float, check_int
-from sosampler.baselines.adaframe import candidates_of_ranks, discount_factor, discounted
-from sosampler.baselines.base import Baseline, BaselineOutput, Views, draw_gumbel, matrix_gmacs
+from sosampler.baselines.adaframe import discount_factor, discounted
+from sosampler.baselines.base import (
+    Baseline,
+    BaselineOutput,
+    Loss,
+    Rng,
+    Views,
+    candidates_of_ranks,
+    draw_gumbel,
+    matrix_gmacs,
+)
 from sosampler.samplers.sosampler import log_label_confidence
 
 STAY, LEFT, RIGHT = range(3)  # on a tie the first wins: stay
@@ -46,22 +55,7 @@ class Episode(NamedTuple):
 
 
 class MARL(Baseline):
-    """Agents that step left or right until all stay.
-
-    Args:
-        heavy_width: features of a frame from the heavy network.
-        num_classes: classes, at least 2.
-        agents: frames that the prediction is averaged over.
-        stride: real candidates per move.
-        max_steps: max moves of each agent.
-        hidden: units of the GRU.
-        width: of the observation of one frame.
-        discount: of rewards, per step.
-        rollouts: of every video in a training batch, at least 2.
-        policy_weight: of the REINFORCE loss.
-        entropy_weight: of the entropy bonus at the start of training; it falls to 0.
-        multi_label: classes do not exclude each other.
-    """
+    """Agents that step left or right until all stay."""
 
     name = "marl"
     threshold = "agents"
@@ -69,19 +63,19 @@ class MARL(Baseline):
 
     def __init__(
         self,
-        heavy_width: int,
-        num_classes: int,
+        heavy_width: int,  # features of a frame from the heavy network
+        num_classes: int,  # at least 2
         *,
-        agents: int = 5,
-        stride: int = 1,
-        max_steps: int = 5,
-        hidden: int = 512,
-        width: int = 256,
-        discount: float = 0.9,
-        rollouts: int = 4,
-        policy_weight: float = 1.0,
-        entropy_weight: float = 0.01,
-        multi_label: bool = False,
+        agents: int = 5,  # frames that the prediction is averaged over
+        stride: int = 1,  # real candidates per move
+        max_steps: int = 5,  # max moves of each agent
+        hidden: int = 512,  # units of the GRU
+        width: int = 256,  # of the observation of one frame
+        discount: float = 0.9,  # of rewards, per step
+        rollouts: int = 4,  # of every video in a training batch, at least 2
+        policy_weight: float = 1.0,  # of the REINFORCE loss
+        entropy_weight: float = 0.01,  # of the entropy bonus at the start of training; it falls to 0
+        multi_label: bool = False,  # classes do not exclude each other
     ) -> None:
         config: dict[str, Any] = {
             "heavy_width": check_int("heavy_width", heavy_width),
@@ -129,13 +123,13 @@ class MARL(Baseline):
         last = real.sum(dim=1, keepdim=True) - 1
         return (ranks + self.stride * step).clamp_min(0).minimum(last)
 
-    def episode(self, views: Views, generator: torch.Generator | None) -> Episode:
+    def episode(self, views: Views, generator: Rng) -> Episode:
         """Run `max_steps` moves drawn from the policy; a video where all agents stayed is done."""
         real = views.real
         ranks = self.start(real)
         state = views.heavy.new_zeros(*ranks.shape, self.config["hidden"])
         moving = torch.ones(len(ranks), dtype=torch.bool, device=ranks.device)
-        frames = _frames_at(views.heavy, candidates_of_ranks(ranks, real))
+        frames = views.heavy.take_along_dim(candidates_of_ranks(ranks, real)[:, :, None], 1)
         visited, predictions = [ranks], [self.average(frames)]
         likelihoods, entropies, movings = [], [], []
         for _ in range(self.max_steps):
@@ -147,7 +141,7 @@ class MARL(Baseline):
             movings.append(moving)
             ranks = torch.where(moving[:, None], self.move(ranks, actions, real), ranks)
             moving = moving & (actions != STAY).any(dim=1)
-            frames = _frames_at(views.heavy, candidates_of_ranks(ranks, real))
+            frames = views.heavy.take_along_dim(candidates_of_ranks(ranks, real)[:, :, None], 1)
             visited.append(ranks)
             predictions.append(self.average(frames))
         return Episode(
@@ -159,14 +153,8 @@ class MARL(Baseline):
         )
 
     def loss(
-        self,
-        views: Views,
-        labels: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        progress: float = 1.0,
-        phase: str | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, views: Views, labels: Tensor, *, generator: Rng = None, progress: float = 1.0, phase: str | None = None
+    ) -> Loss:
         """Return cross-entropy of the averaged prediction, REINFORCE and entropy; means over videos, steps, agents."""
         rollouts = self.config["rollouts"]
         rows = torch.arange(len(labels), device=labels.device).repeat_interleave(rollouts)
@@ -184,7 +172,7 @@ class MARL(Baseline):
         parts = {"prediction": prediction, "policy": policy, "entropy": entropy, "reward": rewards.sum(dim=1).mean()}
         return total, {key: value.detach() for key, value in parts.items()}
 
-    def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         real = views.real
         ranks = self.start(real)
         state = views.heavy.new_zeros(*ranks.shape, self.config["hidden"])
@@ -193,7 +181,7 @@ class MARL(Baseline):
         positions = candidates_of_ranks(ranks, real)
         seen = torch.zeros_like(real).scatter_(1, positions, True)
         for _ in range(self.max_steps):
-            moves, state = self.advise(_frames_at(views.heavy, positions), ranks, real, state)
+            moves, state = self.advise(views.heavy.take_along_dim(positions[:, :, None], 1), ranks, real, state)
             actions = moves.argmax(dim=2)
             steps += moving
             moving = moving & (actions != STAY).any(dim=1)
@@ -202,14 +190,14 @@ class MARL(Baseline):
             ranks = torch.where(moving[:, None], self.move(ranks, actions, real), ranks)
             positions = candidates_of_ranks(ranks, real)
             seen = seen.scatter(1, positions, True)
-        probabilities = self.average(_frames_at(views.heavy, positions))
+        probabilities = self.average(views.heavy.take_along_dim(positions[:, :, None], 1))
         return BaselineOutput(probabilities, seen, torch.zeros_like(real), steps)
 
     def average(self, frames: Tensor) -> Tensor:
         """Return the averaged prediction [B, C] from heavy features [B, N, D]."""
         return self.activate(self.classify(frames)).mean(dim=1)
 
-    def own_gmacs(self, num_candidates: int, seen: BaselineOutput) -> Tensor:
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         every = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
         steps = every if seen.steps is None else seen.steps
         return self.agents * (steps * matrix_gmacs(self.observe, self.cell, self.policy) + matrix_gmacs(self.classify))
@@ -228,8 +216,3 @@ def without_baseline(returns: Tensor, rollouts: int) -> Tensor:
     grouped = returns.unflatten(0, (-1, rollouts))
     others = (grouped.sum(dim=1, keepdim=True) - grouped) / (rollouts - 1)
     return (grouped - others).flatten(0, 1)
-
-
-def _frames_at(features: Tensor, positions: Tensor) -> Tensor:
-    """Return features [B, T, D] at positions [B, N], [B, N, D]."""
-    return features.gather(1, positions[:, :, None].expand(-1, -1, features.shape[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sosampler._util.files import plain
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.baselines.base import Baseline
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
@@ -43,35 +43,31 @@ class BaselineRecipe:
             raise InvalidArgument(f"name={self.name!r} must be text that is not empty")
         one_of("system", self.system, list_systems())
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        self._set("num_candidates", check_int("num_candidates", self.num_candidates))
-        self._set("batch_size", check_int("batch_size", self.batch_size))
-        self._set("seed", check_int("seed", self.seed, at_least=0))
-        self._set("lr", check_float("lr", self.lr, above=0.0))
-        self._set("weight_decay", check_float("weight_decay", self.weight_decay, at_least=0.0))
-        if self.clip is not None:
-            self._set("clip", check_float("clip", self.clip, above=0.0))
+        checked: dict[str, Any] = {
+            "num_candidates": check_int("num_candidates", self.num_candidates),
+            "batch_size": check_int("batch_size", self.batch_size),
+            "seed": check_int("seed", self.seed, at_least=0),
+            "lr": check_float("lr", self.lr, above=0.0),
+            "weight_decay": check_float("weight_decay", self.weight_decay, at_least=0.0),
+            "clip": None if self.clip is None else check_float("clip", self.clip, above=0.0),
+        }
         baseline = _on_meta(self.system, self.settings)
         # With the defaults of those that were left out.
-        settings = {name: value for name, value in baseline.config.items() if name not in FROM_DATA}
-        self._set("settings", json.loads(json.dumps(settings)))
-        self._set("epochs", _checked_epochs(self.epochs, baseline))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+        checked["settings"] = plain({name: baseline.config[name] for name in _class_settings(self.system)})
+        checked["epochs"] = _checked_epochs(self.epochs, baseline)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def needs_light(self) -> bool:
         """Whether the baseline also needs features of a light network."""
-        return _needs_light(self.system)
+        return "light_width" in baseline_arguments(self.system)
 
-    def build(self, *, heavy_width: int, light_width: int | None, num_classes: int, multi_label: bool) -> Baseline:
-        """Create the baseline with random weights, which depend on the seed alone."""
-        widths = {"heavy_width": heavy_width, **({"light_width": light_width} if self.needs_light else {})}
+    def build(self, **from_data: Any) -> Baseline:
+        """Create the baseline with random weights, which depend on the seed alone; `from_data`: by `FROM_DATA`."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed % 2**63)
-            return create_baseline(
-                self.system, **widths, num_classes=num_classes, multi_label=multi_label, **self.settings
-            )
+            return _create(self.system, from_data, self.settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; `BaselineRecipe(**values)` is the inverse."""
@@ -95,23 +91,18 @@ class BaselineRecipe:
 
 def recipe_settings(system: str) -> list[str]:
     """Return all settings of the recipe of a baseline: its fields and the arguments of the class."""
-    names = [field.name for field in fields(BaselineRecipe) if field.name != "system"]
-    return [*names, *(name for name in baseline_arguments(system) if name not in FROM_DATA)]
+    return [*(field.name for field in fields(BaselineRecipe) if field.name != "system"), *_class_settings(system)]
 
 
 def refuse_light(system: str, given: Mapping[str, Any]) -> None:
     """Refuse the options of a light network, by their names, for a baseline that has none."""
     unused = [name for name, value in given.items() if value is not None]
-    if unused and not _needs_light(one_of("baseline", system, list_systems())):
-        others = [name for name in list_systems() if _needs_light(name)]
+    with_light = [name for name in list_systems() if "light_width" in baseline_arguments(name)]
+    if unused and one_of("baseline", system, list_systems()) not in with_light:
         raise InvalidArgument(
             f"{' and '.join(unused)} would change nothing: {system} has no light features, only "
-            f"{' and '.join(others)} do; leave {'it' if len(unused) == 1 else 'them'} out"
+            f"{' and '.join(with_light)} do; leave {'it' if len(unused) == 1 else 'them'} out"
         )
-
-
-def _needs_light(system: str) -> bool:
-    return "light_width" in baseline_arguments(system)
 
 
 def read_baseline_recipe(
@@ -120,11 +111,8 @@ def read_baseline_recipe(
     """Read a recipe by the name of its baseline or from a YAML file, with some of it changed.
 
     A file overrides the recipe that ships with the package, in `settings` too. Its default name is that of the file.
-
-    Args:
-        recipe: a name of `list_systems()`, a file, or a recipe.
-        system: the baseline that the recipe must be for; a file need not name it then.
-        changes: fields, and settings of the baseline by their own names.
+    `system`: the baseline that the recipe must be for; a file need not name it then. `changes`: fields, and settings of
+    the baseline by their own names.
     """
     if isinstance(recipe, BaselineRecipe):
         read = recipe
@@ -135,7 +123,14 @@ def read_baseline_recipe(
     elif str(recipe) in list_systems():
         read = _shipped_recipe(str(recipe))
     else:
-        read = _read_file(Path(recipe), system)
+        values = read_recipe_file(Path(recipe), list_systems())
+        name = values.pop("system", system)
+        if name is None:
+            raise InvalidArgument(
+                f"the recipe {recipe} has no baseline; add a line system: NAME with one of: {', '.join(list_systems())}"
+            )
+        base = _shipped_recipe(one_of(f"system of the recipe {recipe}", name, list_systems()))
+        read = base.changed(**{"name": Path(recipe).stem, **values})
     if system is not None and read.system != system:
         raise InvalidArgument(
             f"the recipe {read.name!r} is of {read.system}, but {system} is to be trained; "
@@ -149,32 +144,25 @@ def _shipped_recipe(system: str) -> BaselineRecipe:
     return BaselineRecipe(**read_mapping(text, f"{system}.yaml"))
 
 
-def _read_file(path: Path, system: str | None) -> BaselineRecipe:
-    values = read_recipe_file(path, list_systems())
-    name = values.pop("system", system)
-    if name is None:
-        raise InvalidArgument(
-            f"the recipe {path} has no baseline; add a line system: NAME with one of: {', '.join(list_systems())}"
-        )
-    base = _shipped_recipe(one_of(f"system of the recipe {path}", name, list_systems()))
-    return base.changed(**{"name": path.stem, **values})
+def _class_settings(system: str) -> list[str]:
+    return [name for name in baseline_arguments(system) if name not in FROM_DATA]
+
+
+def _create(system: str, from_data: Mapping[str, Any], settings: Mapping[str, Any]) -> Baseline:
+    """Create a baseline; widths that it does not have are left out."""
+    arguments = baseline_arguments(system)
+    return create_baseline(system, **{name: from_data[name] for name in from_data if name in arguments}, **settings)
 
 
 def _on_meta(system: str, settings: Any) -> Baseline:
     """Create the baseline without weights, so that its class checks the settings."""
-    allowed = [name for name in baseline_arguments(system) if name not in FROM_DATA]
-    check_known(_mapping(settings), allowed, f"settings of {system}")
-    smallest = {"heavy_width": 1, "light_width": 1, "num_classes": 2}
+    check_known(_mapping(settings), _class_settings(system), f"settings of {system}")
     try:
         with torch.device("meta"):
-            return create_baseline(
-                system,
-                **{name: value for name, value in smallest.items() if name in baseline_arguments(system)},
-                **settings,
-            )
+            return _create(system, {"heavy_width": 1, "light_width": 1, "num_classes": 2}, settings)
     except TypeError as error:  # for example of text where a list is expected
         raise InvalidArgument(
-            f"the settings {dict(settings)} do not fit {system} ({first_line(error)}); see the docstring of its class"
+            f"the settings {dict(settings)} do not fit {system} ({first_line(error)}); see the arguments of its class"
         ) from error
 
 
@@ -187,9 +175,10 @@ def _mapping(settings: Any) -> dict[str, Any]:
 def _checked_epochs(epochs: Any, baseline: Baseline) -> int | dict[str, int]:
     if not isinstance(epochs, Mapping):
         return check_int("epochs", epochs)
-    for phase, count in epochs.items():
-        one_of("phase of epochs", phase, baseline.phases)
-        check_int(f"epochs[{phase!r}]", count, at_least=0)
-    if not any(epochs.values()):
+    checked = {
+        one_of("phase of epochs", phase, baseline.phases): check_int(f"epochs[{phase!r}]", count, at_least=0)
+        for phase, count in epochs.items()
+    }
+    if not any(checked.values()):
         raise InvalidArgument(f"epochs={dict(epochs)} must train at least one phase for one epoch")
-    return {phase: int(count) for phase, count in epochs.items()}
+    return checked

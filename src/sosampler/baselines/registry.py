@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     from sosampler.baselines.base import Baseline
 
 
-# Name -> module and class.
-_BASELINES = {
-    "frameexit": ("sosampler.baselines.frameexit", "FrameExit"),
-    "liteeval": ("sosampler.baselines.liteeval", "LiteEval"),
-    "adaframe": ("sosampler.baselines.adaframe", "AdaFrame"),
-    "marl": ("sosampler.baselines.marl", "MARL"),
-}
+# Name, also of the module -> class.
+_BASELINES = {"frameexit": "FrameExit", "liteeval": "LiteEval", "adaframe": "AdaFrame", "marl": "MARL"}
 
 
 def list_systems() -> list[str]:
@@ -42,8 +37,8 @@ def baseline_arguments(name: str) -> list[str]:
 
 
 def _class_of(name: str) -> Any:
-    module, kind = _BASELINES[one_of("baseline", name, list_systems())]
-    return getattr(import_module(module), kind)
+    one_of("baseline", name, list_systems())
+    return getattr(import_module(f"sosampler.baselines.{name}"), _BASELINES[name])
 
 
 def list_samplers() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sosampler._util.progress import Bar, Progress, progress_bar
+from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_int
 from sosampler.bank.annotate import feature_network
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_features
-from sosampler.baselines.base import Views, light_network, refuse_baseline_folder
+from sosampler.baselines.base import Views, candidates_of_ranks, light_network, refuse_baseline_folder
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.registry import load_sampler
-from sosampler.training.sampler_data import multi_hot, stratified
+from sosampler.training.sampler_data import bank_labels, stratified
 from sosampler.video.candidates import uniform_positions
 
 # The kind of network in a bank's features, by its role.
@@ -63,60 +62,35 @@ class FeatureSource:
 def heavy_source(bank: Bank, classifier: Any) -> FeatureSource:
     """Find the features before the class layer of a classifier.
 
-    Args:
-        bank: that has the features, or will.
-        classifier: the classifier, its saved folder, or its features in the bank: their name, its fingerprint or its
-            name; None where the bank has features of one classifier alone.
+    It is given itself, as its saved folder, or as its features in the bank: their name, its fingerprint or its name;
+    None where the bank has features of one classifier alone.
     """
-    if classifier is None:
-        return _single_classifier(bank)
-    refuse_baseline_folder("classifier", classifier)
-    known = _in_bank(bank, classifier, "heavy")
-    if known is not None:
-        return known
-    if isinstance(classifier, (str, Path)):
-        folder = saved_folder(classifier)
-        if folder is None:
-            raise InvalidArgument(
-                f"{bank.path}: there are no features of a classifier {str(classifier)!r}, and no saved "
-                f"classifier in that folder; give its saved folder, or one of: {_feature_names(bank)}"
-            )
-        classifier = create_classifier(folder)
-    return _of_network(bank, classifier)
+    if classifier is not None:
+        return _given_source(bank, classifier, "heavy")
+    names = [name for name, about in bank.feature_sets.items() if about["network"] == _KINDS["heavy"]]
+    if len(names) != 1:
+        raise InvalidArgument(
+            f"{bank.path}: has no features of a classifier, or of several; give classifier (--classifier): a saved "
+            f"folder, or one of: {_feature_names(bank)}"
+        )
+    return FeatureSource(names[0], bank.feature_sets[names[0]]["fingerprint"])
 
 
 def light_source(bank: Bank, light: Any, weights: str | Path | None) -> FeatureSource:
     """Find the features of a light network.
 
-    Args:
-        bank: that has the features, or will.
-        light: a `SOSampler` without shift or its saved folder (or a classifier or its folder), or the name of
-            features in the bank; None: MobileNetV2 with `weights`.
-        weights: of that one.
+    `light`: a `SOSampler` without shift or its saved folder (or a classifier or its folder), or the name of features in
+    the bank; None: MobileNetV2 with `weights`.
     """
-    if light is None:
-        if weights is None:
-            raise InvalidArgument(
-                "this baseline has a light network, whose weights are not given; give weights "
-                "(--weights): a file of MobileNetV2 or 'pretrained'; or light (--light): a sampler without shift, or "
-                f"one of: {_feature_names(bank)}"
-            )
-        return _of_network(bank, light_network(weights))
-    refuse_baseline_folder("light", light)
-    known = _in_bank(bank, light, "light")
-    if known is not None:
-        return known
-    if isinstance(light, (str, Path)):
-        if is_sampler_folder(light):
-            light = load_sampler(light)
-        elif saved_folder(light) is not None:
-            light = create_classifier(light)
-        else:
-            raise InvalidArgument(
-                f"{bank.path}: there are no features called {str(light)!r}, and no saved sampler in that folder; "
-                f"give the folder of a sampler without shift, or one of: {_feature_names(bank)}"
-            )
-    return _of_network(bank, light)
+    if light is not None:
+        return _given_source(bank, light, "light")
+    if weights is None:
+        raise InvalidArgument(
+            "this baseline has a light network, whose weights are not given; give weights "
+            "(--weights): a file of MobileNetV2 or 'pretrained'; or light (--light): a sampler without shift, or "
+            f"one of: {_feature_names(bank)}"
+        )
+    return _of_network(bank, light_network(weights))
 
 
 def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callable[[str], None]) -> None:
@@ -146,31 +120,36 @@ def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callab
 
 
 def _compute(bank: Bank, source: FeatureSource, device: str, settings: dict[str, Any]) -> None:
-    with ExitStack() as stack:
-        bars: list[Bar] = []  # one, from the first video on
-
-        def advance(progress: Progress) -> None:
-            if not bars:
-                bars.append(stack.enter_context(progress_bar("features", progress.total, done=progress.before)))
-            bars[0].advance()
-
-        add_features(bank, source.network, name=source.name, device=device, on_progress=advance, **settings)
+    with progress_bar("features", len(bank)) as bar:
+        options = {"name": source.name, "device": device, **settings}
+        add_features(bank, source.network, on_progress=lambda progress: bar.reach(progress.done), **options)
 
 
-def _single_classifier(bank: Bank) -> FeatureSource:
-    names = [name for name, about in bank.feature_sets.items() if about["network"] == _KINDS["heavy"]]
-    if len(names) != 1:
-        raise InvalidArgument(
-            f"{bank.path}: has no features of a classifier, or of several; give classifier (--classifier): a saved "
-            f"folder, or one of: {_feature_names(bank)}"
-        )
-    return FeatureSource(names[0], bank.feature_sets[names[0]]["fingerprint"])
+def _given_source(bank: Bank, given: Any, role: str) -> FeatureSource:
+    """Find the features of a network that is given itself, as its folder or by what the bank calls it."""
+    refuse_baseline_folder("classifier" if role == "heavy" else "light", given)
+    if isinstance(given, str) and (known := _in_bank(bank, given, role)) is not None:
+        return known
+    if isinstance(given, (str, Path)):
+        if role == "light" and is_sampler_folder(given):
+            given = load_sampler(given)
+        elif saved_folder(given) is not None:
+            given = create_classifier(given)
+        else:
+            called, kind, folder = (
+                ("of a classifier", "classifier", "its saved folder")
+                if role == "heavy"
+                else ("called", "sampler", "the folder of a sampler without shift")
+            )
+            raise InvalidArgument(
+                f"{bank.path}: there are no features {called} {str(given)!r}, and no saved {kind} in that folder; "
+                f"give {folder}, or one of: {_feature_names(bank)}"
+            )
+    return _of_network(bank, given)
 
 
-def _in_bank(bank: Bank, given: Any, role: str) -> FeatureSource | None:
+def _in_bank(bank: Bank, given: str, role: str) -> FeatureSource | None:
     """Find features in the bank by their name, or by fingerprint or name of their network."""
-    if not isinstance(given, str):
-        return None
     known = bank.feature_sets
     if given in known:
         return FeatureSource(given, known[given]["fingerprint"])
@@ -205,11 +184,8 @@ def bank_views(bank: Bank, *, heavy: Any, light: Any = None, num_candidates: int
 
     All are in memory, in the precision of the bank: 2 bytes a number in half precision, else 4.
     A video with fewer stored frames has each once; the rest of its row is padding. Videos without a label are left out.
-
-    Args:
-        bank: a bank or one split of it, with features of `add_features`.
-        heavy, light: names, fingerprints or networks, as for `Bank.features`. None for light: features of width 0.
-        num_candidates: T; None: every stored frame, T is then the number of the longest video.
+    Networks are given as for `Bank.features`; without a light one its features have width 0. Without `num_candidates`,
+    T is the number of stored frames of the longest video.
     """
     rows = [row for row, item in enumerate(bank.items) if item.labels]
     if not rows:
@@ -217,13 +193,10 @@ def bank_views(bank: Bank, *, heavy: Any, light: Any = None, num_candidates: int
     stored = [len(bank[row]) for row in rows]
     count = max(stored) if num_candidates is None else check_int("num_candidates", num_candidates)
     positions = [np.unique(uniform_positions(frames, count)) for frames in stored]
-    mask = torch.zeros(len(rows), count, dtype=torch.bool)
-    for video, chosen in enumerate(positions):
-        mask[video, : len(chosen)] = True
+    mask = torch.arange(count) < torch.tensor([len(chosen) for chosen in positions])[:, None]
     first = _features(bank, heavy, rows, positions, count)
     second = first[:, :, :0] if light is None else _features(bank, light, rows, positions, count)
-    labels = torch.stack([multi_hot(bank.rows[row].item.labels, len(bank.classes)) for row in rows])
-    return Views(first, second, None if mask.all() else mask), labels
+    return Views(first, second, None if mask.all() else mask), bank_labels(bank, rows)
 
 
 def _features(bank: Bank, name: Any, rows: list[int], positions: list[np.ndarray], count: int) -> Tensor:
@@ -241,29 +214,18 @@ class Drawn(NamedTuple):
     positions: Tensor  # int64 [V, K], in the views
     real: Tensor  # bool [V, K], False = the video has fewer
 
-    def of(self, views: Views, rows: Tensor) -> Views:
-        """Return views of the drawn candidates of some videos; `rows` int64 [B]."""
-        index, real = (rows[:, None], self.positions[rows]), self.real[rows]
-        return Views(views.heavy[index], views.light[index], None if bool(real.all()) else real)
-
 
 def draw_candidates(real: Tensor, count: int, rng: np.random.Generator) -> Drawn:
     """Draw a frame of each of `count` equal segments of each video, in time order, as for samplers.
 
-    A video with fewer frames has each of them once.
-
-    Args:
-        real: bool [V, T], which positions of the views hold a frame.
-        count: K.
-        rng: source of the draw.
+    A video with fewer frames has each of them once. `real`: bool [V, T], which positions of the views hold a frame.
     """
     available, steps = real.sum(dim=1, keepdim=True), torch.arange(count, device=real.device)
     # Segments are counted in real frames.
     drawn = torch.from_numpy(stratified(available[:, 0].cpu().numpy(), count, rng)).to(real.device)
     used = steps < available
     ranks = torch.where(used, torch.where(available < count, steps, drawn), 0)
-    real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
-    return Drawn(real_first.gather(1, ranks), used)
+    return Drawn(candidates_of_ranks(ranks, real), used)
 
 
 class BaselineBatches:
@@ -276,10 +238,14 @@ class BaselineBatches:
         return self._steps
 
     def epoch(self, number: int, begin: int = 0) -> Iterator[tuple[Tensor, Views]]:
-        rng = np.random.default_rng([*self.seed, number])
-        real = self._views.real
+        rng, views = np.random.default_rng([*self.seed, number]), self._views
+        real = views.real
         order = rng.permutation(len(real))
         drawn = draw_candidates(real, self._num_candidates, rng) if self._num_candidates < real.shape[1] else None
         for part in np.array_split(order, self._steps)[begin:]:
             rows = torch.from_numpy(part).to(real.device)
-            yield rows, self._views.some(rows) if drawn is None else drawn.of(self._views, rows)
+            if drawn is None:
+                yield rows, views.some(rows)
+                continue
+            index, used = (rows[:, None], drawn.positions[rows]), drawn.real[rows]
+            yield rows, Views(views.heavy[index], views.light[index], None if bool(used.all()) else used)

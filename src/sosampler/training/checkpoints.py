@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sosampler._util.files import replacing
+from sosampler._util.files import plain, replacing, write_text
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
@@ -32,19 +32,27 @@ class RunFolder:
 
     def __init__(self, folder: Path, kind: str | None = None) -> None:
         self.folder, self.kind = folder, kind
+        self.frames = folder / "decoded_frames"  # the bank of frames that were decoded for the run
 
-    def begin(self, settings: dict[str, Any]) -> None:
-        """Start, or resume a run of the same settings; one of other settings is refused once it has begun."""
-        settings = json.loads(json.dumps(settings))  # as they are read from the file
-        if self.kind is not None:
-            settings = {"kind": self.kind, **settings}
-        path = self.folder / SETTINGS
+    def begin(self, settings: dict[str, Any], *, overwrite: bool = False) -> None:
+        """Start, or resume a run of the same settings; one of other settings is refused once it has begun.
+
+        `overwrite`: delete it first, with its weights and the frames that were decoded for it.
+        """
+        settings = ({} if self.kind is None else {"kind": self.kind}) | plain(settings)
         self._refuse_foreign()
-        if path.exists():
+        if overwrite:
+            for name in _FILES:
+                (self.folder / name).unlink(missing_ok=True)
+            if (self.frames / "bank.json").exists():
+                shutil.rmtree(self.frames)
+        if (self.folder / SETTINGS).exists():
             for name in _FILES:  # what a killed run was writing, under the names that `replacing` gives
                 for leftover in self.folder.glob(f".{Path(name).stem}.*.part{Path(name).suffix}"):
                     leftover.unlink(missing_ok=True)
-            if self._has_begun():
+            # Where nothing would be lost or mixed up yet, the settings may still change.
+            files = (CHECKPOINT, LOG, RESULT, WEIGHTS)
+            if self.frames.exists() or any((self.folder / name).exists() for name in files):
                 changed = differences(self._read_json(SETTINGS), settings)
                 if changed:
                     raise InvalidArgument(
@@ -53,18 +61,22 @@ class RunFolder:
                     )
                 return
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, settings)
+        write_json(self.folder / SETTINGS, settings)
 
     def begun_with(self, name: str) -> Any:
         """Return a setting of the run in the folder; None where there is none that can be read."""
+        return (self._known_settings() or {}).get(name)
+
+    def _known_settings(self) -> dict[str, Any] | None:
+        """Return the settings of the run in the folder; None where there are none that can be read."""
         try:
             settings = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return settings.get(name) if isinstance(settings, dict) else None
+        return settings if isinstance(settings, dict) else None
 
     def _refuse_foreign(self) -> None:
-        """Refuse weights and settings that no run wrote, and a run of another kind."""
+        """Refuse weights and settings that no run wrote, and a run of another kind; a damaged one may be replaced."""
         if not (self.folder / SETTINGS).exists():
             for name in (WEIGHTS, CONFIG):
                 if (self.folder / name).exists():
@@ -72,39 +84,13 @@ class RunFolder:
                         f"{self.folder}: holds a {name} that is not of a training run and would be replaced; "
                         "give another folder"
                     )
-            return
-        try:
-            settings = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
-        except ValueError:
-            return  # damaged, so it may be overwritten
-        kind = settings.get("kind") if isinstance(settings, dict) else self.kind
-        if kind != self.kind:
-            titles = {None: "classifier", "system": "baseline"}
+        settings = self._known_settings()
+        if settings is not None and settings.get("kind") != self.kind:
+            titles: dict[Any, Any] = {None: "classifier", "system": "baseline"}
+            kinds = [titles.get(kind, kind) for kind in (settings.get("kind"), self.kind)]
             raise InvalidArgument(
-                f"{self.folder}: holds the run of a {titles.get(kind, kind)}, not of a "
-                f"{titles.get(self.kind, self.kind)}; give another folder"
+                f"{self.folder}: holds the run of a {kinds[0]}, not of a {kinds[1]}; give another folder"
             )
-
-    def _has_begun(self) -> bool:
-        """Return whether anything would be lost or mixed up if the settings changed now."""
-        return self.frames.exists() or any((self.folder / name).exists() for name in (CHECKPOINT, LOG, RESULT, WEIGHTS))
-
-    def clear(self) -> None:
-        """Delete the run, its weights and the frames that were decoded for it."""
-        self._refuse_foreign()
-        for name in _FILES:
-            (self.folder / name).unlink(missing_ok=True)
-        if (self.frames / "bank.json").exists():
-            shutil.rmtree(self.frames)
-
-    @property
-    def frames(self) -> Path:
-        """The bank of frames that were decoded for the run."""
-        return self.folder / "decoded_frames"
-
-    @property
-    def has_checkpoint(self) -> bool:
-        return (self.folder / CHECKPOINT).exists()
 
     def save(self, state: dict[str, Any]) -> None:
         with replacing(self.folder / CHECKPOINT) as temporary:
@@ -126,8 +112,7 @@ class RunFolder:
 
     def log(self, history: list[dict[str, Any]]) -> None:
         """Write the whole log, so that an epoch that is run twice has one line."""
-        with replacing(self.folder / LOG) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
+        write_text(self.folder / LOG, (json.dumps(line) + "\n" for line in history))
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.folder / RESULT, result)
@@ -146,27 +131,14 @@ class RunFolder:
         return value
 
 
-class EventLog:
-    """Writes the numbers of each epoch for TensorBoard; does nothing where that is not installed."""
-
-    def __init__(self, folder: Path, first_epoch: int) -> None:
-        self._writer: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return  # the same numbers are in log.jsonl
-        # Epochs that a killed run had already written are replaced.
-        self._writer = SummaryWriter(str(folder / EVENTS), purge_step=first_epoch)
-
-    def write(self, line: dict[str, Any]) -> None:
-        if self._writer is not None:
-            for name, value in line.items():
-                if name != "epoch" and isinstance(value, (int, float)):
-                    self._writer.add_scalar(name, value, line["epoch"])
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+def event_writer(folder: Path, first_epoch: int) -> Any:
+    """Return a `SummaryWriter` for the numbers of each epoch; None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None  # the same numbers are in log.jsonl
+    # Epochs that a killed run had already written are replaced.
+    return SummaryWriter(str(folder / EVENTS), purge_step=first_epoch)
 
 
 def check_apart(folder: Path, bank: Bank) -> None:
@@ -196,5 +168,4 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=1) + "\n")

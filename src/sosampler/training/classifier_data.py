@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_bool, check_float, check_int, check_range, one_of
 from sosampler.bank.bank import Bank
+from sosampler.bank.prepare import prepare
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.datasets.manifest import SPLITS, Item, Manifest, make_splits, read_manifest
 from sosampler.errors import InvalidArgument
-from sosampler.training.sampler_data import multi_hot
+from sosampler.evaluation.metrics import multi_hot
 from sosampler.video.folder_reader import upright_rgb
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
@@ -82,19 +83,16 @@ class ClassifierRecipe:
     def filled(self, *, transformer: bool) -> ClassifierRecipe:
         """Return the recipe with optimiser, rate and decay for a kind of network."""
         optimizer = self.optimizer or ("adamw" if transformer else "sgd")
-        lr, decay = _RATES[optimizer]
-        values = self.to_dict() | {
-            "optimizer": optimizer,
-            "lr": lr * self.batch_size / 64 if self.lr is None else self.lr,
-            "weight_decay": decay if self.weight_decay is None else self.weight_decay,
-        }
-        return ClassifierRecipe(**values)
+        default_lr, default_decay = _RATES[optimizer]
+        lr = default_lr * self.batch_size / 64 if self.lr is None else self.lr
+        decay = default_decay if self.weight_decay is None else self.weight_decay
+        return replace(self, optimizer=optimizer, lr=lr, weight_decay=decay)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-# ---- data
+# ---- examples
 
 # Frames stored for each video: enough for other ones in every epoch.
 _STORED_FRAMES = 32
@@ -102,10 +100,6 @@ _STORED_SIZE = 256  # short side, or the classifier's own input where that is la
 
 Key = tuple[int | None, int]
 Example = tuple[Tensor, Tensor, Tensor]  # frames uint8 [N, 3, h, w], targets float [C], positions float [N]
-MakeExamples = Callable[[str, Preprocessing, ClassifierRecipe], "ClipExamples"]
-
-
-# ---- examples
 
 
 class ClipExamples(Dataset[Example]):
@@ -114,18 +108,11 @@ class ClipExamples(Dataset[Example]):
     def __init__(
         self, labels: Sequence[Sequence[int]], num_classes: int, preprocessing: Preprocessing, recipe: ClassifierRecipe
     ) -> None:
-        self.labels = labels
-        self.num_classes = num_classes
-        self.preprocessing = preprocessing
-        self.recipe = recipe
-        self._augment = v2.Compose(
-            [
-                v2.RandomResizedCrop(
-                    list(preprocessing.size), scale=recipe.crop_scale, ratio=recipe.crop_ratio, antialias=True
-                ),
-                v2.RandomHorizontalFlip(0.5 if recipe.flip else 0.0),
-            ]
+        self.labels, self.num_classes, self.preprocessing, self.recipe = labels, num_classes, preprocessing, recipe
+        crop = v2.RandomResizedCrop(
+            list(preprocessing.size), scale=recipe.crop_scale, ratio=recipe.crop_ratio, antialias=True
         )
+        self._augment = v2.Compose([crop, v2.RandomHorizontalFlip(0.5 if recipe.flip else 0.0)])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -141,7 +128,8 @@ class ClipExamples(Dataset[Example]):
             with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's own generator
                 torch.default_generator.manual_seed(int(rng.integers(2**62)))
                 pixels = self._augment(pixels)  # one box for all frames
-        return pixels, multi_hot(self.labels[number], self.num_classes), torch.from_numpy(positions).float()
+        targets = torch.from_numpy(multi_hot([self.labels[number]], self.num_classes)[0])
+        return pixels, targets.float(), torch.from_numpy(positions).float()
 
     def clip(self, number: int, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
         """Return frames uint8 [N, H, W, 3] and their times in the video, [N] in 0..1."""
@@ -185,63 +173,39 @@ def read_image(path: Path, *, at_least: int) -> np.ndarray:
         raise InvalidArgument(f"{path}: cannot be read as an image ({error}); fix or remove it") from error
 
 
-class _Batches(Sampler[list[Key]]):
-    """The keys of each batch of an epoch, from step `begin` on; the last, smaller batch is left out."""
-
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self.count, self.batch_size, self.seed = count, min(batch_size, count), seed
-        self.epoch, self.begin = 0, 0
-
-    def __len__(self) -> int:
-        return self.count // self.batch_size
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count).tolist()
-        for step in range(self.begin, len(self)):
-            numbers = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield [(self.epoch, number) for number in numbers]
-
-
 class ClassifierBatches:
-    """Batches of every epoch, from any step on."""
+    """Batches of every epoch, from any step on; the last, smaller batch of each is left out."""
 
     def __init__(self, examples: ClipExamples, *, workers: int, pin_memory: bool) -> None:
-        self._sampler = _Batches(len(examples), examples.recipe.batch_size, examples.recipe.seed)
+        self._count, self._seed = len(examples), examples.recipe.seed
+        self._batch_size = min(examples.recipe.batch_size, self._count)
+        self._keys: list[list[Key]] = []  # those of each batch of the current epoch
         self._loader = DataLoader(
             examples,
-            batch_sampler=self._sampler,
+            batch_sampler=self._keys,
             num_workers=workers,
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
         )
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return self._count // self._batch_size
 
     def epoch(self, number: int, begin: int = 0) -> Iterator[Example]:
-        self._sampler.epoch, self._sampler.begin = number, begin
+        order = np.random.default_rng([self._seed, number]).permutation(self._count)
+        batches = order[: len(self) * self._batch_size].reshape(len(self), -1)[begin:].tolist()
+        self._keys[:] = [[(number, example) for example in batch] for batch in batches]
         return iter(self._loader)
 
 
-def evaluation_batches(examples: ClipExamples, *, batch_size: int, workers: int) -> DataLoader[Example]:
+def evaluation_batches(examples: ClipExamples, *, workers: int) -> DataLoader[Example]:
     """Load all examples once, in order, in their fixed view."""
-    keys: list[list[Key]] = [
-        [(None, number) for number in range(begin, min(begin + batch_size, len(examples)))]
-        for begin in range(0, len(examples), batch_size)
-    ]
+    numbers, size = range(len(examples)), examples.recipe.batch_size
+    keys: list[list[Key]] = [[(None, number) for number in numbers[begin : begin + size]] for begin in numbers[::size]]
     return DataLoader(examples, batch_sampler=keys, num_workers=workers, persistent_workers=workers > 0)
 
 
 # ---- sources
-
-
-@dataclass(frozen=True)
-class ClassifierData:
-    """Labelled examples by split."""
-
-    sizes: dict[str, int]
-    unreadable: int  # videos that cannot be decoded; they are in no split
-    examples: MakeExamples
 
 
 @dataclass(frozen=True)
@@ -254,98 +218,82 @@ class DataSource:
     path: Path  # file or folder that it was read from
     bank: Bank | None = None
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.manifest.classes
-
-    @property
-    def multi_label(self) -> bool:
-        return self.manifest.multi_label
-
-    @property
-    def num_train(self) -> int:
-        return sum(item.split == "train" for item in self.manifest.items)
-
     def digest(self) -> str:
         """Return 16 hexadecimal digits that change with every id, path, label, split and class."""
-        contents = [[asdict(item) for item in self.manifest.items], self.classes, self.multi_label]
+        manifest = self.manifest
+        contents = [[asdict(item) for item in manifest.items], manifest.classes, manifest.multi_label]
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
 
-    def check(self) -> None:
-        """Refuse data that is too little to train on, as far as is known before anything is decoded."""
-        _check_sizes(self.name, self.manifest.items, "")
-        if len(self.classes) < 2 and not self.multi_label:
-            raise InvalidArgument(f"{self.name}: has one class, {self.classes[0]!r}; give at least 2")
-
     def open(
-        self,
-        preprocessing: Preprocessing,
-        recipe: ClassifierRecipe,
-        *,
-        frames_folder: Path,
-        workers: int,
-        check: bool,
-    ) -> ClassifierData:
-        """Open the data. Videos are decoded once, into a bank in `frames_folder`, which is used again.
+        self, preprocessing: Preprocessing, recipe: ClassifierRecipe, *, frames_folder: Path, workers: int, check: bool
+    ) -> tuple[dict[str, ClipExamples], int]:
+        """Return the examples of each split, and the number of videos that cannot be decoded and are in no split.
 
+        Videos are decoded once, into a bank in `frames_folder`, which is used again.
         `check`: read every image first, so that an unreadable one is reported before hours of training.
         """
-        if self.kind == "images":
-            if check:
-                paths = [self.manifest.path_of(item) for item in self.manifest.items]
-                with ThreadPoolExecutor(max(1, workers)) as pool, progress_bar("reading images", len(paths)) as bar:
-                    for _ in pool.map(lambda path: read_image(path, at_least=1).shape, paths):
-                        bar.advance()
-            return _from_images(self.manifest)
-        if self.bank is not None:
-            return _from_bank(self.bank, self.manifest.items)
-        from sosampler.bank.prepare import prepare
-
-        stored = max(_STORED_FRAMES, recipe.num_frames)
-        with progress_bar("decoding", len(self.manifest)) as bar:
-            bank = prepare(
-                self.manifest,
-                out=frames_folder,
-                num_candidates=stored,
-                size=max(_STORED_SIZE, *preprocessing.size),
-                workers=max(1, workers),
-                on_progress=lambda progress: bar.reach(progress.done),
-            )
-        data = _from_bank(bank, bank.items)
-        _check_sizes(self.name, bank.items, f" ({data.unreadable} videos are unreadable, see {bank.path}/failed.jsonl)")
-        return data
+        manifest, bank = self.manifest, self.bank
+        items: Sequence[Item] = manifest.items
+        unreadable = 0 if bank is None else len(bank.failures)
+        if self.kind == "images" and check:
+            paths = [manifest.path_of(item) for item in items]
+            with ThreadPoolExecutor(max(1, workers)) as pool, progress_bar("reading images", len(paths)) as bar:
+                for _ in pool.map(lambda path: read_image(path, at_least=1).shape, paths):
+                    bar.advance()
+        elif self.kind == "videos":
+            with progress_bar("decoding", len(manifest)) as bar:
+                bank = prepare(
+                    manifest,
+                    out=frames_folder,
+                    num_candidates=max(_STORED_FRAMES, recipe.num_frames),
+                    size=max(_STORED_SIZE, *preprocessing.size),
+                    workers=max(1, workers),
+                    on_progress=lambda progress: bar.reach(progress.done),
+                )
+            items, unreadable = bank.items, len(bank.failures)
+            _check_sizes(self.name, items, f" ({unreadable} videos are unreadable, see {bank.path}/failed.jsonl)")
+        examples: dict[str, ClipExamples] = {}
+        for split in SPLITS:
+            rows = [row for row, item in enumerate(items) if item.split == split]
+            rest = ([items[row].labels for row in rows], len(manifest.classes), preprocessing, recipe)
+            if bank is None:
+                examples[split] = ImageExamples([manifest.path_of(items[row]) for row in rows], *rest)
+            else:
+                examples[split] = BankExamples(bank, rows, *rest)
+        return examples, unreadable
 
 
 def open_source(source: str | Path | Manifest | Bank, recipe: ClassifierRecipe) -> DataSource:
-    """Find classes, splits and kind (images, videos or a bank) of what a user gave."""
+    """Find classes, splits and kind (images, videos or a bank) of what a user gave; refuse what is too little."""
     if isinstance(source, (str, Path)) and (Path(source) / "bank.json").is_file():
         source = Bank(source)
     if isinstance(source, Bank):
-        items = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
-        return DataSource(str(source.path), "bank", _with_dev(items, recipe), source.path, source)
-    manifest = source if isinstance(source, Manifest) else _read_any(Path(source))
-    name = "the manifest" if isinstance(source, Manifest) else str(source)
-    kinds = {Path(item.path).suffix.lower() in IMAGE_SUFFIXES for item in manifest.items}
-    if len(kinds) > 1:
-        raise InvalidArgument(f"{name}: holds images and videos; train on one of them at a time")
-    path = manifest.root if isinstance(source, Manifest) else Path(source)
-    return DataSource(name, "images" if kinds == {True} else "videos", _with_dev(manifest, recipe), path)
-
-
-def _read_any(path: Path) -> Manifest:
-    """Read a manifest file, or a folder with one folder a class, of images or videos."""
-    if not path.exists():
-        raise InvalidArgument(
-            f"{path}: no such file or folder; give a folder with one folder a class, a CSV or JSONL manifest, or a bank"
-        )
-    return read_manifest(path, suffixes=(*VIDEO_SUFFIXES, *IMAGE_SUFFIXES))
-
-
-def _with_dev(manifest: Manifest, recipe: ClassifierRecipe) -> Manifest:
-    return make_splits(manifest, dev_share=recipe.dev_share, seed=recipe.seed)
+        manifest = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
+        name, kind, path = str(source.path), "bank", source.path
+    else:
+        if isinstance(source, Manifest):
+            manifest, name, path = source, "the manifest", source.root
+        else:
+            name, path = str(source), Path(source)
+            if not path.exists():
+                raise InvalidArgument(
+                    f"{path}: no such file or folder; give a folder with one folder a class, a CSV or JSONL manifest, "
+                    "or a bank"
+                )
+            manifest = read_manifest(path, suffixes=(*VIDEO_SUFFIXES, *IMAGE_SUFFIXES))
+        kinds = {Path(item.path).suffix.lower() in IMAGE_SUFFIXES for item in manifest.items}
+        if len(kinds) > 1:
+            raise InvalidArgument(f"{name}: holds images and videos; train on one of them at a time")
+        kind = "images" if kinds == {True} else "videos"
+    manifest = make_splits(manifest, dev_share=recipe.dev_share, seed=recipe.seed)
+    _check_sizes(name, manifest.items, "")
+    if len(manifest.classes) < 2 and not manifest.multi_label:
+        raise InvalidArgument(f"{name}: has one class, {manifest.classes[0]!r}; give at least 2")
+    return DataSource(name, kind, manifest, path, source if isinstance(source, Bank) else None)
 
 
 def _check_sizes(name: str, items: Sequence[Item], remark: str) -> None:
+    """Refuse data that is too little to train on."""
     splits = {split: [item for item in items if item.split == split] for split in ("train", "dev")}
     for split, needed in (("train", 2), ("dev", 1)):
         if len(splits[split]) < needed:
@@ -355,25 +303,3 @@ def _check_sizes(name: str, items: Sequence[Item], remark: str) -> None:
             )
     if not any(item.labels for item in splits["dev"]):
         raise InvalidArgument(f"{name}: no label in the dev split{remark}, so it cannot be measured; enlarge it")
-
-
-def _from_images(manifest: Manifest) -> ClassifierData:
-    parts = {name: manifest.split(name) for name in SPLITS}
-
-    def examples(split: str, preprocessing: Preprocessing, recipe: ClassifierRecipe) -> ClipExamples:
-        part = parts[split]
-        paths = [part.path_of(item) for item in part.items]
-        labels = [item.labels for item in part.items]
-        return ImageExamples(paths, labels, len(part.classes), preprocessing, recipe)
-
-    return ClassifierData({name: len(part) for name, part in parts.items()}, 0, examples)
-
-
-def _from_bank(bank: Bank, items: Sequence[Item]) -> ClassifierData:
-    rows = {name: [row for row, item in enumerate(items) if item.split == name] for name in SPLITS}
-
-    def examples(split: str, preprocessing: Preprocessing, recipe: ClassifierRecipe) -> ClipExamples:
-        labels = [items[row].labels for row in rows[split]]
-        return BankExamples(bank, rows[split], labels, len(bank.classes), preprocessing, recipe)
-
-    return ClassifierData({name: len(split) for name, split in rows.items()}, len(bank.failures), examples)

@@ -14,10 +14,10 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.samplers.recipe import SamplerRecipe
+from sosampler.samplers.recipe import SamplerRecipe, drawn_frames
 from sosampler.samplers.sosampler import SOSampler, label_confidence, top_n
 from sosampler.training.distributed import send
-from sosampler.training.sampler_data import FrameSource, VideoTable, uniform
+from sosampler.training.sampler_data import FrameSource, VideoTable
 from sosampler.video.candidates import uniform_positions
 
 MAX_FRAMES = 6  # chosen of each video, or half of the candidates where that is less
@@ -39,27 +39,21 @@ class DevSet:
     ) -> None:
         table = VideoTable(bank, rows, teacher)
         self.source, self.labels = source, table.labels
-        self._videos = np.arange(len(table))
-        self._positions = uniform(table.counts, num_candidates)  # [V, T]
+        self._positions = np.stack([uniform_positions(int(count), num_candidates) for count in table.counts])  # [V, T]
         self.num_candidates = num_candidates
         self.num_frames = max(1, min(MAX_FRAMES, num_candidates // 2))
-        probs = table.probs(self._videos, self._positions).float()
+        probs = table.probs[table.frame_rows(np.arange(len(rows)), self._positions)].float()
         self.confidence = label_confidence(probs, self.labels)  # [V, T]
-        self._multi_label = bank.multi_label
         self._sigmoid = bool(teacher.about.get("multi_label", bank.multi_label))
         self._logits: Tensor | None = None
+        self.metric = "confidence"
         if teacher.pooling == "mean" and teacher.about["features"]:
             logits = [teacher[row].features[chosen] for row, chosen in zip(rows, self._positions, strict=True)]
             self._logits = torch.from_numpy(np.stack(logits)).float()  # [V, T, C]
+            self.metric = "mAP" if bank.multi_label else "top1"
 
     def __len__(self) -> int:
-        return len(self._videos)
-
-    @property
-    def metric(self) -> str:
-        if self._logits is None:
-            return "confidence"
-        return "mAP" if self._multi_label else "top1"
+        return len(self._positions)
 
     @torch.no_grad()
     def scores(self, sampler: SOSampler, precision: str) -> Tensor:
@@ -81,10 +75,10 @@ class DevSet:
         """Return the metric of chosen positions [V, N]."""
         if self._logits is None:
             return float(self.confidence.gather(1, chosen).mean())
-        clips = self._logits.gather(1, chosen[..., None].expand(-1, -1, self._logits.shape[2])).mean(1)  # [V, C]
+        clips = self._logits.take_along_dim(chosen[..., None], 1).mean(1)  # [V, C]
         probabilities = (clips.sigmoid() if self._sigmoid else clips.softmax(-1)).numpy()
         truth = self.labels.numpy()
-        return mean_average_precision(probabilities, truth) if self._multi_label else top1(probabilities, truth)
+        return mean_average_precision(probabilities, truth) if self.metric == "mAP" else top1(probabilities, truth)
 
     def of_scores(self, scores: Tensor) -> float:
         """Return the metric of the N frames with the highest scores [V, T]."""
@@ -131,13 +125,13 @@ def clip_outputs(frame_probs: Tensor, *, multi_label: bool) -> Callable[[Tensor]
     scores = probs.logit() if multi_label else probs.log()  # [B, T, C]
 
     def outputs(positions: Tensor) -> Tensor:
-        chosen = scores.gather(1, positions[..., None].expand(-1, -1, scores.shape[2])).mean(1)
+        chosen = scores.take_along_dim(positions[..., None], 1).mean(1)
         return chosen.sigmoid() if multi_label else torch.softmax(chosen, dim=-1)
 
     return outputs
 
 
-def check_rewards(recipe: SamplerRecipe, pooling: str | None, name: str, num_candidates: int, drawn: int) -> None:
+def check_rewards(recipe: SamplerRecipe, pooling: str | None, name: str, num_candidates: int) -> None:
     """Refuse loss="reinforce" where this teacher or so few candidates give no rewards."""
     if recipe.loss != "reinforce":
         return
@@ -146,7 +140,7 @@ def check_rewards(recipe: SamplerRecipe, pooling: str | None, name: str, num_can
             f"recipe {recipe.name!r} needs a classifier that averages the logits of frames, so that its outputs for "
             f"clips follow from the bank; {name} does not. Use another classifier or another recipe"
         )
-    if num_candidates < drawn:
+    if num_candidates < (drawn := drawn_frames(recipe)):
         raise InvalidArgument(
             f"recipe {recipe.name!r} draws {drawn} frames, but the bank has {num_candidates}; "
             f"set reinforce={{num_frames: {max(1, num_candidates // 2)}}}, or prepare more frames a video"

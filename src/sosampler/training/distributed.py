@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sosampler._util.hardware import check_device
+from sosampler._util.hardware import check_device, resolve_device
 from sosampler.classifiers.pooled import import_timm
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 
@@ -38,7 +38,7 @@ class Processes:
         self.local_count = _number("LOCAL_WORLD_SIZE", self.count) if self.count > 1 else 1
         if self.count == 1:
             self._accelerator: Any = None
-            self.device = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            self.device = resolve_device(device or None)
             return
         kind = None if device is None else check_device(device).type
         if device is not None and (kind not in ("cpu", "cuda") or ":" in device):
@@ -69,15 +69,11 @@ class Processes:
             return network
         if self.device.type == "cuda":
             network = synchronised(network)
-        prepared: nn.Module = self._accelerator.prepare_model(network)
-        return prepared
+        return self._accelerator.prepare_model(network)
 
     def total(self, sums: Tensor) -> Tensor:
         """Sum a tensor over processes."""
-        if self._accelerator is None:
-            return sums
-        total: Tensor = self._accelerator.reduce(sums, reduction="sum")
-        return total
+        return sums if self._accelerator is None else self._accelerator.reduce(sums, reduction="sum")
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -92,12 +88,11 @@ class Processes:
         except (SosamplerError, OSError) as error:
             own_error = error
         messages = self._gathered(None if own_error is None else str(own_error))
-        first = next((rank for rank, message in enumerate(messages) if message is not None), None)
-        if first is None:
-            return
-        if own_error is not None and first == self.rank:
-            raise own_error
-        raise OtherProcessFailed(f"process {first} of {self.count}: {messages[first]}") from own_error
+        for rank, message in enumerate(messages):
+            if message is not None:
+                if own_error is not None and rank == self.rank:
+                    raise own_error
+                raise OtherProcessFailed(f"process {rank} of {self.count}: {message}") from own_error
 
     def _gathered(self, message: str | None) -> list[str | None]:
         """Return the message of each process; waits for all."""
@@ -113,8 +108,7 @@ def synchronised(network: nn.Module) -> nn.Module:
 
     timm's conversion knows its layers that are batch norm and activation in one; PyTorch's loses the activation.
     """
-    converted: nn.Module = import_timm().layers.convert_sync_batchnorm(network)
-    return converted
+    return import_timm().layers.convert_sync_batchnorm(network)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -11,15 +11,18 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from sosampler._util.progress import progress_bar
 from sosampler.errors import WeightsError
-from sosampler.training.checkpoints import EventLog, RunFolder
+from sosampler.training.checkpoints import RunFolder, event_writer
 from sosampler.training.distributed import Processes
 from sosampler.training.optim import check_loss, diverged, finite_or_none, moving_average, seed_generators
 
@@ -28,41 +31,30 @@ _SAVE_EVERY = 60.0
 
 
 class Batches(Protocol):
-    """Batches of every epoch, the same each time."""
+    """Batches of every epoch from step `begin` on, the same each time; the length is the steps of an epoch."""
 
-    def __len__(self) -> int:
-        """Return the number of steps of an epoch."""
-        ...
+    def __len__(self) -> int: ...
 
-    def epoch(self, number: int, begin: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch from step `begin` on."""
-        ...
+    def epoch(self, number: int, begin: int = 0) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What a recipe means for the loop."""
+    """What a recipe means for the loop, and where it runs."""
 
     epochs: int
     lr: float  # the highest, for messages
     seed: int
+    processes: Processes
+    say: Callable[[str], None]  # is given a line of text for each epoch
+    run: RunFolder | None = None  # for checkpoints and the log; None keeps nothing
     precision: str = "float32"
     clip: float | None = None  # largest norm of the gradient
     ema: float | None = None  # decay of the moving average of weights
 
 
 class TrainingLoop:
-    """Trains a network in place and keeps the state that is best on dev, or the last where there is no dev.
-
-    Args:
-        network: what is trained and checkpointed.
-        batches: of every epoch.
-        options: see there.
-        optimizer, scheduler: both advance once a step.
-        run: folder for checkpoints and the log; None keeps nothing.
-        processes: this process among all of the run.
-        say: is given a line of text for each epoch.
-    """
+    """Trains a network in place and keeps the state that is best on dev, or the last where there is no dev."""
 
     metric = ""  # key of the dev score that decides which epoch is kept
     check_every = 50  # steps between checks of the loss, which wait for the device
@@ -71,22 +63,18 @@ class TrainingLoop:
     logged: tuple[str, ...] = ()  # of "lr" and "seconds"
 
     def __init__(
-        self,
-        network: nn.Module,
-        batches: Batches,
-        options: LoopOptions,
-        *,
-        optimizer: torch.optim.Optimizer,
-        scheduler: torch.optim.lr_scheduler.LRScheduler,
-        processes: Processes,
-        run: RunFolder | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        self, network: nn.Module, batches: Batches, options: LoopOptions, optimizer: Optimizer, scheduler: LRScheduler
     ) -> None:
-        self.network, self.batches, self.options, self.run = network, batches, options, run
-        self.optimizer, self.scheduler, self.processes, self.say = optimizer, scheduler, processes, say
-        self.device = processes.device
+        """Optimiser and scheduler both advance once a step."""
+        self.network, self.batches, self.options, self.run = network, batches, options, options.run
+        self.optimizer, self.scheduler, self.processes, self.say = optimizer, scheduler, options.processes, options.say
+        self.device = self.processes.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
         self.average = moving_average(network, options.ema) if options.ema else None
+        # What a checkpoint holds the state of.
+        self._parts = {"network": network, "optimizer": optimizer, "scheduler": scheduler, "scaler": self.scaler}
+        if self.average is not None:
+            self._parts["average"] = self.average.module
         self.step = 0  # of all epochs together
         self.line: dict[str, Any] = {}  # of the log, for the current epoch
         self.history: list[dict[str, Any]] = []
@@ -95,9 +83,9 @@ class TrainingLoop:
         self._sums: dict[str, Tensor] = {}  # losses of the current epoch, on the device
         self._saved_at = time.perf_counter()
         self._save_error: OSError | None = None  # of the last checkpoint within an epoch
-        with processes.together():
+        with self.processes.together():
             self._resume()
-        self.forward: Any = processes.wrapped(network)  # what a step calls
+        self.forward: Any = self.processes.wrapped(network)  # what a step calls
 
     # ---- what differs between trainings
 
@@ -141,20 +129,20 @@ class TrainingLoop:
     @property
     def evaluated(self) -> nn.Module:
         """The network that is evaluated and kept."""
-        network: nn.Module = self.network if self.average is None else self.average.module
-        return network
+        return self.network if self.average is None else self.average.module
 
     def train(self) -> None:
         """Run all epochs that are left."""
-        per_epoch, total = len(self.batches), len(self.batches) * self.options.epochs
-        events, shown = None, 0
+        per_epoch, shown = len(self.batches), 0
+        events = None
         if self.run is not None and self.processes.is_main:
-            events, shown = EventLog(self.run.folder, len(self.history)), total
+            events, shown = event_writer(self.run.folder, len(self.history)), per_epoch * self.options.epochs
         gpus = [self.device] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=gpus),
             warnings.catch_warnings(),
             progress_bar("training", shown, done=min(self.step, shown)) as bar,
+            events or nullcontext(),
         ):
             # GradScaler may skip the first step of the optimiser; the schedule goes by steps all the same.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
@@ -175,9 +163,9 @@ class TrainingLoop:
                     self._save_if_due(loss)
                 self._end_epoch(begin)
                 if events is not None:
-                    events.write(self.history[-1])
-        if events is not None:
-            events.close()
+                    for name, value in self.history[-1].items():
+                        if name != "epoch" and isinstance(value, (int, float)):
+                            events.add_scalar(name, value, epoch)
 
     def train_step(self, batch: Any) -> Tensor:
         """Update the network by a batch and return the loss, on the device."""
@@ -212,9 +200,8 @@ class TrainingLoop:
         return value
 
     def _end_epoch(self, begin: float) -> None:
-        names = list(self._sums)
-        sums = self.processes.total(torch.stack([self._sums[name] for name in names])).tolist()
-        losses = {name: total / len(self.batches) for name, total in zip(names, sums, strict=True)}
+        sums = self.processes.total(torch.stack(list(self._sums.values()))).tolist()
+        losses = {name: total / len(self.batches) for name, total in zip(self._sums, sums, strict=True)}
         with self.processes.together():
             self.check(losses["loss"])
             if self._save_error is not None:
@@ -240,25 +227,19 @@ class TrainingLoop:
 
     def _keep_best(self, scores: dict[str, float | None]) -> bool:
         """Copy the weights where no epoch before was better; return whether they were copied."""
-        score, highest = scores.get(self.metric), self.best["score"]
+        score, best = scores.get(self.metric), self.best["score"]
         if self.run is None or (scores and score is None):
             return False
-        if (
-            score is not None
-            and highest is not None
-            and (score < highest or (score == highest and not self.prefer_later))
-        ):
+        if score is not None and best is not None and (score < best or (score == best and not self.prefer_later)):
             return False
         self.best = {"score": score, "epoch": self.line["epoch"]}
-        state = self.evaluated.state_dict()
-        self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
+        self.best_state = {key: tensor.to("cpu", copy=True) for key, tensor in self.evaluated.state_dict().items()}
         return True
 
     def load_best(self) -> None:
         """Give the evaluated network its best weights."""
         if not self.best_state:
-            reason = "the scores on dev are not finite"
-            raise diverged(reason, lr=self.options.lr, precision=self.options.precision)
+            raise diverged("the scores on dev are not finite", self.options.lr, self.options.precision)
         self.evaluated.load_state_dict(self.best_state)
 
     # ---- checkpoints
@@ -283,11 +264,8 @@ class TrainingLoop:
         assert self.run is not None, "only a run with a folder is saved"
         self.run.save(
             {
-                "network": self.network.state_dict(),
-                "average": {} if self.average is None else self.average.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "scaler": self.scaler.state_dict(),
+                "average": {},
+                **{name: part.state_dict() for name, part in self._parts.items()},
                 "step": self.step,
                 "line": self.line,
                 # Of all processes, as far as this one knows.
@@ -307,12 +285,8 @@ class TrainingLoop:
                 f"{self.run.folder}: holds a checkpoint of an earlier version; finish the run with "
                 "that version, or start it again: overwrite it"
             )
-        self.network.load_state_dict(state["network"])
-        if self.average is not None:
-            self.average.module.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self.step, self.line, self.best = state["step"], state["line"], state["best"]
         self.history, self.best_state = state["history"], state["best_state"]
         self._sums = {name: total.to(self.device) / self.processes.count for name, total in state["sums"].items()}

@@ -18,21 +18,28 @@ from sosampler.samplers.backbones import MOBILENET
 
 if TYPE_CHECKING:
     from sosampler.samplers.recipe import SamplerRecipe
+    from sosampler.training.classifier_data import ClassifierRecipe
     from sosampler.training.distributed import Processes
 
 
 def make_optimizer(
-    network: nn.Module, name: str, *, lr: float, weight_decay: float, momentum: float = 0.9, nesterov: bool = False
-) -> torch.optim.Optimizer:
-    """Create "adamw" or "sgd" for the trainable parameters; biases and norms have no weight decay."""
+    network: nn.Module, recipe: SamplerRecipe | ClassifierRecipe, epoch_steps: int, **sgd: Any
+) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    """Create the recipe's optimiser, "adamw" or "sgd" with the options `sgd`, and its schedule by `warmup_cosine`.
+
+    For the trainable parameters; biases and norms have no weight decay.
+    """
     trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trainable if parameter.ndim > 1], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trainable if parameter.ndim > 1], "weight_decay": recipe.weight_decay},
         {"params": [parameter for parameter in trainable if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
-    if name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr)
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+    if recipe.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=recipe.lr)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=recipe.lr, **sgd)
+    steps = epoch_steps * recipe.epochs
+    return optimizer, LambdaLR(optimizer, lambda step: warmup_cosine(step, steps, recipe.warmup))
 
 
 def warmup_cosine(step: int, steps: int, warmup: float) -> float:
@@ -47,11 +54,6 @@ def warmup_cosine(step: int, steps: int, warmup: float) -> float:
     if step < rising:
         return (step + 1) / rising
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
-
-
-def warmup_cosine_schedule(optimizer: torch.optim.Optimizer, steps: int, warmup: float) -> LambdaLR:
-    """Let the learning rate of an optimiser follow `warmup_cosine`, one step at a time."""
-    return LambdaLR(optimizer, lambda step: warmup_cosine(step, steps, warmup))
 
 
 def moving_average(network: nn.Module, decay: float) -> Any:
@@ -89,8 +91,8 @@ class Diverged(InvalidArgument):
 
 def is_finite(network: nn.Module) -> bool:
     """Return whether all weights and running statistics are finite."""
-    values = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
-    return all(torch.stack([tensor.isfinite().all() for tensor in values]).tolist()) if values else True
+    values = network.state_dict().values()
+    return all(bool(tensor.isfinite().all()) for tensor in values if tensor.is_floating_point())
 
 
 def check_loss(loss: float, *networks: nn.Module, step: int, lr: float, precision: str) -> None:
@@ -99,12 +101,11 @@ def check_loss(loss: float, *networks: nn.Module, step: int, lr: float, precisio
     In float16 a step whose gradients overflow is skipped and the next may succeed, unless weights or the statistics of
     a batch norm were hit: those stay broken.
     """
-    if math.isfinite(loss) or (precision == "float16" and all(is_finite(network) for network in networks)):
-        return
-    raise diverged(f"the loss is {loss} near step {step}", lr=lr, precision=precision)
+    if not math.isfinite(loss) and not (precision == "float16" and all(is_finite(network) for network in networks)):
+        raise diverged(f"the loss is {loss} near step {step}", lr=lr, precision=precision)
 
 
-def diverged(reason: str, *, lr: float, precision: str) -> Diverged:
+def diverged(reason: str, lr: float, precision: str) -> Diverged:
     more = "" if precision == "float32" else " or train with precision='float32'"
     return Diverged(f"{reason}; lower the learning rate (lr={lr:.3g}){more}")
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from sosampler._util.arrays import Indices
 from sosampler._util.hardware import free_memory, free_shared_memory
@@ -25,9 +25,9 @@ from sosampler.bank.bank import Bank, BankItem
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument
+from sosampler.evaluation.metrics import multi_hot
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.distributed import send
-from sosampler.video.candidates import uniform_positions
 from sosampler.video.limits import target_size
 
 _MAX_CACHE = 16 << 30  # bytes
@@ -40,20 +40,13 @@ _TRIES = 10  # as torchvision: then the largest central box of an allowed shape 
 # ---- labels
 
 
-def multi_hot(labels: Sequence[int], num_classes: int) -> Tensor:
-    """Return float32 [C] with 1 at the labels."""
-    target = torch.zeros(num_classes)
-    target[list(labels)] = 1
-    return target
+def bank_labels(bank: Bank, rows: Sequence[int]) -> Tensor:
+    """Return the labels of some videos, multi-hot float32 [V, C]."""
+    return torch.from_numpy(multi_hot([bank.rows[row].item.labels for row in rows], len(bank.classes))).float()
 
 
 def labelled_rows(bank: Bank, *, min_train: int = 2) -> dict[str, list[int]]:
-    """Return rows of "train" and "dev" videos with a label, and of the "unlabelled" ones of both.
-
-    Args:
-        bank: a bank, or one split of it.
-        min_train: videos that train must have.
-    """
+    """Return rows of "train" and "dev" videos with a label, and of the "unlabelled" ones of both."""
     rows: dict[str, list[int]] = {"train": [], "dev": [], "unlabelled": []}
     for row, item in enumerate(bank.items):
         split = item.split or "train"
@@ -80,32 +73,20 @@ class Shape:
     side: int
     square: bool = False
 
-    def of(self, width: int, height: int) -> tuple[int, int]:
-        """Return (height, width) of a stored image in this shape."""
+    def of(self, video: BankItem) -> tuple[int, int]:
+        """Return (width, height) of a video's frames in this shape."""
         if self.square:
             return self.side, self.side
-        new_width, new_height = target_size(width, height, min(self.side, width, height))
-        return new_height, new_width
+        return target_size(video.width, video.height, min(self.side, video.width, video.height))
 
     def read(self, video: BankItem, positions: Indices | None = None) -> np.ndarray:
         """Read frames of a video, uint8 [T, h, w, 3]."""
         if not self.square:
-            size = min(self.side, video.width, video.height)
-            return video.frames(positions, size, fast=True)
+            return video.frames(positions, min(self.side, video.width, video.height), fast=True)
         frames = video.frames(positions, self.side)
         # The centre as torchvision's CenterCrop takes it.
         top, left = (round((length - self.side) / 2) for length in frames.shape[1:3])
         return frames[:, top : top + self.side, left : left + self.side]
-
-
-class FrameSource(Protocol):
-    """Where batches of frames come from."""
-
-    sizes: np.ndarray  # [V, 2] height and width of the frames of each video
-
-    def frames(self, videos: Indices, positions: Indices) -> Tensor:
-        """Return uint8 [B, T, h, w, 3] of videos [B] and positions [B, T]; small frames are padded right and below."""
-        ...
 
 
 class BankFrames:
@@ -117,18 +98,16 @@ class BankFrames:
     def __init__(self, bank: Bank, rows: Sequence[int], shape: Shape, *, threads: int = 1) -> None:
         self._bank, self._rows, self._shape, self._threads = bank, rows, shape, max(1, threads)
         videos = [bank[row] for row in rows]
-        self.sizes = np.array([shape.of(video.width, video.height) for video in videos], dtype=np.int64).reshape(-1, 2)
+        # [V, 2] height and width of the frames of each video
+        self.sizes = np.array([shape.of(video)[::-1] for video in videos], dtype=np.int64).reshape(-1, 2)
         self.counts = np.array([len(video) for video in videos], dtype=np.int64)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all frames, decoded."""
-        return int((self.sizes.prod(1) * self.counts * 3).sum())
+        self.nbytes = int((self.sizes.prod(1) * self.counts * 3).sum())  # of all frames, decoded
 
     def read(self, video: int, positions: Indices | None = None) -> np.ndarray:
         return self._shape.read(self._bank[self._rows[video]], positions)
 
     def frames(self, videos: Indices, positions: Indices) -> Tensor:
+        """Return uint8 [B, T, h, w, 3] of videos [B] and positions [B, T]; small frames are padded right and below."""
         height, width = self.sizes[videos].max(0)
         canvas = np.zeros((*positions.shape, height, width, 3), dtype=np.uint8)
 
@@ -169,11 +148,7 @@ class CachedFrames:
             for count in pool.map(decode, range(len(self._array_of))):
                 bar.advance(count)
         self._arrays = [torch.from_numpy(array) for array in arrays]
-        self.device = torch.device("cpu")
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays)
+        self.nbytes, self.device = source.nbytes, torch.device("cpu")
 
     def to(self, device: torch.device) -> CachedFrames:
         self._arrays, self.device = [array.to(device) for array in self._arrays], device
@@ -195,6 +170,9 @@ class CachedFrames:
         return canvas
 
 
+FrameSource = BankFrames | CachedFrames
+
+
 def open_frames(
     bank: Bank,
     rows: Sequence[int],
@@ -203,13 +181,10 @@ def open_frames(
     cache_bytes: int,
     device: torch.device,
     workers: int,
-    threads: int = 1,
+    threads: int = 1,  # that decode each batch again where the frames do not fit into memory
     show: bool = True,
-) -> CachedFrames | BankFrames:
-    """Open frames of some videos, in memory if they take at most `cache_bytes`, on the device if that has room.
-
-    Otherwise `threads` decode each batch again.
-    """
+) -> FrameSource:
+    """Open frames of some videos, in memory if they take at most `cache_bytes`, on the device if that has room."""
     source = BankFrames(bank, rows, shape, threads=threads)
     if source.nbytes > cache_bytes:
         return source
@@ -239,21 +214,13 @@ class Crops(NamedTuple):
 
 def draw_crops(
     rng: np.random.Generator,
-    sizes: np.ndarray,
+    sizes: np.ndarray,  # [F, 2] height and width of each image
     *,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    flip: bool,
+    scale: tuple[float, float],  # min and max share of the area
+    ratio: tuple[float, float],  # min and max width over height, uniform in its logarithm
+    flip: bool,  # every second image, on average
 ) -> Crops:
-    """Draw boxes as torchvision's RandomResizedCrop, but not rounded to whole pixels.
-
-    Args:
-        rng: source of the draw.
-        sizes: [F, 2] height and width of each image.
-        scale: min and max share of the area.
-        ratio: min and max width over height, uniform in its logarithm.
-        flip: flip every second image, on average.
-    """
+    """Draw boxes as torchvision's RandomResizedCrop, but not rounded to whole pixels."""
     draws = rng.random((len(sizes), _TRIES, 2))
     corners = rng.random((len(sizes), 2))
     flips = rng.random(len(sizes)) < (0.5 if flip else 0.0)
@@ -263,14 +230,12 @@ def draw_crops(
     shape = np.exp(low + (high - low) * draws[..., 1])
     widths, heights = np.sqrt(area * shape), np.sqrt(area / shape)
     fits = (widths <= width) & (heights <= height)
-    first = fits.argmax(1)
-    rows = np.arange(len(sizes))
-    box_width, box_height = widths[rows, first], heights[rows, first]
+    first = np.arange(len(sizes)), fits.argmax(1)
     none = ~fits.any(1)
     # Too wide or too high in every try: all of one side, and as much of the other as the shape allows.
     full_width, full_height = width[:, 0], height[:, 0]
-    box_width = np.where(none, np.minimum(full_width, full_height * ratio[1]), box_width)
-    box_height = np.where(none, np.minimum(full_height, full_width / ratio[0]), box_height)
+    box_width = np.where(none, np.minimum(full_width, full_height * ratio[1]), widths[first])
+    box_height = np.where(none, np.minimum(full_height, full_width / ratio[0]), heights[first])
     corners[none] = 0.5
     left = corners[:, 0] * (full_width - box_width)
     top = corners[:, 1] * (full_height - box_height)
@@ -286,55 +251,41 @@ def points_per_pixel(sizes: np.ndarray, size: tuple[int, int]) -> int:
 def crop(frames: Tensor, crops: Crops, sizes: np.ndarray, size: tuple[int, int], points: int | None = None) -> Tensor:
     """Crop uint8 [F, H, W, 3] -> float32 [F, 3, h, w] in 0..255, bilinear.
 
-    Images much larger than `size` are sampled at several points a pixel and averaged, so that fine patterns do not
-    alias.
-
-    Args:
-        frames: images at the top left of their frames.
-        crops: boxes and flips.
-        sizes: [F, 2] height and width of each image.
-        size: height and width of the output.
-        points: per pixel and side; default: by the largest of these images.
+    Images [F, 2] (height and width), at the top left of their frames, that are much larger than `size` are sampled at
+    several `points` a pixel and side and averaged, so that fine patterns do not alias.
     """
     points = points_per_pixel(sizes, size) if points is None else points
     axes = []
     for side, length in ((0, frames.shape[2]), (1, frames.shape[1])):  # across, down
-        pixels = _sample_points(crops, side, points * size[1 - side], sizes[:, 1 - side])
+        count = points * size[1 - side]
+        steps = np.broadcast_to((np.arange(count, dtype=np.float32) + 0.5) / count, (len(sizes), count))
+        if side == 0:
+            steps = np.where(crops.flips[:, None], steps[:, ::-1], steps)
+        # Pixel k covers k .. k + 1, and its value is that of its centre. No point is outside of its image.
+        pixels = crops.boxes[:, side, None] + steps * crops.boxes[:, side + 2, None] - 0.5
+        pixels = np.clip(pixels, 0, sizes[:, 1 - side, None] - 1).astype(np.float32)
         axes.append(send(torch.from_numpy(2 * pixels / max(1, length - 1) - 1), frames.device))  # in -1..1
-    across, down = axes
-    grid = torch.stack(
-        [across[:, None, :].expand(-1, down.shape[1], -1), down[:, :, None].expand(-1, -1, across.shape[1])], -1
-    )
+    grid = torch.stack(torch.broadcast_tensors(axes[0][:, None, :], axes[1][:, :, None]), -1)
     values = frames.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.preserve_format)
     cropped = F.grid_sample(values, grid, mode="bilinear", padding_mode="border", align_corners=True)
     return F.avg_pool2d(cropped, points) if points > 1 else cropped
 
 
-def _sample_points(crops: Crops, side: int, count: int, limits: np.ndarray) -> np.ndarray:
-    """Return float32 [F, count] along one side (0: across, which may be flipped; 1: down), never outside of an image.
+class NormalisedCrops:
+    """Crops for a network, normalised with constants on the device, so that no step waits for their copies.
 
-    In pixels from the centre of the first one.
+    `sizes`: [V, 2] of all images, so that a crop is the same whichever others are in the batch.
     """
-    begin, length = crops.boxes[:, side, None], crops.boxes[:, side + 2, None]
-    steps = np.broadcast_to((np.arange(count, dtype=np.float32) + 0.5) / count, (len(limits), count))
-    if side == 0:
-        steps = np.where(crops.flips[:, None], steps[:, ::-1], steps)
-    # Pixel k covers k .. k + 1, and its value is that of its centre.
-    points: np.ndarray = np.clip(begin + steps * length - 0.5, 0, limits[:, None] - 1).astype(np.float32)
-    return points
 
-
-class Normaliser:
-    """`Preprocessing.normalised` with its constants on the device, so that no step waits for their copies."""
-
-    def __init__(self, preprocessing: Preprocessing, device: torch.device) -> None:
+    def __init__(self, preprocessing: Preprocessing, sizes: np.ndarray, device: torch.device) -> None:
         std = torch.tensor(preprocessing.std)
         self._scale = (1 / (255 * std)).view(3, 1, 1).to(device)
         self._offset = (-torch.tensor(preprocessing.mean) / std).view(3, 1, 1).to(device)
+        self._size, self._points = preprocessing.size, points_per_pixel(sizes, preprocessing.size)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise [..., 3, h, w] in 0..255 to float32 by mean and std, in one pass."""
-        return torch.addcmul(self._offset, pixels.float(), self._scale)
+    def __call__(self, frames: Tensor, crops: Crops, sizes: np.ndarray) -> Tensor:
+        """Return float32 [F, 3, h, w] of images, see `crop`."""
+        return torch.addcmul(self._offset, crop(frames, crops, sizes, self._size, self._points), self._scale)
 
 
 # ---- batches
@@ -344,27 +295,16 @@ class VideoTable:
     """Labels, times and teacher outputs of some videos, in memory."""
 
     def __init__(self, bank: Bank, rows: Sequence[int], teacher: Teacher) -> None:
-        self.rows = list(rows)
-        self.labels = torch.stack([multi_hot(bank.rows[row].item.labels, len(bank.classes)) for row in rows])  # [V, C]
+        self.labels = bank_labels(bank, rows)  # [V, C]
         probs = [teacher[row].frame_probs for row in rows]
         self.counts = np.array([len(video) for video in probs], dtype=np.int64)  # stored frames of each
         self._first = np.cumsum(self.counts) - self.counts  # [V] in the flat arrays
-        self._probs = torch.from_numpy(np.concatenate(probs))  # [F, C] float16
-        self._times = torch.from_numpy(np.concatenate([bank[row].positions for row in rows]))  # [F] in 0..1
+        self.probs = torch.from_numpy(np.concatenate(probs))  # of the teacher, [F, C] float16
+        self.times = torch.from_numpy(np.concatenate([bank[row].positions for row in rows]))  # [F] float32 in 0..1
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def _frame_rows(self, videos: Indices, positions: Indices) -> Tensor:
+    def frame_rows(self, videos: Indices, positions: Indices) -> Tensor:
+        """Return where frames of videos [B] at positions [B, T] are in `probs` and `times`, int64 [B, T]."""
         return torch.from_numpy(self._first[videos][:, None] + positions)
-
-    def probs(self, videos: Indices, positions: Indices) -> Tensor:
-        """Return the teacher's float16 [B, T, C] of videos [B] and positions [B, T]."""
-        return self._probs[self._frame_rows(videos, positions)]
-
-    def times(self, videos: Indices, positions: Indices) -> Tensor:
-        """Return the time of each frame in its video, float32 [B, T] in 0..1."""
-        return self._times[self._frame_rows(videos, positions)]
 
 
 class Draw(NamedTuple):
@@ -387,18 +327,13 @@ class Plan:
     def __init__(self, counts: np.ndarray, sizes: np.ndarray, recipe: SamplerRecipe) -> None:
         self.counts, self.sizes, self.recipe = counts, sizes, recipe  # [V], [V, 2]
         self.batch_size = min(recipe.batch_size, len(counts))
+        self.steps = len(counts) // self.batch_size  # of an epoch
         wanted = recipe.num_candidates
-        # More than any video has would only repeat frames.
         lowest, highest = (wanted, wanted) if isinstance(wanted, int) else wanted
-        stored = max(2, int(counts.max()))
+        stored = max(2, int(counts.max()))  # more than any video has would only repeat frames
         # A few numbers between the two: libraries for GPUs prepare for every shape, which takes seconds.
         spread = np.geomspace(min(lowest, stored), min(highest, stored), _MAX_LENGTHS)
         self.num_candidates = tuple(np.unique(np.rint(spread).astype(int)).tolist())
-
-    @property
-    def steps(self) -> int:
-        """Of an epoch."""
-        return len(self.counts) // self.batch_size
 
     def draw(self, epoch: int, step: int) -> Draw:
         recipe = self.recipe
@@ -434,11 +369,6 @@ def stratified(counts: np.ndarray, wanted: int, rng: np.random.Generator) -> Ind
     return positions
 
 
-def uniform(counts: np.ndarray, wanted: int) -> Indices:
-    """Return the evenly spread positions of evaluation for each video, [V, wanted]."""
-    return np.stack([uniform_positions(int(count), wanted) for count in counts])
-
-
 class Batch(NamedTuple):
     """One process's share of a step."""
 
@@ -459,17 +389,6 @@ class _StepFrames(Dataset[Tensor]):
     def __getitem__(self, key: tuple[int, int]) -> Tensor:
         draw = self.plan.draw(*key).part(self.part)
         return self.source.frames(draw.videos, draw.positions)
-
-
-class _Steps(Sampler[tuple[int, int]]):
-    def __init__(self, count: int) -> None:
-        self.count, self.epoch, self.begin = count, 0, 0
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((self.epoch, step) for step in range(self.begin, self.count))
-
-    def __len__(self) -> int:
-        return self.count - self.begin
 
 
 def prefetch(workers: int, nbytes: int, room: int | None) -> tuple[int, int | None]:
@@ -503,20 +422,19 @@ class SamplerBatches:
         """`sharers`: processes of this machine that train together."""
         self.table, self.source, self.part = table, source, part
         self.plan = Plan(table.counts, source.sizes, recipe)
-        self._steps = _Steps(len(self))
-        # Frames in memory need no workers; others are decoded by processes while the network trains.
-        share = (part.stop - part.start) * max(self.plan.num_candidates)
-        nbytes = int(source.sizes.max(0).prod()) * 3 * share
+        self._keys: list[tuple[int, int]] = []  # (epoch, step) of the current epoch
+        frames = (part.stop - part.start) * max(self.plan.num_candidates)
         room = free_shared_memory()
-        self.workers, factor = (
-            (0, None)
-            if isinstance(source, CachedFrames)
-            else prefetch(workers, nbytes, None if room is None else room // sharers)
+        # Frames in memory need no workers; others are decoded by processes while the network trains.
+        self.workers, factor = prefetch(
+            0 if isinstance(source, CachedFrames) else workers,
+            int(source.sizes.max(0).prod()) * 3 * frames,
+            None if room is None else room // sharers,
         )
         self._loader = DataLoader(
             _StepFrames(self.plan, source, part),
             batch_size=None,
-            sampler=self._steps,
+            sampler=self._keys,
             num_workers=self.workers,
             prefetch_factor=factor,
             persistent_workers=self.workers > 0,
@@ -526,14 +444,15 @@ class SamplerBatches:
         return self.plan.steps
 
     def epoch(self, number: int, begin: int = 0) -> Iterator[Batch]:
-        self._steps.epoch, self._steps.begin = number, begin
+        self._keys[:] = [(number, step) for step in range(begin, len(self))]
         for step, frames in enumerate(self._loader, begin):
             draw = self.plan.draw(number, step).part(self.part)
+            rows = self.table.frame_rows(draw.videos, draw.positions)
             yield Batch(
                 frames.flatten(0, 1),
                 np.repeat(self.source.sizes[draw.videos], draw.positions.shape[1], axis=0),
                 draw,
                 self.table.labels[torch.from_numpy(draw.videos)],
-                self.table.probs(draw.videos, draw.positions),
-                self.table.times(draw.videos, draw.positions),
+                self.table.probs[rows],
+                self.table.times[rows],
             )

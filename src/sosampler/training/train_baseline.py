@@ -35,6 +35,7 @@ from sosampler.training.optim import Diverged, diverged, finite_or_none, is_fini
 from sosampler.training.sampler_data import labelled_rows
 
 KIND = "system"  # in files
+_FIT_OPTIONS = ("num_candidates", "epochs", "lr", "batch_size", "seed", "optimizer", "weight_decay", "clip")
 _ON_DEV = ("metric", "dev", "dev_frames", "dev_frames_decoded", "dev_gmacs")  # None where there is no dev split
 
 
@@ -52,16 +53,15 @@ class TrainedSystem:
 
 def train_baseline(
     bank: str | Path | Bank,
-    *,
     out: str | Path,
     name: str,
-    recipe: Any = None,
-    classifier: Any = None,
-    light: Any = None,
-    weights: str | Path | None = None,
-    device: str | None = None,
-    overwrite: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    recipe: Any,
+    classifier: Any,
+    light: Any,
+    weights: str | Path | None,
+    device: str | None,
+    overwrite: bool,
+    say: Callable[[str], None],
     **settings: Any,
 ) -> TrainedSystem:
     """Train a baseline on the train split of a bank; see `train` for the arguments.
@@ -89,35 +89,27 @@ def train_baseline(
     recipe = read_baseline_recipe(name if recipe is None else recipe, system=name, **settings)
     bank = bank if isinstance(bank, Bank) else Bank(bank)
     sizes = {split: len(rows) for split, rows in labelled_rows(bank).items()}
-    sources = [heavy_source(bank, classifier)]
+    sources = {"heavy": heavy_source(bank, classifier)}
     if recipe.needs_light:
-        sources.append(light_source(bank, light, weights))
+        sources["light"] = light_source(bank, light, weights)
     run = RunFolder(Path(out), KIND)
     check_apart(run.folder, bank)
-    if overwrite:
-        run.clear()
-    run.begin(_settings(bank, sources, recipe))
-    finished = run.result()
+    run.begin(_settings(bank, sources, recipe), overwrite=overwrite)
     target = str(processes.device)
-    if finished is not None:
+    if run.result() is not None:
         say(f"{run.folder}: this run is finished")
-        return TrainedSystem(load_system(run.folder, target), run.folder, finished)
-    for source in sources:
-        keep_features(bank, source, device=target, say=say)
-    run.begin(_settings(bank, sources, recipe))  # again, because features may differ from what was expected
-    result = _train(Bank(bank.path), sources, recipe, run, sizes, target, say)
-    return TrainedSystem(load_system(run.folder, target), run.folder, result)
+    else:
+        for source in sources.values():
+            keep_features(bank, source, device=target, say=say)
+        run.begin(_settings(bank, sources, recipe))  # again, because features may differ from what was expected
+        _train(Bank(bank.path), sources, recipe, run, sizes, target, say)
+    return TrainedSystem(load_system(run.folder, target), run.folder, run.result() or {})
 
 
-def _settings(bank: Bank, sources: list[FeatureSource], recipe: BaselineRecipe) -> dict[str, Any]:
+def _settings(bank: Bank, sources: dict[str, FeatureSource], recipe: BaselineRecipe) -> dict[str, Any]:
     """Return what decides the outcome of a run."""
-    features = [source.identity(bank) for source in sources]
-    return {
-        "bank": bank_identity(bank),
-        "heavy": features[0],
-        "light": features[1] if recipe.needs_light else None,
-        "recipe": recipe.to_dict(),
-    }
+    heavy, light = (sources[role].identity(bank) if role in sources else None for role in ("heavy", "light"))
+    return {"bank": bank_identity(bank), "heavy": heavy, "light": light, "recipe": recipe.to_dict()}
 
 
 def _limit_frames(recipe: BaselineRecipe, stored: int, say: Callable[[str], None]) -> BaselineRecipe:
@@ -138,65 +130,49 @@ def _limit_frames(recipe: BaselineRecipe, stored: int, say: Callable[[str], None
 
 def _train(
     bank: Bank,
-    sources: list[FeatureSource],
+    sources: dict[str, FeatureSource],
     recipe: BaselineRecipe,
     run: RunFolder,
     sizes: dict[str, int],
     device: str,
     say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Train, measure on dev, write the folder and return the result."""
-    heavy = sources[0].describe(bank)
-    light = sources[1].describe(bank) if recipe.needs_light else None
-    names: dict[str, Any] = {"heavy": heavy["name"], "light": None if light is None else light["name"]}
-    gmacs = {"heavy_gmacs": heavy["gmacs"], "light_gmacs": 0.0 if light is None else light["gmacs"]}
+) -> None:
+    """Train, measure on dev, and write the folder and the result."""
+    features = {role: source.describe(bank) for role, source in sources.items()}
+    names = {role: about["name"] for role, about in features.items()}
+    gmacs = {"light_gmacs": 0.0, **{f"{role}_gmacs": about["gmacs"] for role, about in features.items()}}
     views, labels = bank_views(bank.split("train"), num_candidates=None, **names)
     recipe = _limit_frames(recipe, views.heavy.shape[1], say)
-    baseline = recipe.build(
-        heavy_width=heavy["width"],
-        light_width=None if light is None else light["width"],
-        num_classes=len(bank.classes),
-        multi_label=bank.multi_label,
-    )
+    widths = {f"{role}_width": about["width"] for role, about in features.items()}
+    baseline = recipe.build(**widths, num_classes=len(bank.classes), multi_label=bank.multi_label)
     parameters = sum(weight.numel() for weight in baseline.parameters())
     unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
     say(
         f"{baseline.name}, {parameters / 1e6:.2f} M parameters, on {device}: {sizes['train']} videos to train on, "
         f"{sizes['dev'] or 'no'} dev{'' if sizes['dev'] else ' split'}{unlabelled}"
     )
-    history = fit(
-        baseline,
-        views,
-        labels,
-        num_candidates=recipe.num_candidates,
-        epochs=recipe.epochs,
-        lr=recipe.lr,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        device=device,
-        optimizer=recipe.optimizer,
-        weight_decay=recipe.weight_decay,
-        clip=recipe.clip,
-        say=say,
-    )
+    options = {name: getattr(recipe, name) for name in _FIT_OPTIONS}
+    history = fit(baseline, views, labels, device=device, say=say, **options)
     if not is_finite(baseline):
-        raise diverged(f"weights of {baseline.name} are not finite", lr=recipe.lr, precision="float32")
+        raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
     measured, curve = dict.fromkeys(_ON_DEV), []
-    measured["metric"] = metric = metric_of(baseline)
+    measured["metric"] = metric = "mAP" if baseline.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
         scores = measure_baseline(baseline, views, labels, **gmacs)
         measured["dev"] = scores.pop(metric)
         measured |= {f"dev_{key}": value for key, value in scores.items()}
-        curve = threshold_curve(baseline, views, labels, **gmacs)
+        for value in baseline.threshold_values:  # from cheap to costly
+            point = measure_baseline(baseline.with_threshold(value), views, labels, **gmacs)
+            curve.append({"dial": baseline.threshold, "value": value, **point})
     about = {
-        "classifier": heavy["network"],
+        "classifier": features["heavy"]["network"],
         "bank": bank.path.resolve().name,
         "classes": list(bank.classes),
         "num_candidates": recipe.num_candidates,
-        "heavy": heavy,
-        "light": light,
+        "heavy": features["heavy"],
+        "light": features.get("light"),
         **measured,
         "seed": recipe.seed,
         "sosampler": __version__,
@@ -204,67 +180,48 @@ def _train(
     }
     save_baseline(run.folder, baseline, about)
     run.log(history)
-    run.finish(
-        {
-            **measured,
-            "dev_curve": curve,
-            "sizes": sizes,
-            "num_candidates": recipe.num_candidates,
-            "epochs": recipe.epochs,
-            "seed": recipe.seed,
-            "heavy": heavy["fingerprint"],
-            "light": None if light is None else light["fingerprint"],
-        }
-    )
-    scored = (
-        f"dev {metric} {100 * measured['dev']:.2f} % with {measured['dev_frames']:.2f} frames in the heavy network, "
-        f"{measured['dev_frames_decoded']:.2f} decoded, {measured['dev_gmacs']:.3f} GMACs a video; "
-        if measured["dev"] is not None
-        else ""
-    )
+    result = {
+        **measured,
+        "dev_curve": curve,
+        "sizes": sizes,
+        "num_candidates": recipe.num_candidates,
+        "epochs": recipe.epochs,
+        "seed": recipe.seed,
+        "heavy": sources["heavy"].fingerprint,
+        "light": sources["light"].fingerprint if recipe.needs_light else None,
+    }
+    run.finish(result)
+    scored = ""
+    if measured["dev"] is not None:
+        scored = (
+            f"dev {metric} {100 * measured['dev']:.2f} % with {measured['dev_frames']:.2f} frames in the heavy "
+            f"network, {measured['dev_frames_decoded']:.2f} decoded, {measured['dev_gmacs']:.3f} GMACs a video; "
+        )
     say(f"{scored}written to {run.folder}")
-    return run.result() or {}
 
 
 def fit(
-    baseline: Baseline,
+    baseline: Baseline,  # trained in place; left in eval mode on `device`
     views: Views,
-    labels: Tensor,
+    labels: Tensor,  # multi-hot [B, C]
     *,
-    num_candidates: int | None = None,
-    epochs: int | Mapping[str, int] = 20,
-    lr: float = 1e-3,
-    batch_size: int = 64,
-    seed: int = 0,
-    device: Any = None,
-    optimizer: str = "adamw",
+    num_candidates: int | None = None,  # K of the candidates that each epoch draws; None = all, every time
+    epochs: int | Mapping[str, int] = 20,  # of each phase, or one number a phase; one with 0 is left out
+    lr: float = 1e-3,  # at the start of each phase; falls to 0 as a cosine
+    batch_size: int = 64,  # max videos a step; batches of an epoch differ by at most one video
+    seed: int = 0,  # of the order of videos and of everything that is drawn
+    device: Any = None,  # None = that of the baseline
+    optimizer: str = "adamw",  # or "sgd" with momentum 0.9
     weight_decay: float = 1e-4,
-    clip: float | None = 10.0,
-    say: Callable[[str], None] | None = None,
+    clip: float | None = 10.0,  # max norm of the gradient over all weights; None = any
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """Train all phases of a baseline on features in memory; the same arguments give the same weights.
 
-    The weights of the last epoch are kept: those of an earlier one would also have another cost.
+    The weights of the last epoch are kept: those of an earlier one would also have another cost. Views keep their
+    device and precision; a batch at a time goes to the device, in float32.
 
-    Args:
-        baseline: trained in place; left in eval mode on `device`.
-        views: of the training videos. They keep their device and precision; a batch at a time goes to the device, in
-            float32.
-        labels: multi-hot [B, C].
-        num_candidates: K, if the views hold more frames than the baseline's candidates: each epoch shows others, one of
-            each of K equal segments of a video; None = all, every time.
-        epochs: of each phase, or one number a phase; a phase with 0, or with nothing to train, is left out.
-        lr: at the start of each phase; falls to 0 as a cosine.
-        batch_size: max videos a step; batches of an epoch differ by at most one video.
-        seed: of the order of videos and of everything that is drawn.
-        device: None = that of the baseline.
-        optimizer: "adamw", or "sgd" with momentum 0.9.
-        weight_decay: of the optimiser.
-        clip: max norm of the gradient over all weights; None = any.
-        say: is given a line of text for each epoch.
-
-    Returns:
-        For each epoch: phase, epoch, loss and its parts (means over videos), and the lr of its first step.
+    Returns for each epoch: phase, epoch, loss and its parts (means over videos), and the lr of its first step.
     """
     check_float("lr", lr, above=0), check_float("weight_decay", weight_decay, at_least=0)
     one_of("optimizer", optimizer, OPTIMIZERS)
@@ -294,15 +251,10 @@ def fit(
             algorithm: Any = torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=weight_decay)
         else:
             algorithm = torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
-        loop = BaselineLoop(
-            baseline,
-            BaselineBatches(views, num_candidates=candidates, steps=steps, seed=[seed, number]),
-            labels,
-            LoopOptions(epochs=count, lr=lr, seed=seed, clip=clip),
-            algorithm,
-            phase=phase,
-            say=say or (lambda text: None),
-        )
+        batches = BaselineBatches(views, num_candidates=candidates, steps=steps, seed=[seed, number])
+        processes = Processes(str(baseline.device), alone=True)
+        options = LoopOptions(count, lr, seed, processes, say, clip=clip)
+        loop = BaselineLoop(baseline, batches, labels, options, algorithm, phase)
         loop.train()
         history += loop.history
     baseline.eval()
@@ -323,21 +275,12 @@ class BaselineLoop(TrainingLoop):
         labels: Tensor,
         options: LoopOptions,
         optimizer: torch.optim.Optimizer,
-        *,
         phase: str,
-        say: Callable[[str], None],
     ) -> None:
         """`labels`: multi-hot [V, C], on the device."""
         self.baseline, self.labels, self.phase, self.seed = baseline, labels, phase, batches.seed
-        super().__init__(
-            baseline,
-            batches,
-            options,
-            optimizer=optimizer,
-            scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(batches)),
-            processes=Processes(str(baseline.device), alone=True),
-            say=say,
-        )
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(batches))
+        super().__init__(baseline, batches, options, optimizer, scheduler)
 
     def start_epoch(self, epoch: int) -> None:
         self.baseline.train_phase(self.phase)
@@ -370,20 +313,12 @@ class BaselineLoop(TrainingLoop):
         return f"{self.baseline.name} {self.phase} {self.line['epoch'] + 1}/{self.options.epochs}: {numbers}"
 
 
-def metric_of(baseline: Baseline) -> str:
-    """Return "mAP" for several labels a video, else "top1"."""
-    return "mAP" if baseline.multi_label else "top1"
-
-
 def measure_baseline(
     baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
 ) -> dict[str, Any]:
     """Return the metric by its name, and means over videos of frames and giga multiply-adds.
 
-    Args:
-        baseline: with its current threshold.
-        views, labels: of videos, from `bank_views`.
-        heavy_gmacs, light_gmacs: of one frame in the two networks.
+    `heavy_gmacs`, `light_gmacs`: of one frame in the two networks.
     """
     output = predict(baseline, views)
     if not bool(output.probabilities.isfinite().all()):
@@ -391,24 +326,11 @@ def measure_baseline(
             f"{baseline.name} gives probabilities that are not finite on dev; look for such numbers in the features of "
             "its videos, or give a lower lr"
         )
-    probabilities, truth = output.probabilities.numpy(), labels.cpu().numpy()
-    score = mean_average_precision(probabilities, truth) if baseline.multi_label else top1(probabilities, truth)
+    metric, measure = ("mAP", mean_average_precision) if baseline.multi_label else ("top1", top1)
     gmacs = video_gmacs(baseline, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)
     return {
-        metric_of(baseline): finite_or_none(score),
+        metric: finite_or_none(measure(output.probabilities.numpy(), labels.cpu().numpy())),
         "frames": float(output.seen_heavy.sum(dim=1).double().mean()),
         "frames_decoded": float(decoded_frames(output).double().mean()),
         "gmacs": float(gmacs.double().mean()),
     }
-
-
-def threshold_curve(baseline: Baseline, views: Views, labels: Tensor, **gmacs: float) -> list[dict[str, Any]]:
-    """Return `measure_baseline` for each value of the threshold, from cheap to costly."""
-    return [
-        {
-            "dial": baseline.threshold,
-            "value": value,
-            **measure_baseline(baseline.with_threshold(value), views, labels, **gmacs),
-        }
-        for value in baseline.threshold_values
-    ]

@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from sosampler._util.hardware import autocast, check_device, usable_cores
+from sosampler._util.hardware import autocast, resolve_device, usable_cores
 from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (
     WEIGHTS,
-    SavedSettings,
     create_classifier,
     fit_weights,
     read_settings,
@@ -33,20 +32,18 @@ from sosampler.classifiers.wrap import WrappedClassifier
 from sosampler.datasets.manifest import Manifest
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.training.checkpoints import RunFolder
+from sosampler.training.checkpoints import CHECKPOINT, RunFolder
 from sosampler.training.classifier_data import (
     ClassifierBatches,
-    ClassifierData,
     ClassifierRecipe,
+    ClipExamples,
     Example,
     evaluation_batches,
     open_source,
 )
 from sosampler.training.distributed import Processes
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, make_optimizer, settled_precision, warmup_cosine_schedule
-
-InputSize = int | tuple[int, int] | None
+from sosampler.training.optim import diverged, make_optimizer, settled_precision
 
 
 @dataclass(frozen=True)
@@ -113,20 +110,20 @@ def train_classifier(
             allowed = ", ".join(ClassifierRecipe.__dataclass_fields__)
             raise InvalidArgument(f"train_classifier has no setting {name!r}; a recipe has: {allowed}")
     recipe = replace(recipe, **settings)
-    target = check_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = resolve_device(device or None)
     precision = settled_precision(target, precision)
     workers = min(8, usable_cores()) if workers is None else check_int("workers", workers, at_least=0)
     source = open_source(data, recipe)
-    source.check()
     if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
-    recipe = replace(recipe, batch_size=min(recipe.batch_size, source.num_train))
+    num_train = sum(item.split == "train" for item in source.manifest.items)
+    recipe = replace(recipe, batch_size=min(recipe.batch_size, num_train))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed % 2**63)  # the new head is drawn on the CPU
         network = starting_network(
             classifier,
-            source.classes,
-            multi_label=source.multi_label,
+            source.manifest.classes,
+            multi_label=source.manifest.multi_label,
             weights=weights,
             input_size=input_size,
             options=options or {},
@@ -141,39 +138,36 @@ def train_classifier(
     is_folder = isinstance(data, (str, Path)) and source.kind != "bank" and data_path.is_dir()
     if run_path == data_path or run_path in data_path.parents or (is_folder and data_path in run_path.parents):
         raise InvalidArgument(f"out={run.folder} and the data {source.name} lie inside each other; keep them apart")
-    if overwrite:
-        run.clear()
     kind = "pictures" if source.kind == "images" else source.kind  # the name in files
-    run.begin(
-        {
-            "data": {"kind": kind, "path": str(data_path), "digest": source.digest()},
-            "classifier": network.settings(),
-            # The user is responsible for the weights of a network that is given as an object.
-            "start": None if isinstance(classifier, Classifier) else network.fingerprint(),
-            "recipe": recipe.to_dict(),
-            "precision": precision,
-        }
-    )
-    finished = run.result()
-    if finished is not None:
+    run_settings = {
+        "data": {"kind": kind, "path": str(data_path), "digest": source.digest()},
+        "classifier": network.settings(),
+        # The user is responsible for the weights of a network that is given as an object.
+        "start": None if isinstance(classifier, Classifier) else network.fingerprint(),
+        "recipe": recipe.to_dict(),
+        "precision": precision,
+    }
+    run.begin(run_settings, overwrite=overwrite)
+    if (finished := run.result()) is not None:
         say(f"{run.folder}: this run is finished")
         fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
         return TrainedClassifier(network.freeze(), run.folder, finished)
-    examples = source.open(
-        network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not run.has_checkpoint
+    begun = (run.folder / CHECKPOINT).exists()
+    splits, unreadable = source.open(
+        network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not begun
     )
     head = "a new head" if network.fresh_head else "the head of the weights"
-    left_out = f" ({examples.unreadable} videos are unreadable)" if examples.unreadable else ""
+    left_out = f" ({unreadable} videos are unreadable)" if unreadable else ""
     say(
-        f"{network!r} with {head}, on {target} in {precision}: {examples.sizes['train']} {source.kind} to train on, "
-        f"{examples.sizes['dev']} dev, {examples.sizes['test']} test{left_out}"
+        f"{network!r} with {head}, on {target} in {precision}: {len(splits['train'])} {source.kind} to train on, "
+        f"{len(splits['dev'])} dev, {len(splits['test'])} test{left_out}"
     )
     network.to(target)
     if target.type != "cpu":
         to_channels_last(network.net)
     try:
         with torch.random.fork_rng(devices=[]):  # loaders draw a seed for their workers
-            return _train(network, examples, recipe, run, precision=precision, workers=workers, say=say)
+            return _train(network, splits, unreadable, recipe, run, precision=precision, workers=workers, say=say)
     except InvalidArgument as error:
         # A worker process wraps an error into its traceback; the last line is the message.
         raise type(error)(str(error).strip().splitlines()[-1].split("InvalidArgument: ")[-1]) from error
@@ -183,7 +177,8 @@ def train_classifier(
 
 def _train(
     network: Classifier,
-    data: ClassifierData,
+    splits: dict[str, ClipExamples],
+    unreadable: int,
     recipe: ClassifierRecipe,
     run: RunFolder,
     *,
@@ -192,17 +187,18 @@ def _train(
     say: Callable[[str], None],
 ) -> TrainedClassifier:
     fresh_head = network.fresh_head
-    train, dev = (data.examples(split, network.preprocessing, recipe) for split in ("train", "dev"))
-    batches = ClassifierBatches(train, workers=workers, pin_memory=network.device.type == "cuda")
-    dev_batches = evaluation_batches(dev, batch_size=recipe.batch_size, workers=min(workers, 4))
-    loop = ClassifierLoop(network, recipe, batches, dev_batches, run, precision=precision, say=say)
+    batches = ClassifierBatches(splits["train"], workers=workers, pin_memory=network.device.type == "cuda")
+    dev_batches = evaluation_batches(splits["dev"], workers=min(workers, 4))
+    assert recipe.lr is not None, "a recipe is filled before its training begins"
+    processes = Processes(str(network.device), alone=True)
+    options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, processes, say, run, precision)
+    loop = ClassifierLoop(network, recipe, batches, dev_batches, options)
     loop.train()
     loop.load_best()
     save_classifier(network, run.folder, state=loop.best_state)
     scores: dict[str, Any] = {"dev": loop.best["score"]}
-    if data.sizes["test"]:
-        test = data.examples("test", network.preprocessing, recipe)
-        outputs = predict(network, evaluation_batches(test, batch_size=recipe.batch_size, workers=workers), precision)
+    if len(splits["test"]):
+        outputs = predict(network, evaluation_batches(splits["test"], workers=workers), precision)
         scores["test"] = measure(*outputs, multi_label=network.multi_label)[loop.metric]
     network.freeze()
     result = {
@@ -211,13 +207,13 @@ def _train(
         "best_epoch": loop.best["epoch"],
         "epochs": recipe.epochs,
         "fresh_head": fresh_head,
-        "sizes": data.sizes,
-        "unreadable": data.unreadable,
+        "sizes": {name: len(examples) for name, examples in splits.items()},
+        "unreadable": unreadable,
         "num_classes": network.num_classes,
         "fingerprint": network.fingerprint(),
     }
     run.finish(result)
-    shown = ", ".join(f"{name} {100 * scores[name]:.2f} %" for name in scores)
+    shown = ", ".join(f"{name} {100 * score:.2f} %" for name, score in scores.items())
     say(f"best of epoch {loop.best['epoch'] + 1}: {loop.metric} {shown}; written to {run.folder}")
     return TrainedClassifier(network, run.folder, result)
 
@@ -231,12 +227,9 @@ class ClassifierLoop(TrainingLoop):
         recipe: ClassifierRecipe,
         batches: ClassifierBatches,
         dev: DataLoader[Example],
-        run: RunFolder,
-        *,
-        precision: str,
-        say: Callable[[str], None],
+        options: LoopOptions,
     ) -> None:
-        self.classifier, self.recipe, self.dev, self.precision = classifier, recipe, dev, precision
+        self.classifier, self.recipe, self.dev, self.precision = classifier, recipe, dev, options.precision
         self.metric = "mAP" if classifier.multi_label else "top1"
         layers = dict(classifier.net.named_modules())
         self.head = [layers[name] for name in classifier.head_names() if name in layers]
@@ -244,22 +237,8 @@ class ClassifierLoop(TrainingLoop):
         if recipe.trainable == "head":
             for layer in self.head:
                 layer.requires_grad_(True)
-        assert recipe.optimizer is not None, "a recipe is filled before its training begins"
-        assert recipe.lr is not None
-        assert recipe.weight_decay is not None
-        optimizer = make_optimizer(
-            classifier, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, nesterov=True
-        )
-        super().__init__(
-            classifier.net,
-            batches,
-            LoopOptions(epochs=recipe.epochs, lr=recipe.lr, seed=recipe.seed, precision=precision),
-            optimizer=optimizer,
-            scheduler=warmup_cosine_schedule(optimizer, len(batches) * recipe.epochs, recipe.warmup),
-            processes=Processes(str(classifier.device), alone=True),
-            run=run,
-            say=say,
-        )
+        optimizer, scheduler = make_optimizer(classifier, recipe, len(batches), momentum=0.9, nesterov=True)
+        super().__init__(classifier.net, batches, options, optimizer, scheduler)
 
     def start_epoch(self, epoch: int) -> None:
         self.classifier.train(self.recipe.trainable == "all")
@@ -274,16 +253,15 @@ class ClassifierLoop(TrainingLoop):
         with autocast(self.device, self.precision):
             scores = self.classifier(clips, positions).float()
         if self.classifier.multi_label:
-            return functional.binary_cross_entropy_with_logits(scores, targets), {}
-        smoothing = self.recipe.label_smoothing
-        return functional.cross_entropy(scores, targets.argmax(1), label_smoothing=smoothing), {}
+            return F.binary_cross_entropy_with_logits(scores, targets), {}
+        return F.cross_entropy(scores, targets.argmax(1), label_smoothing=self.recipe.label_smoothing), {}
 
     def evaluate(self) -> dict[str, float | None]:
         try:
             probabilities, targets = predict(self.classifier, self.dev, self.precision)
         except ClassifierError as error:
             reason = f"the scores on dev are not finite after epoch {self.line['epoch'] + 1}"
-            raise diverged(reason, lr=self.options.lr, precision=self.precision) from error
+            raise diverged(reason, self.options.lr, self.precision) from error
         return {**measure(probabilities, targets, multi_label=self.classifier.multi_label)}
 
 
@@ -314,7 +292,7 @@ def starting_network(
     *,
     multi_label: bool,
     weights: str | Path | None,
-    input_size: InputSize,
+    input_size: int | tuple[int, int] | None,
     options: dict[str, Any],
 ) -> Classifier:
     """Create a classifier for these classes; its `fresh_head` is True where the last layer is random."""
@@ -330,24 +308,26 @@ def starting_network(
                 f"options must not have {option!r}; it is an argument of its own, or follows from the data"
             )
     folder = saved_folder(classifier)
+    data: dict[str, Any] = {"class_names": classes, "multi_label": multi_label}
     if folder is None:
+        new_head = None  # by the number of classes, all that is known of a plain file
         if weights is not None and Path(weights).name == WEIGHTS and saved_folder(Path(weights).parent) is not None:
             known = read_settings(Path(weights).parent, for_weights=True).class_names
             new_head = True if known != classes else None  # the same classes may have another kind of head
-        else:
-            new_head = None  # by the number of classes, all that is known of a plain file
         return create_classifier(
-            classifier,
-            class_names=classes,
-            multi_label=multi_label,
-            weights=weights,
-            new_head=new_head,
-            input_size=input_size,
-            **options,
+            classifier, weights=weights, new_head=new_head, input_size=input_size, **data, **options
         )
     if weights is not None or options:
         raise InvalidArgument(f"{classifier} is a saved classifier with weights and options of its own; leave both out")
-    return _saved_network(read_settings(folder), folder, classes, multi_label=multi_label, input_size=input_size)
+    saved = read_settings(folder)
+    network = create_classifier(saved.source, preprocessing=saved.preprocessing, **data, **saved.options)
+    network.name = saved.name
+    state = read_state(folder / WEIGHTS)
+    fit_weights(network, state, where=str(folder / WEIGHTS), new_head=saved.class_names != classes)
+    network.preprocessing = saved.preprocessing
+    if input_size is not None:
+        set_input_size(network, input_size)
+    return network
 
 
 def _user_network(
@@ -372,23 +352,3 @@ def _user_network(
     if weights is not None:
         fit_weights(classifier, read_state(weights), where=str(weights))
     return classifier
-
-
-def _saved_network(
-    saved: SavedSettings, folder: Path, classes: tuple[str, ...], *, multi_label: bool, input_size: InputSize
-) -> Classifier:
-    """Load a saved classifier; with other classes it gets a new head."""
-    network = create_classifier(
-        saved.source,
-        class_names=classes,
-        multi_label=multi_label,
-        preprocessing=saved.preprocessing,
-        **saved.options,
-    )
-    network.name = saved.name
-    state = read_state(folder / WEIGHTS)
-    fit_weights(network, state, where=str(folder / WEIGHTS), new_head=saved.class_names != classes)
-    network.preprocessing = saved.preprocessing
-    if input_size is not None:
-        set_input_size(network, input_size)
-    return network

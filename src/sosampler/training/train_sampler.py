@@ -24,26 +24,25 @@ from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import SamplerLoss
-from sosampler.samplers.recipe import SamplerRecipe, drawn_frames, read_recipe
+from sosampler.samplers.recipe import SamplerRecipe, read_recipe
 from sosampler.samplers.registry import RECIPES
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.dev import DevSet, check_rewards, clip_outputs, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, make_optimizer, sampler_precision, warmup_cosine_schedule
+from sosampler.training.optim import diverged, make_optimizer, sampler_precision
 from sosampler.training.sampler_data import (
     Batch,
     CachedFrames,
-    Normaliser,
+    FrameSource,
+    NormalisedCrops,
     SamplerBatches,
     Shape,
     VideoTable,
-    crop,
     default_cache_bytes,
     labelled_rows,
     open_frames,
-    points_per_pixel,
 )
 
 if TYPE_CHECKING:
@@ -152,21 +151,10 @@ def train(
                 f"precision={precision!r} is for samplers; {sampler} trains in float32, so leave it out"
             )
         return train_baseline(
-            bank,
-            out=out,
-            name=sampler,
-            recipe=recipe,
-            classifier=classifier,
-            light=light,
-            weights=weights,
-            device=device,
-            overwrite=overwrite,
-            say=say,
-            **settings,
+            bank, out, sampler, recipe, classifier, light, weights, device, overwrite, say, **settings
         )
     processes = Processes(device)
-    if not processes.is_main:
-        say = _say_nothing
+    report = say if processes.is_main else (lambda text: None)
     run = RunFolder(Path(out), KIND)
     with processes.together():
         recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
@@ -176,9 +164,8 @@ def train(
         check_int("workers", workers, at_least=0)
         begun = None if overwrite else run.begun_with("precision")
         precision = sampler_precision(processes, precision, begun, recipe)
-        if cache_bytes is None:
-            cache_bytes = default_cache_bytes(processes.local_count)
-        check_int("cache_bytes", cache_bytes, at_least=0)
+        memory = default_cache_bytes(processes.local_count) if cache_bytes is None else cache_bytes
+        check_int("cache_bytes", memory, at_least=0)
         bank = bank if isinstance(bank, Bank) else Bank(bank)
         online, outputs = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
         rows = labelled_rows(bank, min_train=max(2, processes.count))
@@ -191,43 +178,46 @@ def train(
     with processes.together():
         if processes.is_main:
             check_apart(run.folder, bank)
-            if overwrite:
-                run.clear()
-            run.begin(
-                {
-                    "bank": bank_identity(bank),
-                    "teacher": {"name": outputs.name, "asked": teacher},
-                    "start": None if weights is None else network.fingerprint(),
-                    "recipe": recipe.to_dict(),
-                    "precision": precision,
-                }
-            )
+            run_settings = {
+                "bank": bank_identity(bank),
+                "teacher": {"name": outputs.name, "asked": teacher},
+                "start": None if weights is None else network.fingerprint(),
+                "recipe": recipe.to_dict(),
+                "precision": precision,
+            }
+            run.begin(run_settings, overwrite=overwrite)
     with processes.together():
-        finished = run.result()
-        if finished is not None:
-            say(f"{run.folder}: this run is finished")
-            return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, finished)
-        data = _Data(bank, outputs, recipe, cache_bytes, processes, workers)
-        batches = data.training(rows["train"], online)
-        check_rewards(
-            recipe, outputs.pooling, outputs.about["name"], batches.plan.num_candidates[0], drawn_frames(recipe)
+        if run.result() is not None:
+            report(f"{run.folder}: this run is finished")
+            return _saved(run, processes.device)
+        opened = {"device": processes.device, "workers": workers, "show": processes.is_main}
+        side = math.ceil(_ROOM_TO_CROP * max(recipe.input_size, *(online.preprocessing.size if online else ()), 1))
+        batches = SamplerBatches(
+            VideoTable(bank, rows["train"], outputs),
+            open_frames(bank, rows["train"], Shape(side), cache_bytes=memory, **opened),
+            recipe,
+            part=processes.part(min(recipe.batch_size, len(rows["train"]))),
+            workers=workers,
+            sharers=processes.local_count,
         )
-        taken = memory_taken(batches.source)
+        check_rewards(recipe, outputs.pooling, outputs.about["name"], batches.plan.num_candidates[0])
+        opened |= {"cache_bytes": memory - memory_taken(batches.source), "threads": workers}
         # One process evaluates.
-        dev = data.evaluation(rows["dev"], taken) if rows["dev"] and processes.is_main else None
+        dev = _dev_set(bank, rows["dev"], outputs, recipe, **opened) if rows["dev"] and processes.is_main else None
         network.to(processes.device, memory_format=torch.channels_last)
         if processes.device.type == "cpu":
             keep_memory()  # with channels-last memory 2.8 times as many steps a second on two cores
-        say(_start_text(network, processes, precision, batches, rows))
-    loop = SamplerLoop(
-        network, recipe, batches, dev, run, processes=processes, precision=precision, online=online, say=say
+        report(_start_text(network, processes, precision, batches, rows))
+    options = LoopOptions(
+        recipe.epochs, recipe.lr, recipe.seed, processes, report, run, precision, recipe.clip, recipe.ema
     )
+    loop = SamplerLoop(network, recipe, batches, options, dev, online)
     loop.train()
     with processes.together():
         if processes.is_main:
-            calibration = data.evaluation(rows["train"][:_CALIBRATION_VIDEOS], taken) if dev is None else dev
-            run.finish(_finish(loop, calibration, bank, outputs, rows, run.folder, say))
-    return TrainedSampler(_saved_sampler(run.folder, processes.device), run.folder, run.result() or {})
+            first = rows["train"][:_CALIBRATION_VIDEOS]
+            _finish(loop, dev or _dev_set(bank, first, outputs, recipe, **opened), bank, outputs, rows, run)
+    return _saved(run, processes.device)
 
 
 class SamplerLoop(TrainingLoop):
@@ -243,50 +233,25 @@ class SamplerLoop(TrainingLoop):
         sampler: SOSampler,
         recipe: SamplerRecipe,
         batches: SamplerBatches,
+        options: LoopOptions,
         dev: DevSet | None,
-        run: RunFolder,
-        *,
-        processes: Processes,
-        precision: str,
         online: Classifier | None,
-        say: Callable[[str], None],
     ) -> None:
-        self.sampler, self.recipe, self.plan, self.dev, self.precision = sampler, recipe, batches.plan, dev, precision
+        self.sampler, self.recipe, self.plan, self.dev = sampler, recipe, batches.plan, dev
+        self.precision, device = options.precision, options.processes.device
         self.metric = "" if dev is None else dev.metric
         self.sampler_loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
-        self.normalise = Normaliser(sampler.preprocessing, processes.device)
-        # By the largest image of all, so that a crop is the same whichever others are in the batch.
-        self.points = points_per_pixel(batches.source.sizes, sampler.preprocessing.size)
-        self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, processes.device)
-        if processes.device.type == "cpu" and precision == "bfloat16":
+        self.crops = NormalisedCrops(sampler.preprocessing, batches.source.sizes, device)
+        self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, device)
+        if device.type == "cpu" and self.precision == "bfloat16":
             _use_float32_for_strided_depthwise(sampler)
-        optimizer = make_optimizer(
-            sampler, recipe.optimizer, lr=recipe.lr, weight_decay=recipe.weight_decay, momentum=recipe.momentum
-        )
-        steps = len(batches) * recipe.epochs
-        super().__init__(
-            sampler,
-            batches,
-            LoopOptions(
-                epochs=recipe.epochs,
-                lr=recipe.lr,
-                seed=recipe.seed,
-                precision=precision,
-                clip=recipe.clip,
-                ema=recipe.ema,
-            ),
-            optimizer=optimizer,
-            scheduler=warmup_cosine_schedule(optimizer, steps, recipe.warmup),
-            processes=processes,
-            run=run,
-            say=say,
-        )
+        optimizer, scheduler = make_optimizer(sampler, recipe, len(batches), momentum=recipe.momentum)
+        super().__init__(sampler, batches, options, optimizer, scheduler)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised crops [B, T, 3, h, w], the teacher's probabilities [B, T, C] and the labels [B, C]."""
         frames = send(batch.frames, self.device)
-        crops = crop(frames, batch.draw.crops, batch.sizes, self.sampler.preprocessing.size, self.points)
-        crops = self.normalise(crops).contiguous(memory_format=torch.channels_last)
+        crops = self.crops(frames, batch.draw.crops, batch.sizes).contiguous(memory_format=torch.channels_last)
         probs = send(batch.probs, self.device).float() if self.teacher is None else self.teacher(frames, batch)
         return crops.unflatten(0, batch.draw.positions.shape), probs, send(batch.labels, self.device)
 
@@ -305,28 +270,17 @@ class SamplerLoop(TrainingLoop):
     def evaluate(self) -> dict[str, float | None]:
         if self.dev is None:
             return {}
-        scores = self.dev.scores(self.trained, self.precision)
+        scores = self.dev.scores(self.evaluated, self.precision)
         # Scores may overflow in float16.
         return {self.metric: self.dev.of_scores(scores) if bool(scores.isfinite().all()) else None}
 
-    @property
-    def trained(self) -> SOSampler:
-        """The sampler that is evaluated and kept."""
-        assert isinstance(self.evaluated, SOSampler)
-        return self.evaluated
-
 
 class OnlineTeacher:
-    """The frozen classifier, run on the crops that the sampler sees instead of the outputs in the bank.
-
-    `sizes`: [V, 2] height and width of the frames of all videos.
-    """
+    """The frozen classifier, run on the crops that the sampler sees instead of the outputs in the bank."""
 
     def __init__(self, classifier: Classifier, sizes: np.ndarray, device: torch.device) -> None:
         self.classifier = classifier.eval()
-        self._size = classifier.preprocessing.size
-        self._normalise = Normaliser(classifier.preprocessing, device)
-        self._points = points_per_pixel(sizes, self._size)
+        self._crops = NormalisedCrops(classifier.preprocessing, sizes, device)
 
     @torch.no_grad()
     def __call__(self, frames: Tensor, batch: Batch) -> Tensor:
@@ -338,8 +292,9 @@ class OnlineTeacher:
         probs = []
         for begin in range(0, len(frames), _FRAMES_AT_A_TIME):
             part = slice(begin, begin + _FRAMES_AT_A_TIME)
-            crops = crop(frames[part], batch.draw.crops.part(part), batch.sizes[part], self._size, self._points)
-            clips = self._normalise(crops)[:, None]  # [F, 1, 3, h, w]
+            clips = self._crops(frames[part], batch.draw.crops.part(part), batch.sizes[part])[
+                :, None
+            ]  # [F, 1, 3, h, w]
             probs.append(self.classifier.probabilities(self.classifier.scores(clips, times[part])))
         return torch.cat(probs).unflatten(0, batch.draw.positions.shape)
 
@@ -371,7 +326,7 @@ def _sampler_recipe(sampler: str, recipe: Any, light: Any) -> Any:
     return recipe
 
 
-def memory_taken(source: Any) -> int:
+def memory_taken(source: FrameSource) -> int:
     """Return the bytes of memory that frames take: none on the GPU, and none where each batch is decoded."""
     return source.nbytes if isinstance(source, CachedFrames) and source.device.type == "cpu" else 0
 
@@ -417,64 +372,26 @@ def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -
     return sampler
 
 
-def _saved_sampler(folder: Path, device: torch.device) -> SOSampler:
+def _saved(run: RunFolder, device: torch.device) -> TrainedSampler:
+    """Load the sampler of a finished run."""
     with torch.random.fork_rng(devices=[]):  # layers are drawn before they are filled
-        sampler = SOSampler.from_pretrained(folder)
-    sampler.to(device)
-    return sampler.freeze()
+        sampler = SOSampler.from_pretrained(run.folder)
+    return TrainedSampler(sampler.to(device).freeze(), run.folder, run.result() or {})
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Opens videos of the bank for training and evaluation."""
-
-    bank: Bank
-    outputs: Teacher
-    recipe: SamplerRecipe
-    cache_bytes: int
-    processes: Processes
-    workers: int
-
-    def training(self, rows: list[int], online: Classifier | None) -> SamplerBatches:
-        largest = max(self.recipe.input_size, *(online.preprocessing.size if online else ()), 1)
-        return SamplerBatches(
-            VideoTable(self.bank, rows, self.outputs),
-            self._frames(rows, Shape(math.ceil(_ROOM_TO_CROP * largest))),
-            self.recipe,
-            part=self.processes.part(min(self.recipe.batch_size, len(rows))),
-            workers=self.workers,
-            sharers=self.processes.local_count,
-        )
-
-    def evaluation(self, rows: list[int], taken: int) -> DevSet:
-        """`taken`: bytes of memory that the frames of training take."""
-        source = self._frames(rows, Shape(self.recipe.input_size, square=True), taken, threads=self.workers)
-        wanted = self.recipe.num_candidates if isinstance(self.recipe.num_candidates, int) else _DEV_CANDIDATES
-        longest = max(len(self.bank[row]) for row in rows)
-        return DevSet(self.bank, rows, self.outputs, source, num_candidates=min(wanted, longest))
-
-    def _frames(self, rows: list[int], shape: Shape, taken: int = 0, *, threads: int = 1) -> Any:
-        return open_frames(
-            self.bank,
-            rows,
-            shape,
-            cache_bytes=self.cache_bytes - taken,
-            device=self.processes.device,
-            workers=self.workers,
-            threads=threads,
-            show=self.processes.is_main,
-        )
+def _dev_set(bank: Bank, rows: list[int], outputs: Teacher, recipe: SamplerRecipe, **opened: Any) -> DevSet:
+    """`opened`: options of `open_frames`."""
+    source = open_frames(bank, rows, Shape(recipe.input_size, square=True), **opened)
+    wanted = recipe.num_candidates if isinstance(recipe.num_candidates, int) else _DEV_CANDIDATES
+    return DevSet(bank, rows, outputs, source, num_candidates=min(wanted, max(len(bank[row]) for row in rows)))
 
 
 def _start_text(
     sampler: SOSampler, processes: Processes, precision: str, batches: SamplerBatches, rows: dict[str, list[int]]
 ) -> str:
-    source = batches.source
-    frames = (
-        f"frames in memory ({source.nbytes / 1e9:.2f} GB, {source.device.type})"
-        if isinstance(source, CachedFrames)
-        else f"frames do not fit into memory and are decoded in every epoch ({batches.workers} worker processes)"
-    )
+    frames = f"frames do not fit into memory and are decoded in every epoch ({batches.workers} worker processes)"
+    if isinstance(batches.source, CachedFrames):
+        frames = f"frames in memory ({batches.source.nbytes / 1e9:.2f} GB, {batches.source.device.type})"
     several = f" in {processes.count} processes" if processes.count > 1 else ""
     unlabelled = f" ({len(rows['unlabelled'])} without a label are left out)" if rows["unlabelled"] else ""
     dev = f"{len(rows['dev'])} dev" if rows["dev"] else "no dev split, so the last epoch is kept"
@@ -485,20 +402,14 @@ def _start_text(
 
 
 def _finish(
-    loop: SamplerLoop,
-    calibration: DevSet,
-    bank: Bank,
-    outputs: Teacher,
-    rows: dict[str, list[int]],
-    folder: Path,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Calibrate the best sampler on a set of videos, write it, and return the result."""
+    loop: SamplerLoop, calibration: DevSet, bank: Bank, outputs: Teacher, rows: dict[str, list[int]], run: RunFolder
+) -> None:
+    """Calibrate the best sampler on a set of videos, and write it and the result."""
     loop.load_best()
-    sampler, recipe = loop.trained, loop.recipe
+    sampler, recipe = loop.evaluated, loop.recipe
     scores = calibration.scores(sampler, loop.precision)
     if not scores.isfinite().all():
-        raise diverged("the sampler's scores are not finite", lr=recipe.lr, precision=loop.precision)
+        raise diverged("the sampler's scores are not finite", recipe.lr, loop.precision)
     sampler.calibration = fit_calibration(scores, calibration.confidence)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
@@ -516,8 +427,8 @@ def _finish(
         "sosampler": __version__,
         "recipe": recipe.to_dict(),
     }
-    sampler.save_pretrained(folder)
-    text = f"written to {folder}"
+    sampler.save_pretrained(run.folder)
+    text = f"written to {run.folder}"
     if loop.dev is not None:
         titles = {"dev": "sampler", "dev_uniform": "uniform", "dev_semi_optimal": "semi-optimal"}
         shown = ", ".join(f"{title} {100 * measured[name]:.2f} %" for name, title in titles.items())
@@ -525,8 +436,8 @@ def _finish(
             f"best of epoch {loop.best['epoch'] + 1}: dev {calibration.metric} of {calibration.num_frames} of "
             f"{calibration.num_candidates} frames: {shown}; {text}"
         )
-    say(text)
-    return {
+    loop.say(text)
+    result = {
         **measured,
         "best_epoch": loop.best["epoch"],
         "epochs": recipe.epochs,
@@ -535,7 +446,4 @@ def _finish(
         "teacher": outputs.name,
         "fingerprint": sampler.fingerprint(),
     }
-
-
-def _say_nothing(text: str) -> None:
-    pass
+    run.finish(result)
