@@ -24,10 +24,9 @@ from sosampler import create_classifier, save_classifier, wrap_classifier
 from sosampler._util.progress import Progress
 from sosampler.bank import decode as frame_decoding
 from sosampler.bank.bank import Bank
-from sosampler.bank.from_arrays import FrameEntry, write_frames
+from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
 from sosampler.bank.prepare import add_features
-from sosampler.bank.subset import subset
 from sosampler.cli.prepare import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
 from sosampler.samplers.sosampler import SOSampler

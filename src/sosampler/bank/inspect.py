@@ -115,7 +115,7 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
         if not header.complete and not folder.frames(shard).exists():
             continue
         unread = {failure["id"] for failure in failed[shard]}
-        expected = [items[index] for index in header.shard_range(shard) if items[index].id not in unread]
+        expected = [item for item in header.shard_items(items, shard) if item.id not in unread]
         lengths.clear()
         problems += _shard_problems(folder.frames(shard), expected, _frames_check(lengths), PREPARE_AGAIN)
         for output, check in outputs:

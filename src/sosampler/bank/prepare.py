@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,27 +112,15 @@ def prepare(
         check_int("workers", workers, at_least=0)
     if manifest is None:
         _refuse_without_manifest(given)
-        Bank(folder.path)  # raises where it cannot be read
+        opened = Bank(folder.path)  # raises where it cannot be read
         if classifier is None:
             raise InvalidArgument(
                 f"{folder.path}: without a manifest only a classifier can be run on the bank; give one, or a manifest"
             )
-        return add_teacher(
-            folder.path, classifier, features=features, batch=batch, device=device, on_progress=on_progress
-        )
+        return add_teacher(opened, classifier, features=features, batch=batch, device=device, on_progress=on_progress)
     if fps is None and num_candidates is None:
-        num_candidates = FrameSettings.num_candidates
-    settings = FrameSettings(
-        num_candidates=num_candidates,
-        fps=fps,
-        size=size,
-        quality=quality,
-        candidates=candidates,
-        grid=grid,
-        snap_tolerance=snap_tolerance,
-        seed=seed,
-        folder_fps=folder_fps,
-    )
+        given["num_candidates"] = FrameSettings.num_candidates
+    settings = FrameSettings(**{field.name: given[field.name] for field in fields(FrameSettings)})
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
     if not manifest.items:
@@ -167,7 +156,7 @@ def prepare(
 
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
-        _write(folder, header, manifest.items, decoded, annotator, on_progress)
+        make_shards(folder, header, manifest.items, decoded, annotator, on_progress)
     return Bank(folder.path)
 
 
@@ -210,7 +199,7 @@ def add_teacher(
     """Run a classifier on the frames of a finished bank; `prepare` documents the arguments."""
     opened = _opened(bank)
     annotator = _teacher(classifier, opened.classes, opened.folder, device=device, features=features, batch=batch)
-    return annotate_bank(opened.folder, annotator, on_progress)
+    return _annotate_bank(opened.folder, annotator, on_progress)
 
 
 def add_features(
@@ -248,7 +237,7 @@ def add_features(
 
     with feature_network(network, device) as source:
         annotator = FeatureAnnotator(source, name=name, precision=precision, batch=batch)
-        return annotate_bank(opened.folder, annotator, on_progress)
+        return _annotate_bank(opened.folder, annotator, on_progress)
 
 
 def _opened(bank: Bank | str | os.PathLike[str]) -> Bank:
@@ -282,7 +271,7 @@ def _teacher(
     return annotator
 
 
-def annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgress | None) -> Bank:
+def _annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgress | None) -> Bank:
     """Run a network on the frames of a finished bank that have no outputs of it yet; no video is opened."""
 
     def missing(items: list[Item]) -> Results:
@@ -292,21 +281,5 @@ def annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgr
         )
 
     with writing_bank(folder):
-        _write(folder, read_header(folder), read_items(folder), missing, annotator, on_progress)
+        make_shards(folder, read_header(folder), read_items(folder), missing, annotator, on_progress)
     return Bank(folder.path)
-
-
-def _write(
-    folder: BankFolder,
-    header: BankHeader,
-    items: Sequence[Item],
-    produce: Any,
-    annotator: Annotator | None,
-    on_progress: OnProgress | None,
-) -> None:
-    annotation = None
-    if annotator is not None:
-        from sosampler.bank.annotate import Annotation
-
-        annotation = Annotation(folder, header, annotator)
-    make_shards(folder, header, items, produce, annotation, on_progress)
