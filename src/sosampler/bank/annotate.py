@@ -93,7 +93,6 @@ class Annotator(ABC):
         """Map uint8 [1, F, 3, H, W] and positions [F] in 0..1 to what is stored for each frame."""
 
     def folder(self, bank: BankFolder) -> OutputFolder:
-        """Return where the outputs lie in a bank."""
         return bank.output(self.kind, self.name)
 
     def annotate(self, batch: _Batch) -> Tables:
@@ -120,9 +119,6 @@ def _as_stored(features: Tensor, precision: str, name: str, remedy: str) -> np.n
         raise ClassifierError(f"{name} gives features too large for half precision; {remedy}")
     half: np.ndarray = values.astype(np.float16)
     return half
-
-
-# ---- teachers
 
 
 class TeacherAnnotator(Annotator):
@@ -163,7 +159,6 @@ class TeacherAnnotator(Annotator):
         self.schema = teacher_schema(self.num_classes, self.features, self.feature_width)
 
     def about(self) -> dict[str, Any]:
-        """Return teacher.json."""
         preprocessing: Any = getattr(self.classifier, "preprocessing", None)
         return {
             "kind": TEACHER.kind,
@@ -239,9 +234,6 @@ def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> 
         )
 
 
-# ---- features
-
-
 @dataclass(frozen=True, eq=False)
 class FeatureNetwork:
     """A network that computes D features of each frame alone."""
@@ -313,7 +305,6 @@ class FeatureAnnotator(Annotator):
         self.schema = features_schema(precision, self.width)
 
     def about(self) -> dict[str, Any]:
-        """Return features.json."""
         return {
             "kind": FEATURES.kind,
             "version": VERSION,

@@ -99,7 +99,6 @@ class DecodeTask:
 
 
 def decode_video(task: DecodeTask) -> StoredVideo:
-    """Decode the candidates of a video."""
     settings = task.settings
     opened = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
     with closing(opened) as reader:

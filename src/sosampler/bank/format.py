@@ -113,7 +113,6 @@ def frames_schema() -> Any:
 
 
 def frames_batch(item: Item, video: StoredVideo) -> Any:
-    """Return the row of one video."""
     pa, schema = import_pyarrow(), frames_schema()
     row = {
         **{name: getattr(item, name) for name in ("id", "split", "group")},
@@ -202,9 +201,6 @@ def read_shard(path: Path) -> Iterator[tuple[str, StoredVideo]]:
         yield batch.column("id")[0].as_py(), stored_video(batch)
 
 
-# ---- names
-
-
 @dataclass(frozen=True)
 class OutputKind:
     """What a network computes for each frame: a teacher's probabilities, or features."""
@@ -274,7 +270,6 @@ class BankFolder:
         return sorted(file.parent.name for file in self.path.glob(f"{kind.folder}/*/{kind.header}"))
 
     def outputs(self) -> list[OutputFolder]:
-        """Return all teachers and features."""
         return [self.output(kind, name) for kind in (TEACHER, FEATURES) for name in self.output_names(kind)]
 
 
@@ -333,7 +328,6 @@ def read_header(folder: BankFolder) -> BankHeader:
 
 
 def read_json(path: Path, kind: str, remedy: str) -> dict[str, Any]:
-    """Read a header of the right kind and version."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -390,9 +384,6 @@ def _read_lines(path: Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
     return parsed
 
 
-# ---- classes
-
-
 def first_difference(names: tuple[str, ...], others: tuple[str, ...]) -> int | None:
     """Return the first class that has different names in two lists of one length; the numbers from 0 are no names.
 
@@ -403,9 +394,6 @@ def first_difference(names: tuple[str, ...], others: tuple[str, ...]) -> int | N
     if numbers in (names, others):
         return None
     return next((index for index, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
-
-
-# ---- rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +419,6 @@ class OpenShards:
         self._lock = threading.Lock()
 
     def batch(self, row: BankRow) -> Any:
-        """Return the record batch of a video."""
         path = self._path_of(row.shard)
         with self._lock:
             reader = self._open(path, self._again)

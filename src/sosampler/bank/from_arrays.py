@@ -162,7 +162,6 @@ def _plain(made_by: dict[str, Any] | None) -> Any:
 
 
 def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: int) -> Generator[StoredVideo]:
-    """Encode entries in threads, in order."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames") as threads:
         yield from in_order(
             lambda entry: threads.submit(stored_entry, entry, quality),
@@ -172,7 +171,6 @@ def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: i
 
 
 def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
-    """Encode an entry as the bank stores it."""
     images = entry.frames() if callable(entry.frames) else entry.frames
     jpegs, width, height = _as_jpegs(entry.id, images, quality)
     count = len(jpegs)
@@ -204,7 +202,6 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
 
 
 def _as_jpegs(name: str, images: Images, quality: int) -> tuple[list[bytes], int, int]:
-    """Return JPEGs, width and height."""
     if isinstance(images, np.ndarray):
         if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or 0 in images.shape:
             raise InvalidArgument(

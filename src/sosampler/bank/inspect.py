@@ -192,7 +192,6 @@ def _frames_check(lengths: dict[str, int]) -> _RowCheck:
 
 
 def _output_check(output: OutputFolder, about: dict[str, Any], lengths: dict[str, int]) -> _RowCheck:
-    """Return the check of a row of a teacher or of features."""
 
     def check_teacher(batch: Any, item: Item) -> str | None:
         probs = matrix_of(batch, "frame_probs")

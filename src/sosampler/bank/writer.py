@@ -105,9 +105,6 @@ def _leftovers(folder: BankFolder) -> Iterator[Path]:
                 yield from [entry for entry in parent.iterdir() if re.fullmatch(pattern, entry.name)]
 
 
-# ---- the header
-
-
 def begin(folder: BankFolder, header: BankHeader, items: Sequence[Item]) -> BankHeader:
     """Write the header, or return that of the bank that is there if it is the same one. Call it locked."""
     if folder.bank_json.exists():

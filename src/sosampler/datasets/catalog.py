@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Known:
     """A public data set. Counts are those of its authors or of papers that use it; None where they differ."""
 
@@ -15,7 +15,7 @@ class Known:
     videos: int
     classes: int
     metric: str  # "mAP" or "top-1", as published results are given
-    multi_label: bool
+    multi_label: bool = False
     where: str
     files: str  # arguments of the importer
     train: int | None = None
@@ -46,7 +46,6 @@ CATALOG: tuple[Known, ...] = (
         test=9_867,
         classes=200,
         metric="top-1",
-        multi_label=False,
         where="https://github.com/s9xie/Mini-Kinetics-200 (lists), https://github.com/cvdfoundation/kinetics-dataset",
         files="train.csv val.csv of Kinetics-400, with --subset train_ytid_list.txt --subset val_ytid_list.txt",
     ),
@@ -58,7 +57,6 @@ CATALOG: tuple[Known, ...] = (
         test=4_855,
         classes=487,
         metric="mAP",
-        multi_label=False,
         where="https://github.com/IBM/AdaMML/issues/1 (lists)",
         files="train_minisports1m.txt test_minisports1m.txt, with --classes labels.txt of Sports-1M",
     ),
@@ -68,7 +66,6 @@ CATALOG: tuple[Known, ...] = (
         videos=11_827,
         classes=180,
         metric="top-1",
-        multi_label=False,
         where="https://coin-dataset.github.io",
         files="COIN.json",
     ),
@@ -78,7 +75,6 @@ CATALOG: tuple[Known, ...] = (
         videos=306_245,
         classes=400,
         metric="top-1",
-        multi_label=False,
         where="https://github.com/cvdfoundation/kinetics-dataset",
         files="train.csv val.csv; val is test",
     ),

@@ -164,7 +164,6 @@ def plan_splits(
 
 
 def default_counts(preset: str | None) -> dict[str, int]:
-    """Return the reels of each split of a preset."""
     if preset != "sports22":
         return dict(_COUNTS)
     train, test = SPORTS22["train"].count, SPORTS22["test"].count
@@ -173,7 +172,6 @@ def default_counts(preset: str | None) -> dict[str, int]:
 
 
 def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the splits that get reels, in their order."""
     for split, count in counts.items():
         one_of("a split in counts", split, SPLITS)
         check_int(f"the count of {split}", count, at_least=0)

@@ -223,7 +223,6 @@ class Reel:
         return np.array([shot.first_frame for shot in self.shots], dtype=np.int64)
 
     def shot_numbers(self, frame_indices: ArrayLike) -> Indices:
-        """Return the shot to which each frame belongs."""
         frames = np.asarray(frame_indices, dtype=np.int64)
         if frames.size and (frames.min() < 0 or frames.max() >= self.total_num_frames):
             raise InvalidArgument(
@@ -349,9 +348,6 @@ class _TorchSequence:
     def floats(self, count: int) -> NDArray[np.float32]:
         """torch.rand(count): 24 bits each."""
         return (self._words(count) & np.uint32(0xFFFFFF)).astype(np.float32) * np.float32(2**-24)
-
-
-# ---- the camera
 
 
 def _film(recipe: ReelRecipe, shown: list[tuple[int, int]], rng: np.random.Generator) -> tuple[Shot, ...]:

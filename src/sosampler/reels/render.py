@@ -28,7 +28,6 @@ RENDER_VERSION = 2
 
 
 def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) -> list[Reel]:
-    """Plan reels from the pictures of a source."""
     _check_size(pictures, recipe)
     return plan_reels(
         recipe,
@@ -67,9 +66,6 @@ def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> 
     parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
     options = {"preset": "veryfast", "crf": str(crf), "x264-params": parameters}
     encode_video(frames_of(reel, pictures), path, fps=reel.recipe.fps, codec_options=options)
-
-
-# ---- rendering
 
 
 def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:

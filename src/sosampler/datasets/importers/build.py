@@ -6,12 +6,14 @@ import os
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sosampler._util.files import at, filled_lines, write_text
 from sosampler._util.validation import one_of
 from sosampler.datasets.importers.readers import (
+    OFFICIAL_SPLITS,
     READERS,
     AnnotationFile,
     Annotations,
@@ -91,12 +93,12 @@ def import_dataset(
         dev_share: share of train that becomes dev, see `make_splits`.
     """
     reader = READERS[one_of("data set", name, READERS)]
-    mapping = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
+    given = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
     files = [AnnotationFile.parse(str(file)) for file in annotations]
     if not files:
         raise InvalidArgument("no annotation file was given; give the official files of the data set")
     known = read_classes(classes) if classes is not None else None
-    read = reader(files, ReadOptions(known, mapping, layout))
+    read = reader(files, ReadOptions(known, OFFICIAL_SPLITS | given, layout))
     if not read.records:
         raise InvalidArgument(f"{files[0].path}: holds no video with a label; check the file")
     unknown: list[str] = []
@@ -105,7 +107,11 @@ def import_dataset(
         if known is not None and not read.numbered:
             read = replace(read, classes=known)
     merged = _merge_repeats(read)
-    kept, overlapping = _without_overlap(merged)
+    # A video in test is removed from dev and train, one in dev from train.
+    last_split: dict[str, str] = {}
+    for record in merged:
+        last_split[record.source] = max(last_split.get(record.source, "train"), record.split, key=SPLITS.index)
+    kept = [record for record in merged if record.split == last_split[record.source]]
     manifest, missing = _manifest_of(kept, read, videos, segments, source=str(classes or "the annotations"))
     if dev_share:
         manifest = make_splits(manifest, dev_share=dev_share, seed=seed)
@@ -113,7 +119,7 @@ def import_dataset(
         manifest,
         tuple(missing),
         tuple(read.unlabelled),
-        tuple(record.id for record in overlapping),
+        tuple(record.id for record in merged if record.split != last_split[record.source]),
         len(read.records) - len(merged),
         tuple(unknown),
     )
@@ -136,18 +142,6 @@ def _merge_repeats(annotations: Annotations) -> list[Record]:
     return list(merged.values())
 
 
-def _without_overlap(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return (kept, removed) records: a video in test is removed from dev and train, one in dev from train."""
-    highest: dict[str, int] = {}
-    for record in records:
-        highest[record.source] = max(highest.get(record.source, 0), SPLITS.index(record.split))
-    kept: list[Record] = []
-    removed: list[Record] = []
-    for record in records:
-        (kept if SPLITS.index(record.split) == highest[record.source] else removed).append(record)
-    return kept, removed
-
-
 def _manifest_of(
     records: Sequence[Record], annotations: Annotations, videos: Path, segments: bool, source: str
 ) -> tuple[Manifest, list[str]]:
@@ -158,7 +152,7 @@ def _manifest_of(
     missing: list[str] = []
     users: dict[str, Record] = {}  # the record of each path
     for record in records:
-        labels = _labels_of(record, positions)
+        labels = positions.find(record.labels, partial(str, record.where))
         match = index.find(record.names)
         if match is None:
             missing.append(record.id)
@@ -182,17 +176,6 @@ def _manifest_of(
             "of frame images of that name"
         )
     return Manifest(tuple(items), annotations.classes, annotations.multi_label, videos, locations.__getitem__), missing
-
-
-def _labels_of(record: Record, index: ClassIndex) -> tuple[int, ...]:
-    positions = {label: index.find(label) for label in record.labels}
-    for label, position in positions.items():
-        if position is None:
-            raise InvalidArgument(f"{record.where}: {index.complaint(label)}")
-    return tuple(sorted({position for position in positions.values() if position is not None}))
-
-
-# ---- subsets
 
 
 def take_subset(annotations: Annotations, files: Sequence[Path]) -> tuple[Annotations, list[str]]:
@@ -247,9 +230,6 @@ def _video_name(text: str, where: str) -> str:
     if "://" in text:
         return video_id(text.split()[0], where)
     return stem_of(posixpath.basename(text.split(",")[0]))
-
-
-# ---- files
 
 
 class VideoIndex:
