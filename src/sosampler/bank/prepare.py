@@ -125,14 +125,9 @@ def prepare(
         manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
-    header = BankHeader(
-        source="videos",
-        settings=settings.to_dict(),
-        classes=manifest.classes,
-        multi_label=manifest.multi_label,
-        num_items=len(manifest.items),
-        videos_per_shard=check_int("videos_per_shard", videos_per_shard),
-    )
+    per_shard = check_int("videos_per_shard", videos_per_shard)
+    decides = settings.to_dict()
+    header = BankHeader("videos", decides, manifest.classes, manifest.multi_label, len(manifest.items), per_shard)
     annotator = None
     if classifier is not None:
         annotator = _teacher(classifier, header.classes, folder, device=device, features=features, batch=batch)

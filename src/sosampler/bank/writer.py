@@ -48,13 +48,11 @@ Results = Iterator[StoredVideo | Failure]
 
 # Errors of the system when nothing more can be written: no space, quota, largest file.
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-# What a killed run may leave, by folder; see `sosampler._util.files.replacing` for the names.
-_LEFTOVERS = {
-    ".": r"\.(bank|items|failed|videos_root)\.\d+\.part\.(json|jsonl|txt)",
-    "frames": r"\.\d+(\.failed|\.retry)?\.\d+\.part\.(arrow|jsonl|sha256)|\d+\.(retry|retried)\.arrow",
-    "teachers/*": r"\.(teacher|\d+)\.\d+\.part\.(json|arrow|sha256)",
-    "features/*": r"\.(features|\d+)\.\d+\.part\.(json|arrow|sha256)",
-}
+# What a killed run may leave; see `sosampler._util.files.replacing` for the names.
+_LEFTOVER = re.compile(
+    r"\.(bank|items|failed|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
+    r"|\d+\.(retry|retried)\.arrow"
+)
 
 
 @contextmanager
@@ -99,10 +97,9 @@ def _check_foreign_files(folder: BankFolder) -> None:
 
 
 def _leftovers(folder: BankFolder) -> Iterator[Path]:
-    for location, pattern in _LEFTOVERS.items():
-        for parent in [folder.path] if location == "." else folder.path.glob(location):
-            if parent.is_dir():
-                yield from [entry for entry in parent.iterdir() if re.fullmatch(pattern, entry.name)]
+    outputs = [*folder.path.glob("teachers/*"), *folder.path.glob("features/*")]
+    for parent in filter(Path.is_dir, (folder.path, folder.frames_folder, *outputs)):
+        yield from [entry for entry in parent.iterdir() if _LEFTOVER.fullmatch(entry.name)]
 
 
 def begin(folder: BankFolder, header: BankHeader, items: Sequence[Item]) -> BankHeader:
@@ -168,7 +165,7 @@ def _finish(folder: BankFolder, header: BankHeader) -> None:
     for shard in range(header.num_shards):
         path = folder.frames(shard)
         reader = open_shard(path)
-        stored, failed = reader.num_record_batches, len(_lines(folder.failed(shard)))
+        stored, failed = reader.num_record_batches, len(read_failures(folder.failed(shard)))
         expected = len(header.shard_range(shard))
         if stored + failed != expected:
             raise SosamplerError(
@@ -187,7 +184,11 @@ def _finish(folder: BankFolder, header: BankHeader) -> None:
 
 def _join_failures(folder: BankFolder, header: BankHeader) -> None:
     """Write failed.jsonl of a complete bank, also where it got lost."""
-    lines = [line for shard in range(header.num_shards) for line in _lines(folder.failed(shard))]
+    lines = [
+        json.dumps(failure, ensure_ascii=False) + "\n"
+        for shard in range(header.num_shards)
+        for failure in read_failures(folder.failed(shard))
+    ]
     if folder.failed_jsonl.exists() and folder.failed_jsonl.read_bytes() == "".join(lines).encode():
         return
     counted = (header.counts or {}).get("failed")
@@ -197,14 +198,6 @@ def _join_failures(folder: BankFolder, header: BankHeader) -> None:
             "`sosampler bank verify` reports which shard must be deleted"
         )
     write_text(folder.failed_jsonl, lines)
-
-
-def _lines(path: Path) -> list[str]:
-    read_failures(path)  # raises where it is damaged
-    if not path.exists():
-        return []
-    with open(path, encoding="utf-8", newline="\n") as lines:  # names may hold other characters that end a line
-        return list(lines)
 
 
 # ---- shards

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Known:
     """A public data set. Counts are those of its authors or of papers that use it; None where they differ."""
 
@@ -15,7 +15,7 @@ class Known:
     videos: int
     classes: int
     metric: str  # "mAP" or "top-1", as published results are given
-    multi_label: bool = False
+    multi_label: bool
     where: str
     files: str  # arguments of the importer
     train: int | None = None
@@ -25,6 +25,7 @@ class Known:
         return asdict(self)
 
 
+_KINETICS = "https://github.com/cvdfoundation/kinetics-dataset"
 CATALOG: tuple[Known, ...] = (
     Known(
         name="activitynet-v1.3",
@@ -46,7 +47,8 @@ CATALOG: tuple[Known, ...] = (
         test=9_867,
         classes=200,
         metric="top-1",
-        where="https://github.com/s9xie/Mini-Kinetics-200 (lists), https://github.com/cvdfoundation/kinetics-dataset",
+        multi_label=False,
+        where=f"https://github.com/s9xie/Mini-Kinetics-200 (lists), {_KINETICS}",
         files="train.csv val.csv of Kinetics-400, with --subset train_ytid_list.txt --subset val_ytid_list.txt",
     ),
     Known(
@@ -57,27 +59,12 @@ CATALOG: tuple[Known, ...] = (
         test=4_855,
         classes=487,
         metric="mAP",
+        multi_label=False,
         where="https://github.com/IBM/AdaMML/issues/1 (lists)",
         files="train_minisports1m.txt test_minisports1m.txt, with --classes labels.txt of Sports-1M",
     ),
-    Known(
-        name="coin",
-        reader="coin",
-        videos=11_827,
-        classes=180,
-        metric="top-1",
-        where="https://coin-dataset.github.io",
-        files="COIN.json",
-    ),
-    Known(
-        name="kinetics-400",
-        reader="kinetics",
-        videos=306_245,
-        classes=400,
-        metric="top-1",
-        where="https://github.com/cvdfoundation/kinetics-dataset",
-        files="train.csv val.csv; val is test",
-    ),
+    Known("coin", "coin", 11_827, 180, "top-1", False, "https://coin-dataset.github.io", files="COIN.json"),
+    Known("kinetics-400", "kinetics", 306_245, 400, "top-1", False, _KINETICS, files="train.csv val.csv; val is test"),
     Known(
         name="sports-1m",
         reader="sports1m",

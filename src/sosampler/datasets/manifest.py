@@ -115,7 +115,12 @@ class Manifest:
         here, there = os.path.abspath(target.parent), os.path.abspath(self.root)
         rows = [_row_of(item, self, here, there) for item in self.items]
         with replacing(target) as temporary, open(temporary, "w", encoding="utf-8", newline="") as out:
-            (_write_csv if target.suffix.lower() == ".csv" else _write_jsonl)(out, rows, target)
+            if target.suffix.lower() == ".csv":
+                _write_csv(out, rows, target)
+            else:
+                for row in rows:
+                    filled = {name: value for name, value in row.items() if value not in ("", None)}
+                    out.write(json.dumps(filled, ensure_ascii=False) + "\n")
         classes_file = _classes_file_for(target, self.classes)
         write_classes(classes_file, self.classes)
         return classes_file
@@ -293,12 +298,6 @@ def _cell(value: Any, target: Path) -> str:
                 )
         return ";".join(value)
     return _short(value) if value is None or isinstance(value, float) else str(value)
-
-
-def _write_jsonl(out: IO[str], rows: list[dict[str, Any]], target: Path) -> None:
-    for row in rows:
-        filled = {name: value for name, value in row.items() if value not in ("", None)}
-        out.write(json.dumps(filled, ensure_ascii=False) + "\n")
 
 
 def _classes_file_for(manifest: Path, classes: tuple[str, ...]) -> Path:

@@ -26,7 +26,7 @@ from sosampler.datasets.manifest import SPLITS, Item, Manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels import render
 from sosampler.reels.images import PROCEDURAL, Picture, PictureCache, Pictures, open_sources, open_sports22
-from sosampler.reels.recipe import PRESETS, SPORTS22, Reel, ReelRecipe
+from sosampler.reels.recipe import PRESETS, SPORTS22, Reel, ReelRecipe, pair_of
 
 REELS_FILE = "reels.json"
 """Beside the mp4 files: the settings they were made with."""
@@ -151,9 +151,13 @@ def plan_splits(
         sources = open_sports22(pictures, list(wanted), size=recipe.picture_size)
     else:
         sources = open_sources(pictures, list(wanted), size=recipe.picture_size, seed=seed, num_classes=num_classes)
-    _check_distractors(sources, recipe)
     planned = []
     for split, count in wanted.items():
+        if pair_of(recipe.share)[0] < 1 and not sources[split].num_distractors:
+            raise InvalidArgument(
+                f"there are no distractors for {split}; put pictures without a class into a folder 'distractors' "
+                "beside those of the classes, or give share=1"
+            )
         # Dev of sports22 continues where train ends.
         continues = is_sports22 and split == "dev"
         skipped = wanted.get("train", 0) if continues else 0
@@ -179,16 +183,6 @@ def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
     if not wanted:
         raise InvalidArgument(f"counts={dict(counts)} contains no reel; give at least one")
     return wanted
-
-
-def _check_distractors(sources: Mapping[str, Pictures], recipe: ReelRecipe) -> None:
-    min_share = recipe.share[0] if isinstance(recipe.share, tuple) else recipe.share
-    for split, source in sources.items():
-        if min_share < 1 and not source.num_distractors:
-            raise InvalidArgument(
-                f"there are no distractors for {split}; put pictures without a class into a folder 'distractors' "
-                "beside those of the classes, or give share=1"
-            )
 
 
 def _write_files(out: Path, splits: Sequence[ReelSplit], crf: int, on_progress: OnProgress | None) -> Manifest:

@@ -40,14 +40,15 @@ class Imported:
     unknown_in_subset: tuple[str, ...] = ()  # lines of the subset that name no video of the data set
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **self.manifest.counts(),
-            "missing": len(self.missing),
-            "unlabelled": len(self.unlabelled),
-            "overlapping": len(self.overlapping),
-            "repeated": self.repeated,
-            "unknown_in_subset": len(self.unknown_in_subset),
-        }
+        counts = {name: len(getattr(self, name)) for name in ("missing", "unlabelled", "overlapping")}
+        return (
+            self.manifest.counts()
+            | counts
+            | {
+                "repeated": self.repeated,
+                "unknown_in_subset": len(self.unknown_in_subset),
+            }
+        )
 
     def write(self, out: Path) -> tuple[Path, Path]:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
