@@ -109,8 +109,7 @@ class TestPlan:
         for reel in plan(PRESETS["demo"], 10):
             by_hand = [number for number, shot in enumerate(reel.shots) for _ in range(shot.num_frames)]
             assert reel.shot_numbers(np.arange(reel.total_num_frames)).tolist() == by_hand
-            for frame, number in enumerate(by_hand):
-                assert reel.shows_class(frame) == (reel.shots[number].label == reel.label)
+            assert all(shot.shows_class == (shot.label == reel.label) for shot in reel.shots)
             with pytest.raises(InvalidArgument, match=r"has 0\.\."):
                 reel.shot_numbers([0, reel.total_num_frames])
 

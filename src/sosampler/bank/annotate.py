@@ -117,8 +117,7 @@ def _as_stored(features: Tensor, precision: str, name: str, remedy: str) -> np.n
         return values
     if float(np.abs(values).max()) > _FLOAT16_MAX:
         raise ClassifierError(f"{name} gives features too large for half precision; {remedy}")
-    half: np.ndarray = values.astype(np.float16)
-    return half
+    return values.astype(np.float16)
 
 
 class TeacherAnnotator(Annotator):
@@ -192,13 +191,11 @@ class TeacherAnnotator(Annotator):
 def halved(probs: np.ndarray) -> np.ndarray:
     """Return probabilities [F, C] in half precision; the first largest number is still the most probable class."""
     half = probs.astype(np.float16)
-    rows = np.arange(len(half))
-    top = probs.argmax(-1)
-    best = half[rows, top]
+    top = probs.argmax(-1)[:, None]
+    best = np.take_along_axis(half, top, -1)
     # Rounding keeps the order but makes ties, and of those the first would win.
-    tied_before = (half == best[:, None]) & (np.arange(half.shape[1]) < top[:, None])
-    below = np.nextafter(best, np.float16(0))
-    return np.where(tied_before, below[:, None], half)
+    tied_before = (half == best) & (np.arange(half.shape[1]) < top)
+    return np.where(tied_before, np.nextafter(best, np.float16(0)), half)
 
 
 def views_of(frames: Tensor, count: int) -> list[Tensor]:
@@ -232,6 +229,19 @@ def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> 
             f"{sides}: class {index} is {classes[index]!r} here and {names[index]!r} there; "
             "bring the class list into the classifier's order, or give another classifier"
         )
+
+
+def teacher_annotator(
+    classifier: Any, classes: tuple[str, ...], folder: BankFolder, device: str | None, **options: Any
+) -> TeacherAnnotator:
+    """Return the annotator of a classifier, given itself or its name, that fits the classes of a bank."""
+    if isinstance(classifier, (str, os.PathLike)):
+        classifier = create_classifier(str(classifier), device=device)
+    elif device is not None and hasattr(classifier, "to"):
+        classifier = classifier.to(check_device(device))
+    annotator = TeacherAnnotator(classifier, **options)
+    check_classes_fit(classifier, classes, str(folder.path))
+    return annotator
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,7 +354,7 @@ class Annotation:
         annotator, path = self._annotator, self._folder.header
         about = plain(annotator.about())
         if not path.exists():
-            self._folder.path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
             return
         saved = read_json(path, annotator.kind.kind, f"delete its folder and {annotator.kind.again}")

@@ -210,22 +210,20 @@ def _as_jpegs(name: str, images: Images, quality: int) -> tuple[list[bytes], int
             )
         return [encode_jpeg(frame, quality) for frame in images], images.shape[2], images.shape[1]
     jpegs = list(images)
-    sizes = {_jpeg_size(name, data) for data in jpegs}
+    sizes = set()
+    for data in jpegs:
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                sizes.add(image.size)
+        except (OSError, TypeError) as error:
+            raise InvalidArgument(
+                f"{name!r}: one of its frames is not a JPEG ({error}); give JPEG bytes or an array"
+            ) from error
     if len(sizes) != 1:
         raise InvalidArgument(
             f"{name!r}: {len(jpegs)} JPEGs of {len(sizes)} sizes; give at least one, all of the same size"
         )
     return jpegs, *sizes.pop()
-
-
-def _jpeg_size(name: str, data: bytes) -> tuple[int, int]:
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            return image.size
-    except (OSError, TypeError) as error:
-        raise InvalidArgument(
-            f"{name!r}: one of its frames is not a JPEG ({error}); give JPEG bytes or an array"
-        ) from error
 
 
 # ---- out of another bank

@@ -33,7 +33,7 @@ from sosampler.video.limits import Limits, Size
 from sosampler.video.source import import_torch
 
 if TYPE_CHECKING:
-    from sosampler.bank.annotate import Annotator, TeacherAnnotator
+    from sosampler.bank.annotate import Annotator
 
 # All decoding processes together.
 _DECODERS_MB = 1500
@@ -130,9 +130,12 @@ def prepare(
     header = BankHeader("videos", decides, manifest.classes, manifest.multi_label, len(manifest.items), per_shard)
     annotator = None
     if classifier is not None:
-        annotator = _teacher(classifier, header.classes, folder, device=device, features=features, batch=batch)
+        import_torch()
+        from sosampler.bank.annotate import teacher_annotator
+
+        annotator = teacher_annotator(classifier, header.classes, folder, device, features=features, batch=batch)
     num_workers = default_workers(num_cores(), settings.size) if workers is None else workers
-    source, chosen_limits = manifest, limits or Limits()
+    source = manifest
     with writing_bank(folder), ExitStack() as stack:
         header = begin(folder, header, manifest.items)
         check_root(folder, manifest.root, manifest.items)
@@ -141,11 +144,10 @@ def prepare(
             if importlib.util.find_spec("av") is None:
                 raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
             # Absolute, so that messages of failures do not depend on the folder from which this was called.
+            paths = (os.path.abspath(source.path_of(item)) for item in items)
             tasks = (
-                DecodeTask(
-                    os.path.abspath(source.path_of(item)), item.id, item.start, item.end, settings, chosen_limits
-                )
-                for item in items
+                DecodeTask(path, item.id, item.start, item.end, settings, limits or Limits())
+                for path, item in zip(paths, items, strict=True)
             )
             return stack.enter_context(VideoDecoder(num_workers)).results(tasks)
 
@@ -193,7 +195,10 @@ def add_teacher(
 ) -> Bank:
     """Run a classifier on the frames of a finished bank; `prepare` documents the arguments."""
     opened = _opened(bank)
-    annotator = _teacher(classifier, opened.classes, opened.folder, device=device, features=features, batch=batch)
+    import_torch()
+    from sosampler.bank.annotate import teacher_annotator
+
+    annotator = teacher_annotator(classifier, opened.classes, opened.folder, device, features=features, batch=batch)
     return _annotate_bank(opened.folder, annotator, on_progress)
 
 
@@ -239,31 +244,6 @@ def _opened(bank: Bank | str | os.PathLike[str]) -> Bank:
     """Open a finished bank anew: what was opened earlier may have changed since."""
     import_pyarrow()
     return Bank(bank.path if isinstance(bank, Bank) else bank)
-
-
-def _teacher(
-    classifier: Any,
-    classes: tuple[str, ...],
-    folder: BankFolder,
-    *,
-    device: str | None,
-    features: bool | str,
-    batch: int | None,
-) -> TeacherAnnotator:
-    import_torch()
-    from sosampler.bank.annotate import TeacherAnnotator, check_classes_fit
-
-    if isinstance(classifier, (str, os.PathLike)):
-        from sosampler.classifiers.factory import create_classifier
-
-        classifier = create_classifier(str(classifier), device=device)
-    elif device is not None and hasattr(classifier, "to"):
-        from sosampler._util.hardware import check_device
-
-        classifier = classifier.to(check_device(device))
-    annotator = TeacherAnnotator(classifier, features=features, batch=batch)
-    check_classes_fit(classifier, classes, str(folder.path))
-    return annotator
 
 
 def _annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgress | None) -> Bank:

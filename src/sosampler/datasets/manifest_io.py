@@ -237,40 +237,43 @@ def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]
     return [(root, "")]
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder, also through a link; a link to itself is none."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
-def _folders(folder: Path) -> list[Path]:
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry))
-    return [folder / name for name in names]
-
-
-def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
-    with os.scandir(folder) as entries:
-        loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and os.path.isfile(entry.path))
-    if loose:
-        raise InvalidArgument(f"{folder / loose[0]}: is beside the class folders and has no class; move it into one")
-
-
-def _is_media(name: str, wanted: Collection[str]) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in wanted
-
-
-def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
-    frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
-    paths: list[Path] = []
-    seen: set[tuple[int, int]] = set()  # links may form cycles
+def walk_once(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk in order, through links as well, into each folder once: links may form cycles."""
+    seen: set[tuple[int, int]] = set()
     for here, folders, files in os.walk(folder, followlinks=True):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        media = [Path(here, name) for name in sorted(files) if _is_media(name, wanted)]
+        folders.sort()
+        yield here, folders, files
+
+
+def has_suffix(name: str, suffixes: Collection[str]) -> bool:
+    return os.path.splitext(name)[1].lower() in suffixes
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+
+
+def _is_media(name: str, wanted: Collection[str]) -> bool:
+    return not name.startswith(".") and has_suffix(name, wanted)
+
+
+def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
+    loose = sorted(entry for entry in folder.iterdir() if _is_media(entry.name, wanted) and entry.is_file())
+    if loose:
+        raise InvalidArgument(f"{loose[0]}: is beside the class folders and has no class; move it into one")
+
+
+def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
+    frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
+    paths: list[Path] = []
+    for here, folders, files in walk_once(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        media = [Path(here, name) for name in files if _is_media(name, wanted)]
         paths += media
         if frames_count and not media and Path(here) != folder and files and frame_images(Path(here)):
             paths.append(Path(here))

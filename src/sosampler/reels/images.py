@@ -175,10 +175,8 @@ class PictureFolder(Pictures):
         distractors: Path | str | None = None,
         size: int = 192,
         cache_bytes: int = CACHE_BYTES,
-        limits: Limits | None = None,
     ) -> None:
         self.root = Path(root)
-        self._limits = limits or Limits()
         folders = [entry for entry in _entries(self.root) if entry.is_dir() and entry.name != self._no_class]
         if not folders:
             raise InvalidArgument(f"{root}: holds no folders; give a folder with one folder of pictures per class")
@@ -188,8 +186,8 @@ class PictureFolder(Pictures):
     def _load(self, key: Path) -> Picture:
         try:
             with Image.open(key) as image:
-                self._limits.check_pixels(str(key), *image.size)  # before a pixel is decoded
-                self._limits.check_pixels(str(key), *_scaled(*image.size, self.size))  # a thin line becomes a long one
+                Limits().check_pixels(str(key), *image.size)  # before a pixel is decoded
+                Limits().check_pixels(str(key), *_scaled(*image.size, self.size))  # a thin line becomes a long one
                 return middle_square(upright_rgb(image), self.size)
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise InvalidArgument(f"{key}: not an image that can be read ({error}); remove it") from error

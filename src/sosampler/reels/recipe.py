@@ -230,11 +230,6 @@ class Reel:
             )
         return np.asarray(np.searchsorted(self._starts, frames, side="right") - 1, dtype=np.int64)
 
-    def shows_class(self, frame_indices: ArrayLike) -> NDArray[np.bool_]:
-        """Return which of the frames belong to a shot of the class."""
-        flags = np.array([shot.shows_class for shot in self.shots])
-        return np.asarray(flags[self.shot_numbers(frame_indices)])
-
     @cached_property
     def candidate_indices(self) -> Indices:
         """[T] indices of the candidates; repeats in shorter reels. One per shot if T shots are equally long."""

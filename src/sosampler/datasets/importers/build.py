@@ -23,7 +23,7 @@ from sosampler.datasets.importers.readers import (
     video_id,
 )
 from sosampler.datasets.manifest import SPLITS, Item, Manifest, make_splits
-from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, is_folder, read_classes
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, has_suffix, read_classes, walk_once
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
@@ -40,15 +40,9 @@ class Imported:
     unknown_in_subset: tuple[str, ...] = ()  # lines of the subset that name no video of the data set
 
     def to_dict(self) -> dict[str, Any]:
-        counts = {name: len(getattr(self, name)) for name in ("missing", "unlabelled", "overlapping")}
-        return (
-            self.manifest.counts()
-            | counts
-            | {
-                "repeated": self.repeated,
-                "unknown_in_subset": len(self.unknown_in_subset),
-            }
-        )
+        counts = self.manifest.counts()
+        counts |= {name: len(getattr(self, name)) for name in ("missing", "unlabelled", "overlapping")}
+        return counts | {"repeated": self.repeated, "unknown_in_subset": len(self.unknown_in_subset)}
 
     def write(self, out: Path) -> tuple[Path, Path]:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
@@ -239,10 +233,15 @@ class VideoIndex:
     def __init__(self, folder: Path, wanted: Collection[str]) -> None:
         if not folder.is_dir():
             raise InvalidArgument(f"{folder}: is not a folder; give the one that holds the videos or the frame folders")
-        self._by_name: dict[str, list[str]] = {}
-        names = {posixpath.basename(name) for name in wanted}
-        for path in _walk(folder, names):
-            self._by_name.setdefault(stem_of(posixpath.basename(path)), []).append(path)
+        self._by_name: dict[str, list[str]] = {posixpath.basename(name): [] for name in wanted}
+        for here, folders, files in walk_once(folder):
+            below = Path(here).relative_to(folder)
+            # Of a folder of frames no more than the first image is read.
+            frames = {name for name in folders if stem_of(name) in self._by_name and _holds_frames(Path(here, name))}
+            folders[:] = [name for name in folders if name not in frames]
+            named = [name for name in files if stem_of(name) in self._by_name and has_suffix(name, VIDEO_SUFFIXES)]
+            for name in (*frames, *(name for name in named if os.path.isfile(os.path.join(here, name)))):
+                self._by_name[stem_of(name)].append((below / name).as_posix())
         for paths in self._by_name.values():
             paths.sort(key=lambda path: (path.count("/"), path))
 
@@ -255,34 +254,6 @@ class VideoIndex:
         return None
 
 
-def _walk(folder: Path, names: Collection[str]) -> list[str]:
-    """Return files and frame folders with one of these names. A frame folder is read up to its first image only."""
-    paths: list[str] = []
-    seen: set[tuple[int, int]] = set()  # links may form cycles
-    open_folders = [""]
-    while open_folders:
-        below = open_folders.pop()
-        here = os.path.join(folder, below)
-        status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(here) as entries:
-            for entry in entries:
-                path = posixpath.join(below, entry.name)
-                wanted = stem_of(entry.name) in names
-                if is_folder(entry):
-                    if wanted and _holds_frames(entry.path):
-                        paths.append(path)
-                    else:
-                        open_folders.append(path)
-                elif (
-                    wanted and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES and os.path.isfile(entry.path)
-                ):
-                    paths.append(path)
-    return paths
-
-
-def _holds_frames(folder: str) -> bool:
+def _holds_frames(folder: Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries)
+        return any(has_suffix(entry.name, IMAGE_SUFFIXES) for entry in entries)
