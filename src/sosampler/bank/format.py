@@ -406,12 +406,7 @@ class BankRow:
 
 
 class OpenShards:
-    """Memory-mapped shards, the most recently used ones kept open. Shared by threads, opened anew in other processes.
-
-    Args:
-        path_of: the file of a shard, by its number.
-        again: how messages say that a shard is written again.
-    """
+    """Memory-mapped shards, of which those used last stay open. Shared by threads, opened anew in other processes."""
 
     def __init__(self, path_of: Callable[[int], Path], again: str = PREPARE_AGAIN) -> None:
         self._path_of, self._again = path_of, again

@@ -39,9 +39,6 @@ from sosampler.bank.outputs import read_output_header
 from sosampler.datasets.manifest import SPLITS, Item
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 
-_RowCheck = Callable[[Any, Item], str | None]
-"""Returns what is wrong with the row of a video, None if nothing is."""
-
 
 def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return counts, classes, settings and sizes of a bank, also of one that is not finished; reads no frames."""
@@ -89,8 +86,8 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
         outputs = []
         for output in folder.outputs():
             about = read_output_header(folder, output.kind, output.path.name)
-            problem_of = _teacher_problem if output.kind is TEACHER else _features_problem
-            outputs.append((output, partial(problem_of, about, lengths)))
+            check = _teacher_problem if output.kind is TEACHER else _features_problem
+            outputs.append((output, partial(check, about, lengths)))
         listed = read_failures(folder.failed_jsonl)
     except InvalidArgument:
         raise  # no bank at all
@@ -114,9 +111,9 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
         expected = [item for item in header.shard_items(items, shard) if item.id not in unread]
         lengths.clear()
         problems += _shard_problems(folder.frames(shard), expected, partial(_frames_problem, lengths), PREPARE_AGAIN)
-        for output, check in outputs:
+        for output, problem_of in outputs:
             if output.shard(shard).exists():
-                problems += _shard_problems(output.shard(shard), expected, check, output.kind.again)
+                problems += _shard_problems(output.shard(shard), expected, problem_of, output.kind.again)
             else:
                 problems.append(f"{output.shard(shard)}: is missing; {output.kind.again}")
         num_videos += len(expected)
@@ -130,7 +127,9 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
     return problems
 
 
-def _shard_problems(path: Path, expected: list[Item], check: _RowCheck, again: str) -> list[str]:
+def _shard_problems(
+    path: Path, expected: list[Item], problem_of: Callable[[Any, Item], str | None], again: str
+) -> list[str]:
     """Check a shard that must hold these videos. Its checksum comes last: it tells least about what is wrong."""
     remedy = f"delete it and {again}"
     try:
@@ -147,7 +146,7 @@ def _shard_problems(path: Path, expected: list[Item], check: _RowCheck, again: s
             problems.append(str(error))
             continue
         stored_id = batch.column("id")[0].as_py()
-        problem = f"is {stored_id!r}" if stored_id != item.id else check(batch, item)
+        problem = f"is {stored_id!r}" if stored_id != item.id else problem_of(batch, item)
         if problem:
             problems.append(f"{path}: row {row}, {item.id!r}, {problem}; {remedy}")
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ from sosampler.errors import InvalidArgument, SosamplerError
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
-
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 Output = TypeVar("Output")
 
@@ -141,16 +138,6 @@ def read_output_header(folder: BankFolder, kind: OutputKind, name: str) -> dict[
         if kept is not None and not (isinstance(kept, dict) and {"precision", "width"} <= kept.keys()):
             raise SosamplerError(f"{header}: features={kept!r} is not a precision and a width; {remedy}")
     return about
-
-
-def check_features_name(name: Any) -> str:
-    """Return a name that can be the name of a folder on every operating system."""
-    if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name) or name.endswith("."):
-        raise InvalidArgument(
-            f"name={name!r} cannot name features; it must consist of letters, digits, '.', '_' and '-' and begin with "
-            "a letter or a digit"
-        )
-    return name
 
 
 def find_output(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -25,7 +26,6 @@ from sosampler.bank.format import (
     read_header,
     read_items,
 )
-from sosampler.bank.outputs import check_features_name
 from sosampler.bank.writer import Results, begin, check_root, make_shards, retry_failures, writing_bank
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # All decoding processes together.
 _DECODERS_MB = 1500
+# Can be the name of a folder on every operating system.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 
 
 def prepare(
@@ -230,8 +232,11 @@ def add_features(
     """
     opened = _opened(bank)
     one_of("precision", precision, PRECISIONS)
-    if name is not None:
-        check_features_name(name)
+    if name is not None and not (isinstance(name, str) and _PLAIN_NAME.fullmatch(name)):
+        raise InvalidArgument(
+            f"name={name!r} cannot name features; it must consist of letters, digits, '.', '_' and '-' and begin with "
+            "a letter or a digit"
+        )
     import_torch()
     from sosampler.bank.annotate import FeatureAnnotator, feature_network
 

@@ -155,15 +155,9 @@ class Pictures(ABC):
 
 
 class PictureFolder(Pictures):
-    """Image files, one folder per class, sorted by name; decoded when needed.
+    """Image files, one folder per class below `root`, sorted by name; decoded when needed.
 
-    The short side is scaled to `size` and the centre square taken.
-
-    Args:
-        root: holds one folder of images for each class.
-        distractors: a folder of images; none without it.
-        size: side of the squares in pixels.
-        cache_bytes: memory for decoded pictures.
+    The short side is scaled to `size` pixels and the centre square taken.
     """
 
     _no_class: str | None = None  # a folder that is no class

@@ -76,7 +76,6 @@ def import_dataset(
     """Read official files and find their videos.
 
     Args:
-        name: one of `READERS`.
         annotations: files, each as FILE or, where neither it nor its name contains the split, FILE=SPLIT.
         videos: the folder with the video files or frame folders, at any depth.
         classes: one name per line: the classes of numbers in the files, or the order of the classes.
@@ -85,7 +84,6 @@ def import_dataset(
             use only the annotated part.
         split_map: splits of official subsets, as {"validation": "dev"}; by default validation is test.
         layout: of frame lists: "count", "range", "video", or "auto".
-        dev_share: share of train that becomes dev, see `make_splits`.
     """
     reader = READERS[one_of("data set", name, READERS)]
     given = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
