@@ -128,8 +128,9 @@ def prepare(
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
     per_shard = check_int("videos_per_shard", videos_per_shard)
-    decides = settings.to_dict()
-    header = BankHeader("videos", decides, manifest.classes, manifest.multi_label, len(manifest.items), per_shard)
+    header = BankHeader(
+        "videos", settings.to_dict(), manifest.classes, manifest.multi_label, len(manifest.items), per_shard
+    )
     annotator = None
     if classifier is not None:
         import_torch()
