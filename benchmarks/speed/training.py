@@ -25,7 +25,7 @@ import sosampler as so
 from sosampler._util.environment import circumstances, compare, in_turns
 from sosampler._util.workers import num_cores
 from sosampler.bank import annotate as teaching
-from sosampler.reels import bank as reel_processes
+from sosampler.reels import make as reel_processes
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 

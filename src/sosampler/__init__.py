@@ -8,9 +8,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
-    from sosampler.bank.from_arrays import FrameEntry, write_frames
+    from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
     from sosampler.bank.prepare import add_features, add_teacher, prepare
-    from sosampler.bank.subset import subset
     from sosampler.baselines.base import load_system
     from sosampler.baselines.registry import list_samplers
     from sosampler.classifiers.base import Classifier, VideoClassifier
@@ -71,7 +70,7 @@ _HOMES = {
     "add_features": "sosampler.bank.prepare",
     "write_frames": "sosampler.bank.from_arrays",
     "FrameEntry": "sosampler.bank.from_arrays",
-    "subset": "sosampler.bank.subset",
+    "subset": "sosampler.bank.from_arrays",
     "make_reels": "sosampler.reels.make",
     "ReelRecipe": "sosampler.reels.recipe",
     "train_classifier": "sosampler.training.train_classifier",

@@ -28,10 +28,9 @@ from sosampler.bank.decode import FrameDecoder, num_frame_decoders
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.prepare import add_features, add_teacher
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.reels import bank as reel_processes
-from sosampler.reels.bank import num_render_processes, write_reel_bank
+from sosampler.reels import make as reel_processes
 from sosampler.reels.images import Picture, ProceduralPictures
-from sosampler.reels.make import make_reels, plan_splits
+from sosampler.reels.make import make_reels, num_render_processes, plan_splits, write_reel_bank
 from sosampler.reels.recipe import ReelRecipe
 from tests.banks import contents, small_net
 
@@ -248,8 +247,8 @@ class TestReels:
         code = (
             # Where tests run in the background, a shell has told them to ignore interrupts.
             "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "from sosampler.reels import bank, make\n"
-            "bank._FRAMES_PER_PROCESS = 1\n"
+            "from sosampler.reels import make\n"
+            "make._FRAMES_PER_PROCESS = 1\n"
             f"make.make_reels('procedural', {str(tmp_path / 'bank')!r}, counts={{'train': 5000}}, workers=2)\n"
         )
         run = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.PIPE, text=True)

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from sosampler._util.progress import Progress
 from sosampler.bank.bank import Bank, decode_jpeg
-from sosampler.bank.from_arrays import FrameEntry, write_frames
+from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
-from sosampler.bank.subset import subset
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import stratified_positions, uniform_positions
 from tests.banks import CLASSES, contents, entries, frames, teacher_by_hand

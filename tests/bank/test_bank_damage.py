@@ -15,10 +15,9 @@ import pytest
 from sosampler import wrap_classifier
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder
-from sosampler.bank.from_arrays import write_frames
+from sosampler.bank.from_arrays import subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
 from sosampler.bank.prepare import add_teacher
-from sosampler.bank.subset import subset
 from sosampler.bank.writer import writing_bank
 from sosampler.errors import InvalidArgument, SosamplerError
 from tests.banks import CLASSES, contents, entries, small_net, teacher_by_hand

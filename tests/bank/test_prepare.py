@@ -203,12 +203,7 @@ def test_a_rate_that_asks_for_too_many_moments(tmp_path: Path, videos: Path, mon
 def test_a_video_that_kills_its_decoder_is_a_failure(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = decode_pool.ProcessPool
-    monkeypatch.setattr(
-        decode_pool,
-        "ProcessPool",
-        lambda count, server, **options: real(count, "tests.process_server:deadly", **options),
-    )
+    monkeypatch.setattr(decode_pool, "_VIDEO_SERVER", "tests.process_server:deadly")
     bank = made(videos, tmp_path / "bank", workers=2)
     assert [failure["id"] for failure in bank.failures] == ["broken.mp4", "wide.mp4"]
     assert "ended with signal SIGSEGV" in bank.failures[1]["error"]

@@ -18,9 +18,8 @@ from sosampler.bank.inspect import verify_bank
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels import render as reel_frames
-from sosampler.reels.bank import ReelSplit, write_reel_bank
 from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set, open_sources
-from sosampler.reels.make import default_counts, make_reels, plan_splits, reel_recipe
+from sosampler.reels.make import ReelSplit, default_counts, make_reels, plan_splits, reel_recipe, write_reel_bank
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import candidate_frames, frames_of, plan_from
 
@@ -160,7 +159,7 @@ class TestFiles:
     def test_files_hold_the_reels_and_go_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = small_reels(tmp_path / "whole", to="mp4", counts=FILES)
         assert isinstance(whole, Manifest)
-        assert whole.counts()["splits"] == FILES
+        assert (whole.counts()["splits"], whole.counts()["groups"]) == (FILES, 6)
         real = reel_frames.write_reel
 
         def dying(path: Path, reel: Reel, *args: Any, **named: Any) -> None:
@@ -172,12 +171,14 @@ class TestFiles:
         with pytest.raises(KeyboardInterrupt):
             small_reels(tmp_path / "broken", to="mp4", counts=FILES)
         monkeypatch.undo()
-        assert len(list((tmp_path / "broken" / "videos").iterdir())) == 3
+        kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "broken" / "videos").iterdir()}
+        assert len(kept) == 3
         told: list[Progress] = []
         small_reels(
             tmp_path / "broken", to="mp4", counts=FILES, on_progress=lambda progress: told.append(replace(progress))
         )
         assert [(progress.before, progress.done, progress.total) for progress in told] == [(3, n, 6) for n in (4, 5, 6)]
+        assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
         resumed, unbroken = contents(tmp_path / "broken"), contents(tmp_path / "whole")
         assert resumed == unbroken
         with pytest.raises(InvalidArgument, match="made with crf=18, now 30;"):

@@ -17,16 +17,7 @@ from sosampler.datasets.manifest import read_manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
-from sosampler.reels.render import (
-    candidate_frames,
-    crop,
-    frames_of,
-    layers,
-    plan_from,
-    render_frame,
-    write_reel,
-    write_reels,
-)
+from sosampler.reels.render import Renderer, candidate_frames, crop, frames_of, layers, plan_from, write_reel
 
 SMALL = ReelRecipe(num_shots=5, num_candidates=5, size=48, picture_size=48, seconds_per_shot=1.0, fps=8)
 
@@ -118,8 +109,7 @@ class TestPlan:
         for reel in plan(PRESETS["demo"], 10):
             by_hand = [number for number, shot in enumerate(reel.shots) for _ in range(shot.num_frames)]
             assert reel.shot_numbers(np.arange(reel.total_num_frames)).tolist() == by_hand
-            for frame, number in enumerate(by_hand):
-                assert reel.shows_class(frame) == (reel.shots[number].label == reel.label)
+            assert all(shot.shows_class == (shot.label == reel.label) for shot in reel.shots)
             with pytest.raises(InvalidArgument, match=r"has 0\.\."):
                 reel.shot_numbers([0, reel.total_num_frames])
 
@@ -327,11 +317,11 @@ class TestFrames:
             progress = (index + 0.5) / 8
             left, top, side = (a + (b - a) * progress for a, b in zip(shot.start, shot.end, strict=True))
             expected = crop(pictures.get(shot.label, shot.picture), (left, top, side), 48, flip=shot.flip)
-            assert (render_frame(reel, pictures, index) == expected).all()
+            assert (Renderer(reel, pictures).frame(index) == expected).all()
 
     def test_fades_blend_the_two_shots(self, pictures: ProceduralPictures) -> None:
         still, faded = one_shot(pictures), one_shot(pictures, fade=1.0)
-        before, after = (render_frame(still, pictures, index).astype(np.float64) for index in (0, 15))
+        before, after = (Renderer(still, pictures).frame(index).astype(np.float64) for index in (0, 15))
         length = faded.shots[1].fade
         assert 1 < length <= 8
         weights = []
@@ -364,7 +354,7 @@ class TestFrames:
         assert offered.dtype == np.uint8
         for frame, index in zip(offered, reel.candidate_indices.tolist(), strict=True):
             assert (frame == every[index]).all()
-            assert (frame == render_frame(reel, pictures, index)).all()
+            assert (frame == Renderer(reel, pictures).frame(index)).all()
 
     def test_more_candidates_than_frames_repeat(self, pictures: ProceduralPictures) -> None:
         recipe = replace(SMALL, num_shots=2, seconds_per_shot=0.25, num_candidates=8)
@@ -414,76 +404,24 @@ class TestFiles:
         assert chosen.frames is not None
         assert psnr(chosen.frames, candidate_frames(reel, pictures)) > 27
 
-    def test_folders_can_be_resumed(
-        self, tmp_path: Path, pictures: ProceduralPictures, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        import sosampler.reels.render as module
-
-        written: list[str] = []
-        real = module.write_reel
-
-        def noting(path: Path, *args: object, **named: object) -> None:
-            written.append(path.name)
-            if len(written) == 3:
-                raise KeyboardInterrupt
-            real(path, *args, **named)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(module, "write_reel", noting)
-        reels = plan_from(pictures, MOVIE, count=5, seed=0)
-        with pytest.raises(KeyboardInterrupt):
-            write_reels(tmp_path, reels, pictures)
-        kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "videos").iterdir()}
-        assert len(kept) == 2
-        steps: list[tuple[int, int]] = []
-        manifest = write_reels(
-            tmp_path, reels, pictures, on_progress=lambda step: steps.append((step.done, step.total))
-        )
-        assert steps == [(done, 5) for done in range(1, 6)]
-        assert len(written) == 6  # two, one interrupted, three
-        for name, time in kept.items():
-            assert (tmp_path / "videos" / name).stat().st_mtime_ns == time
-        assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == sorted(set(written))
-        write_reels(tmp_path, plan_from(pictures, MOVIE, count=6, seed=0), pictures)
-        assert len(written) == 7
-        assert manifest.classes == pictures.class_names
-
-    def test_the_manifest_lists_every_split(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
-        train, test = pictures.take(slice(0, 3), slice(0, 4)), pictures.take(slice(3, 6), slice(4, 8))
-        train_reels = plan_from(train, MOVIE, count=3, seed=0)
-        test_reels = plan_from(test, MOVIE, count=2, seed=1)
-        write_reels(tmp_path, train_reels, train)
-        write_reels(tmp_path, test_reels, test, split="test")
-        write_reels(tmp_path, train_reels[:2], train)  # replaces the rows of train only
-        manifest = read_manifest(tmp_path / "manifest.csv")
-        assert manifest.classes == pictures.class_names
-        assert manifest.counts()["splits"] == {"train": 2, "test": 2}
-        assert manifest.counts()["groups"] == 2  # reels of the same pictures belong together
-        for reel, item in zip(test_reels + train_reels[:2], manifest.items, strict=True):
-            assert item.labels == (reel.label,)
-            assert (
-                so.select(manifest.path_of(item), 1, policy="uniform").metadata.total_num_frames
-                == reel.total_num_frames
-            )
-        with pytest.raises(InvalidArgument, match="a group belongs to one split"):
-            write_reels(tmp_path, test_reels, train, split="test")
-        alone = write_reels(tmp_path / "alone", train_reels, train, group="")
-        assert alone.counts()["groups"] == 3
-
     def test_another_plan_or_other_pictures_never_reuse_a_file(
         self, tmp_path: Path, pictures: ProceduralPictures
     ) -> None:
         others = ProceduralPictures(3, 6, num_distractors=8, size=48, seed=2)
         names = set()
-        for recipe, source, seed in (
-            (MOVIE, pictures, 0),
-            (MOVIE, pictures, 1),
-            (replace(MOVIE, blur=0.0), pictures, 0),
-            (MOVIE, others, 0),
+        for number, (recipe, source, seed) in enumerate(
+            (
+                (MOVIE, pictures, 0),
+                (MOVIE, pictures, 1),
+                (replace(MOVIE, blur=0.0), pictures, 0),
+                (MOVIE, others, 0),
+            )
         ):
-            reels = plan_from(source, recipe, count=1, seed=seed)
-            names.add(write_reels(tmp_path, reels, source).items[0].path)
+            out = tmp_path / str(number)
+            so.make_reels(source, out, to="mp4", preset=None, recipe=recipe, counts={"train": 1}, seed=seed)
+            (item,) = read_manifest(out / "manifest.csv").items
+            names.add(item.path)
         assert len(names) == 4
-        assert len(read_manifest(tmp_path / "manifest.csv")) == 1
 
     def test_what_cannot_be_written(self, tmp_path: Path, pictures: ProceduralPictures) -> None:
         reels = plan_from(pictures, MOVIE, count=1, seed=0)
@@ -492,15 +430,4 @@ class TestFiles:
             write_reel(tmp_path / "odd.mp4", odd[0], pictures)
         with pytest.raises(InvalidArgument, match="crf=99"):
             write_reel(tmp_path / "odd.mp4", reels[0], pictures, crf=99)
-        with pytest.raises(InvalidArgument, match="no reels"):
-            write_reels(tmp_path, [], pictures)
-        with pytest.raises(InvalidArgument, match="choose one of: train, dev, test"):
-            write_reels(tmp_path, reels, pictures, split="validation")
         assert not list(tmp_path.iterdir())
-        (tmp_path / "file").write_text("in the way")
-        with pytest.raises(InvalidArgument, match="cannot be made"):
-            write_reels(tmp_path / "file", reels, pictures)
-        write_reels(tmp_path / "out", reels, pictures)
-        two_classes = ProceduralPictures(2, 6, num_distractors=8, size=48, seed=1)
-        with pytest.raises(InvalidArgument, match="other classes"):
-            write_reels(tmp_path / "out", plan_from(two_classes, MOVIE, count=1, seed=0), two_classes)

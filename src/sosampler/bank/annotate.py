@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, takewhile
@@ -60,6 +60,9 @@ Tables = tuple[np.ndarray, ...]
 Shard = tuple[int, Iterable[tuple[str, StoredVideo]]]
 """Its number, and id and frames of its videos."""
 
+_Batch = list[tuple[bytes, float, str]]
+"""Frames of one size, of one video or several: JPEG, position in 0..1, and the video for messages."""
+
 
 class Annotator(ABC):
     """A network, and how its outputs are stored. `annotate` is called by several threads at a time."""
@@ -90,22 +93,16 @@ class Annotator(ABC):
         """Map uint8 [1, F, 3, H, W] and positions [F] in 0..1 to what is stored for each frame."""
 
     def folder(self, bank: BankFolder) -> OutputFolder:
-        """Return where the outputs lie in a bank."""
         return bank.output(self.kind, self.name)
 
-    def annotate(self, jpegs: list[bytes], positions: np.ndarray, names: list[str]) -> Tables:
-        """Run the network on F frames of one size, each alone; positions [F] in 0..1, and the video of each."""
+    def annotate(self, batch: _Batch) -> Tables:
+        """Run the network on F frames of one size, each alone."""
+        jpegs, positions, names = map(list, zip(*batch, strict=True))
+        on_device = nullcontext() if self.device.type == "cpu" else self._device_lock
         with self.decoder.decoded(jpegs, names) as decoded:
-            frames = _as_tensor(decoded)
-            if self.device.type == "cpu":
-                return self.run(frames, positions)
-            with self._device_lock:  # one batch at a time on the device, while others are decoded
-                return self.run(frames, positions)
-
-
-def _as_tensor(frames: np.ndarray) -> Tensor:
-    """uint8 [F, H, W, 3] -> [1, F, 3, H, W]"""
-    return torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
+            frames = torch.from_numpy(decoded).permute(0, 3, 1, 2)[None]  # [1, F, 3, H, W]
+            with on_device:  # one batch at a time, while others are decoded
+                return self.run(frames, np.array(positions, dtype=np.float32))
 
 
 def _blank_frame() -> Tensor:
@@ -120,11 +117,7 @@ def _as_stored(features: Tensor, precision: str, name: str, remedy: str) -> np.n
         return values
     if float(np.abs(values).max()) > _FLOAT16_MAX:
         raise ClassifierError(f"{name} gives features too large for half precision; {remedy}")
-    half: np.ndarray = values.astype(np.float16)
-    return half
-
-
-# ---- teachers
+    return values.astype(np.float16)
 
 
 class TeacherAnnotator(Annotator):
@@ -165,7 +158,6 @@ class TeacherAnnotator(Annotator):
         self.schema = teacher_schema(self.num_classes, self.features, self.feature_width)
 
     def about(self) -> dict[str, Any]:
-        """Return teacher.json."""
         preprocessing: Any = getattr(self.classifier, "preprocessing", None)
         return {
             "kind": TEACHER.kind,
@@ -199,13 +191,11 @@ class TeacherAnnotator(Annotator):
 def halved(probs: np.ndarray) -> np.ndarray:
     """Return probabilities [F, C] in half precision; the first largest number is still the most probable class."""
     half = probs.astype(np.float16)
-    rows = np.arange(len(half))
-    top = probs.argmax(-1)
-    best = half[rows, top]
+    top = probs.argmax(-1)[:, None]
+    best = np.take_along_axis(half, top, -1)
     # Rounding keeps the order but makes ties, and of those the first would win.
-    tied_before = (half == best[:, None]) & (np.arange(half.shape[1]) < top[:, None])
-    below = np.nextafter(best, np.float16(0))
-    return np.where(tied_before, below[:, None], half)
+    tied_before = (half == best) & (np.arange(half.shape[1]) < top)
+    return np.where(tied_before, np.nextafter(best, np.float16(0)), half)
 
 
 def views_of(frames: Tensor, count: int) -> list[Tensor]:
@@ -241,7 +231,17 @@ def check_classes_fit(classifier: Any, classes: tuple[str, ...], where: str) -> 
         )
 
 
-# ---- features
+def teacher_annotator(
+    classifier: Any, classes: tuple[str, ...], folder: BankFolder, device: str | None, **options: Any
+) -> TeacherAnnotator:
+    """Return the annotator of a classifier, given itself or its name, that fits the classes of a bank."""
+    if isinstance(classifier, (str, os.PathLike)):
+        classifier = create_classifier(str(classifier), device=device)
+    elif device is not None and hasattr(classifier, "to"):
+        classifier = classifier.to(check_device(device))
+    annotator = TeacherAnnotator(classifier, **options)
+    check_classes_fit(classifier, classes, str(folder.path))
+    return annotator
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +315,6 @@ class FeatureAnnotator(Annotator):
         self.schema = features_schema(precision, self.width)
 
     def about(self) -> dict[str, Any]:
-        """Return features.json."""
         return {
             "kind": FEATURES.kind,
             "version": VERSION,
@@ -355,7 +354,7 @@ class Annotation:
         annotator, path = self._annotator, self._folder.header
         about = plain(annotator.about())
         if not path.exists():
-            self._folder.path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
             return
         saved = read_json(path, annotator.kind.kind, f"delete its folder and {annotator.kind.again}")
@@ -369,29 +368,26 @@ class Annotation:
 
     def __enter__(self) -> Annotation:
         """Start the threads and processes, and bring torch into the state that suits them."""
-        device = self._annotator.device.type
+        annotator, device, torch_threads = self._annotator, self._annotator.device.type, torch.get_num_threads()
         on_cpu = device == "cpu"
-        self._torch_threads = torch.get_num_threads()
-        self._num_threads = min(self._torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
+        self._num_threads = min(torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
         self._stack = ExitStack()
-        self._decoder_before = self._annotator.decoder
+        self._stack.callback(torch.set_num_threads, torch_threads)
         num_processes = num_frame_decoders(device, num_cores(), self._num_frames)
         if num_processes:
-            self._annotator.decoder = self._stack.enter_context(FrameDecoder(num_processes))
+            self._stack.callback(setattr, annotator, "decoder", annotator.decoder)
+            annotator.decoder = self._stack.enter_context(FrameDecoder(num_processes))
             self._num_threads = BATCHES_AHEAD
         start = partial(torch.set_num_threads, 1) if on_cpu else None
         self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-annotate", initializer=start)
-        net = self._annotator.net
-        self._contiguous = to_channels_last(net) if isinstance(net, nn.Module) else []
+        self._contiguous = to_channels_last(annotator.net) if isinstance(annotator.net, nn.Module) else []
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._stack.close()
-        self._annotator.decoder = self._decoder_before
         for tensor in self._contiguous:
             tensor.data = tensor.data.contiguous()
-        torch.set_num_threads(self._torch_threads)
+        self._stack.close()
 
     def annotate(self, shards: Iterable[Shard], on_done: Callable[[], None]) -> None:
         """Run the network on all videos of shards, in batches across videos, and write the outputs.
@@ -402,12 +398,12 @@ class Annotation:
         # Of the shards under way: their number, then id and number of frames of each video.
         under_way: deque[tuple[int, deque[tuple[str, int]]]] = deque()
 
-        def batches() -> Iterator[_Batch | None]:
+        def batches() -> Iterator[_Batch]:
             for number, rows in shards:
                 videos: deque[tuple[str, int]] = deque()
                 under_way.append((number, videos))
                 yield from _batches_of(rows, videos, self._annotator.batch)
-                yield None  # the end of a shard
+                yield []  # the end of a shard
 
         outputs = in_order(self._submit, batches(), lambda pending: len(pending) <= 2 * self._num_threads)
         for first in outputs:
@@ -418,22 +414,8 @@ class Annotation:
                     write(tables_batch(schema, video_id, *tables))
                     on_done()
 
-    def _submit(self, batch: _Batch | None) -> Future[Tables | None]:
-        if batch is None:
-            end: Future[Tables | None] = Future()
-            end.set_result(None)
-            return end
-        positions = np.array(batch.positions, dtype=np.float32)
-        return self._threads.submit(self._annotator.annotate, batch.jpegs, positions, batch.names)
-
-
-class _Batch:
-    """Frames of one size, of one video or several."""
-
-    def __init__(self) -> None:
-        self.jpegs: list[bytes] = []
-        self.positions: list[float] = []  # in 0..1
-        self.names: list[str] = []  # the video of each, for messages
+    def _submit(self, batch: _Batch) -> Future[Tables | None]:
+        return self._threads.submit(self._annotator.annotate if batch else lambda _: None, batch)
 
 
 def _batches_of(
@@ -443,22 +425,20 @@ def _batches_of(
 
     Adds each video to `waiting`, with the number of its frames.
     """
-    batch = _Batch()
+    batch: _Batch = []
     size: tuple[int, int] | None = None
     for video_id, video in rows:
         waiting.append((video_id, len(video)))
-        if batch.jpegs and size != (video.width, video.height):
+        if batch and size != (video.width, video.height):
             yield batch
-            batch = _Batch()
+            batch = []
         size = video.width, video.height
         for jpeg, position in zip(video.jpegs, video.positions.tolist(), strict=True):
-            batch.jpegs.append(jpeg)
-            batch.positions.append(position)
-            batch.names.append(video_id)
-            if len(batch.jpegs) == max_frames:
+            batch.append((jpeg, position, video_id))
+            if len(batch) == max_frames:
                 yield batch
-                batch = _Batch()
-    if batch.jpegs:
+                batch = []
+    if batch:
         yield batch
 
 

@@ -7,10 +7,10 @@ list of its videos and no frame.
 from __future__ import annotations
 
 import io
+import operator
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,16 @@ from sosampler.bank.format import (
     FEATURES,
     TEACHER,
     BankFolder,
-    BankHeader,
+    BankRow,
     OpenShards,
     OutputKind,
     StoredVideo,
-    checked_index,
     read_failures,
     read_header,
     rows_of,
     stored_video,
 )
-from sosampler.bank.outputs import Features, Teacher, check_finished, find_output, read_output_header
+from sosampler.bank.outputs import Features, Teacher, find_output, read_output_header
 from sosampler.datasets.manifest import SPLITS, Item
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import positions_of, stratified_positions, uniform_positions
@@ -47,6 +46,14 @@ class BankItem:
     def __init__(self, item: Item, batch: Any) -> None:
         self.id, self.labels, self.split, self.group = item.id, item.labels, item.split or "train", item.group_key
         self._batch = batch
+        self.frame_indices: Indices = batch.column("frame_indices").values.to_numpy()  # [T] in the video
+        self.pts_seconds: Seconds = batch.column("pts_seconds").values.to_numpy()  # [T]
+        self.duration: float = self._value("duration")  # seconds of the video, or of its part in the manifest
+        self.fps: float = self._value("fps")
+        self.total_num_frames: int = self._value("total_num_frames")
+        self.width: int = self._value("width")  # pixels of the stored frames
+        self.height: int = self._value("height")
+        self.notes: tuple[str, ...] = tuple(self._value("notes"))
 
     def __len__(self) -> int:
         """Return how many frames are stored."""
@@ -58,47 +65,10 @@ class BankItem:
     def _value(self, column: str) -> Any:
         return self._batch.column(column)[0].as_py()
 
-    @cached_property
-    def frame_indices(self) -> Indices:
-        """[T] indices in the video."""
-        indices: Indices = self._batch.column("frame_indices").values.to_numpy()
-        return indices
-
-    @cached_property
-    def pts_seconds(self) -> Seconds:
-        """[T]"""
-        seconds: Seconds = self._batch.column("pts_seconds").values.to_numpy()
-        return seconds
-
     @property
     def positions(self) -> NDArray[np.float32]:
         """[T] in 0..1: the share of the video that has passed when each frame is shown."""
         return positions_of(self.pts_seconds, self._value("start_seconds"), self.duration)
-
-    @property
-    def duration(self) -> float:
-        """Seconds of the video, or of the part of it that the manifest names."""
-        return float(self._value("duration"))
-
-    @property
-    def fps(self) -> float:
-        return float(self._value("fps"))
-
-    @property
-    def total_num_frames(self) -> int:
-        return int(self._value("total_num_frames"))
-
-    @property
-    def width(self) -> int:
-        return int(self._value("width"))
-
-    @property
-    def height(self) -> int:
-        return int(self._value("height"))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(self._value("notes"))
 
     @property
     def jpegs(self) -> list[bytes]:
@@ -141,35 +111,27 @@ class BankItem:
         stored = self._batch.column("jpegs").values
         frames = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
         for row, position in enumerate(wanted.tolist()):
-            with _damage_explained(f"{self.id!r}, stored frame {position}"):
-                frames[row] = _decode(stored[position].as_py(), width, height, fast)
+            where = f"{self.id!r}, stored frame {position}"
+            frames[row] = decode_jpeg(stored[position].as_py(), where, (width, height), fast=fast)
         return frames
 
 
-@contextmanager
-def _damage_explained(where: str) -> Iterator[None]:
+def decode_jpeg(
+    data: bytes, where: str = "a stored frame", size: tuple[int, int] | None = None, *, fast: bool = False
+) -> Frames:
+    """Decode a JPEG to uint8 [H, W, 3] of `size` (width, height), `fast` as in `frames`; `where` is for messages."""
     try:
-        yield
+        with Image.open(io.BytesIO(data)) as image:
+            if fast:
+                image.draft("RGB", size)
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
+            if size is not None and rgb.size != size:
+                rgb = rgb.resize(size, Image.Resampling.BILINEAR)
+            return np.asarray(rgb)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise SosamplerError(
             f"{where}: a JPEG is damaged ({error}); `sosampler bank verify` reports in which file of the bank"
         ) from error
-
-
-def decode_jpeg(data: bytes, where: str = "a stored frame") -> Frames:
-    """Decode a JPEG to uint8 [H, W, 3]; `where` is for messages."""
-    with _damage_explained(where), Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
-
-
-def _decode(data: bytes, width: int, height: int, fast: bool) -> Frames:
-    with Image.open(io.BytesIO(data)) as image:
-        if fast:
-            image.draft("RGB", (width, height))
-        rgb = image if image.mode == "RGB" else image.convert("RGB")
-        if rgb.size != (width, height):
-            rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(rgb)
 
 
 class Bank(Sequence[BankItem]):
@@ -186,7 +148,8 @@ class Bank(Sequence[BankItem]):
         self._split = None if split is None else one_of("split", split, SPLITS)
         self._partial = partial
         self.folder = BankFolder(self.path)
-        self.header: BankHeader = read_header(self.folder)
+        self.header = read_header(self.folder)
+        self.classes, self.multi_label = self.header.classes, self.header.multi_label
         if not self.header.complete and not partial:
             raise SosamplerError(
                 f"{self.path}: this bank is not finished; run `sosampler prepare` again with the same arguments, "
@@ -205,7 +168,7 @@ class Bank(Sequence[BankItem]):
         return Bank(self.path, split=name, partial=self._partial)
 
     def __reduce__(self) -> Any:
-        return _reopen_bank, (self.path, self._split, self._partial)
+        return partial(Bank, split=self._split, partial=self._partial), (self.path,)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,21 +177,26 @@ class Bank(Sequence[BankItem]):
         """Return a `BankItem`; a list of them for a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
-        row = self.rows[checked_index(index, len(self), self.path)]
+        row = self.row(index)
         return BankItem(row.item, self._shards.batch(row))
+
+    def row(self, index: Any) -> BankRow:
+        """Return where a video is stored; negative indices count from the end."""
+        last = len(self) - 1
+        try:
+            number = operator.index(index)
+        except TypeError as error:
+            raise InvalidArgument(
+                f"{self.path}: {index!r} is not the index of a video; it must be an int from 0 to {last}"
+            ) from error
+        if not -last - 1 <= number <= last:
+            raise IndexError(f"{self.path}: index {number} is out of range, the bank holds 0..{last}")
+        return self.rows[number]
 
     def __repr__(self) -> str:
         teachers = len(self.folder.output_names(TEACHER))
         part = f" of {self._split}" if self._split else ""
         return f"Bank({str(self.path)!r}, {len(self)} videos{part}, {len(self.classes)} classes, {teachers} teachers)"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.header.classes
-
-    @property
-    def multi_label(self) -> bool:
-        return self.header.multi_label
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -264,10 +232,7 @@ class Bank(Sequence[BankItem]):
                 precedence over a fingerprint; None where the bank has only one.
             views: tells teachers of one classifier apart, in banks of earlier versions.
         """
-        name = find_output(TEACHER, classifier, self.teachers, self.path, views=views)
-        if not self._partial:
-            check_finished(self.folder.teacher(name), self.header.num_shards)
-        return Teacher(self, name)
+        return Teacher(self, self._output_name(TEACHER, classifier, views))
 
     @property
     def feature_sets(self) -> dict[str, dict[str, Any]]:
@@ -285,11 +250,15 @@ class Bank(Sequence[BankItem]):
             network: the classifier or sampler, its fingerprint, or a name as in `feature_sets`, which takes precedence
                 over a fingerprint; None where the bank has only one.
         """
-        name = find_output(FEATURES, network, self.feature_sets, self.path)
-        if not self._partial:
-            check_finished(self.folder.features(name), self.header.num_shards)
-        return Features(self, name)
+        return Features(self, self._output_name(FEATURES, network))
 
-
-def _reopen_bank(path: Path, split: str | None, partial: bool) -> Bank:
-    return Bank(path, split=split, partial=partial)
+    def _output_name(self, kind: OutputKind, network: Any, views: int | None = None) -> str:
+        """Return the name of the outputs that are meant, all of which must be there unless this is a partial bank."""
+        name = find_output(kind, network, self._headers(kind), self.path, views=views)
+        folder, num_shards = self.folder.output(kind, name), self.header.num_shards
+        missing = [] if self._partial else folder.missing(num_shards)
+        if missing:
+            what = "this teacher" if kind is TEACHER else "these features"
+            remedy = "run `sosampler prepare` again with the same classifier" if kind is TEACHER else kind.again
+            raise SosamplerError(f"{folder.path}: {len(missing)} of {num_shards} parts of {what} are missing; {remedy}")
+        return name

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from queue import LifoQueue
 from typing import Any
@@ -16,14 +16,14 @@ import numpy as np
 from PIL import Image
 
 from sosampler._util.arrays import Frames
-from sosampler._util.validation import check_float, check_int, one_of
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, SharedPixels, WorkerDied, in_order
+from sosampler._util.validation import check_int, one_of
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, SharedPixels, Work, WorkerDied, in_order
 from sosampler.bank.bank import decode_jpeg
 from sosampler.bank.format import Failure, StoredVideo
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import fit_size, list_candidates
-from sosampler.video.candidates import GRIDS, MODES
+from sosampler.video.candidates import MODES
 from sosampler.video.limits import Limits, Size, check_size
 from sosampler.video.reader import VideoMetadata, VideoReader
 from sosampler.video.source import open_video
@@ -45,6 +45,7 @@ _FRAMES_PER_TASK = 16
 # With fewer frames all is done before the processes have started.
 _MIN_FRAMES = 4000
 _MAX_PROCESSES = 16
+_VIDEO_SERVER = "sosampler.bank.decode:video_decoder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,49 +66,24 @@ class FrameSettings:
         object.__setattr__(self, "size", check_size(self.size))
         if check_int("quality", self.quality) > 100:
             raise InvalidArgument(f"quality={self.quality} must be an int from 1 to 100")
-        if self.fps is not None and check_float("fps", self.fps, above=0) > _MAX_FPS:
-            raise InvalidArgument(f"fps={self.fps:g} must be at most {_MAX_FPS} frames a second")
-        if self.folder_fps is not None:
-            check_float("folder_fps", self.folder_fps, above=0)
-        if self.num_candidates is not None:
-            if self.fps is not None:
-                raise InvalidArgument(
-                    f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
-                )
-            if check_int("num_candidates", self.num_candidates) > MAX_FRAMES_PER_VIDEO:
-                raise InvalidArgument(
-                    f"num_candidates={self.num_candidates} must be at most {MAX_FRAMES_PER_VIDEO} frames of a video; "
-                    "give fewer"
-                )
         one_of("candidates", self.candidates, MODES)
-        one_of("grid", self.grid, GRIDS)
-        check_float("snap_tolerance", self.snap_tolerance, at_least=0)
-        check_int("seed", self.seed, at_least=0)
+        self.options()  # checks the others
+        if (self.fps or 0) > _MAX_FPS:
+            raise InvalidArgument(f"fps={self.fps:g} must be at most {_MAX_FPS} frames a second")
+        if (self.num_candidates or 0) > MAX_FRAMES_PER_VIDEO:
+            raise InvalidArgument(
+                f"num_candidates={self.num_candidates} must be at most {MAX_FRAMES_PER_VIDEO} frames of a video; "
+                "give fewer"
+            )
 
-    def options(
-        self, *, start: float | None = None, end: float | None = None, video_id: str | None = None
-    ) -> SelectOptions:
+    def options(self, **more: Any) -> SelectOptions:
         """Return the options with which `select` has the same candidates."""
-        return SelectOptions(
-            policy="all",
-            num_candidates=self.num_candidates,
-            fps=self.fps,
-            candidates=self.candidates,
-            grid=self.grid,
-            snap_tolerance=self.snap_tolerance,
-            seed=self.seed if video_id is None else _seed_of(self.seed, video_id),
-            on_short="fewer",
-            start=start,
-            end=end,
-        )
+        names = ("num_candidates", "fps", "candidates", "grid", "snap_tolerance", "seed", "folder_fps")
+        shared = {name: getattr(self, name) for name in names}
+        return SelectOptions(**{"policy": "all", "on_short": "fewer", **shared, **more})
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "size": list(self.size) if isinstance(self.size, tuple) else self.size}
-
-
-def _seed_of(seed: int, video_id: str) -> int:
-    """Return a seed of the video alone, independent of the order of the manifest."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {video_id}".encode()).digest()[:6], "big")
 
 
 @dataclass(frozen=True)
@@ -123,10 +99,9 @@ class DecodeTask:
 
 
 def decode_video(task: DecodeTask) -> StoredVideo:
-    """Decode the candidates of a video."""
     settings = task.settings
-    reader = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
-    try:
+    opened = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
+    with closing(opened) as reader:
         notes: list[str] = []
         num_times = (settings.fps or 0) * _part(reader.metadata, task.start, task.end)[1]
         if num_times > _MAX_TIMES:
@@ -134,7 +109,9 @@ def decode_video(task: DecodeTask) -> StoredVideo:
                 f"{task.path}: fps={settings.fps:g} gives {num_times:.0f} times, more than the {_MAX_TIMES} of one "
                 "video; lower fps, or limit the video with start and end"
             )
-        options = settings.options(start=task.start, end=task.end, video_id=task.video_id)
+        # A seed of the video alone, independent of the order of the manifest.
+        digest = hashlib.sha256(f"{settings.seed} {task.video_id}".encode()).digest()
+        options = settings.options(start=task.start, end=task.end, seed=int.from_bytes(digest[:6], "big"))
         wanted = np.unique(list_candidates(reader, options, notes).frame_indices)
         if len(wanted) > MAX_FRAMES_PER_VIDEO:
             raise VideoError(
@@ -142,11 +119,10 @@ def decode_video(task: DecodeTask) -> StoredVideo:
                 "of one video in a bank; lower fps, or limit the video with start and end"
             )
         jpegs, frame_indices, pts_seconds = _encoded(reader, wanted, settings, notes)
-        metadata = reader.metadata
         notes[:0] = reader.notes
         # A damaged frame is replaced by a neighbour, which may be there already.
         frame_indices, first = np.unique(frame_indices, return_index=True)
-        start_seconds, duration = _part(metadata, task.start, task.end)
+        start_seconds, duration = _part(reader.metadata, task.start, task.end)
         width, height = Image.open(io.BytesIO(jpegs[0])).size
         return StoredVideo(
             jpegs=[jpegs[index] for index in first],
@@ -156,12 +132,10 @@ def decode_video(task: DecodeTask) -> StoredVideo:
             height=height,
             start_seconds=start_seconds,
             duration=duration,
-            fps=metadata.fps,
-            total_num_frames=metadata.total_num_frames,
+            fps=reader.metadata.fps,
+            total_num_frames=reader.metadata.total_num_frames,
             notes=tuple(dict.fromkeys(notes)),
         )
-    finally:
-        reader.close()
 
 
 def _encoded(
@@ -172,7 +146,7 @@ def _encoded(
     jpegs: list[bytes] = []
     frame_indices: list[np.ndarray] = []
     pts_seconds: list[np.ndarray] = []
-    begin, count, total = 0, 1, 0  # the first frame shows how large they are
+    begin, count = 0, 1  # the first frame shows how large they are
     while begin < len(wanted):
         batch = reader.read(wanted[begin : begin + count], size=size)
         begin += len(batch)
@@ -181,8 +155,7 @@ def _encoded(
         jpegs.extend(encode_jpeg(frame, settings.quality) for frame in batch.frames)
         frame_indices.append(batch.frame_indices)
         pts_seconds.append(batch.pts_seconds)
-        total = sum(map(len, jpegs))
-        if total > _MAX_JPEG_BYTES:
+        if sum(map(len, jpegs)) > _MAX_JPEG_BYTES:
             raise VideoError(
                 f"{reader.name}: its frames take more than {_MAX_JPEG_BYTES >> 20} MB; "
                 "store fewer or smaller ones with num_candidates, fps or size"
@@ -209,9 +182,7 @@ def attempt(task: DecodeTask) -> StoredVideo | Failure:
     try:
         return decode_video(task)
     except MemoryError:
-        return Failure(
-            f"{task.path}: does not fit into memory; store fewer or smaller frames, or limit it with start and end"
-        )
+        text = "does not fit into memory; store fewer or smaller frames, or limit it with start and end"
     except SosamplerError as error:
         text = str(error)
     except OSError as error:  # also what PyAV raises for damaged files
@@ -224,22 +195,16 @@ def attempt(task: DecodeTask) -> StoredVideo | Failure:
 # ---- videos, in child processes
 
 
-def video_decoder(_: None) -> Callable[[DecodeTask], StoredVideo | Failure]:
+def video_decoder(_: None) -> Work:
     """Return the function that a child process applies to each task."""
     return attempt
 
 
-class VideoDecoder:
+class VideoDecoder(ProcessPool):
     """Decodes videos in `workers` processes, so that a broken file can kill only those; 0 decodes in this process."""
 
     def __init__(self, workers: int) -> None:
-        self._pool = ProcessPool(workers, "sosampler.bank.decode:video_decoder", work="decoding videos")
-
-    def __enter__(self) -> VideoDecoder:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._pool.__exit__(*error)
+        super().__init__(workers, _VIDEO_SERVER, work="decoding videos")
 
     def results(self, tasks: Iterable[DecodeTask]) -> Iterator[StoredVideo | Failure]:
         """Yield results in the order of the tasks.
@@ -250,14 +215,13 @@ class VideoDecoder:
         def has_room(pending: Sequence[Future[StoredVideo | Failure]]) -> bool:
             done = (future.result() for future in pending if future.done())
             waiting = sum(sum(map(len, video.jpegs)) for video in done if isinstance(video, StoredVideo))
-            return len(pending) <= 2 * self._pool.num_threads and waiting < _MAX_WAITING_BYTES
+            return len(pending) <= 2 * self.num_threads and waiting < _MAX_WAITING_BYTES
 
-        return in_order(lambda task: self._pool.threads.submit(self._decode, task), tasks, has_room)
+        return in_order(self.submit, tasks, has_room)
 
-    def _decode(self, task: DecodeTask) -> StoredVideo | Failure:
+    def call(self, task: DecodeTask) -> Any:
         try:
-            result: StoredVideo | Failure = self._pool.call(task)
-            return result
+            return super().call(task)
         except WorkerDied as died:
             return Failure(died.over(task.path))
 
@@ -269,11 +233,8 @@ class FrameDecoder:
     """Decodes batches of stored JPEGs, for several threads at a time.
 
     A device is fed by one thread, which competes with every decoding thread of its process for the interpreter:
-    processes leave it to the device. Where the network runs on the CPU it takes most of the time, and threads suffice.
-
-    Args:
-        num_processes: child processes that decode into memory that they share with this one; 0 decodes in the thread
-            that calls.
+    processes, which share memory with this one, leave it to the device. Where the network runs on the CPU it takes most
+    of the time: with 0 processes the thread that calls decodes.
     """
 
     def __init__(self, num_processes: int = 0) -> None:
@@ -282,14 +243,10 @@ class FrameDecoder:
         self._idle: LifoQueue[int] = LifoQueue()
         for number in range(len(self._batches)):
             self._idle.put(number)
-        files = [batch.file for batch in self._batches]
-        self._pool = (
-            ProcessPool(
-                num_processes, "sosampler.bank.decode:frame_decoder", files, files=files, work="decoding frames"
-            )
-            if num_processes
-            else None
-        )
+        self._pool: ProcessPool | None = None
+        if num_processes:
+            files, server = [batch.file for batch in self._batches], "sosampler.bank.decode:frame_decoder"
+            self._pool = ProcessPool(num_processes, server, files, files=files, work="decoding frames")
 
     def __enter__(self) -> FrameDecoder:
         return self
@@ -359,7 +316,7 @@ def num_frame_decoders(device_type: str, cores: int, num_frames: int) -> int:
     return min(cores - 1, _MAX_PROCESSES)  # one core feeds the device
 
 
-def frame_decoder(files: list[int]) -> Callable[[tuple[int, tuple[int, ...], slice, list[bytes], list[str]]], None]:
+def frame_decoder(files: list[int]) -> Work:
     """Return the function that decodes (batch, its shape, part, JPEGs, names) into memory shared with the parent."""
     batches = [SharedPixels(file) for file in files]
 

@@ -15,12 +15,10 @@ With one record batch per video, a shard can be written while its videos arrive,
 from __future__ import annotations
 
 import json
-import operator
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,7 +91,6 @@ def import_pyarrow() -> Any:
 
 @cache
 def frames_schema() -> Any:
-    """Return the columns of a shard of frames."""
     pa = import_pyarrow()
     return pa.schema(
         {
@@ -116,7 +113,6 @@ def frames_schema() -> Any:
 
 
 def frames_batch(item: Item, video: StoredVideo) -> Any:
-    """Return the row of one video."""
     pa, schema = import_pyarrow(), frames_schema()
     row = {
         **{name: getattr(item, name) for name in ("id", "split", "group")},
@@ -153,7 +149,6 @@ def teacher_schema(num_classes: int, features: str | None, feature_width: int | 
 
 
 def features_schema(precision: str, width: int) -> Any:
-    """Return the columns of features."""
     pa = import_pyarrow()
     number = pa.float32() if precision == "float32" else pa.float16()
     return pa.schema({"id": pa.string(), "features": pa.list_(pa.list_(number, width))})
@@ -176,11 +171,7 @@ def matrix_of(batch: Any, column: str) -> np.ndarray:
 
 
 def open_shard(path: Path, again: str = PREPARE_AGAIN) -> Any:
-    """Open a memory-mapped shard; `num_record_batches` videos, `read_row` for each.
-
-    Args:
-        again: how messages say that the shard is written again.
-    """
+    """Open a memory-mapped shard; messages say `again` how it is written again."""
     pa = import_pyarrow()
     try:
         return pa.ipc.open_file(pa.memory_map(str(path)))
@@ -204,44 +195,29 @@ def read_row(reader: Any, row: int, path: Path, again: str = PREPARE_AGAIN) -> A
 
 
 def read_shard(path: Path) -> Iterator[tuple[str, StoredVideo]]:
-    """Yield id and frames of the videos of a shard."""
     reader = open_shard(path)
     for row in range(reader.num_record_batches):
         batch = read_row(reader, row, path)
         yield batch.column("id")[0].as_py(), stored_video(batch)
 
 
-# ---- names
-
-
 @dataclass(frozen=True)
 class OutputKind:
     """What a network computes for each frame: a teacher's probabilities, or features."""
 
+    name: str  # in messages
     folder: str  # in the bank
     header: str  # the file that describes it
     kind: str  # in that file
     keys: tuple[str, ...]  # that the file must have
     again: str  # how messages say that a shard is written again
-    name: str  # in messages
 
 
-TEACHER = OutputKind(
-    folder="teachers",
-    header="teacher.json",
-    kind="sosampler teacher",
-    keys=("name", "fingerprint", "num_classes", "pooling", "views", "precision", "features"),
-    again=PREPARE_AGAIN,
-    name="teacher",
-)
-FEATURES = OutputKind(
-    folder="features",
-    header="features.json",
-    kind="sosampler features",
-    keys=("name", "network", "network_name", "fingerprint", "width", "precision", "gmacs"),
-    again="give the same network to so.add_features again",
-    name="features",
-)
+_TEACHER_KEYS = ("name", "fingerprint", "num_classes", "pooling", "views", "precision", "features")
+TEACHER = OutputKind("teacher", "teachers", "teacher.json", "sosampler teacher", _TEACHER_KEYS, PREPARE_AGAIN)
+_FEATURES_KEYS = ("name", "network", "network_name", "fingerprint", "width", "precision", "gmacs")
+_ADD_AGAIN = "give the same network to so.add_features again"
+FEATURES = OutputKind("features", "features", "features.json", "sosampler features", _FEATURES_KEYS, _ADD_AGAIN)
 
 
 @dataclass(frozen=True)
@@ -281,20 +257,19 @@ class BankFolder:
     def failed(self, shard: int) -> Path:
         return self.frames_folder / f"{shard:05d}.failed.jsonl"
 
+    def output(self, kind: OutputKind, name: str) -> OutputFolder:
+        return OutputFolder(self.path / kind.folder / name, kind)
+
     def teacher(self, name: str) -> OutputFolder:
         return self.output(TEACHER, name)
 
     def features(self, name: str) -> OutputFolder:
         return self.output(FEATURES, name)
 
-    def output(self, kind: OutputKind, name: str) -> OutputFolder:
-        return OutputFolder(self.path / kind.folder / name, kind)
-
     def output_names(self, kind: OutputKind) -> list[str]:
         return sorted(file.parent.name for file in self.path.glob(f"{kind.folder}/*/{kind.header}"))
 
     def outputs(self) -> list[OutputFolder]:
-        """Return all teachers and features."""
         return [self.output(kind, name) for kind in (TEACHER, FEATURES) for name in self.output_names(kind)]
 
 
@@ -323,6 +298,9 @@ class BankHeader:
         first = shard * self.videos_per_shard
         return range(first, min(first + self.videos_per_shard, self.num_items))
 
+    def shard_items(self, items: Sequence[Item], shard: int) -> Sequence[Item]:
+        return items[shard * self.videos_per_shard : (shard + 1) * self.videos_per_shard]
+
     def write(self, folder: BankFolder) -> None:
         header = {"kind": KIND, "version": VERSION, **asdict(self), "num_shards": self.num_shards}
         write_text(folder.bank_json, json.dumps(header, indent=1, ensure_ascii=False) + "\n")
@@ -350,7 +328,6 @@ def read_header(folder: BankFolder) -> BankHeader:
 
 
 def read_json(path: Path, kind: str, remedy: str) -> dict[str, Any]:
-    """Read a header of the right kind and version."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -371,22 +348,14 @@ def read_json(path: Path, kind: str, remedy: str) -> dict[str, Any]:
 
 
 def items_text(items: Iterable[Item]) -> Iterator[str]:
-    """Yield the lines of items.jsonl."""
     return (json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items)
 
 
 def read_items(folder: BankFolder) -> list[Item]:
-    """Read items.jsonl."""
     return _read_lines(
         folder.items_jsonl,
         lambda values: Item(**{**values, "labels": tuple(map(int, values["labels"])), "id": str(values["id"])}),
     )
-
-
-def failures_text(failures: Iterable[tuple[Item, Failure]]) -> str:
-    """Return the lines of a failed.jsonl."""
-    rows = ({"id": item.id, "path": item.path, "error": failure.reason} for item, failure in failures)
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_failures(path: Path) -> list[dict[str, str]]:
@@ -394,6 +363,10 @@ def read_failures(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     return _read_lines(path, lambda values: {name: str(values[name]) for name in ("id", "path", "error")})
+
+
+def failed_ids(path: Path) -> set[str]:
+    return {failure["id"] for failure in read_failures(path)}
 
 
 def _read_lines(path: Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
@@ -406,13 +379,9 @@ def _read_lines(path: Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
     except OSError as error:
         raise SosamplerError(f"{path}: cannot be read ({error.strerror}); copy or prepare the bank again") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise SosamplerError(
-            f"{path}, line {max(line, 1)}: is damaged ({error}); copy or prepare the bank again"
-        ) from error
+        where = f"{path}, line {max(line, 1)}"
+        raise SosamplerError(f"{where}: is damaged ({error}); copy or prepare the bank again") from error
     return parsed
-
-
-# ---- classes
 
 
 def first_difference(names: tuple[str, ...], others: tuple[str, ...]) -> int | None:
@@ -427,9 +396,6 @@ def first_difference(names: tuple[str, ...], others: tuple[str, ...]) -> int | N
     return next((index for index, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
 
 
-# ---- rows
-
-
 @dataclass(frozen=True, slots=True)
 class BankRow:
     """Where a video is stored."""
@@ -440,28 +406,17 @@ class BankRow:
 
 
 class OpenShards:
-    """Memory-mapped shards, the most recently used ones kept open. Shared by threads, opened anew in other processes.
-
-    Args:
-        path_of: the file of a shard, by its number.
-        again: how messages say that a shard is written again.
-    """
+    """Memory-mapped shards, of which those used last stay open. Shared by threads, opened anew in other processes."""
 
     def __init__(self, path_of: Callable[[int], Path], again: str = PREPARE_AGAIN) -> None:
         self._path_of, self._again = path_of, again
-        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._open = lru_cache(_OPEN_SHARDS)(open_shard)
         self._lock = threading.Lock()
 
     def batch(self, row: BankRow) -> Any:
-        """Return the record batch of a video."""
         path = self._path_of(row.shard)
         with self._lock:
-            reader = self._open.pop(row.shard, None)
-            if reader is None:
-                reader = open_shard(path, self._again)
-            self._open[row.shard] = reader
-            if len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
+            reader = self._open(path, self._again)
             if row.row >= reader.num_record_batches:
                 raise SosamplerError(
                     f"{path}: has {reader.num_record_batches} videos, number {row.row} is missing; "
@@ -470,10 +425,8 @@ class OpenShards:
             batch = read_row(reader, row.row, path, self._again)
         stored_id = batch.column("id")[0].as_py()
         if stored_id != row.item.id:
-            raise SosamplerError(
-                f"{path}: row {row.row} is {stored_id!r} where the bank has {row.item.id!r}; "
-                f"delete it and {self._again}"
-            )
+            problem = f"row {row.row} is {stored_id!r} where the bank has {row.item.id!r}"
+            raise SosamplerError(f"{path}: {problem}; delete it and {self._again}")
         return batch
 
 
@@ -489,25 +442,12 @@ def rows_of(folder: BankFolder, header: BankHeader) -> Iterator[BankRow]:
         raise SosamplerError(
             f"{folder.failed_jsonl}: is missing; copy the bank again, or run the same `sosampler prepare` again"
         )
-    failed = {failure["id"] for failure in read_failures(folder.failed_jsonl)} if header.complete else set()
+    failed = failed_ids(folder.failed_jsonl) if header.complete else set()
     for shard in range(header.num_shards):
         if not header.complete:
             if not folder.frames(shard).exists():
                 continue
-            failed = {failure["id"] for failure in read_failures(folder.failed(shard))}
-        readable = (items[index] for index in header.shard_range(shard) if items[index].id not in failed)
+            failed = failed_ids(folder.failed(shard))
+        readable = (item for item in header.shard_items(items, shard) if item.id not in failed)
         for row, item in enumerate(readable):
             yield BankRow(item, shard, row)
-
-
-def checked_index(index: Any, length: int, path: Path) -> int:
-    """Return an int inside the bank; negative ones count from the end."""
-    try:
-        number = operator.index(index)
-    except TypeError as error:
-        raise InvalidArgument(
-            f"{path}: {index!r} is not the index of a video; it must be an int from 0 to {length - 1}"
-        ) from error
-    if not -length <= number < length:
-        raise IndexError(f"{path}: index {number} is out of range, the bank holds 0..{length - 1}")
-    return number

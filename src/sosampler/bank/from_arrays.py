@@ -1,4 +1,4 @@
-"""`write_frames`: a bank from arrays or JPEGs, without video files."""
+"""Banks without video files: `write_frames` takes arrays or JPEGs, `subset` some videos of another bank."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import io
 import json
 import operator
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from sosampler._util.arrays import Frames
+from sosampler._util.files import write_text
 from sosampler._util.progress import OnProgress
-from sosampler._util.validation import check_float, check_int
+from sosampler._util.validation import check_float, check_int, one_of
 from sosampler._util.workers import in_order
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
-from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, StoredVideo, import_pyarrow
-from sosampler.bank.writer import Results, begin, make_shards, writing_bank
-from sosampler.datasets.manifest import Item, Manifest
+from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, StoredVideo, import_pyarrow, items_text
+from sosampler.bank.outputs import FrameOutputs
+from sosampler.bank.writer import Results, begin, make_shards, writing_bank, writing_shard
+from sosampler.datasets.manifest import SPLITS, Item, Manifest
 from sosampler.errors import InvalidArgument
 
 Images = Frames | Sequence[bytes]
@@ -34,6 +37,9 @@ Images = Frames | Sequence[bytes]
 
 Storing = Callable[[list["FrameEntry"]], Generator["StoredVideo"]]
 """Encodes entries for the bank, in their order. Called once, with those that are not written yet."""
+
+# What Arrow adds to the numbers themselves: to each row, and to each file.
+_ROW_EXTRA, _SHARD_EXTRA = 2048, 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,19 +125,11 @@ def write_entries(
     listed = list(entries)
     if not listed:
         raise InvalidArgument("no entry was given; a bank needs at least one video")
-    items = tuple(
-        Item(id=entry.id, path=entry.id, labels=_labels_of(entry), split=entry.split, group=entry.group)
-        for entry in listed
-    )
+    items = tuple(Item(entry.id, entry.id, _labels_of(entry), entry.split, entry.group) for entry in listed)
     manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
-    header = BankHeader(
-        source="arrays",
-        settings={"quality": quality, "made_by": _plain(made_by)},
-        classes=manifest.classes,
-        multi_label=multi_label,
-        num_items=len(items),
-        videos_per_shard=check_int("videos_per_shard", videos_per_shard),
-    )
+    settings = {"quality": quality, "made_by": _plain(made_by)}
+    per_shard = check_int("videos_per_shard", videos_per_shard)
+    header = BankHeader("arrays", settings, manifest.classes, multi_label, len(items), per_shard)
     by_id = {entry.id: entry for entry in listed}
     folder = BankFolder(Path(out))
     with writing_bank(folder), ExitStack() as stack:
@@ -164,7 +162,6 @@ def _plain(made_by: dict[str, Any] | None) -> Any:
 
 
 def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: int) -> Generator[StoredVideo]:
-    """Encode entries in threads, in order."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="sosampler-frames") as threads:
         yield from in_order(
             lambda entry: threads.submit(stored_entry, entry, quality),
@@ -174,7 +171,6 @@ def stored_by_threads(entries: list[FrameEntry], *, quality: int, num_threads: i
 
 
 def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
-    """Encode an entry as the bank stores it."""
     images = entry.frames() if callable(entry.frames) else entry.frames
     jpegs, width, height = _as_jpegs(entry.id, images, quality)
     count = len(jpegs)
@@ -206,7 +202,6 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
 
 
 def _as_jpegs(name: str, images: Images, quality: int) -> tuple[list[bytes], int, int]:
-    """Return JPEGs, width and height."""
     if isinstance(images, np.ndarray):
         if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or 0 in images.shape:
             raise InvalidArgument(
@@ -215,7 +210,15 @@ def _as_jpegs(name: str, images: Images, quality: int) -> tuple[list[bytes], int
             )
         return [encode_jpeg(frame, quality) for frame in images], images.shape[2], images.shape[1]
     jpegs = list(images)
-    sizes = {_jpeg_size(name, data) for data in jpegs}
+    sizes = set()
+    for data in jpegs:
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                sizes.add(image.size)
+        except (OSError, TypeError) as error:
+            raise InvalidArgument(
+                f"{name!r}: one of its frames is not a JPEG ({error}); give JPEG bytes or an array"
+            ) from error
     if len(sizes) != 1:
         raise InvalidArgument(
             f"{name!r}: {len(jpegs)} JPEGs of {len(sizes)} sizes; give at least one, all of the same size"
@@ -223,11 +226,100 @@ def _as_jpegs(name: str, images: Images, quality: int) -> tuple[list[bytes], int
     return jpegs, *sizes.pop()
 
 
-def _jpeg_size(name: str, data: bytes) -> tuple[int, int]:
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            return image.size
-    except (OSError, TypeError) as error:
+# ---- out of another bank
+
+
+def subset(
+    bank: Bank | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    limit: int | None = None,
+    classes: Sequence[str] | None = None,
+    splits: Sequence[str] | None = None,
+    max_mb: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """Copy some videos of a bank, with all their teachers and features, into a new bank.
+
+    Args:
+        limit: at most so many videos, spread over splits and classes.
+        classes: only videos with one of these labels. The class list does not change, so that teachers still fit.
+        splits: only these of train, dev and test.
+        max_mb: at most so many megabytes (10**6 bytes) on disk.
+
+    Which videos stay depends on the bank and these arguments alone, and their order is kept.
+    """
+    bank = bank if isinstance(bank, Bank) else Bank(bank)
+    folder = BankFolder(Path(out))
+    if folder.path.resolve() == bank.path.resolve():
+        raise InvalidArgument(f"{folder.path}: is the bank itself; give another folder for the subset")
+    outputs: list[FrameOutputs[Any]] = [
+        *(bank.teacher(name) for name in bank.teachers),
+        *(bank.features(name) for name in bank.feature_sets),
+    ]
+    known = bank.items
+    rows = list(range(len(known)))
+    if splits is not None:
+        wanted_splits = {one_of("split", name, SPLITS) for name in splits}
+        rows = [row for row in rows if (known[row].split or "train") in wanted_splits]
+    if classes is not None:
+        unknown = [name for name in classes if name not in bank.classes]
+        if unknown:
+            listed = f"it has {len(bank.classes)}, such as {', '.join(bank.classes[:5])}"
+            raise InvalidArgument(f"{bank.path}: has no class {unknown[0]!r}; {listed}")
+        wanted = {bank.classes.index(name) for name in classes}
+        rows = [row for row in rows if wanted & set(known[row].labels)]
+    rows = spread(rows, known)
+    if limit is not None:
+        rows = rows[: check_int("limit", limit)]
+    if max_mb is not None:
+        rows = list(_within(rows, bank, outputs, check_float("max_mb", max_mb, above=0) * 1e6))
+    if not rows:
         raise InvalidArgument(
-            f"{name!r}: one of its frames is not a JPEG ({error}); give JPEG bytes or an array"
-        ) from error
+            f"{bank.path}: no video is left with limit={limit}, classes={classes}, splits={splits}, max_mb={max_mb}; "
+            "allow more"
+        )
+    rows.sort()
+    items = [known[row] for row in rows]
+    row_of = {item.id: row for item, row in zip(items, rows, strict=True)}
+
+    def produce(missing: list[Item]) -> Results:
+        return (bank[row_of[item.id]].stored() for item in missing)
+
+    with writing_bank(folder):
+        header = begin(folder, replace(bank.header, num_items=len(items), complete=False, counts=None), items)
+        for source in outputs:  # the frames last: they finish the bank
+            target = folder.output(source.output_kind, source.name)
+            target.path.mkdir(parents=True, exist_ok=True)
+            write_text(target.header, source.folder.header.read_text(encoding="utf-8"))
+            for shard in target.missing(header.num_shards):
+                with writing_shard(target.shard(shard), source.schema) as write:
+                    for index in header.shard_range(shard):
+                        write(source.batch(rows[index]))
+        make_shards(folder, header, items, produce, on_progress=on_progress)
+    return Bank(folder.path)
+
+
+def spread(rows: list[int], items: Sequence[Item]) -> list[int]:
+    """Order rows so that the first ones cover splits and classes evenly: the first of each, the second, ..."""
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    rank = {}
+    for row in rows:
+        kind = items[row].split, items[row].labels[:1]
+        rank[row] = seen[kind]
+        seen[kind] += 1
+    return sorted(rows, key=lambda row: (rank[row], row))
+
+
+def _within(rows: list[int], bank: Bank, outputs: list[FrameOutputs[Any]], max_bytes: float) -> Iterator[int]:
+    """Yield as many of the first rows as fit."""
+    headers = (bank.folder.bank_json, *(each.folder.header for each in outputs))
+    used, kinds, items = float(sum(path.stat().st_size for path in headers)), 1 + len(outputs), bank.items
+    for number, row in enumerate(rows):
+        used += bank[row].nbytes + len("".join(items_text([items[row]])).encode()) + kinds * _ROW_EXTRA
+        used += sum(each.batch(row).nbytes for each in outputs)
+        if number % bank.header.videos_per_shard == 0:
+            used += kinds * _SHARD_EXTRA
+        if used > max_bytes:
+            return
+        yield row

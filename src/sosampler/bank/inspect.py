@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,6 @@ from sosampler.bank.format import (
     TEACHER,
     VERSION,
     BankFolder,
-    BankHeader,
-    OutputFolder,
     OutputKind,
     matrix_of,
     open_shard,
@@ -40,14 +39,12 @@ from sosampler.bank.outputs import read_output_header
 from sosampler.datasets.manifest import SPLITS, Item
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 
-_RowCheck = Callable[[Any, Item], str | None]
-"""Returns what is wrong with the row of a video, None if nothing is."""
-
 
 def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return counts, classes, settings and sizes of a bank, also of one that is not finished; reads no frames."""
     bank = Bank(Path(path), partial=True)
-    folder, header = bank.folder, bank.header
+    folder, header, counts = bank.folder, bank.header, bank.header.counts or {}
+    failed_so_far = sum(len(read_failures(folder.failed(shard))) for shard in range(header.num_shards))
     splits = Counter(item.split or "train" for item in bank.items)
     filled = sum(folder.frames(shard).exists() for shard in range(header.num_shards))
     return {
@@ -57,8 +54,8 @@ def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "source": header.source,
         "num_items": header.num_items,
         "num_videos": len(bank),
-        "num_failed": (header.counts or {}).get("failed", _failed_so_far(folder, header)),
-        "num_frames": (header.counts or {}).get("frames"),
+        "num_failed": counts.get("failed", failed_so_far),
+        "num_frames": counts.get("frames"),
         "splits": {name: splits[name] for name in SPLITS if name in splits},
         "num_classes": len(header.classes),
         "classes": list(header.classes),
@@ -66,21 +63,16 @@ def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "settings": header.settings,
         "shards": {"finished": filled, "total": header.num_shards, "videos_each": header.videos_per_shard},
         "bytes": sum(file.stat().st_size for file in bank.path.rglob("*") if file.is_file()),
-        "teachers": [_output_info(folder, header, TEACHER, name) for name in folder.output_names(TEACHER)],
-        "features": [_output_info(folder, header, FEATURES, name) for name in folder.output_names(FEATURES)],
+        "teachers": [_output_info(bank, TEACHER, name, about) for name, about in bank.teachers.items()],
+        "features": [_output_info(bank, FEATURES, name, about) for name, about in bank.feature_sets.items()],
     }
 
 
-def _failed_so_far(folder: BankFolder, header: BankHeader) -> int:
-    return sum(len(read_failures(folder.failed(shard))) for shard in range(header.num_shards))
-
-
-def _output_info(folder: BankFolder, header: BankHeader, kind: OutputKind, name: str) -> dict[str, Any]:
-    about, output = read_output_header(folder, kind, name), folder.output(kind, name)
-    described = {key: about[key] for key in kind.keys}
-    described |= {"folder": name} if kind is TEACHER else {"name": name}
+def _output_info(bank: Bank, kind: OutputKind, name: str, about: dict[str, Any]) -> dict[str, Any]:
+    output = bank.folder.output(kind, name)
+    described = {key: about[key] for key in kind.keys} | {"folder" if kind is TEACHER else "name": name}
     size = sum(file.stat().st_size for file in output.path.iterdir())
-    return {**described, "complete": not output.missing(header.num_shards), "bytes": size}
+    return {**described, "complete": not output.missing(bank.header.num_shards), "bytes": size}
 
 
 def verify_bank(path: str | os.PathLike[str]) -> list[str]:
@@ -91,10 +83,11 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
         header = read_header(folder)
         items = read_items(folder)
         failed = [read_failures(folder.failed(shard)) for shard in range(header.num_shards)]
-        outputs = [
-            (output, _output_check(output, read_output_header(folder, output.kind, output.path.name), lengths))
-            for output in folder.outputs()
-        ]
+        outputs = []
+        for output in folder.outputs():
+            about = read_output_header(folder, output.kind, output.path.name)
+            check = _teacher_problem if output.kind is TEACHER else _features_problem
+            outputs.append((output, partial(check, about, lengths)))
         listed = read_failures(folder.failed_jsonl)
     except InvalidArgument:
         raise  # no bank at all
@@ -115,12 +108,12 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
         if not header.complete and not folder.frames(shard).exists():
             continue
         unread = {failure["id"] for failure in failed[shard]}
-        expected = [items[index] for index in header.shard_range(shard) if items[index].id not in unread]
+        expected = [item for item in header.shard_items(items, shard) if item.id not in unread]
         lengths.clear()
-        problems += _shard_problems(folder.frames(shard), expected, _frames_check(lengths), PREPARE_AGAIN)
-        for output, check in outputs:
+        problems += _shard_problems(folder.frames(shard), expected, partial(_frames_problem, lengths), PREPARE_AGAIN)
+        for output, problem_of in outputs:
             if output.shard(shard).exists():
-                problems += _shard_problems(output.shard(shard), expected, check, output.kind.again)
+                problems += _shard_problems(output.shard(shard), expected, problem_of, output.kind.again)
             else:
                 problems.append(f"{output.shard(shard)}: is missing; {output.kind.again}")
         num_videos += len(expected)
@@ -134,7 +127,9 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
     return problems
 
 
-def _shard_problems(path: Path, expected: list[Item], check: _RowCheck, again: str) -> list[str]:
+def _shard_problems(
+    path: Path, expected: list[Item], problem_of: Callable[[Any, Item], str | None], again: str
+) -> list[str]:
     """Check a shard that must hold these videos. Its checksum comes last: it tells least about what is wrong."""
     remedy = f"delete it and {again}"
     try:
@@ -151,7 +146,7 @@ def _shard_problems(path: Path, expected: list[Item], check: _RowCheck, again: s
             problems.append(str(error))
             continue
         stored_id = batch.column("id")[0].as_py()
-        problem = f"is {stored_id!r}" if stored_id != item.id else check(batch, item)
+        problem = f"is {stored_id!r}" if stored_id != item.id else problem_of(batch, item)
         if problem:
             problems.append(f"{path}: row {row}, {item.id!r}, {problem}; {remedy}")
     if problems:
@@ -164,58 +159,50 @@ def _shard_problems(path: Path, expected: list[Item], check: _RowCheck, again: s
     return []
 
 
-def _frames_check(lengths: dict[str, int]) -> _RowCheck:
-    """Return the check of a row of frames; it notes in `lengths` how many each video has."""
-
-    def check(batch: Any, item: Item) -> str | None:
-        lengths[item.id] = len(batch.column("frame_indices").values)
-        stored = {name: batch.column(name)[0].as_py() for name in ("labels", "split", "group")}
-        if stored != {"labels": list(item.labels), "split": item.split, "group": item.group}:
-            return f"has {stored}, unlike items.jsonl"
-        video = stored_video(batch)
-        count = len(video)
-        if not count or len(video.frame_indices) != count or len(video.pts_seconds) != count:
-            return f"has {count} images, {len(video.frame_indices)} frame indices and {len(video.pts_seconds)} times"
-        if (np.diff(video.frame_indices) <= 0).any() or (np.diff(video.pts_seconds) < 0).any():
-            return "has frames that are not in time order"
-        for index, data in enumerate(video.jpegs):
-            try:
-                with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-                    image.load()
-                    if image.size != (video.width, video.height):
-                        return f"image {index} is {image.size[0]}x{image.size[1]}, not {video.width}x{video.height}"
-            except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-                return f"image {index} is damaged ({error})"
-        return None
-
-    return check
+def _frames_problem(lengths: dict[str, int], batch: Any, item: Item) -> str | None:
+    """Check a row of frames, and note in `lengths` how many the video has."""
+    lengths[item.id] = len(batch.column("frame_indices").values)
+    stored = {name: batch.column(name)[0].as_py() for name in ("labels", "split", "group")}
+    if stored != {"labels": list(item.labels), "split": item.split, "group": item.group}:
+        return f"has {stored}, unlike items.jsonl"
+    video = stored_video(batch)
+    count = len(video)
+    if not count or len(video.frame_indices) != count or len(video.pts_seconds) != count:
+        return f"has {count} images, {len(video.frame_indices)} frame indices and {len(video.pts_seconds)} times"
+    if (np.diff(video.frame_indices) <= 0).any() or (np.diff(video.pts_seconds) < 0).any():
+        return "has frames that are not in time order"
+    for index, data in enumerate(video.jpegs):
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                image.load()
+                if image.size != (video.width, video.height):
+                    return f"image {index} is {image.size[0]}x{image.size[1]}, not {video.width}x{video.height}"
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            return f"image {index} is damaged ({error})"
+    return None
 
 
-def _output_check(output: OutputFolder, about: dict[str, Any], lengths: dict[str, int]) -> _RowCheck:
-    """Return the check of a row of a teacher or of features."""
-
-    def check_teacher(batch: Any, item: Item) -> str | None:
-        probs = matrix_of(batch, "frame_probs")
-        expected = lengths.get(item.id, len(probs))
-        if probs.shape != (expected, about["num_classes"]):
-            return f"has probabilities of shape {list(probs.shape)} instead of [{expected}, {about['num_classes']}]"
-        if not ((probs >= 0) & (probs <= 1)).all():
-            return "has probabilities outside of 0..1"
-        if about["features"]:
-            features = matrix_of(batch, "features")
-            if len(features) != expected or not np.isfinite(features).all():
-                return f"has {len(features)} rows of features for {expected} frames, or some are not finite"
-        return None
-
-    def check_features(batch: Any, item: Item) -> str | None:
+def _teacher_problem(about: dict[str, Any], lengths: dict[str, int], batch: Any, item: Item) -> str | None:
+    probs = matrix_of(batch, "frame_probs")
+    expected = lengths.get(item.id, len(probs))
+    if probs.shape != (expected, about["num_classes"]):
+        return f"has probabilities of shape {list(probs.shape)} instead of [{expected}, {about['num_classes']}]"
+    if not ((probs >= 0) & (probs <= 1)).all():
+        return "has probabilities outside of 0..1"
+    if about["features"]:
         features = matrix_of(batch, "features")
-        expected = f"{about['precision']} [{lengths.get(item.id, len(features))}, {about['width']}]"
-        stored = f"{features.dtype} {list(features.shape)}"
-        if stored != expected:
-            return f"has features of {stored} instead of {expected}"
-        return None if np.isfinite(features).all() else "has features that are not finite"
+        if len(features) != expected or not np.isfinite(features).all():
+            return f"has {len(features)} rows of features for {expected} frames, or some are not finite"
+    return None
 
-    return check_teacher if output.kind is TEACHER else check_features
+
+def _features_problem(about: dict[str, Any], lengths: dict[str, int], batch: Any, item: Item) -> str | None:
+    features = matrix_of(batch, "features")
+    expected = f"{about['precision']} [{lengths.get(item.id, len(features))}, {about['width']}]"
+    stored = f"{features.dtype} {list(features.shape)}"
+    if stored != expected:
+        return f"has features of {stored} instead of {expected}"
+    return None if np.isfinite(features).all() else "has features that are not finite"
 
 
 # ---- frames from which an int8 network is calibrated: spread over videos, or over the training split of a bank

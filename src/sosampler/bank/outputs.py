@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from sosampler.bank.format import (
     OpenShards,
     OutputFolder,
     OutputKind,
-    checked_index,
     features_schema,
     first_difference,
     matrix_of,
@@ -31,26 +29,20 @@ from sosampler.errors import InvalidArgument, SosamplerError
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
 Output = TypeVar("Output")
 
 
 class FrameOutputs(Sequence[Output]):
-    """Outputs of one network, in the order of the bank's videos. Pickled as its name, so that workers reopen it.
-
-    Attributes:
-        about: its teacher.json or features.json.
-        schema: the columns of its shards.
-    """
+    """Outputs of one network, in the order of the bank's videos. Pickled as its name, so that workers reopen it."""
 
     output_kind: OutputKind
+    schema: Any  # the columns of its shards
 
     def __init__(self, bank: Bank, name: str) -> None:
         self.bank, self.name = bank, name
         self.folder: OutputFolder = bank.folder.output(self.output_kind, name)
-        self.about = read_output_header(bank.folder, self.output_kind, name)
-        self.schema = self._schema()
+        self.about = read_output_header(bank.folder, self.output_kind, name)  # its teacher.json or features.json
+        self.fingerprint = str(self.about["fingerprint"])  # of the network
         self._shards = OpenShards(self.folder.shard, self.output_kind.again)
 
     def __reduce__(self) -> Any:
@@ -67,7 +59,7 @@ class FrameOutputs(Sequence[Output]):
 
     def batch(self, index: Any) -> Any:
         """Return the row of a video as Arrow stores it."""
-        row = self.bank.rows[checked_index(index, len(self), self.bank.path)]
+        row = self.bank.row(index)
         batch = self._shards.batch(row)
         if batch.schema != self.schema:
             raise SosamplerError(
@@ -75,14 +67,6 @@ class FrameOutputs(Sequence[Output]):
                 f"delete the folder of both and {self.output_kind.again}"
             )
         return batch
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the network."""
-        return str(self.about["fingerprint"])
-
-    @abstractmethod
-    def _schema(self) -> Any: ...
 
     @abstractmethod
     def _output(self, batch: Any) -> Output: ...
@@ -101,26 +85,20 @@ class Teacher(FrameOutputs[TeacherItem]):
 
     output_kind = TEACHER
 
+    def __init__(self, bank: Bank, name: str) -> None:
+        super().__init__(bank, name)
+        # How the classifier pools frames: "mean" of logits, "max" of features, or None where it is not pooled.
+        self.pooling: str | None = self.about["pooling"]
+        self.num_classes = int(self.about["num_classes"])
+        features = self.about["features"] or {}
+        self.schema = teacher_schema(self.num_classes, features.get("precision"), features.get("width"))
+
     def __repr__(self) -> str:
         return f"Teacher({self.about['name']!r}, fingerprint={self.fingerprint!r}, {len(self)} videos)"
-
-    def _schema(self) -> Any:
-        features = self.about["features"] or {}
-        return teacher_schema(self.about["num_classes"], features.get("precision"), features.get("width"))
 
     def _output(self, batch: Any) -> TeacherItem:
         features = matrix_of(batch, "features") if self.about["features"] else None
         return TeacherItem(matrix_of(batch, "frame_probs"), features)
-
-    @property
-    def pooling(self) -> str | None:
-        """How the classifier pools frames: "mean" of logits, "max" of features, or None where it is not pooled."""
-        pooling: str | None = self.about["pooling"]
-        return pooling
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.about["num_classes"])
 
 
 class Features(FrameOutputs[np.ndarray]):
@@ -128,34 +106,19 @@ class Features(FrameOutputs[np.ndarray]):
 
     output_kind = FEATURES
 
+    def __init__(self, bank: Bank, name: str) -> None:
+        super().__init__(bank, name)
+        # "classifier": the input of its class layer; "sampler": the features of its backbone.
+        self.kind = str(self.about["network"])
+        self.width, self.precision = int(self.about["width"]), str(self.about["precision"])
+        self.gmacs = float(self.about["gmacs"])  # giga multiply-adds of the network for one frame
+        self.schema = features_schema(self.precision, self.width)
+
     def __repr__(self) -> str:
         return f"Features({self.name!r} of {self.about['network_name']}, {len(self)} videos, {self.width} per frame)"
 
-    def _schema(self) -> Any:
-        return features_schema(self.about["precision"], self.about["width"])
-
     def _output(self, batch: Any) -> np.ndarray:
         return matrix_of(batch, "features")
-
-    @property
-    def kind(self) -> str:
-        """ "classifier": the input of its class layer; "sampler": the features of its backbone."""
-        return str(self.about["network"])
-
-    @property
-    def width(self) -> int:
-        """D."""
-        return int(self.about["width"])
-
-    @property
-    def precision(self) -> str:
-        """ "float16" or "float32"."""
-        return str(self.about["precision"])
-
-    @property
-    def gmacs(self) -> float:
-        """Giga multiply-adds of the network for one frame."""
-        return float(self.about["gmacs"])
 
 
 def read_output_header(folder: BankFolder, kind: OutputKind, name: str) -> dict[str, Any]:
@@ -177,26 +140,6 @@ def read_output_header(folder: BankFolder, kind: OutputKind, name: str) -> dict[
     return about
 
 
-def check_finished(folder: OutputFolder, num_shards: int) -> None:
-    """Raise an error unless all shards are there."""
-    missing = folder.missing(num_shards)
-    if missing:
-        is_teacher = folder.kind is TEACHER
-        what = "this teacher" if is_teacher else "these features"
-        remedy = "run `sosampler prepare` again with the same classifier" if is_teacher else folder.kind.again
-        raise SosamplerError(f"{folder.path}: {len(missing)} of {num_shards} parts of {what} are missing; {remedy}")
-
-
-def check_features_name(name: Any) -> str:
-    """Return a name that can be the name of a folder on every operating system."""
-    if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name) or name.endswith("."):
-        raise InvalidArgument(
-            f"name={name!r} cannot name features; it must consist of letters, digits, '.', '_' and '-' and begin with "
-            "a letter or a digit"
-        )
-    return name
-
-
 def find_output(
     kind: OutputKind, network: Any, known: dict[str, dict[str, Any]], path: Path, *, views: int | None = None
 ) -> str:
@@ -207,10 +150,11 @@ def find_output(
         known: the header of each, by name.
         views: tells teachers of one classifier apart; earlier versions could average up to four views of a frame.
     """
-    is_teacher = kind is TEACHER
-    there = "; ".join(f"{name} ({_described(kind, about)})" for name, about in known.items()) or "none"
     if isinstance(network, str) and network in known and views is None:
         return network  # a name is exact; that of a teacher with one view is also the fingerprint of all of them
+    is_teacher = kind is TEACHER
+    verb, described = ("is", "{name}, views={views}") if is_teacher else ("are", "{network} {network_name}")
+    there = "; ".join(f"{name} ({described.format(**about)})" for name, about in known.items()) or "none"
     matching, wanted = list(known), "a teacher" if is_teacher else "features"
     if network is not None:
         if not isinstance(network, str) and not hasattr(network, "fingerprint"):
@@ -226,38 +170,19 @@ def find_output(
         wanted += f" and views={views}"
         matching = [name for name in matching if known[name]["views"] == views]
     if not matching:
-        remedy = (
-            "Run `sosampler prepare` with this classifier to add it"
-            if is_teacher
-            else "Add them with so.add_features(bank, network)"
-        )
-        raise InvalidArgument(
-            f"{path}: {wanted} {'is' if is_teacher else 'are'} not in this bank; it has: {there}. {remedy}"
-        )
+        add_teacher = "Run `sosampler prepare` with this classifier to add it"
+        remedy = add_teacher if is_teacher else "Add them with so.add_features(bank, network)"
+        raise InvalidArgument(f"{path}: {wanted} {verb} not in this bank; it has: {there}. {remedy}")
     if len(matching) > 1:
-        raise InvalidArgument(
-            f"{path}: {wanted} {'is' if is_teacher else 'are'} ambiguous, several fit: {there}. Name one of them"
-            + (", or its views" if is_teacher else "")
-        )
-    if is_teacher:
-        _check_class_order(network, known[matching[0]], path)
+        remedy = "Name one of them" + (", or its views" if is_teacher else "")
+        raise InvalidArgument(f"{path}: {wanted} {verb} ambiguous, several fit: {there}. {remedy}")
+    names, stored = getattr(network, "class_names", None), known[matching[0]].get("class_names")
+    if is_teacher and names is not None and stored is not None:
+        # The fingerprint covers the weights alone; with its classes in another order the outputs mean something else.
+        index = first_difference(tuple(names), tuple(stored))
+        if index is not None:
+            raise InvalidArgument(
+                f"{path}: the teacher of {network.name!r} was prepared with class {index} called {stored[index]!r}, "
+                f"now {names[index]!r}; give the classifier its classes in the same order"
+            )
     return matching[0]
-
-
-def _described(kind: OutputKind, about: dict[str, Any]) -> str:
-    if kind is TEACHER:
-        return f"{about['name']}, views={about['views']}"
-    return f"{about['network']} {about['network_name']}"
-
-
-def _check_class_order(classifier: Any, about: dict[str, Any], path: Path) -> None:
-    """The fingerprint covers the weights alone; with its classes in another order the outputs mean something else."""
-    names, stored = getattr(classifier, "class_names", None), about.get("class_names")
-    if names is None or stored is None:
-        return
-    index = first_difference(tuple(names), tuple(stored))
-    if index is not None:
-        raise InvalidArgument(
-            f"{path}: the teacher of {classifier.name!r} was prepared with class {index} called {stored[index]!r}, now "
-            f"{names[index]!r}; give the classifier its classes in the same order"
-        )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,6 @@ from sosampler.bank.format import (
     read_header,
     read_items,
 )
-from sosampler.bank.outputs import check_features_name
 from sosampler.bank.writer import Results, begin, check_root, make_shards, retry_failures, writing_bank
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
@@ -32,10 +33,12 @@ from sosampler.video.limits import Limits, Size
 from sosampler.video.source import import_torch
 
 if TYPE_CHECKING:
-    from sosampler.bank.annotate import Annotator, TeacherAnnotator
+    from sosampler.bank.annotate import Annotator
 
 # All decoding processes together.
 _DECODERS_MB = 1500
+# Can be the name of a folder on every operating system.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 
 
 def prepare(
@@ -111,44 +114,31 @@ def prepare(
         check_int("workers", workers, at_least=0)
     if manifest is None:
         _refuse_without_manifest(given)
-        Bank(folder.path)  # raises where it cannot be read
+        opened = Bank(folder.path)  # raises where it cannot be read
         if classifier is None:
             raise InvalidArgument(
                 f"{folder.path}: without a manifest only a classifier can be run on the bank; give one, or a manifest"
             )
-        return add_teacher(
-            folder.path, classifier, features=features, batch=batch, device=device, on_progress=on_progress
-        )
+        return add_teacher(opened, classifier, features=features, batch=batch, device=device, on_progress=on_progress)
     if fps is None and num_candidates is None:
-        num_candidates = FrameSettings.num_candidates
-    settings = FrameSettings(
-        num_candidates=num_candidates,
-        fps=fps,
-        size=size,
-        quality=quality,
-        candidates=candidates,
-        grid=grid,
-        snap_tolerance=snap_tolerance,
-        seed=seed,
-        folder_fps=folder_fps,
-    )
+        given["num_candidates"] = FrameSettings.num_candidates
+    settings = FrameSettings(**{field.name: given[field.name] for field in fields(FrameSettings)})
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
+    per_shard = check_int("videos_per_shard", videos_per_shard)
     header = BankHeader(
-        source="videos",
-        settings=settings.to_dict(),
-        classes=manifest.classes,
-        multi_label=manifest.multi_label,
-        num_items=len(manifest.items),
-        videos_per_shard=check_int("videos_per_shard", videos_per_shard),
+        "videos", settings.to_dict(), manifest.classes, manifest.multi_label, len(manifest.items), per_shard
     )
     annotator = None
     if classifier is not None:
-        annotator = _teacher(classifier, header.classes, folder, device=device, features=features, batch=batch)
+        import_torch()
+        from sosampler.bank.annotate import teacher_annotator
+
+        annotator = teacher_annotator(classifier, header.classes, folder, device, features=features, batch=batch)
     num_workers = default_workers(num_cores(), settings.size) if workers is None else workers
-    source, chosen_limits = manifest, limits or Limits()
+    source = manifest
     with writing_bank(folder), ExitStack() as stack:
         header = begin(folder, header, manifest.items)
         check_root(folder, manifest.root, manifest.items)
@@ -157,17 +147,16 @@ def prepare(
             if importlib.util.find_spec("av") is None:
                 raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
             # Absolute, so that messages of failures do not depend on the folder from which this was called.
+            paths = (os.path.abspath(source.path_of(item)) for item in items)
             tasks = (
-                DecodeTask(
-                    os.path.abspath(source.path_of(item)), item.id, item.start, item.end, settings, chosen_limits
-                )
-                for item in items
+                DecodeTask(path, item.id, item.start, item.end, settings, limits or Limits())
+                for path, item in zip(paths, items, strict=True)
             )
             return stack.enter_context(VideoDecoder(num_workers)).results(tasks)
 
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
-        _write(folder, header, manifest.items, decoded, annotator, on_progress)
+        make_shards(folder, header, manifest.items, decoded, annotator, on_progress)
     return Bank(folder.path)
 
 
@@ -209,8 +198,11 @@ def add_teacher(
 ) -> Bank:
     """Run a classifier on the frames of a finished bank; `prepare` documents the arguments."""
     opened = _opened(bank)
-    annotator = _teacher(classifier, opened.classes, opened.folder, device=device, features=features, batch=batch)
-    return annotate_bank(opened.folder, annotator, on_progress)
+    import_torch()
+    from sosampler.bank.annotate import teacher_annotator
+
+    annotator = teacher_annotator(classifier, opened.classes, opened.folder, device, features=features, batch=batch)
+    return _annotate_bank(opened.folder, annotator, on_progress)
 
 
 def add_features(
@@ -241,14 +233,17 @@ def add_features(
     """
     opened = _opened(bank)
     one_of("precision", precision, PRECISIONS)
-    if name is not None:
-        check_features_name(name)
+    if name is not None and not (isinstance(name, str) and _PLAIN_NAME.fullmatch(name)):
+        raise InvalidArgument(
+            f"name={name!r} cannot name features; it must consist of letters, digits, '.', '_' and '-' and begin with "
+            "a letter or a digit"
+        )
     import_torch()
     from sosampler.bank.annotate import FeatureAnnotator, feature_network
 
     with feature_network(network, device) as source:
         annotator = FeatureAnnotator(source, name=name, precision=precision, batch=batch)
-        return annotate_bank(opened.folder, annotator, on_progress)
+        return _annotate_bank(opened.folder, annotator, on_progress)
 
 
 def _opened(bank: Bank | str | os.PathLike[str]) -> Bank:
@@ -257,32 +252,7 @@ def _opened(bank: Bank | str | os.PathLike[str]) -> Bank:
     return Bank(bank.path if isinstance(bank, Bank) else bank)
 
 
-def _teacher(
-    classifier: Any,
-    classes: tuple[str, ...],
-    folder: BankFolder,
-    *,
-    device: str | None,
-    features: bool | str,
-    batch: int | None,
-) -> TeacherAnnotator:
-    import_torch()
-    from sosampler.bank.annotate import TeacherAnnotator, check_classes_fit
-
-    if isinstance(classifier, (str, os.PathLike)):
-        from sosampler.classifiers.factory import create_classifier
-
-        classifier = create_classifier(str(classifier), device=device)
-    elif device is not None and hasattr(classifier, "to"):
-        from sosampler._util.hardware import check_device
-
-        classifier = classifier.to(check_device(device))
-    annotator = TeacherAnnotator(classifier, features=features, batch=batch)
-    check_classes_fit(classifier, classes, str(folder.path))
-    return annotator
-
-
-def annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgress | None) -> Bank:
+def _annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgress | None) -> Bank:
     """Run a network on the frames of a finished bank that have no outputs of it yet; no video is opened."""
 
     def missing(items: list[Item]) -> Results:
@@ -292,21 +262,5 @@ def annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgr
         )
 
     with writing_bank(folder):
-        _write(folder, read_header(folder), read_items(folder), missing, annotator, on_progress)
+        make_shards(folder, read_header(folder), read_items(folder), missing, annotator, on_progress)
     return Bank(folder.path)
-
-
-def _write(
-    folder: BankFolder,
-    header: BankHeader,
-    items: Sequence[Item],
-    produce: Any,
-    annotator: Annotator | None,
-    on_progress: OnProgress | None,
-) -> None:
-    annotation = None
-    if annotator is not None:
-        from sosampler.bank.annotate import Annotation
-
-        annotation = Annotation(folder, header, annotator)
-    make_shards(folder, header, items, produce, annotation, on_progress)

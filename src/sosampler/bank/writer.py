@@ -6,6 +6,8 @@ Every file gets its name when it is complete, so a run that was killed resumes w
 from __future__ import annotations
 
 import errno
+import json
+import operator
 import os
 import re
 import shutil
@@ -18,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from sosampler._util.files import checksum_path, checksum_text, differences, locked, replacing, write_text
 from sosampler._util.progress import OnProgress, Progress
 from sosampler.bank.format import (
+    COUNTS,
     PREPARE_AGAIN,
     BankFolder,
     BankHeader,
     Failure,
     StoredVideo,
-    failures_text,
+    failed_ids,
     frames_batch,
     frames_schema,
     import_pyarrow,
@@ -38,20 +41,18 @@ from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
 
 if TYPE_CHECKING:
-    from sosampler.bank.annotate import Annotation
+    from sosampler.bank.annotate import Annotator
 
 Results = Iterator[StoredVideo | Failure]
 """Of the items that were given, in their order."""
 
 # Errors of the system when nothing more can be written: no space, quota, largest file.
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-# What a killed run may leave, by folder; see `sosampler._util.files.replacing` for the names.
-_LEFTOVERS = {
-    ".": r"\.(bank|items|failed|videos_root)\.\d+\.part\.(json|jsonl|txt)",
-    "frames": r"\.\d+(\.failed|\.retry)?\.\d+\.part\.(arrow|jsonl|sha256)|\d+\.(retry|retried)\.arrow",
-    "teachers/*": r"\.(teacher|\d+)\.\d+\.part\.(json|arrow|sha256)",
-    "features/*": r"\.(features|\d+)\.\d+\.part\.(json|arrow|sha256)",
-}
+# What a killed run may leave; see `sosampler._util.files.replacing` for the names.
+_LEFTOVER = re.compile(
+    r"\.(bank|items|failed|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
+    r"|\d+\.(retry|retried)\.arrow"
+)
 
 
 @contextmanager
@@ -96,13 +97,9 @@ def _check_foreign_files(folder: BankFolder) -> None:
 
 
 def _leftovers(folder: BankFolder) -> Iterator[Path]:
-    for location, pattern in _LEFTOVERS.items():
-        for parent in [folder.path] if location == "." else folder.path.glob(location):
-            if parent.is_dir():
-                yield from [entry for entry in parent.iterdir() if re.fullmatch(pattern, entry.name)]
-
-
-# ---- the header
+    outputs = [*folder.path.glob("teachers/*"), *folder.path.glob("features/*")]
+    for parent in filter(Path.is_dir, (folder.path, folder.frames_folder, *outputs)):
+        yield from [entry for entry in parent.iterdir() if _LEFTOVER.fullmatch(entry.name)]
 
 
 def begin(folder: BankFolder, header: BankHeader, items: Sequence[Item]) -> BankHeader:
@@ -120,10 +117,7 @@ def begin(folder: BankFolder, header: BankHeader, items: Sequence[Item]) -> Bank
 def _check_same(folder: BankFolder, saved: BankHeader, given: BankHeader, items: Sequence[Item]) -> None:
     different = differences(saved.settings, given.settings)
     with open(folder.items_jsonl, encoding="utf-8", newline="\n") as lines:
-        same_items = saved.num_items == len(items) and all(
-            line == expected for line, expected in zip(lines, items_text(items), strict=False)
-        )
-    problem = None
+        same_items = saved.num_items == len(items) and all(map(operator.eq, lines, items_text(items)))
     if saved.source != given.source:
         problem = f"made from {saved.source}, not {given.source}"
     elif different:
@@ -134,10 +128,11 @@ def _check_same(folder: BankFolder, saved: BankHeader, given: BankHeader, items:
         problem = f"with {saved.videos_per_shard} videos per shard, now {given.videos_per_shard}"
     elif not same_items:
         problem = f"of another manifest ({saved.num_items} videos, now {len(items)})"
-    if problem:
-        raise InvalidArgument(
-            f"{folder.path}: holds a bank {problem}; give the same again to resume it, or another folder for a new one"
-        )
+    else:
+        return
+    raise InvalidArgument(
+        f"{folder.path}: holds a bank {problem}; give the same again to resume it, or another folder for a new one"
+    )
 
 
 def describe_classes(names: Sequence[str]) -> str:
@@ -166,20 +161,21 @@ def check_root(folder: BankFolder, root: Path, items: Sequence[Item]) -> None:
 
 def _finish(folder: BankFolder, header: BankHeader) -> None:
     """Count what the shards hold, now that all are there, and mark the bank as complete."""
-    num_videos = num_failed = num_frames = 0
+    counts = dict.fromkeys(COUNTS, 0)
     for shard in range(header.num_shards):
         path = folder.frames(shard)
         reader = open_shard(path)
-        stored, failed = reader.num_record_batches, len(_lines(folder.failed(shard)))
+        stored, failed = reader.num_record_batches, len(read_failures(folder.failed(shard)))
         expected = len(header.shard_range(shard))
         if stored + failed != expected:
             raise SosamplerError(
                 f"{path}: holds {stored} videos and {failed} are listed as failed, of {expected}; "
                 f"delete it and {PREPARE_AGAIN}"
             )
-        num_videos, num_failed = num_videos + stored, num_failed + failed
-        num_frames += sum(len(read_row(reader, row, path).column("frame_indices").values) for row in range(stored))
-    counts = {"videos": num_videos, "failed": num_failed, "frames": num_frames}
+        counts["videos"] += stored
+        counts["failed"] += failed
+        for row in range(stored):
+            counts["frames"] += len(read_row(reader, row, path).column("frame_indices").values)
     complete = replace(header, complete=True, counts=counts)
     _join_failures(folder, complete)
     if header != complete:
@@ -188,7 +184,11 @@ def _finish(folder: BankFolder, header: BankHeader) -> None:
 
 def _join_failures(folder: BankFolder, header: BankHeader) -> None:
     """Write failed.jsonl of a complete bank, also where it got lost."""
-    lines = [line for shard in range(header.num_shards) for line in _lines(folder.failed(shard))]
+    lines = [
+        json.dumps(failure, ensure_ascii=False) + "\n"
+        for shard in range(header.num_shards)
+        for failure in read_failures(folder.failed(shard))
+    ]
     if folder.failed_jsonl.exists() and folder.failed_jsonl.read_bytes() == "".join(lines).encode():
         return
     counted = (header.counts or {}).get("failed")
@@ -200,14 +200,6 @@ def _join_failures(folder: BankFolder, header: BankHeader) -> None:
     write_text(folder.failed_jsonl, lines)
 
 
-def _lines(path: Path) -> list[str]:
-    read_failures(path)  # raises where it is damaged
-    if not path.exists():
-        return []
-    with open(path, encoding="utf-8", newline="\n") as lines:  # names may hold other characters that end a line
-        return list(lines)
-
-
 # ---- shards
 
 
@@ -216,18 +208,19 @@ def make_shards(
     header: BankHeader,
     items: Sequence[Item],
     produce: Callable[[list[Item]], Results],
-    annotation: Annotation | None = None,
+    annotator: Annotator | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Write the shards that are missing, frames and outputs side by side, and finish the bank. Call it locked.
 
-    A shard is annotated while it is being written, or from the disk where it was written before; the bytes are the
-    same.
-
-    Args:
-        produce: returns the frames of these items, in their order.
-        annotation: computes the outputs of a network.
+    `produce` returns the frames of these items, in their order. A shard is annotated while it is being written, or from
+    the disk where it was written before; the bytes are the same.
     """
+    annotation = None
+    if annotator is not None:
+        from sosampler.bank.annotate import Annotation  # needs torch
+
+        annotation = Annotation(folder, header, annotator)
     to_fill = [shard for shard in range(header.num_shards) if not folder.frames(shard).exists()]
     to_annotate = annotation.missing if annotation is not None else set()
     done = header.num_items - sum(len(header.shard_range(shard)) for shard in {*to_fill, *to_annotate})
@@ -244,14 +237,14 @@ def make_shards(
             advance(failed=True)
         yield from read_shard(folder.frames(shard))
 
-    new_items = [items[index] for shard in to_fill for index in header.shard_range(shard)]
+    new_items = [item for shard in to_fill for item in header.shard_items(items, shard)]
     results: Results = produce(new_items) if to_fill else iter(())
     with annotation if to_annotate and annotation else nullcontext():
         if annotation is not None:
             stored = sorted(to_annotate.difference(to_fill))
             annotation.annotate(((shard, stored_rows(shard)) for shard in stored), advance)
         for shard in to_fill:
-            shard_items = [items[index] for index in header.shard_range(shard)]
+            shard_items = header.shard_items(items, shard)
             with closing(fill_shard(folder, shard, shard_items, results, lambda: advance(failed=True))) as rows:
                 if annotation is not None and shard in to_annotate:
                     annotation.annotate([(shard, rows)], advance)
@@ -296,8 +289,9 @@ def fill_shard(
 
 
 def _write_failures(path: Path, failures: Sequence[tuple[Item, Failure]]) -> None:
-    if failures:
-        write_text(path, failures_text(failures))
+    rows = [{"id": item.id, "path": item.path, "error": failure.reason} for item, failure in failures]
+    if rows:
+        write_text(path, [json.dumps(row, ensure_ascii=False) + "\n" for row in rows])
     else:
         path.unlink(missing_ok=True)
 
@@ -309,27 +303,24 @@ def retry_failures(
 
     A shard is replaced only where one of its videos can be read now. The other videos are copied from the old shard.
     """
-    failed = {
-        shard: {failure["id"] for failure in read_failures(folder.failed(shard))}
-        for shard in range(header.num_shards)
-        if folder.frames(shard).exists()
-    }
-    to_retry = {shard: [items[index] for index in header.shard_range(shard)] for shard, ids in failed.items() if ids}
+    shards = [shard for shard in range(header.num_shards) if folder.frames(shard).exists()]
+    to_retry = {shard: ids for shard in shards if (ids := failed_ids(folder.failed(shard)))}
     if not to_retry:
         return header
-    results = produce([item for shard, own in to_retry.items() for item in own if item.id in failed[shard]])
-    for shard, shard_items in to_retry.items():
+    shard_items = {shard: header.shard_items(items, shard) for shard in to_retry}
+    results = produce([item for shard, ids in to_retry.items() for item in shard_items[shard] if item.id in ids])
+    for shard, ids in to_retry.items():
         path, draft = folder.frames(shard), folder.frames(shard).with_suffix(".retry.arrow")
         stored = read_shard(path)
         failures: list[tuple[Item, Failure]] = []
         with writing_shard(draft, frames_schema(), checksum=False) as write:
-            for item in shard_items:
-                result = next(results) if item.id in failed[shard] else _stored(stored, item, path)
+            for item in shard_items[shard]:
+                result = next(results) if item.id in ids else _stored(stored, item, path)
                 if isinstance(result, Failure):
                     failures.append((item, result))
                 else:
                     write(frames_batch(item, result))
-        if len(failures) == len(failed[shard]):
+        if len(failures) == len(ids):
             draft.unlink()
             _write_failures(folder.failed(shard), failures)  # the same videos, with the reasons of today
             continue

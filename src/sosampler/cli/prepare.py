@@ -197,8 +197,8 @@ def subset_command(
     json_output: JsonOption = False,
 ) -> None:
     """Copy some of the videos into a smaller bank."""
+    from sosampler.bank.from_arrays import subset
     from sosampler.bank.inspect import bank_info
-    from sosampler.bank.subset import subset
     from sosampler.cli.options import show_progress
 
     with show_progress("copying") as on_progress:

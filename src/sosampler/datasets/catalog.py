@@ -25,6 +25,7 @@ class Known:
         return asdict(self)
 
 
+_KINETICS = "https://github.com/cvdfoundation/kinetics-dataset"
 CATALOG: tuple[Known, ...] = (
     Known(
         name="activitynet-v1.3",
@@ -47,7 +48,7 @@ CATALOG: tuple[Known, ...] = (
         classes=200,
         metric="top-1",
         multi_label=False,
-        where="https://github.com/s9xie/Mini-Kinetics-200 (lists), https://github.com/cvdfoundation/kinetics-dataset",
+        where=f"https://github.com/s9xie/Mini-Kinetics-200 (lists), {_KINETICS}",
         files="train.csv val.csv of Kinetics-400, with --subset train_ytid_list.txt --subset val_ytid_list.txt",
     ),
     Known(
@@ -62,26 +63,8 @@ CATALOG: tuple[Known, ...] = (
         where="https://github.com/IBM/AdaMML/issues/1 (lists)",
         files="train_minisports1m.txt test_minisports1m.txt, with --classes labels.txt of Sports-1M",
     ),
-    Known(
-        name="coin",
-        reader="coin",
-        videos=11_827,
-        classes=180,
-        metric="top-1",
-        multi_label=False,
-        where="https://coin-dataset.github.io",
-        files="COIN.json",
-    ),
-    Known(
-        name="kinetics-400",
-        reader="kinetics",
-        videos=306_245,
-        classes=400,
-        metric="top-1",
-        multi_label=False,
-        where="https://github.com/cvdfoundation/kinetics-dataset",
-        files="train.csv val.csv; val is test",
-    ),
+    Known("coin", "coin", 11_827, 180, "top-1", False, "https://coin-dataset.github.io", files="COIN.json"),
+    Known("kinetics-400", "kinetics", 306_245, 400, "top-1", False, _KINETICS, files="train.csv val.csv; val is test"),
     Known(
         name="sports-1m",
         reader="sports1m",

@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -27,11 +27,11 @@ from sosampler.datasets.manifest_io import (
     CLASSES_FILE,
     MANIFEST_SUFFIXES,
     ClassIndex,
-    Row,
     Table,
     check_classes,
     classes_beside,
     derived_classes,
+    is_text,
     read_class_folders,
     read_classes,
     read_rows,
@@ -112,10 +112,15 @@ class Manifest:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not self.items:
             raise InvalidArgument(f"{target}: there is no video to write; a manifest cannot be empty")
-        paths = _paths_from(target.parent, self)
-        rows = [_row_of(item, self, path) for item, path in zip(self.items, paths, strict=True)]
+        here, there = os.path.abspath(target.parent), os.path.abspath(self.root)
+        rows = [_row_of(item, self, here, there) for item in self.items]
         with replacing(target) as temporary, open(temporary, "w", encoding="utf-8", newline="") as out:
-            (_write_csv if target.suffix.lower() == ".csv" else _write_jsonl)(out, rows, target)
+            if target.suffix.lower() == ".csv":
+                _write_csv(out, rows, target)
+            else:
+                for row in rows:
+                    filled = {name: value for name, value in row.items() if value not in ("", None)}
+                    out.write(json.dumps(filled, ensure_ascii=False) + "\n")
         classes_file = _classes_file_for(target, self.classes)
         write_classes(classes_file, self.classes)
         return classes_file
@@ -145,7 +150,18 @@ def read_manifest(
         table = read_rows(source, multi_label=multi_label)
     names, origin = _classes_for(source, classes, table)
     index = ClassIndex(names, origin)
-    items = tuple(_item_of(row, index, table) for row in table.rows)
+    items = tuple(
+        Item(
+            id=row.id or default_id(row.path, row.start, row.end),
+            path=row.path,
+            labels=index.find(row.labels, partial(table.where, row)),
+            split=row.split,
+            group=row.group,
+            start=row.start,
+            end=row.end,
+        )
+        for row in table.rows
+    )
     folder = source if source.is_dir() else source.parent
     return Manifest(items, names, table.multi_label, root or folder, lambda index: table.where(table.rows[index]))
 
@@ -164,32 +180,12 @@ def _classes_for(source: Path, classes: Sequence[str] | Path | None, table: Tabl
     return derived_classes(label for row in table.rows for label in row.labels), "the manifest"
 
 
-def _item_of(row: Row, index: ClassIndex, table: Table) -> Item:
-    labels = set()
-    for label in row.labels:
-        position = index.find(label)
-        if position is None:
-            raise InvalidArgument(f"{table.where(row)}: {index.complaint(label)}")
-        labels.add(position)
-    return Item(
-        id=row.id or default_id(row.path, row.start, row.end),
-        path=row.path,
-        labels=tuple(sorted(labels)),
-        split=row.split,
-        group=row.group,
-        start=row.start,
-        end=row.end,
-    )
-
-
 def default_id(path: str, start: float | None, end: float | None) -> str:
     """
     >>> default_id("a.mp4", None, None), default_id("a.mp4", 1.5, 3.0)
     ('a.mp4', 'a.mp4#1.5-3')
     """
-    if start is None and end is None:
-        return path
-    return f"{path}#{_short(start)}-{_short(end)}"
+    return path if start is None and end is None else f"{path}#{_short(start)}-{_short(end)}"
 
 
 def _short(seconds: float | None) -> str:
@@ -260,15 +256,19 @@ def _problem_of(item: Item, num_classes: int, multi_label: bool) -> str | None:
         return f"start={item.start!r} is not a time in the video; it must be at least 0 seconds"
     if item.end is not None and not (item.start or 0) < item.end < math.inf:
         return f"end={item.end!r} must be after start={item.start or 0!r}; give a later end"
-    try:
-        f"{item.id}{item.path}{item.group}".encode()
-    except UnicodeEncodeError:
+    if not is_text(f"{item.id}{item.path}{item.group}"):
         return f"{item.path!r} holds a character that is not UTF-8; rename it"
     return None
 
 
-def _row_of(item: Item, manifest: Manifest, path: str) -> dict[str, Any]:
+def _row_of(item: Item, manifest: Manifest, here: str, there: str) -> dict[str, Any]:
+    """Return an item for a file in `here`: its path unchanged if the root, `there`, is that, relative if below."""
     names = [manifest.classes[label] for label in item.labels]
+    path = item.path
+    if here != there and not os.path.isabs(path):
+        path = os.path.normpath(os.path.join(there, path))
+        below = here.rstrip(os.sep) + os.sep
+        path = Path(path.removeprefix(below)).as_posix() if path.startswith(below) else path
     return {
         "id": item.id,
         "path": path,
@@ -278,21 +278,6 @@ def _row_of(item: Item, manifest: Manifest, path: str) -> dict[str, Any]:
         "start": item.start,
         "end": item.end,
     }
-
-
-def _paths_from(folder: Path, manifest: Manifest) -> list[str]:
-    """Return the paths as seen from `folder`: unchanged if that is the root, relative if below it, else absolute."""
-    here, there = os.path.abspath(folder), os.path.abspath(manifest.root)
-    below = here.rstrip(os.sep) + os.sep
-    paths = []
-    for item in manifest.items:
-        path = item.path
-        if here != there and not os.path.isabs(path):
-            path = os.path.normpath(os.path.join(there, path))
-            if path.startswith(below):
-                path = Path(path[len(below) :]).as_posix()
-        paths.append(path)
-    return paths
 
 
 def _write_csv(out: IO[str], rows: list[dict[str, Any]], target: Path) -> None:
@@ -315,19 +300,10 @@ def _cell(value: Any, target: Path) -> str:
     return _short(value) if value is None or isinstance(value, float) else str(value)
 
 
-def _write_jsonl(out: IO[str], rows: list[dict[str, Any]], target: Path) -> None:
-    for row in rows:
-        filled = {name: value for name, value in row.items() if value not in ("", None)}
-        out.write(json.dumps(filled, ensure_ascii=False) + "\n")
-
-
 def _classes_file_for(manifest: Path, classes: tuple[str, ...]) -> Path:
     own, shared = stem_classes_file(manifest), manifest.with_name(CLASSES_FILE)
-    if own.exists():
-        return own
-    if shared.exists() and shared.read_bytes() != "".join(f"{name}\n" for name in classes).encode():
-        return own
-    return shared
+    is_other = shared.exists() and shared.read_bytes() != "".join(f"{name}\n" for name in classes).encode()
+    return own if own.exists() or is_other else shared
 
 
 # ---- train, dev and test splits: `make_splits` takes dev out of train and keeps groups together
@@ -341,7 +317,11 @@ def make_splits(manifest: Manifest, *, dev_share: float = 0.1, test_share: float
     Shares are of the videos in train. A manifest without splits is all train. A dev split that exists stays.
     The result depends on ids, groups, labels and `seed`, not on the order of the lines.
     """
-    shares = {"dev": _share("dev_share", dev_share), "test": _share("test_share", test_share)}
+    shares = {"dev": check_float("dev_share", dev_share, at_least=0)}
+    shares["test"] = check_float("test_share", test_share, at_least=0)
+    for name, share in shares.items():
+        if share >= 1:
+            raise InvalidArgument(f"{name}_share={share:g} must be a share from 0 to below 1")
     check_int("seed", seed, at_least=0)
     if sum(shares.values()) >= 1:
         raise InvalidArgument(
@@ -379,28 +359,19 @@ class _Group:
     key: str
     size: int  # videos
     classes: tuple[tuple[int, int], ...]  # (class, videos of it), sorted; -1 stands for "no label"
-    rank: bytes  # pseudo-random order, from the seed and the key alone
-
-
-def _share(name: str, value: float) -> float:
-    share = check_float(name, value, at_least=0)
-    if share >= 1:
-        raise InvalidArgument(f"{name}={value!r} must be a share from 0 to below 1")
-    return share
 
 
 def _groups_of(items: Sequence[Item], seed: int) -> list[_Group]:
-    sizes: Counter[str] = Counter()
+    sizes = Counter(item.group_key for item in items)
     classes: dict[str, Counter[int]] = {}
     for item in items:
-        sizes[item.group_key] += 1
         classes.setdefault(item.group_key, Counter()).update(item.labels or (-1,))
-    groups = [_Group(key, size, tuple(sorted(classes[key].items())), _rank(seed, key)) for key, size in sizes.items()]
-    return sorted(groups, key=lambda group: (group.rank, group.key))
+    groups = [_Group(key, size, tuple(sorted(classes[key].items()))) for key, size in sizes.items()]
 
+    def rank(group: _Group) -> tuple[bytes, str]:  # pseudo-random, from the seed and the key alone
+        return hashlib.blake2b(f"{seed}\n{group.key}".encode(), digest_size=8).digest(), group.key
 
-def _rank(seed: int, key: str) -> bytes:
-    return hashlib.blake2b(f"{seed}\n{key}".encode(), digest_size=8).digest()
+    return sorted(groups, key=rank)
 
 
 def _sum_of(groups: Sequence[_Group]) -> Counter[int]:
@@ -430,9 +401,6 @@ def _take_groups(groups: Sequence[_Group], target: float, share: float, class_si
     def helps_all(group: _Group) -> bool:
         return all(2 * (got[c] - share * class_sizes[c]) + n < 0 for c, n in group.classes)
 
-    def helps(group: _Group) -> bool:
-        return change(group) < 0
-
     def fits(group: _Group) -> bool:
         # Nearer to the target than without it, and no class is lost to what remains.
         return group.size < 2 * (target - size) and all(left[c] > n for c, n in group.classes)
@@ -444,7 +412,7 @@ def _take_groups(groups: Sequence[_Group], target: float, share: float, class_si
             left[c] -= n
         return group.size
 
-    for criterion in (helps_all, helps):
+    for criterion in (helps_all, lambda group: change(group) < 0):
         for group in groups:
             if group.key not in taken and fits(group) and criterion(group):
                 size += take(group)

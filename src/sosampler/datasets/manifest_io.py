@@ -6,12 +6,13 @@ import difflib
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sosampler._util.files import at, csv_lines, filled_lines, parse_json, read_text, write_text
+from sosampler._util.files import at, csv_lines, filled_lines, parse_json, write_text
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 
@@ -20,10 +21,8 @@ MANIFEST_SUFFIXES = (".csv", ".jsonl")
 CLASSES_FILE = "classes.txt"
 
 # Names of splits. An official "validation" set on which papers report is mapped by its importer instead.
-_WORDS = {"train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev"} | {
-    "test": "test",
-    "testing": "test",
-}
+_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_WORDS |= dict.fromkeys(("dev", "val", "valid", "validation"), "dev")
 
 
 def split_word(word: str) -> str | None:
@@ -65,48 +64,72 @@ def read_rows(path: Path, *, multi_label: bool | None) -> Table:
             f"{path}: is not a manifest; give a file ending in {' or '.join(MANIFEST_SUFFIXES)}, or a folder with one "
             "folder per class"
         )
-    several, rows = (_csv_rows if suffix == ".csv" else _jsonl_rows)(path, multi_label)
+    rows: list[Row] = []
+    several = False
+    for line, several, entry in (_csv_entries if suffix == ".csv" else _json_entries)(path, bool(multi_label)):
+        where = (path, line)
+        rows.append(
+            Row(
+                line=line,
+                path=_text("path", entry, where),
+                labels=_labels(entry, where, split=several or bool(multi_label)),
+                id=_text("id", entry, where),
+                split=_split(_text("split", entry, where), where),
+                group=_text("group", entry, where),
+                start=_seconds("start", entry, where),
+                end=_seconds("end", entry, where),
+            )
+        )
     if not rows:
         raise InvalidArgument(f"{path}: the manifest is empty; write one line per video")
     return Table(rows, several if multi_label is None else multi_label, lambda row: at(path, row.line))
 
 
-def _csv_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
+_Entry = tuple[int, bool, dict[str, Any]]
+"""A line, whether it may have several labels, and its values by the names of `COLUMNS`."""
+
+
+def _csv_entries(path: Path, multi_label: bool) -> Iterator[_Entry]:
     lines = csv_lines(path)
     line, names = next(lines, (1, []))
     header = [name.strip().lower() for name in names]
     several = _check_columns(header, at(path, line))
-    split_labels = several or bool(multi_label)
     column = {name: header.index(name) for name in COLUMNS if name in header}
-    label_column = column["labels" if several else "label"]
-
-    def cell(cells: list[str], name: str) -> str:
-        index = column.get(name)
-        return cells[index] if index is not None else ""
-
-    rows = []
     for line, cells in lines:
-        where = (path, line)
         if len(cells) != len(header):
             few = "few" if len(cells) < len(header) else "many"
             raise InvalidArgument(
-                f"{at(*where)}: has too {few} fields, {len(cells)} instead of {len(header)}; put quotes around a field "
-                "with a comma in it, and leave unknown fields empty"
+                f"{at(path, line)}: has too {few} fields, {len(cells)} instead of {len(header)}; put quotes around a "
+                "field with a comma in it, and leave unknown fields empty"
             )
-        label = cells[label_column]
-        rows.append(
-            Row(
-                line=line,
-                path=cell(cells, "path"),
-                labels=_split_labels(label) if split_labels else _one_label(label.strip()),
-                id=cell(cells, "id").strip(),
-                split=_split(cell(cells, "split"), where),
-                group=cell(cells, "group").strip(),
-                start=_csv_seconds("start", cell(cells, "start"), where),
-                end=_csv_seconds("end", cell(cells, "end"), where),
+        entry: dict[str, Any] = {name: cells[index].strip() for name, index in column.items() if cells[index].strip()}
+        entry["path"] = cells[column["path"]]
+        for name in {"start", "end"} & entry.keys():
+            with suppress(ValueError):  # left as text, it is refused as such
+                seconds = float(entry[name])
+                entry[name] = seconds if math.isfinite(seconds) else entry[name]
+        name = "labels" if several else "label"
+        if name in entry and (several or multi_label):
+            entry[name] = entry[name].split(";" if ";" in entry[name] else "|")
+        yield line, several, entry
+
+
+def _json_entries(path: Path, _: bool) -> Iterator[_Entry]:
+    before: bool | None = None
+    for line, content in filled_lines(path):
+        where = at(path, line)
+        entry = parse_json(content, where)
+        if not isinstance(entry, dict):
+            raise InvalidArgument(f"{where}: is not a JSON object; write one {{...}} with path and label per line")
+        entry = {key: value for key, value in entry.items() if value is not None}
+        several = _check_columns(list(entry), where)
+        if before is not None and several != before:
+            raise InvalidArgument(
+                f"{where}: has {'labels' if several else 'label'!r} where the lines before have "
+                f"{'labels' if before else 'label'!r}; use one of them throughout"
             )
-        )
-    return several, rows
+        before = several
+        yield line, several, entry
 
 
 def _check_columns(header: list[str], where: str) -> bool:
@@ -131,15 +154,6 @@ def _check_columns(header: list[str], where: str) -> bool:
     return "labels" in known
 
 
-def _one_label(label: str) -> tuple[str, ...]:
-    return (label,) if label else ()
-
-
-def _split_labels(cell: str) -> tuple[str, ...]:
-    separator = ";" if ";" in cell else "|"
-    return tuple(part.strip() for part in cell.split(separator) if part.strip())
-
-
 def _split(word: str, where: tuple[Path, int]) -> str:
     if not word.strip():
         return ""
@@ -151,56 +165,7 @@ def _split(word: str, where: tuple[Path, int]) -> str:
     return split
 
 
-def _csv_seconds(name: str, cell: str, where: tuple[Path, int]) -> float | None:
-    if not cell.strip():
-        return None
-    try:
-        seconds = float(cell)
-    except ValueError:
-        seconds = math.nan
-    return _seconds(name, seconds, cell, where)
-
-
-def _seconds(name: str, seconds: float, given: Any, where: tuple[Path, int]) -> float:
-    if not math.isfinite(seconds):
-        raise InvalidArgument(f"{at(*where)}: {name}={given!r} is not a time; give seconds from the start of the video")
-    return seconds
-
-
-def _jsonl_rows(path: Path, multi_label: bool | None) -> tuple[bool, list[Row]]:
-    rows: list[Row] = []
-    several: bool | None = None
-    for line, content in enumerate(read_text(path).split("\n"), start=1):
-        if not content.strip():
-            continue
-        where = (path, line)
-        entry = parse_json(content, at(*where))
-        if not isinstance(entry, dict):
-            raise InvalidArgument(f"{at(*where)}: is not a JSON object; write one {{...}} with path and label per line")
-        entry = {key: value for key, value in entry.items() if value is not None}
-        here = _check_columns(list(entry), at(*where))
-        if several is not None and here != several:
-            raise InvalidArgument(
-                f"{at(*where)}: has {'labels' if here else 'label'!r} where the lines before have "
-                f"{'labels' if several else 'label'!r}; use one of them throughout"
-            )
-        several = here
-        rows.append(
-            Row(
-                line=line,
-                path=_json_text("path", entry, where),
-                labels=_json_labels(entry, where, split=here or bool(multi_label)),
-                id=_json_text("id", entry, where),
-                split=_split(_json_text("split", entry, where), where),
-                group=_json_text("group", entry, where),
-                start=_json_seconds("start", entry, where),
-                end=_json_seconds("end", entry, where),
-            )
-        )
-    return bool(several), rows
-
-
-def _json_text(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> str:
+def _text(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> str:
     value = entry.get(name, "")
     if isinstance(value, int) and not isinstance(value, bool) and name in ("id", "group"):
         return str(value)
@@ -209,8 +174,8 @@ def _json_text(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> str
     return value
 
 
-def _json_labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool) -> tuple[str, ...]:
-    value = entry["labels"] if "labels" in entry else entry["label"]
+def _labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool) -> tuple[str, ...]:
+    value = entry.get("labels", entry.get("label", ""))
     if "labels" in entry and not isinstance(value, list):
         raise InvalidArgument(f'{at(*where)}: labels={value!r} is not a list; write ["one", "two"]')
     values = value if isinstance(value, list) and split else [value]
@@ -220,16 +185,16 @@ def _json_labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool)
     return tuple(text for text in (str(label).strip() for label in values) if text)
 
 
-def _json_seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> float | None:
+def _seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> float | None:
     value = entry.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a time; give a number of seconds")
     try:
-        return _seconds(name, float(value), value, where)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
     except OverflowError:
-        return _seconds(name, math.inf, "a number of hundreds of digits", where)
+        value = "a number of hundreds of digits"
+    raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a time; give seconds from the start of the video")
 
 
 def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bool | None) -> Table:
@@ -240,16 +205,14 @@ def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bo
     wanted = {suffix.lower() for suffix in suffixes}
     rows: list[Row] = []
     for layer, split in _split_layers(root, wanted):
-        classes = _folders(layer)
         _refuse_loose_files(layer, wanted)
-        for folder in classes:
+        for folder in _folders(layer):
             paths = _media_below(folder, wanted)
             if not paths:
                 raise InvalidArgument(
                     f"{folder}: the class folder holds none of {' '.join(sorted(wanted))}; fill it or remove it"
                 )
-            for path in paths:
-                rows.append(Row(0, path.relative_to(root).as_posix(), (folder.name,), split=split))
+            rows += [Row(0, path.relative_to(root).as_posix(), (folder.name,), split=split) for path in paths]
     if not rows:
         raise InvalidArgument(f"{root}: holds no class folders; make one folder per class, or give a CSV or JSONL")
     return Table(rows, bool(multi_label), lambda row: str(root / row.path))
@@ -274,40 +237,43 @@ def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]
     return [(root, "")]
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder, also through a link; a link to itself is none."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-
-
-def _folders(folder: Path) -> list[Path]:
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry))
-    return [folder / name for name in names]
-
-
-def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
-    with os.scandir(folder) as entries:
-        loose = sorted(entry.name for entry in entries if _is_media(entry.name, wanted) and os.path.isfile(entry.path))
-    if loose:
-        raise InvalidArgument(f"{folder / loose[0]}: is beside the class folders and has no class; move it into one")
-
-
-def _is_media(name: str, wanted: Collection[str]) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in wanted
-
-
-def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
-    frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
-    paths: list[Path] = []
-    seen: set[tuple[int, int]] = set()  # links may form cycles
+def walk_once(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk in order, through links as well, into each folder once: links may form cycles."""
+    seen: set[tuple[int, int]] = set()
     for here, folders, files in os.walk(folder, followlinks=True):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        media = [Path(here, name) for name in sorted(files) if _is_media(name, wanted)]
+        folders.sort()
+        yield here, folders, files
+
+
+def has_suffix(name: str, suffixes: Collection[str]) -> bool:
+    return os.path.splitext(name)[1].lower() in suffixes
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+
+
+def _is_media(name: str, wanted: Collection[str]) -> bool:
+    return not name.startswith(".") and has_suffix(name, wanted)
+
+
+def _refuse_loose_files(folder: Path, wanted: Collection[str]) -> None:
+    loose = sorted(entry for entry in folder.iterdir() if _is_media(entry.name, wanted) and entry.is_file())
+    if loose:
+        raise InvalidArgument(f"{loose[0]}: is beside the class folders and has no class; move it into one")
+
+
+def _media_below(folder: Path, wanted: Collection[str]) -> list[Path]:
+    frames_count = IMAGE_SUFFIXES.isdisjoint(wanted)
+    paths: list[Path] = []
+    for here, folders, files in walk_once(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        media = [Path(here, name) for name in files if _is_media(name, wanted)]
         paths += media
         if frames_count and not media and Path(here) != folder and files and frame_images(Path(here)):
             paths.append(Path(here))
@@ -332,7 +298,6 @@ def read_classes(path: Path) -> tuple[str, ...]:
 
 
 def write_classes(path: Path, classes: Sequence[str]) -> None:
-    """Write one name per line."""
     write_text(path, (f"{name}\n" for name in classes))
 
 
@@ -340,7 +305,7 @@ def check_classes(classes: Iterable[str], source: str = "the class list") -> tup
     """Return the names, if they can be written and read again."""
     names = tuple(classes)
     for name in names:
-        if not isinstance(name, str) or not name or name != name.strip() or "\n" in name or not _is_text(name):
+        if not isinstance(name, str) or not name or name != name.strip() or "\n" in name or not is_text(name):
             raise InvalidArgument(
                 f"{source}: {name!r} cannot be the name of a class; it must be one line without blanks around it"
             )
@@ -350,12 +315,9 @@ def check_classes(classes: Iterable[str], source: str = "the class list") -> tup
     return names
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def is_text(name: str) -> bool:
+    """Return whether a name can be written as UTF-8."""
+    return name == name.encode(errors="ignore").decode()
 
 
 def stem_classes_file(manifest: Path) -> Path:
@@ -379,29 +341,33 @@ def derived_classes(labels: Iterable[str]) -> tuple[str, ...]:
     ('9', '10')
     """
     names = sorted(set(labels))
-    if all(_is_whole(name) for name in names):
+    if all(is_whole(name) for name in names):
         names.sort(key=lambda name: (int(name), name))
     return tuple(names)
 
 
 class ClassIndex:
-    """Finds the index of a label. Where a name looks like a number, the name takes precedence."""
+    """Finds the indices of labels. Where a name looks like a number, the name takes precedence."""
 
     def __init__(self, classes: Sequence[str], source: str) -> None:
-        self._classes = classes
-        self._source = source
+        self._classes, self._source = classes, source
         self._positions = {name: position for position, name in enumerate(classes)}
 
-    def find(self, label: str) -> int | None:
-        index = self._positions.get(label)
-        if index is None and _is_whole(label) and int(label) < len(self._classes):
-            return int(label)
-        return index
+    def find(self, labels: Iterable[str], where: Callable[[], str]) -> tuple[int, ...]:
+        """Return the indices of labels, sorted, each once; `where` is for messages."""
+        found = set()
+        for label in labels:
+            index = self._positions.get(label)
+            if index is None and is_whole(label):
+                index = int(label)
+            if index is None or index >= len(self._classes):
+                raise InvalidArgument(f"{where()}: {self._complaint(label)}")
+            found.add(index)
+        return tuple(sorted(found))
 
-    def complaint(self, label: str) -> str:
-        """Return what is wrong with a label that was not found."""
+    def _complaint(self, label: str) -> str:
         count = len(self._classes)
-        if _is_whole(label):
+        if is_whole(label):
             return (
                 f"the label {label} is outside of {self._source}, whose indices run from 0 to {count - 1}; "
                 "correct the label or the class list"
@@ -414,6 +380,6 @@ class ClassIndex:
         )
 
 
-def _is_whole(label: str) -> bool:
+def is_whole(label: str) -> bool:
     # No class list has a billion names; longer digits would only be slow to convert.
     return label.isascii() and label.isdigit() and len(label) <= 9

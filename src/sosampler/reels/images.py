@@ -56,7 +56,7 @@ class PictureCache:
         self.max_bytes = check_int("cache_bytes", max_bytes, at_least=0)
         self._lock = threading.Lock()
         self._pictures: OrderedDict[Hashable, Picture] = OrderedDict()
-        self._held = 0
+        self.held_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.max_bytes,)  # another process starts with an empty one
@@ -64,45 +64,31 @@ class PictureCache:
     def __len__(self) -> int:
         return len(self._pictures)
 
-    @property
-    def held_bytes(self) -> int:
-        return self._held
-
     def get(self, key: Hashable) -> Picture | None:
         with self._lock:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
-                return self._pictures[key]
-            return None
+            return self._pictures.get(key)
 
     def put(self, key: Hashable, picture: Picture) -> None:
         with self._lock:
             if key in self._pictures:  # another thread was faster
                 return
             self._pictures[key] = picture
-            self._held += picture.nbytes
-            while self._held > self.max_bytes:
-                _, oldest = self._pictures.popitem(last=False)
-                self._held -= oldest.nbytes
+            self.held_bytes += picture.nbytes
+            while self.held_bytes > self.max_bytes:
+                self.held_bytes -= self._pictures.popitem(last=False)[1].nbytes
 
 
 class Pictures(ABC):
     """Labelled pictures and distractors. A source that was taken from another shares its cache."""
 
-    def __init__(
-        self,
-        *,
-        class_names: tuple[str, ...],
-        members: list[list[Hashable]],
-        distractors: list[Hashable],
-        size: int,
-        cache_bytes: int,
-    ) -> None:
-        self.class_names = class_names
+    def __init__(self, members: dict[str, list[Hashable]], distractors: list[Hashable], size: int, cache: int) -> None:
+        self.class_names = tuple(members)
         self.size = check_int("size", size)
-        self._members = members  # [class][picture] keys for `_load`
+        self._members = list(members.values())  # [class][picture] keys for `_load`
         self._distractors = distractors
-        self._cache = PictureCache(cache_bytes)
+        self._cache = PictureCache(cache)
 
     def __repr__(self) -> str:
         return (
@@ -124,8 +110,8 @@ class Pictures(ABC):
         labelled = [(label, key) for label, members in enumerate(self._members) for key in members]
         return labelled + [(DISTRACTOR, key) for key in self._distractors]
 
-    def get(self, label: int, index: int) -> Picture:
-        """Return picture `index` of a class, or of the distractors: [S, S, 3]."""
+    def key(self, label: int, index: int) -> Hashable:
+        """Return what `_load` needs for picture `index` of a class, or of the distractors."""
         if not DISTRACTOR <= label < len(self._members):
             raise InvalidArgument(
                 f"label={label} must be from 0 to {len(self._members) - 1}, or {DISTRACTOR} for a distractor"
@@ -133,7 +119,11 @@ class Pictures(ABC):
         listed = self._distractors if label == DISTRACTOR else self._members[label]
         if not 0 <= index < len(listed):
             raise InvalidArgument(f"picture {index} of label {label} does not exist; there are {len(listed)}")
-        key = listed[index]
+        return listed[index]
+
+    def get(self, label: int, index: int) -> Picture:
+        """Return picture `index` of a class, or of the distractors: [S, S, 3]."""
+        key = self.key(label, index)
         picture = self._cache.get(key)
         if picture is None:
             picture = self._load(key)
@@ -146,9 +136,9 @@ class Pictures(ABC):
         taken = copy.copy(self)
         taken._members = [members[pictures] for members in self._members]
         taken._distractors = self._distractors[distractors]
-        for name, left, all_of in zip(self.class_names, taken._members, self._members, strict=True):
+        for name, left, all_of in zip(self.class_names, taken.per_class, self.per_class, strict=True):
             if not left:
-                raise InvalidArgument(f"{pictures} leaves none of the {len(all_of)} pictures of {name}; take others")
+                raise InvalidArgument(f"{pictures} leaves none of the {all_of} pictures of {name}; take others")
         return taken
 
     def fingerprint(self) -> str:
@@ -165,15 +155,9 @@ class Pictures(ABC):
 
 
 class PictureFolder(Pictures):
-    """Image files, one folder per class, sorted by name; decoded when needed.
+    """Image files, one folder per class below `root`, sorted by name; decoded when needed.
 
-    The short side is scaled to `size` and the centre square taken.
-
-    Args:
-        root: holds one folder of images for each class.
-        distractors: a folder of images; none without it.
-        size: side of the squares in pixels.
-        cache_bytes: memory for decoded pictures.
+    The short side is scaled to `size` pixels and the centre square taken.
     """
 
     _no_class: str | None = None  # a folder that is no class
@@ -185,26 +169,19 @@ class PictureFolder(Pictures):
         distractors: Path | str | None = None,
         size: int = 192,
         cache_bytes: int = CACHE_BYTES,
-        limits: Limits | None = None,
     ) -> None:
         self.root = Path(root)
-        self._limits = limits or Limits()
         folders = [entry for entry in _entries(self.root) if entry.is_dir() and entry.name != self._no_class]
         if not folders:
             raise InvalidArgument(f"{root}: holds no folders; give a folder with one folder of pictures per class")
-        super().__init__(
-            class_names=tuple(folder.name for folder in folders),
-            members=[_images(folder) for folder in folders],
-            distractors=[] if distractors is None else _images(Path(distractors)),
-            size=size,
-            cache_bytes=cache_bytes,
-        )
+        members = {folder.name: _images(folder) for folder in folders}
+        super().__init__(members, [] if distractors is None else _images(Path(distractors)), size, cache_bytes)
 
     def _load(self, key: Path) -> Picture:
         try:
             with Image.open(key) as image:
-                self._limits.check_pixels(str(key), *image.size)  # before a pixel is decoded
-                self._limits.check_pixels(str(key), *_scaled(*image.size, self.size))  # a thin line becomes a long one
+                Limits().check_pixels(str(key), *image.size)  # before a pixel is decoded
+                Limits().check_pixels(str(key), *_scaled(*image.size, self.size))  # a thin line becomes a long one
                 return middle_square(upright_rgb(image), self.size)
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
             raise InvalidArgument(f"{key}: not an image that can be read ({error}); remove it") from error
@@ -213,14 +190,10 @@ class PictureFolder(Pictures):
         return key.parent.name, key.name, key.stat().st_size
 
 
-def open_reel_set(root: Path | str, reel_set: ReelSet, *, size: int, cache_bytes: int = CACHE_BYTES) -> Pictures:
+def open_reel_set(root: Path | str, reel_set: ReelSet, *, size: int) -> Pictures:
     """Open the pictures of one side of a benchmark, whose folders are below `root`."""
-    source = PictureFolder(
-        Path(root) / reel_set.folder,
-        distractors=Path(root) / reel_set.distractors,
-        size=size,
-        cache_bytes=cache_bytes,
-    )
+    distractors = Path(root) / reel_set.distractors
+    source = PictureFolder(Path(root) / reel_set.folder, distractors=distractors, size=size)
     return source.take(slice(reel_set.start, reel_set.stop))
 
 
@@ -239,20 +212,16 @@ class ProceduralPictures(Pictures):
         num_distractors: int = 200,
         size: int = 120,
         seed: int = 0,
-        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         if check_int("num_classes", num_classes) > MAX_CLASSES:
             raise InvalidArgument(f"num_classes={num_classes} must be at most {MAX_CLASSES}, the number of shapes")
         self.seed = check_int("seed", seed, at_least=0)
         check_int("per_class", per_class)
         check_int("num_distractors", num_distractors, at_least=0)
-        super().__init__(
-            class_names=tuple(class_name(label) for label in range(num_classes)),
-            members=[[(label, number) for number in range(per_class)] for label in range(num_classes)],
-            distractors=[(DISTRACTOR, number) for number in range(num_distractors)],
-            size=size,
-            cache_bytes=cache_bytes,
-        )
+        members: dict[str, list[Hashable]] = {
+            class_name(label): [(label, number) for number in range(per_class)] for label in range(num_classes)
+        }
+        super().__init__(members, [(DISTRACTOR, number) for number in range(num_distractors)], size, CACHE_BYTES)
 
     def _load(self, key: tuple[int, int]) -> Picture:
         label, number = key
@@ -308,14 +277,7 @@ def open_sources(
     A folder with train/ and test/ (and dev/) is used as it is; without dev/, dev gets the last quarter of train.
     Other pictures are divided by position: three fifths for train, a fifth for dev, a fifth for test. Neighbours stay
     together, since files with neighbouring names often show the same scene. Distractors are divided likewise.
-
-    Args:
-        pictures: a folder, "procedural", or an open source.
-        size: side of the square pictures in pixels.
-        seed: of procedural pictures.
-        num_classes: of procedural pictures.
     """
-    check_num_classes(pictures, num_classes)
     if isinstance(pictures, Pictures):
         whole = pictures
     elif pictures == PROCEDURAL:
@@ -324,15 +286,6 @@ def open_sources(
     else:
         return _from_folder(Path(pictures), splits, size)
     return {split: part_of(whole, _OF_ONE_FOLDER[split], _OF_ONE_FOLDER[split]) for split in splits}
-
-
-def check_num_classes(pictures: str | os.PathLike[str] | Pictures, num_classes: int | None) -> None:
-    """Check that a number of classes is given for procedural pictures only."""
-    if num_classes is not None and pictures != PROCEDURAL:
-        raise InvalidArgument(
-            f"num_classes={num_classes} must not be given with these pictures, which have their own classes; "
-            f'leave it out, or give "{PROCEDURAL}" pictures'
-        )
 
 
 def open_sports22(
@@ -358,10 +311,10 @@ def part_of(pictures: Pictures, labelled: Part, distractors: Part) -> Pictures:
     taken = copy.copy(pictures)  # shares the cache
     taken._members = [_slice(members, labelled) for members in pictures._members]
     taken._distractors = _slice(pictures._distractors, distractors)
-    for name, left, all_of in zip(pictures.class_names, taken._members, pictures._members, strict=True):
+    for name, left, all_of in zip(pictures.class_names, taken.per_class, pictures.per_class, strict=True):
         if not left:
             raise InvalidArgument(
-                f"class {name} has {len(all_of)} pictures, too few for every split to get one; give at least 3, "
+                f"class {name} has {all_of} pictures, too few for every split to get one; give at least 3, "
                 "or fewer splits"
             )
     return taken
@@ -383,10 +336,9 @@ def _from_folder(root: Path, splits: Sequence[str], size: int) -> dict[str, Pict
     sources: dict[str, Pictures] = {}
     for split in splits:
         folder, part = _folder_of(root, split)
+        distractors, distractor_part = None, _WHOLE
         if (root / DISTRACTORS).is_dir():
             distractors, distractor_part = _folder_of(root / DISTRACTORS, split)
-        else:
-            distractors, distractor_part = None, _WHOLE
         key = (folder, distractors)
         if key not in opened:
             opened[key] = _ClassFolders(folder, distractors=distractors, size=size)
@@ -411,13 +363,10 @@ def _split_folders(root: Path) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for entry in _entries(root):
         split = split_word(entry.name) if entry.is_dir() else None
-        if split is None:
-            continue
-        if split in folders:
+        if split and folders.setdefault(split, entry) is not entry:
             raise InvalidArgument(
                 f"{root}: {folders[split].name} and {entry.name} both mean {split}; join them, or rename one"
             )
-        folders[split] = entry
     return folders
 
 

@@ -1,24 +1,32 @@
-"""`make_reels`: untrimmed videos with labels, composed from pictures, as a bank or as mp4 files."""
+"""`make_reels`: untrimmed videos with labels, composed from pictures, as a bank or as mp4 files.
+
+For a bank several processes render. Each picture is decoded once, into memory that all of them share.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from sosampler._util.files import begin, read_settings
+import numpy as np
+
+from sosampler._util.arrays import Frames, Indices
+from sosampler._util.files import begin, differences, plain, read_settings
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
-from sosampler._util.workers import num_cores
+from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work, num_cores
 from sosampler.bank.bank import Bank
-from sosampler.datasets.manifest import SPLITS, Manifest
+from sosampler.bank.format import BankFolder, StoredVideo, read_header
+from sosampler.bank.from_arrays import FrameEntry, stored_by_threads, stored_entry, write_entries
+from sosampler.datasets.manifest import SPLITS, Item, Manifest
 from sosampler.errors import InvalidArgument
-from sosampler.reels.bank import ReelSplit, check_same_reels, settings_of, write_reel_bank
-from sosampler.reels.images import Pictures, check_num_classes, open_sources, open_sports22
-from sosampler.reels.recipe import PRESETS, SPORTS22, ReelRecipe
-from sosampler.reels.render import check_file_options, plan_from, write_reels
+from sosampler.reels import render
+from sosampler.reels.images import PROCEDURAL, Picture, PictureCache, Pictures, open_sources, open_sports22
+from sosampler.reels.recipe import PRESETS, SPORTS22, Reel, ReelRecipe, pair_of
 
 REELS_FILE = "reels.json"
 """Beside the mp4 files: the settings they were made with."""
@@ -27,6 +35,23 @@ _COUNTS = {"train": 300, "dev": 100, "test": 100}
 _DEV_PER_TRAIN = 10  # sports22: one of so many reels for the sampler is for dev
 # Each split has its own seed, three for each seed of the caller. Seed 0 gives those of sports22.
 _SEED_OF = {"dev": 0, "train": SPORTS22["train"].seed, "test": SPORTS22["test"].seed}
+# A process needs about as long to start as it then needs to render so many frames.
+_FRAMES_PER_PROCESS = 400
+# Of decoded pictures that all processes share, and of those beyond that each process caches itself.
+_SHARED_BYTES, _OWN_BYTES = 512 << 20, 32 << 20
+_PICTURES_PER_TASK = 16
+
+Slots = dict[Hashable, int]
+"""The index of each picture of a source in the shared memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReelSplit:
+    """The reels of one split and the pictures that they show."""
+
+    split: str  # "train", "dev" or "test"
+    reels: Sequence[Reel]
+    pictures: Pictures
 
 
 def make_reels(
@@ -82,7 +107,7 @@ def make_reels(
     """
     one_of("to", to, ("bank", "mp4"))
     chosen = reel_recipe(preset, recipe)
-    check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
+    render.check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
     num_workers = num_cores() if workers is None else check_int("workers", workers)
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
@@ -117,25 +142,32 @@ def plan_splits(
     wanted = _checked_counts(default_counts(preset) if counts is None else counts)
     if check_int("seed", seed, at_least=0) >= 2**30:
         raise InvalidArgument(f"seed={seed} must be an int below 2**30")
-    check_num_classes(pictures, num_classes)
+    if num_classes is not None and pictures != PROCEDURAL:
+        raise InvalidArgument(
+            f"num_classes={num_classes} must not be given with these pictures, which have their own classes; "
+            f'leave it out, or give "{PROCEDURAL}" pictures'
+        )
     if is_sports22:
         sources = open_sports22(pictures, list(wanted), size=recipe.picture_size)
     else:
         sources = open_sources(pictures, list(wanted), size=recipe.picture_size, seed=seed, num_classes=num_classes)
-    _check_distractors(sources, recipe)
     planned = []
     for split, count in wanted.items():
+        if pair_of(recipe.share)[0] < 1 and not sources[split].num_distractors:
+            raise InvalidArgument(
+                f"there are no distractors for {split}; put pictures without a class into a folder 'distractors' "
+                "beside those of the classes, or give share=1"
+            )
         # Dev of sports22 continues where train ends.
         continues = is_sports22 and split == "dev"
         skipped = wanted.get("train", 0) if continues else 0
         own_seed = 3 * seed + _SEED_OF["train" if continues else split]
-        reels = plan_from(sources[split], recipe, count=skipped + count, seed=own_seed)
+        reels = render.plan_from(sources[split], recipe, count=skipped + count, seed=own_seed)
         planned.append(ReelSplit(split, reels[skipped:], sources[split]))
     return planned
 
 
 def default_counts(preset: str | None) -> dict[str, int]:
-    """Return the reels of each split of a preset."""
     if preset != "sports22":
         return dict(_COUNTS)
     train, test = SPORTS22["train"].count, SPORTS22["test"].count
@@ -144,7 +176,6 @@ def default_counts(preset: str | None) -> dict[str, int]:
 
 
 def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the splits that get reels, in their order."""
     for split, count in counts.items():
         one_of("a split in counts", split, SPLITS)
         check_int(f"the count of {split}", count, at_least=0)
@@ -154,37 +185,235 @@ def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return wanted
 
 
-def _check_distractors(sources: Mapping[str, Pictures], recipe: ReelRecipe) -> None:
-    min_share = recipe.share[0] if isinstance(recipe.share, tuple) else recipe.share
-    for split, source in sources.items():
-        if min_share < 1 and not source.num_distractors:
-            raise InvalidArgument(
-                f"there are no distractors for {split}; put pictures without a class into a folder 'distractors' "
-                "beside those of the classes, or give share=1"
-            )
-
-
-def _write_files(out: Path, splits: list[ReelSplit], crf: int, on_progress: OnProgress | None) -> Manifest:
-    settings, file = settings_of(splits, crf=crf), out / REELS_FILE
+def _write_files(out: Path, splits: Sequence[ReelSplit], crf: int, on_progress: OnProgress | None) -> Manifest:
+    """Write mp4 files and their manifest. File names change with the plan, the pictures and the quality."""
+    settings, file, videos = settings_of(splits, crf=crf), out / REELS_FILE, out / "videos"
     saved = read_settings(file)
     if saved is None:
         begin(file, settings)
     else:
         check_same_reels(out, saved, settings)
+    videos.mkdir(exist_ok=True)
     # Reels are written in order, so the files that are there are those of the first ones.
-    before = sum(not file.name.startswith(".") for file in out.glob("videos/*.mp4"))
-    progress = Progress(sum(len(part.reels) for part in splits), done=before, before=before)
-    num_done = 0
+    before = sum(not file.name.startswith(".") for file in videos.glob("*.mp4"))
+    progress = Progress(sum(len(part.reels) for part in splits), before=before)
+    items = []
+    for part in splits:
+        source = part.pictures.fingerprint()
+        for reel in part.reels:
+            name = f"{part.split}-{reel.id}-{reel.digest(source, render.RENDER_VERSION, crf)}"
+            path = videos / f"{name}.mp4"
+            if not path.exists():  # written under another name first, so one that is there is complete
+                render.write_reel(path, reel, part.pictures, crf=crf)
+            items.append(Item(name, f"videos/{path.name}", (reel.label,), part.split))
+            progress.done += 1
+            if progress.done > before and on_progress is not None:
+                on_progress(progress)
+    manifest = Manifest(tuple(items), splits[0].pictures.class_names, root=out)
+    manifest.write(out / "manifest.csv")
+    return manifest
 
-    def advance(_: Progress) -> None:
-        nonlocal num_done
-        num_done += 1
-        if num_done > before and on_progress is not None:
-            progress.done = num_done
-            on_progress(progress)
 
-    manifests = [
-        write_reels(out, part.reels, part.pictures, split=part.split, group="", crf=crf, on_progress=advance)
-        for part in splits
-    ]
-    return manifests[-1]
+# ---- as a bank
+
+
+@dataclass(frozen=True, eq=False)
+class _Rendering:
+    """The frames of a reel that are stored; rendered when called."""
+
+    reel: Reel
+    source: Pictures | int  # the pictures; for another process their number
+    positions: Indices  # among the candidates
+
+    def __call__(self) -> Frames:
+        assert isinstance(self.source, Pictures)
+        frames: Frames = render.candidate_frames(self.reel, self.source)[self.positions]
+        return frames
+
+
+def write_reel_bank(
+    out: str | os.PathLike[str],
+    splits: Sequence[ReelSplit],
+    *,
+    quality: int = 90,
+    workers: int = 1,
+    on_progress: OnProgress | None = None,
+) -> Bank:
+    """Write the candidates of reels as a bank, as `make_reels` describes it.
+
+    Every reel is a group of its own, so that reels which share pictures may be in two splits; the caller makes sure
+    that the splits share no pictures.
+    """
+    made_by = settings_of(splits)
+    folder = BankFolder(Path(out))
+    if folder.bank_json.exists():
+        check_same_reels(folder.path, read_header(folder).settings.get("made_by"), made_by)
+    return write_entries(
+        out,
+        [entry for split in splits for entry in _entries(split)],
+        partial(_stored, quality=quality, workers=check_int("workers", workers)),
+        classes=splits[0].pictures.class_names,
+        quality=quality,
+        made_by=made_by,
+        on_progress=on_progress,
+    )
+
+
+def _entries(split: ReelSplit) -> Iterator[FrameEntry]:
+    """Yield the candidates of each reel, each frame once. A reel is rendered when its turn comes."""
+    for reel in split.reels:
+        frames, positions = np.unique(reel.candidate_indices, return_index=True)  # short reels repeat frames
+        yield FrameEntry(
+            id=f"{split.split}-{reel.id}",
+            labels=(reel.label,),
+            frames=_Rendering(reel, split.pictures, positions),
+            pts_seconds=reel.candidate_seconds[positions],
+            split=split.split,
+            frame_indices=frames,
+            duration=reel.duration,
+            total_num_frames=reel.total_num_frames,
+        )
+
+
+def _stored(entries: list[FrameEntry], *, quality: int, workers: int) -> Generator[StoredVideo]:
+    """Render reels in order: in processes where that is faster, otherwise in threads."""
+    renderings = [cast(_Rendering, entry.frames) for entry in entries]
+    sources = list({id(rendering.source): cast(Pictures, rendering.source) for rendering in renderings}.values())
+    num_processes = num_render_processes(workers, sources, sum(len(rendering.positions) for rendering in renderings))
+    if num_processes < 2:
+        yield from stored_by_threads(entries, quality=quality, num_threads=workers)
+        return
+    slots = _slots_for(renderings, sources)
+    shape = (sum(map(len, slots)), sources[0].size, sources[0].size, 3)
+    number_of = {id(source): number for number, source in enumerate(sources)}
+    tasks = (
+        replace(entry, frames=replace(rendering, source=number_of[id(rendering.source)]))
+        for entry, rendering in zip(entries, renderings, strict=True)
+    )
+    with SharedPixels() as shared:
+        shared.array(shape)
+        config = (sources, slots, shared.file, shape, quality)
+        server = "sosampler.reels.make:renderer"
+        with ProcessPool(num_processes, server, config, files=[shared.file], work="rendering reels") as pool:
+            for _ in pool.results(_picture_tasks(slots)):  # before the first reel, so that no process waits later
+                pass
+            yield from pool.results(tasks)
+
+
+def num_render_processes(workers: int, sources: Sequence[Pictures], num_frames: int) -> int:
+    """Return how many processes are worth starting; with fewer than two, threads of this process are as fast.
+
+    Sources of the package can be sent to other processes. Others may not: they render in threads.
+    """
+    can_be_sent = all(type(source).__module__.startswith("sosampler.") for source in sources)
+    if not CAN_SHARE_MEMORY or not can_be_sent or len({source.size for source in sources}) > 1:
+        return 0
+    return min(workers, num_frames // _FRAMES_PER_PROCESS)
+
+
+def _slots_for(renderings: Sequence[_Rendering], sources: Sequence[Pictures]) -> list[Slots]:
+    """Assign shared memory to the pictures that are shown, while there is space; sources of one cache share slots."""
+    max_slots = _SHARED_BYTES // (3 * sources[0].size ** 2)
+    slots: list[Slots] = [{} for _ in sources]
+    of_cache = {id(source._cache): own for source, own in zip(reversed(sources), reversed(slots), strict=True)}
+    taken = 0
+    for rendering in renderings:
+        source = cast(Pictures, rendering.source)
+        of_source = of_cache[id(source._cache)]
+        for shot in rendering.reel.shots:
+            key = source.key(shot.label, shot.picture)
+            if key not in of_source and taken < max_slots:
+                of_source[key] = taken
+                taken += 1
+    return slots
+
+
+def _picture_tasks(slots: Sequence[Slots]) -> Iterator[tuple[int, list[Hashable]]]:
+    """Yield a source, and the keys of some of its pictures."""
+    for number, of_source in enumerate(slots):
+        keys = list(of_source)
+        for first in range(0, len(keys), _PICTURES_PER_TASK):
+            yield number, keys[first : first + _PICTURES_PER_TASK]
+
+
+# ---- in a child process
+
+
+class _SharedCache(PictureCache):
+    """Pictures in shared memory, which are all put there before the first reel; others in its own."""
+
+    def __init__(self, slots: Slots, pictures: Pixels) -> None:
+        super().__init__(_OWN_BYTES)
+        self._slots, self._shared = slots, pictures  # [slots, S, S, 3]
+
+    def get(self, key: Hashable) -> Picture | None:
+        slot = self._slots.get(key)
+        return super().get(key) if slot is None else self._shared[slot]
+
+    def fill(self, key: Hashable, picture: Picture) -> None:
+        self._shared[self._slots[key]] = picture
+
+
+def renderer(config: tuple[list[Pictures], list[Slots], int, tuple[int, ...], int]) -> Work:
+    """Return the function that loads pictures into the shared memory, or renders a reel.
+
+    Args:
+        config: sources, slots of each, the shared memory, its shape [slots, S, S, 3], and the quality of JPEGs.
+    """
+    sources, slots, file, shape, quality = config
+    pictures = SharedPixels(file).array(shape)
+    caches: dict[int, _SharedCache] = {}  # sources that shared a cache in the parent still do
+    before = [source._cache for source in sources]
+    for source, cache, own in zip(sources, before, slots, strict=True):
+        source._cache = caches.setdefault(id(cache), _SharedCache(own, pictures))
+
+    def work(task: FrameEntry | tuple[int, list[Hashable]]) -> StoredVideo | None:
+        if isinstance(task, FrameEntry):
+            rendering = cast(_Rendering, task.frames)
+            rendering = replace(rendering, source=sources[cast(int, rendering.source)])
+            return stored_entry(replace(task, frames=rendering), quality)
+        number, keys = task
+        for key in keys:
+            caches[id(before[number])].fill(key, sources[number]._load(key))
+        return None
+
+    return work
+
+
+# ---- settings, which are compared when a folder is written to again
+
+
+def settings_of(splits: Sequence[ReelSplit], **more: Any) -> dict[str, Any]:
+    """Return all that decides the frames, as plain JSON values: recipe, seeds, counts, pictures."""
+    return plain(
+        {
+            "kind": "reels",
+            "rendering": render.RENDER_VERSION,
+            "recipe": splits[0].reels[0].recipe.to_dict(),
+            "seeds": {part.split: part.reels[0].seed for part in splits},
+            "counts": {part.split: len(part.reels) for part in splits},
+            "pictures": {part.split: part.pictures.fingerprint() for part in splits},
+            **more,
+        }
+    )
+
+
+def check_same_reels(path: Path, saved: Any, given: dict[str, Any]) -> None:
+    """Refuse to resume in a folder of other reels, and name what differs."""
+    if not isinstance(saved, dict) or saved.get("kind") != "reels":
+        raise InvalidArgument(f"{path}: holds something else than reels; give another folder")
+    different = differences(_flat(saved), _flat(given))
+    if saved.get("pictures") != given["pictures"]:
+        different.insert(0, "other pictures")  # their fingerprints mean nothing to people
+    if different:
+        raise InvalidArgument(
+            f"{path}: holds reels made with {'; '.join(different)}; give the same again to resume, "
+            "or another folder for new ones"
+        )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with those of the recipe beside the others, and without fingerprints."""
+    recipe = settings.get("recipe")
+    others = {name: value for name, value in settings.items() if name not in ("recipe", "pictures")}
+    return {**(recipe if isinstance(recipe, dict) else {}), **others}

@@ -35,25 +35,9 @@ def _circle(x: Plane, y: Plane, radius: float | Plane) -> Plane:
     return np.asarray(radius - np.hypot(x, y))
 
 
-def _disc(x: Plane, y: Plane) -> Plane:
-    return _circle(x, y, 0.85)
-
-
-def _square(x: Plane, y: Plane) -> Plane:
-    return _bar(x, y, 0.78, 0.78)
-
-
 def _triangle(x: Plane, y: Plane) -> Plane:
     angles = (np.pi / 2, np.pi / 2 + 2 * np.pi / 3, np.pi / 2 - 2 * np.pi / 3)  # of the normals of its sides
     return _both(*(0.5 - np.cos(angle) * x - np.sin(angle) * y for angle in angles))
-
-
-def _plus(x: Plane, y: Plane) -> Plane:
-    return _either(_bar(x, y, 0.28, 0.95), _bar(x, y, 0.95, 0.28))
-
-
-def _ring(x: Plane, y: Plane) -> Plane:
-    return _both(_circle(x, y, 0.92), -_circle(x, y, 0.52))
 
 
 def _star(x: Plane, y: Plane) -> Plane:
@@ -65,27 +49,11 @@ def _star(x: Plane, y: Plane) -> Plane:
     return np.asarray((to_tip * (tip - along) - to_side * across) / np.hypot(to_tip, to_side))
 
 
-def _crescent(x: Plane, y: Plane) -> Plane:
-    return _both(_circle(x, y, 0.9), -_circle(x - 0.42, y, 0.68))
-
-
-def _bow_tie(x: Plane, y: Plane) -> Plane:
-    return _both(0.85 - np.abs(x), (np.abs(x) + 0.1 - np.abs(y)) / np.sqrt(2))
-
-
 def _heart(x: Plane, y: Plane) -> Plane:
     lobes = _circle(np.abs(x) - 0.4, y + 0.3, 0.5)
     # The tip's edges touch the lobes at |x| = 0.754.
     tip = _both((0.808 - np.abs(x) - y) / np.sqrt(2), 0.754 - np.abs(x), y + 0.3)
     return _either(lobes, tip)
-
-
-def _bars(x: Plane, y: Plane) -> Plane:
-    return _either(*(_bar(x, y - middle, 0.85, 0.16) for middle in (-0.62, 0.0, 0.62)))
-
-
-def _dumbbell(x: Plane, y: Plane) -> Plane:
-    return _either(_circle(np.abs(x) - 0.6, y, 0.38), _bar(x, y, 0.6, 0.13))
 
 
 def _arrow(x: Plane, y: Plane) -> Plane:
@@ -94,54 +62,29 @@ def _arrow(x: Plane, y: Plane) -> Plane:
 
 
 _SHAPES: dict[str, Shape] = {
-    "disc": _disc,
-    "square": _square,
+    "disc": lambda x, y: _circle(x, y, 0.85),
+    "square": lambda x, y: _bar(x, y, 0.78, 0.78),
     "triangle": _triangle,
-    "plus": _plus,
-    "ring": _ring,
+    "plus": lambda x, y: _either(_bar(x, y, 0.28, 0.95), _bar(x, y, 0.95, 0.28)),
+    "ring": lambda x, y: _both(_circle(x, y, 0.92), -_circle(x, y, 0.52)),
     "star": _star,
-    "crescent": _crescent,
-    "bow tie": _bow_tie,
+    "crescent": lambda x, y: _both(_circle(x, y, 0.9), -_circle(x - 0.42, y, 0.68)),
+    "bow tie": lambda x, y: _both(0.85 - np.abs(x), (np.abs(x) + 0.1 - np.abs(y)) / np.sqrt(2)),
     "heart": _heart,
-    "bars": _bars,
-    "dumbbell": _dumbbell,
+    "bars": lambda x, y: _either(*(_bar(x, y - middle, 0.85, 0.16) for middle in (-0.62, 0.0, 0.62))),
+    "dumbbell": lambda x, y: _either(_circle(np.abs(x) - 0.6, y, 0.38), _bar(x, y, 0.6, 0.13)),
     "arrow": _arrow,
 }
 _NAMES = tuple(_SHAPES)
 
-
-def _half(x: Plane, y: Plane) -> Plane:
-    return y
-
-
-def _stripes(x: Plane, y: Plane) -> Plane:
-    return np.asarray(np.sin(11 * y) / 11)
-
-
-def _checks(x: Plane, y: Plane) -> Plane:
-    return np.asarray(np.sin(9 * x) * np.sin(9 * y) / 9)
-
-
-def _posts(x: Plane, y: Plane) -> Plane:
-    return np.asarray(np.sin(11 * x) / 11)
-
-
-def _dots(x: Plane, y: Plane) -> Plane:
-    return np.asarray((np.cos(10 * x) + np.cos(10 * y) - 0.6) / 20)
-
-
-def _target(x: Plane, y: Plane) -> Plane:
-    return np.asarray(np.sin(11 * np.hypot(x, y)) / 11)
-
-
 # Patterns in a second colour inside a shape: visible in large sharp pictures, lost in small or blurred ones.
 _FILLS: tuple[tuple[str, Shape], ...] = (
-    ("halved", _half),
-    ("striped", _stripes),
-    ("checked", _checks),
-    ("barred", _posts),
-    ("dotted", _dots),
-    ("ringed", _target),
+    ("halved", lambda x, y: y),
+    ("striped", lambda x, y: np.sin(11 * y) / 11),
+    ("checked", lambda x, y: np.sin(9 * x) * np.sin(9 * y) / 9),
+    ("barred", lambda x, y: np.sin(11 * x) / 11),
+    ("dotted", lambda x, y: (np.cos(10 * x) + np.cos(10 * y) - 0.6) / 20),
+    ("ringed", lambda x, y: np.sin(11 * np.hypot(x, y)) / 11),
 )
 MAX_CLASSES = 2 * len(_NAMES)  # each shape with two fills
 

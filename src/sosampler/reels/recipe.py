@@ -223,18 +223,12 @@ class Reel:
         return np.array([shot.first_frame for shot in self.shots], dtype=np.int64)
 
     def shot_numbers(self, frame_indices: ArrayLike) -> Indices:
-        """Return the shot to which each frame belongs."""
         frames = np.asarray(frame_indices, dtype=np.int64)
         if frames.size and (frames.min() < 0 or frames.max() >= self.total_num_frames):
             raise InvalidArgument(
                 f"frames {frames.tolist()} are out of range; reel {self.id} has 0..{self.total_num_frames - 1}"
             )
         return np.asarray(np.searchsorted(self._starts, frames, side="right") - 1, dtype=np.int64)
-
-    def shows_class(self, frame_indices: ArrayLike) -> NDArray[np.bool_]:
-        """Return which of the frames belong to a shot of the class."""
-        flags = np.array([shot.shows_class for shot in self.shots])
-        return np.asarray(flags[self.shot_numbers(frame_indices)])
 
     @cached_property
     def candidate_indices(self) -> Indices:
@@ -278,7 +272,7 @@ def plan_reels(
     for number in pictures_per_class:
         check_int("pictures_per_class", number)
     check_int("num_distractors", num_distractors, at_least=0)
-    if not num_distractors and _pair(recipe.share)[0] < 1:
+    if not num_distractors and pair_of(recipe.share)[0] < 1:
         raise InvalidArgument(
             f"num_distractors=0 cannot be used with share={recipe.share}; give distractors, or share=(1, 1)"
         )
@@ -288,49 +282,33 @@ def plan_reels(
     sequence = _TorchSequence(seed) if recipe.draws == "torch" else None
     reels = []
     for number in range(count):
-        if sequence is not None:
-            contents = _contents_as_torch(recipe, pictures_per_class, num_distractors, sequence)
-        else:
-            contents = _contents(recipe, pictures_per_class, num_distractors, np.random.default_rng([seed, number, 0]))
-        label, shown = contents
+        rng = sequence or _NumpySequence(np.random.default_rng([seed, number, 0]))
+        label = rng.below(len(pictures_per_class))
+        shown = [  # (label or DISTRACTOR, picture) of each shot
+            (label, rng.below(pictures_per_class[label])) if is_on else (DISTRACTOR, rng.below(num_distractors))
+            for is_on in rng.shots_on(recipe).tolist()
+        ]
         shots = _film(recipe, shown, np.random.default_rng([seed, number, 1]))
         reels.append(Reel(recipe=recipe, seed=seed, number=number, label=label, shots=shots))
     return reels
 
 
-# ---- which pictures: the label, and (label or DISTRACTOR, picture) of each shot
+class _NumpySequence:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
 
-_Contents = tuple[int, list[tuple[int, int]]]
+    def below(self, end: int) -> int:
+        return int(self._rng.integers(end))
 
-
-def _contents(recipe: ReelRecipe, per_class: Sequence[int], distractors: int, rng: np.random.Generator) -> _Contents:
-    label = int(rng.integers(len(per_class)))
-    share = rng.uniform(*_pair(recipe.share))
-    low, high = _pair(recipe.num_shots)
-    num_shots = int(rng.integers(low, high, endpoint=True))
-    chance = rng.random(num_shots)
-    on = chance < share
-    # The shots that were nearest to showing the class do, until there are enough.
-    on[np.argsort(chance, kind="stable")[: recipe.min_class_shots]] = True
-    shown = [
-        (label, int(rng.integers(per_class[label]))) if is_on else (DISTRACTOR, int(rng.integers(distractors)))
-        for is_on in on.tolist()
-    ]
-    return label, shown
-
-
-def _contents_as_torch(
-    recipe: ReelRecipe, per_class: Sequence[int], distractors: int, sequence: _TorchSequence
-) -> _Contents:
-    label = sequence.below(len(per_class))
-    chance = sequence.floats(_pair(recipe.num_shots)[0])
-    low, high = _pair(recipe.share)
-    on = chance < np.float32(low) + np.float32(high - low) * sequence.floats(1)  # in single precision, as torch does
-    shown = [
-        (label, sequence.below(per_class[label])) if is_on else (DISTRACTOR, sequence.below(distractors))
-        for is_on in on.tolist()
-    ]
-    return label, shown
+    def shots_on(self, recipe: ReelRecipe) -> NDArray[np.bool_]:
+        """Draw which shots show the class."""
+        share = self._rng.uniform(*pair_of(recipe.share))
+        low, high = pair_of(recipe.num_shots)
+        chance = self._rng.random(int(self._rng.integers(low, high, endpoint=True)))
+        on = chance < share
+        # The shots that were nearest to showing the class do, until there are enough.
+        on[np.argsort(chance, kind="stable")[: recipe.min_class_shots]] = True
+        return on
 
 
 class _TorchSequence:
@@ -350,15 +328,18 @@ class _TorchSequence:
         """torch.rand(count): 24 bits each."""
         return (self._words(count) & np.uint32(0xFFFFFF)).astype(np.float32) * np.float32(2**-24)
 
-
-# ---- the camera
+    def shots_on(self, recipe: ReelRecipe) -> NDArray[np.bool_]:
+        """Draw which shots show the class, in single precision, as torch does."""
+        chance = self.floats(pair_of(recipe.num_shots)[0])
+        low, high = pair_of(recipe.share)
+        return chance < np.float32(low) + np.float32(high - low) * self.floats(1)
 
 
 def _film(recipe: ReelRecipe, shown: list[tuple[int, int]], rng: np.random.Generator) -> tuple[Shot, ...]:
     # The same number of draws whatever the strengths are, so that each move can be switched on alone.
     draws = rng.random((len(shown), 11))
-    shortest, longest = _pair(recipe.seconds_per_shot)
-    smallest, largest = _pair(recipe.crop_area)
+    shortest, longest = pair_of(recipe.seconds_per_shot)
+    smallest, largest = pair_of(recipe.crop_area)
     shots: list[Shot] = []
     for (label, picture), draw in zip(shown, draws.tolist(), strict=True):
         duration, area, left, top, mirrored, right, down, wider, first_blur, last_blur, fade = draw
@@ -396,5 +377,5 @@ def _moved(start: Box, recipe: ReelRecipe, right: float, down: float, wider: flo
     return left, top, new_side
 
 
-def _pair(value: _Number | tuple[_Number, _Number]) -> tuple[_Number, _Number]:
+def pair_of(value: _Number | tuple[_Number, _Number]) -> tuple[_Number, _Number]:
     return value if isinstance(value, tuple) else (value, value)

@@ -1,9 +1,8 @@
-"""Render reels: single frames, the candidates for a bank, or mp4 files with a manifest."""
+"""Render reels: single frames, the candidates for a bank, or mp4 files."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from sosampler._util.arrays import Frames
-from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import check_int, one_of
-from sosampler.datasets.manifest import SPLITS, Item, Manifest, read_manifest
+from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Picture, Pictures
 from sosampler.reels.recipe import Box, Reel, ReelRecipe, plan_reels
@@ -23,8 +20,6 @@ from sosampler.video.synthetic import encode_video
 Frame = NDArray[np.uint8]
 """[H, W, 3] RGB."""
 
-MANIFEST = "manifest.csv"
-_VIDEOS = "videos"
 _MIN_BLUR = 0.1  # pixels; less is not visible
 # Rows of a frame that are cropped together: their buffers stay in the cache and are not allocated anew.
 _ROWS_PER_STEP = 40
@@ -33,7 +28,6 @@ RENDER_VERSION = 2
 
 
 def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) -> list[Reel]:
-    """Plan reels from the pictures of a source."""
     _check_size(pictures, recipe)
     return plan_reels(
         recipe,
@@ -44,20 +38,15 @@ def plan_from(pictures: Pictures, recipe: ReelRecipe, *, count: int, seed: int) 
     )
 
 
-def render_frame(reel: Reel, pictures: Pictures, frame_index: int) -> Frame:
-    """Render one frame of a reel."""
-    return _Renderer(reel, pictures).frame(frame_index)
-
-
 def frames_of(reel: Reel, pictures: Pictures) -> Iterator[Frame]:
     """Yield all frames of a reel in order, for a video."""
-    renderer = _Renderer(reel, pictures)
+    renderer = Renderer(reel, pictures)
     return (renderer.frame(index) for index in range(reel.total_num_frames))
 
 
 def candidate_frames(reel: Reel, pictures: Pictures) -> Frames:
     """Render the frames at `reel.candidate_indices`, for a bank: [T, H, W, 3] uint8."""
-    renderer = _Renderer(reel, pictures)
+    renderer = Renderer(reel, pictures)
     return np.stack([renderer.frame(index) for index in reel.candidate_indices.tolist()])
 
 
@@ -77,77 +66,6 @@ def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> 
     parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
     options = {"preset": "veryfast", "crf": str(crf), "x264-params": parameters}
     encode_video(frames_of(reel, pictures), path, fps=reel.recipe.fps, codec_options=options)
-
-
-def write_reels(
-    folder: Path | str,
-    reels: Sequence[Reel],
-    pictures: Pictures,
-    *,
-    split: str = "train",
-    group: str | None = None,
-    crf: int = 18,
-    on_progress: OnProgress | None = None,
-) -> Manifest:
-    """Write reels as mp4 files into `folder`/videos and list them in `folder`/manifest.csv; return the manifest.
-
-    Called again after an interruption it resumes. File names change with the plan, the pictures and the quality, so a
-    file of another plan is never taken for this one. Rows of other splits stay in the manifest.
-
-    Args:
-        split: "train", "dev" or "test".
-        group: None makes reels of the same pictures one group, which keeps them in one split; "" makes each reel a
-            group of its own.
-        crf: x264's quality.
-        on_progress: called after each reel.
-    """
-    out = Path(folder)
-    one_of("split", split, SPLITS)
-    if not reels:
-        raise InvalidArgument("no reels were given; plan at least one")
-    before = _rows_of_other_splits(out, split, pictures)
-    try:
-        (out / _VIDEOS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(f"{out}: the folder cannot be made ({error.strerror}); give another") from error
-    source = pictures.fingerprint()
-    items = []
-    progress = Progress(len(reels))
-    for reel in reels:
-        name = f"{split}-{reel.id}-{reel.digest(source, RENDER_VERSION, crf)}"
-        path = out / _VIDEOS / f"{name}.mp4"
-        if not path.exists():  # written under another name first, so one that is there is complete
-            write_reel(path, reel, pictures, crf=crf)
-        items.append(
-            Item(
-                id=name,
-                path=f"{_VIDEOS}/{path.name}",
-                labels=(reel.label,),
-                split=split,
-                group=f"pictures-{source}" if group is None else group,
-            )
-        )
-        progress.done += 1
-        if on_progress is not None:
-            on_progress(progress)
-    manifest = Manifest((*before, *items), pictures.class_names, root=out)
-    manifest.write(out / MANIFEST)
-    return manifest
-
-
-def _rows_of_other_splits(folder: Path, split: str, pictures: Pictures) -> list[Item]:
-    if not os.path.lexists(folder / MANIFEST):
-        return []
-    saved = read_manifest(folder / MANIFEST)
-    if saved.classes != pictures.class_names:
-        raise InvalidArgument(
-            f"{folder / MANIFEST}: lists videos of other classes than the {len(pictures.class_names)} given; "
-            "write into another folder"
-        )
-    return [item for item in saved.items if item.split != split]
-
-
-# ---- rendering
 
 
 def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:
@@ -175,7 +93,7 @@ def layers(reel: Reel, frame_index: int) -> list[tuple[int, float]]:
     return [(number, 1.0)]
 
 
-class _Renderer:
+class Renderer:
     """Renders frames of one reel; views of still shots are cached."""
 
     def __init__(self, reel: Reel, pictures: Pictures) -> None:

@@ -6,12 +6,14 @@ import os
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sosampler._util.files import at, filled_lines, write_text
 from sosampler._util.validation import one_of
 from sosampler.datasets.importers.readers import (
+    OFFICIAL_SPLITS,
     READERS,
     AnnotationFile,
     Annotations,
@@ -21,7 +23,7 @@ from sosampler.datasets.importers.readers import (
     video_id,
 )
 from sosampler.datasets.manifest import SPLITS, Item, Manifest, make_splits
-from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, is_folder, read_classes
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES, ClassIndex, has_suffix, read_classes, walk_once
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
@@ -38,14 +40,9 @@ class Imported:
     unknown_in_subset: tuple[str, ...] = ()  # lines of the subset that name no video of the data set
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **self.manifest.counts(),
-            "missing": len(self.missing),
-            "unlabelled": len(self.unlabelled),
-            "overlapping": len(self.overlapping),
-            "repeated": self.repeated,
-            "unknown_in_subset": len(self.unknown_in_subset),
-        }
+        counts = self.manifest.counts()
+        counts |= {name: len(getattr(self, name)) for name in ("missing", "unlabelled", "overlapping")}
+        return counts | {"repeated": self.repeated, "unknown_in_subset": len(self.unknown_in_subset)}
 
     def write(self, out: Path) -> tuple[Path, Path]:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
@@ -79,7 +76,6 @@ def import_dataset(
     """Read official files and find their videos.
 
     Args:
-        name: one of `READERS`.
         annotations: files, each as FILE or, where neither it nor its name contains the split, FILE=SPLIT.
         videos: the folder with the video files or frame folders, at any depth.
         classes: one name per line: the classes of numbers in the files, or the order of the classes.
@@ -88,15 +84,14 @@ def import_dataset(
             use only the annotated part.
         split_map: splits of official subsets, as {"validation": "dev"}; by default validation is test.
         layout: of frame lists: "count", "range", "video", or "auto".
-        dev_share: share of train that becomes dev, see `make_splits`.
     """
     reader = READERS[one_of("data set", name, READERS)]
-    mapping = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
+    given = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
     files = [AnnotationFile.parse(str(file)) for file in annotations]
     if not files:
         raise InvalidArgument("no annotation file was given; give the official files of the data set")
     known = read_classes(classes) if classes is not None else None
-    read = reader(files, ReadOptions(known, mapping, layout))
+    read = reader(files, ReadOptions(known, OFFICIAL_SPLITS | given, layout))
     if not read.records:
         raise InvalidArgument(f"{files[0].path}: holds no video with a label; check the file")
     unknown: list[str] = []
@@ -105,7 +100,11 @@ def import_dataset(
         if known is not None and not read.numbered:
             read = replace(read, classes=known)
     merged = _merge_repeats(read)
-    kept, overlapping = _without_overlap(merged)
+    # A video in test is removed from dev and train, one in dev from train.
+    last_split: dict[str, str] = {}
+    for record in merged:
+        last_split[record.source] = max(last_split.get(record.source, "train"), record.split, key=SPLITS.index)
+    kept = [record for record in merged if record.split == last_split[record.source]]
     manifest, missing = _manifest_of(kept, read, videos, segments, source=str(classes or "the annotations"))
     if dev_share:
         manifest = make_splits(manifest, dev_share=dev_share, seed=seed)
@@ -113,7 +112,7 @@ def import_dataset(
         manifest,
         tuple(missing),
         tuple(read.unlabelled),
-        tuple(record.id for record in overlapping),
+        tuple(record.id for record in merged if record.split != last_split[record.source]),
         len(read.records) - len(merged),
         tuple(unknown),
     )
@@ -136,18 +135,6 @@ def _merge_repeats(annotations: Annotations) -> list[Record]:
     return list(merged.values())
 
 
-def _without_overlap(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Return (kept, removed) records: a video in test is removed from dev and train, one in dev from train."""
-    highest: dict[str, int] = {}
-    for record in records:
-        highest[record.source] = max(highest.get(record.source, 0), SPLITS.index(record.split))
-    kept: list[Record] = []
-    removed: list[Record] = []
-    for record in records:
-        (kept if SPLITS.index(record.split) == highest[record.source] else removed).append(record)
-    return kept, removed
-
-
 def _manifest_of(
     records: Sequence[Record], annotations: Annotations, videos: Path, segments: bool, source: str
 ) -> tuple[Manifest, list[str]]:
@@ -158,7 +145,7 @@ def _manifest_of(
     missing: list[str] = []
     users: dict[str, Record] = {}  # the record of each path
     for record in records:
-        labels = _labels_of(record, positions)
+        labels = positions.find(record.labels, partial(str, record.where))
         match = index.find(record.names)
         if match is None:
             missing.append(record.id)
@@ -182,17 +169,6 @@ def _manifest_of(
             "of frame images of that name"
         )
     return Manifest(tuple(items), annotations.classes, annotations.multi_label, videos, locations.__getitem__), missing
-
-
-def _labels_of(record: Record, index: ClassIndex) -> tuple[int, ...]:
-    positions = {label: index.find(label) for label in record.labels}
-    for label, position in positions.items():
-        if position is None:
-            raise InvalidArgument(f"{record.where}: {index.complaint(label)}")
-    return tuple(sorted({position for position in positions.values() if position is not None}))
-
-
-# ---- subsets
 
 
 def take_subset(annotations: Annotations, files: Sequence[Path]) -> tuple[Annotations, list[str]]:
@@ -249,19 +225,21 @@ def _video_name(text: str, where: str) -> str:
     return stem_of(posixpath.basename(text.split(",")[0]))
 
 
-# ---- files
-
-
 class VideoIndex:
     """Paths of videos below a folder, relative to it, by their name without suffix."""
 
     def __init__(self, folder: Path, wanted: Collection[str]) -> None:
         if not folder.is_dir():
             raise InvalidArgument(f"{folder}: is not a folder; give the one that holds the videos or the frame folders")
-        self._by_name: dict[str, list[str]] = {}
-        names = {posixpath.basename(name) for name in wanted}
-        for path in _walk(folder, names):
-            self._by_name.setdefault(stem_of(posixpath.basename(path)), []).append(path)
+        self._by_name: dict[str, list[str]] = {posixpath.basename(name): [] for name in wanted}
+        for here, folders, files in walk_once(folder):
+            below = Path(here).relative_to(folder)
+            # Of a folder of frames no more than the first image is read.
+            frames = {name for name in folders if stem_of(name) in self._by_name and _holds_frames(Path(here, name))}
+            folders[:] = [name for name in folders if name not in frames]
+            named = [name for name in files if stem_of(name) in self._by_name and has_suffix(name, VIDEO_SUFFIXES)]
+            for name in (*frames, *(name for name in named if os.path.isfile(os.path.join(here, name)))):
+                self._by_name[stem_of(name)].append((below / name).as_posix())
         for paths in self._by_name.values():
             paths.sort(key=lambda path: (path.count("/"), path))
 
@@ -274,34 +252,6 @@ class VideoIndex:
         return None
 
 
-def _walk(folder: Path, names: Collection[str]) -> list[str]:
-    """Return files and frame folders with one of these names. A frame folder is read up to its first image only."""
-    paths: list[str] = []
-    seen: set[tuple[int, int]] = set()  # links may form cycles
-    open_folders = [""]
-    while open_folders:
-        below = open_folders.pop()
-        here = os.path.join(folder, below)
-        status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(here) as entries:
-            for entry in entries:
-                path = posixpath.join(below, entry.name)
-                wanted = stem_of(entry.name) in names
-                if is_folder(entry):
-                    if wanted and _holds_frames(entry.path):
-                        paths.append(path)
-                    else:
-                        open_folders.append(path)
-                elif (
-                    wanted and os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES and os.path.isfile(entry.path)
-                ):
-                    paths.append(path)
-    return paths
-
-
-def _holds_frames(folder: str) -> bool:
+def _holds_frames(folder: Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries)
+        return any(has_suffix(entry.name, IMAGE_SUFFIXES) for entry in entries)

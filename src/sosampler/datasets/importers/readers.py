@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from sosampler._util.files import at, csv_lines, filled_lines, parse_json, read_text
 from sosampler._util.validation import one_of
 from sosampler.datasets.manifest import SPLITS
+from sosampler.datasets.manifest_io import is_whole
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import VIDEO_SUFFIXES
 
@@ -39,11 +40,7 @@ _KINETICS_COLUMNS = ("youtube_id", "time_start", "time_end")
 _YOUTUBE_ID = re.compile(r"(?:[?&]v=|youtu\.be/|/embed/|/v/|/shorts/)([A-Za-z0-9_-]+)")
 
 
-# ---- ActivityNet and COIN
-
-
 def read_activitynet(files: Sequence[AnnotationFile], options: ReadOptions) -> Annotations:
-    """Read ActivityNet's JSON."""
     records: list[Record] = []
     unlabelled: list[str] = []
     for video, entry, where in _database_entries(files):
@@ -110,57 +107,39 @@ def read_coin(files: Sequence[AnnotationFile], options: ReadOptions) -> Annotati
     return Annotations(records, classes, multi_label=False)
 
 
-# ---- Kinetics
-
-
 def read_kinetics(files: Sequence[AnnotationFile], options: ReadOptions) -> Annotations:
-    """Read the CSV files of Kinetics."""
     records: list[Record] = []
     unlabelled: list[str] = []
     for file in files:
-        _read_file(file, options, records, unlabelled)
+        lines = csv_lines(file.path)
+        _, names = next(lines, (1, []))
+        header = [name.strip().lower() for name in names]
+        missing = [name for name in _KINETICS_COLUMNS if name not in header]
+        if missing:
+            raise InvalidArgument(
+                f"{at(file.path, 1)}: the column {missing[0]!r} is missing, found: {', '.join(header) or 'nothing'}; "
+                "give Kinetics' own CSV"
+            )
+        split_in_file = "split" in header and not file.split
+        split = "" if split_in_file else options.split_of_file(file)
+        for line, cells in lines:
+            where = at(file.path, line)
+            if len(cells) != len(header):
+                raise InvalidArgument(f"{where}: has {len(cells)} fields instead of {len(header)}; check its commas")
+            row = dict(zip(header, map(str.strip, cells), strict=True))
+            video, start, end = row["youtube_id"], *(_seconds(name, row[name], where) for name in _KINETICS_COLUMNS[1:])
+            if end <= start:
+                raise InvalidArgument(f"{where}: time_end={end:g} is not after time_start={start:g}; correct the line")
+            if not video:
+                raise InvalidArgument(f"{where}: youtube_id is empty; correct the line")
+            clip = f"{video}_{int(start):06d}_{int(end):06d}"
+            if not row.get("label"):
+                unlabelled.append(clip)  # the test set was published without labels
+                continue
+            split = options.split_of(row["split"], where) if split_in_file else split
+            records.append(Record(clip, (clip, video), (row["label"],), split, where, video, start, end))
     classes = options.classes or tuple(sorted({record.labels[0] for record in records}))
     return Annotations(records, classes, multi_label=False, unlabelled=unlabelled)
-
-
-def _read_file(file: AnnotationFile, options: ReadOptions, records: list[Record], unlabelled: list[str]) -> None:
-    lines = csv_lines(file.path)
-    _, names = next(lines, (1, []))
-    header = [name.strip().lower() for name in names]
-    missing = [name for name in _KINETICS_COLUMNS if name not in header]
-    if missing:
-        raise InvalidArgument(
-            f"{at(file.path, 1)}: the column {missing[0]!r} is missing, found: {', '.join(header) or 'nothing'}; "
-            "give Kinetics' own CSV"
-        )
-    split_in_file = "split" in header and not file.split
-    split = "" if split_in_file else options.split_of_file(file)
-    for line, cells in lines:
-        where = at(file.path, line)
-        if len(cells) != len(header):
-            raise InvalidArgument(f"{where}: has {len(cells)} fields instead of {len(header)}; check its commas")
-        row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
-        start, end = (_seconds(name, row[name], where) for name in ("time_start", "time_end"))
-        if end <= start:
-            raise InvalidArgument(f"{where}: time_end={end:g} is not after time_start={start:g}; correct the line")
-        if not row["youtube_id"]:
-            raise InvalidArgument(f"{where}: youtube_id is empty; correct the line")
-        clip = f"{row['youtube_id']}_{int(start):06d}_{int(end):06d}"
-        if not row.get("label"):
-            unlabelled.append(clip)  # the test set was published without labels
-            continue
-        records.append(
-            Record(
-                id=clip,
-                names=(clip, row["youtube_id"]),
-                labels=(row["label"],),
-                split=options.split_of(row["split"], where) if split_in_file else split,
-                where=where,
-                group=row["youtube_id"],
-                start=start,
-                end=end,
-            )
-        )
 
 
 def _seconds(name: str, cell: str, where: str) -> float:
@@ -173,11 +152,7 @@ def _seconds(name: str, cell: str, where: str) -> float:
     return seconds
 
 
-# ---- Sports-1M
-
-
 def read_sports1m(files: Sequence[AnnotationFile], options: ReadOptions) -> Annotations:
-    """Read the partitions of Sports-1M."""
     records: list[Record] = []
     for file in files:
         split = options.split_of_file(file)
@@ -214,9 +189,6 @@ def video_id(address: str, where: str) -> str:
     return address
 
 
-# ---- frame lists
-
-
 class _Line(NamedTuple):
     where: str
     folder: str
@@ -224,7 +196,6 @@ class _Line(NamedTuple):
 
 
 def read_frame_lists(files: Sequence[AnnotationFile], options: ReadOptions) -> Annotations:
-    """Read lists of frame folders or video files."""
     one_of("--layout", options.layout, LAYOUTS)
     records: list[Record] = []
     for file in files:
@@ -343,16 +314,14 @@ class ReadOptions:
     """Options of readers."""
 
     classes: tuple[str, ...] | None = None  # the class list, where labels are numbers or the order matters
-    split_map: Mapping[str, str] = field(default_factory=dict)  # official word -> split, over OFFICIAL_SPLITS
+    split_map: Mapping[str, str] = field(default_factory=OFFICIAL_SPLITS.copy)  # official word -> split
     layout: str = "auto"  # of frame lists
 
     def split_of(self, word: str, where: str) -> str:
-        """Return the split of an official name."""
-        known = OFFICIAL_SPLITS | dict(self.split_map)
-        split = known.get(word.strip().lower())
+        split = self.split_map.get(word.strip().lower())
         if split is None:
             raise InvalidArgument(
-                f"{where}: the subset {word!r} is unknown, known are {', '.join(sorted(known))}; "
+                f"{where}: the subset {word!r} is unknown, known are {', '.join(sorted(self.split_map))}; "
                 f"map it with --map {word}=train, dev or test"
             )
         return split
@@ -362,8 +331,7 @@ class ReadOptions:
         if file.split:
             return file.split
         words = re.findall(r"[a-z]+", file.path.name.lower())
-        known = OFFICIAL_SPLITS | dict(self.split_map)
-        splits = {known[word] for word in words if word in known}
+        splits = {self.split_map[word] for word in words if word in self.split_map}
         if len(splits) != 1:
             raise InvalidArgument(
                 f"{file.path}: its name does not contain its split; write {file.path.name}=train, dev or test"
@@ -382,8 +350,7 @@ def numbered_annotations(records: list[Record], options: ReadOptions) -> Annotat
 
 
 def class_of(number: str, classes: Sequence[str] | None, where: str) -> str:
-    """Return the class of an index written as text."""
-    if not (number.isascii() and number.isdigit() and len(number) <= 9):
+    if not is_whole(number):
         raise InvalidArgument(
             f"{where}: the label {number!r} is not an int; it must be a line number of the class list"
         )
