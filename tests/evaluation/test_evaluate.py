@@ -15,7 +15,7 @@ import pytest
 
 from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.batches import candidate_slots
+from sosampler.evaluation.clip_scores import candidate_slots
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.evaluation.result import Cell, Evaluation

@@ -17,7 +17,7 @@ from sosampler import create_classifier, save_classifier, wrap_classifier
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation import batches as frames
+from sosampler.evaluation import clip_scores as frames
 from sosampler.evaluation import evaluate as module
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import Measured, Resamples

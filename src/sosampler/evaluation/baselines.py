@@ -6,7 +6,6 @@ A baseline has a classifier of its own, so its predictions are evaluated as they
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
 from sosampler.baselines.base import Baseline, Views, decoded_frames, predict, video_gmacs
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.batches import Videos
+from sosampler.evaluation.clip_scores import Videos
 from sosampler.evaluation.result import Cell, Spent, Tally
 from sosampler.policies.registry import EVERY, number_of
 
@@ -79,7 +78,12 @@ def baseline_rows(name: str, system: Baseline, value: str) -> list[BaselineRow]:
 
 def same_but_for_threshold(first: Baseline, other: Baseline) -> bool:
     """Return whether two baselines differ in their thresholds alone: points of one curve."""
-    if _without_threshold(first) != _without_threshold(other):
+
+    def without_threshold(system: Baseline) -> str:
+        settings = {key: value for key, value in system.config.items() if key != system.threshold}
+        return json.dumps([system.name, settings, system.about.get("heavy"), system.about.get("light")], sort_keys=True)
+
+    if without_threshold(first) != without_threshold(other):
         return False
     weights, others = first.state_dict(), other.state_dict()
     return weights.keys() == others.keys() and all(
@@ -87,29 +91,11 @@ def same_but_for_threshold(first: Baseline, other: Baseline) -> bool:
     )
 
 
-def _without_threshold(system: Baseline) -> str:
-    settings = {key: value for key, value in system.config.items() if key != system.threshold}
-    networks = [system.about.get("heavy"), system.about.get("light")]
-    return json.dumps([system.name, settings, networks], sort_keys=True)
-
-
 # ---- stored features
 
 
-@dataclass(frozen=True, eq=False)
-class _Ready:
-    """A baseline with the stored features that it needs."""
-
-    row: BaselineRow
-    heavy: Features
-    light: Features | None
-
-    @property
-    def feature_sets(self) -> list[Features]:
-        return [self.heavy] if self.light is None else [self.heavy, self.light]
-
-
-def _ready(row: BaselineRow, bank: Bank) -> _Ready:
+def _stored_features(row: BaselineRow, bank: Bank) -> list[Features]:
+    """Return the features that a baseline needs: of its heavy network, and of the light one where it has one."""
     system, about = row.system, row.system.about
     if not isinstance(about.get("heavy"), dict):
         raise InvalidArgument(
@@ -128,17 +114,13 @@ def _ready(row: BaselineRow, bank: Bank) -> _Ready:
             f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
         )
     if system.multi_label != bank.multi_label:
+        labels = {True: "several labels (multi_label)", False: "one label"}
         raise InvalidArgument(
-            f"{row.name} was trained for videos with {_labels_in_words(system.multi_label)}, but those of "
-            f"{bank.path} have {_labels_in_words(bank.multi_label)}; give a bank of that kind, or train the "
-            "baseline on this one"
+            f"{row.name} was trained for videos with {labels[system.multi_label]}, but those of {bank.path} have "
+            f"{labels[bank.multi_label]}; give a bank of that kind, or train the baseline on this one"
         )
-    needs_light = "light_width" in system.config
-    return _Ready(row, _stored(row, bank, "heavy"), _stored(row, bank, "light") if needs_light else None)
-
-
-def _labels_in_words(multi_label: bool) -> str:
-    return "several labels (multi_label)" if multi_label else "one label"
+    parts = ("heavy", "light") if "light_width" in system.config else ("heavy",)
+    return [_stored(row, bank, part) for part in parts]
 
 
 def _classes_in_words(classes: Sequence[str]) -> str:
@@ -205,11 +187,11 @@ def run_baselines(
         By cell its predictions and its cost. `Tally.slots` [V, T] are the stored frames that went through the heavy
         network, in time order, padded with -1.
     """
-    ready = [_ready(row, bank) for row in rows]
-    sets = {stored.name: stored for each in ready for stored in each.feature_sets}
+    ready = [(row, _stored_features(row, bank)) for row in rows]
+    sets = {stored.name: stored for _, feature_sets in ready for stored in feature_sets}
     results: dict[Cell, tuple[Tally, Spent]] = {}
     for num_candidates in candidates:
-        runs = [_Run(each, num_candidates, videos) for each in ready]
+        runs = [_Run(row, feature_sets, num_candidates, videos) for row, feature_sets in ready]
         size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in sets.values()))))
         for begin in range(0, len(videos) if runs else 0, size):
             indices = np.arange(begin, min(begin + size, len(videos)))
@@ -233,38 +215,33 @@ def _features(stored: Features, videos: Videos, indices: Indices, slots: Indices
 class _Run:
     """One baseline with one number of candidates."""
 
-    def __init__(self, ready: _Ready, num_candidates: int, videos: Videos) -> None:
-        self._ready, self._videos = ready, videos
-        self.cell = Cell(ready.row.name, None, num_candidates)
-        num_videos, num_classes = videos.labels.shape
-        self.tally = Tally.empty(num_videos, num_classes, num_candidates)
-        self._frames, self._decoded, self._side = (np.zeros(num_videos) for _ in range(3))
+    def __init__(self, row: BaselineRow, feature_sets: list[Features], num_candidates: int, videos: Videos) -> None:
+        self._row, self._feature_sets, self._videos = row, feature_sets, videos
+        self.cell = Cell(row.name, None, num_candidates)
+        self.tally = Tally.empty(videos.labels, num_candidates)
+        self._frames, self._decoded, self._side = (np.zeros(len(videos)) for _ in range(3))
 
     def predict(self, indices: Indices, slots: Indices, features: dict[str, Tensor], mask: Tensor) -> None:
-        system, heavy = self._ready.row.system, features[self._ready.heavy.name]
-        light = heavy[:, :, :0] if self._ready.light is None else features[self._ready.light.name]
+        heavy, *lights = [features[stored.name] for stored in self._feature_sets]
+        light = lights[0] if lights else heavy[:, :, :0]
         begun = time.perf_counter()
-        output = predict(system, Views(heavy, light, None if bool(mask.all()) else mask))
+        output = predict(self._row.system, Views(heavy, light, None if bool(mask.all()) else mask))
         self.tally.seconds += time.perf_counter() - begun
-        self._check(indices, output.probabilities)
+        strange = indices[~torch.isfinite(output.probabilities).all(dim=1).numpy()]
+        if len(strange):  # they would count as some class
+            item = self._feature_sets[0].bank.rows[self._videos.positions[strange[0]]].item
+            raise InvalidArgument(
+                f"{self._row.name}: probabilities of {len(strange)} of {len(indices)} videos are not finite, "
+                f"{item.id!r} the first; check the features "
+                f"{' and '.join(stored.name for stored in self._feature_sets)}, or train the baseline again"
+            )
         self.tally.probs[indices] = output.probabilities.float().numpy()
         self.tally.slots[indices] = _packed(slots, output.seen_heavy.numpy())
         self._frames[indices] = output.seen_heavy.sum(dim=1).numpy()
         self._decoded[indices] = decoded_frames(output).numpy()
-        light_gmacs = 0.0 if self._ready.light is None else self._ready.light.gmacs
-        self._side[indices] = video_gmacs(system, output, heavy_gmacs=0.0, light_gmacs=light_gmacs).cpu().numpy()
-
-    def _check(self, indices: Indices, probabilities: Tensor) -> None:
-        """Numbers that are not finite would count as some class."""
-        strange = indices[~torch.isfinite(probabilities).all(dim=1).numpy()]
-        if len(strange):
-            heavy = self._ready.heavy
-            item = heavy.bank.rows[self._videos.positions[strange[0]]].item
-            raise InvalidArgument(
-                f"{self._ready.row.name}: probabilities of {len(strange)} of {len(indices)} videos are not finite, "
-                f"{item.id!r} the first; check the features "
-                f"{' and '.join(stored.name for stored in self._ready.feature_sets)}, or train the baseline again"
-            )
+        light_gmacs = self._feature_sets[1].gmacs if lights else 0.0
+        gmacs = video_gmacs(self._row.system, output, heavy_gmacs=0.0, light_gmacs=light_gmacs)
+        self._side[indices] = gmacs.cpu().numpy()
 
     def spent(self) -> Spent:
         """Return the mean cost of a video."""
@@ -272,7 +249,7 @@ class _Run:
             frames_classified=float(self._frames.mean()),
             frames_decoded=float(self._decoded.mean()),
             sampler_gmacs=float(self._side.mean()),
-            classifier_gmacs=float(self._frames.mean()) * self._ready.heavy.gmacs,
+            classifier_gmacs=float(self._frames.mean()) * self._feature_sets[0].gmacs,
         )
 
 
@@ -284,12 +261,3 @@ def _packed(slots: Indices, seen: NDArray[np.bool_]) -> Indices:
     """
     order = np.argsort(~seen, axis=1, kind="stable")
     return np.take_along_axis(np.where(seen, slots, NOT_SEEN), order, axis=1)
-
-
-def whole_frames(mean: float, num_candidates: int) -> int:
-    """Round a mean number of frames up to 1..T: the number that uniform gets where it is compared with a baseline.
-
-    >>> whole_frames(2.1, 10), whole_frames(3.0, 10), whole_frames(0.0, 10), whole_frames(9.0, 8)
-    (3, 3, 1, 8)
-    """
-    return min(num_candidates, max(1, math.ceil(mean)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from sosampler._util.validation import check_float, check_int
 from sosampler.baselines.base import Baseline, is_baseline_folder, load_system
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.baselines import BaselineRow, baseline_rows, same_but_for_threshold, whole_frames
+from sosampler.evaluation.baselines import BaselineRow, baseline_rows, same_but_for_threshold
 from sosampler.evaluation.clip_scores import Clips
 from sosampler.evaluation.result import Cell
 from sosampler.policies.auto import AUTO, Auto, auto_of
@@ -43,15 +44,17 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
     >>> pairs_of([1, "auto"], 10), pairs_of(6, 10, pairs=[(8, 30)])
     ([(1, 10), (None, 10)], [(8, 30)])
     """
-    result: list[Pair]
     if pairs is None:
-        numbers = [_number_or_auto(value) for value in _listed("num_frames", num_frames)]
-        counts = [check_int("num_candidates", value) for value in _listed("num_candidates", num_candidates)]
-        result = [(frames, candidates) for candidates in counts for frames in numbers]
-    elif isinstance(pairs, Iterable) and not isinstance(pairs, str):
-        result = [_pair(pair) for pair in pairs]
-    else:
+        counts = _listed("num_candidates", num_candidates)
+        pairs = [(frames, count) for count in counts for frames in _listed("num_frames", num_frames)]
+    elif not isinstance(pairs, Iterable) or isinstance(pairs, str):
         raise InvalidArgument(f"pairs={pairs!r} must be a list of (num_frames, num_candidates), for example [(8, 30)]")
+    result: list[Pair] = []
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidArgument(f"pairs hold {pair!r}; give (num_frames, num_candidates), for example (8, 30)")
+        decides = isinstance(pair[0], Auto) or pair[0] == AUTO
+        result.append((None if decides else check_int("num_frames", pair[0]), check_int("num_candidates", pair[1])))
     if not result:
         raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
     for frames, candidates in result:
@@ -68,16 +71,6 @@ def _listed(name: str, given: Any) -> list[Any]:
     if not values:
         raise InvalidArgument(f"{name} is empty; give at least one int")
     return values
-
-
-def _number_or_auto(given: Any) -> int | None:
-    return None if isinstance(given, Auto) or given == AUTO else check_int("num_frames", given)
-
-
-def _pair(given: Any) -> Pair:
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise InvalidArgument(f"pairs hold {given!r}; give (num_frames, num_candidates), for example (8, 30)")
-    return _number_or_auto(given[0]), check_int("num_candidates", given[1])
 
 
 def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tolerance: Any) -> dict[str, Auto]:
@@ -102,8 +95,9 @@ def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tol
     autos = list(dict.fromkeys(autos))
     if len({auto.tolerance for auto in autos}) < len(autos):
         raise InvalidArgument("several Auto have one tolerance, which their rows are named by; give each another one")
-    several = len(autos) > 1
-    return {f"{AUTO_SUFFIX}@{auto.tolerance:g}" if several else AUTO_SUFFIX: auto for auto in autos}
+    if len(autos) == 1:
+        return {AUTO_SUFFIX: autos[0]}
+    return {f"{AUTO_SUFFIX}@{auto.tolerance:g}": auto for auto in autos}
 
 
 # ---- names
@@ -120,21 +114,15 @@ class Resolver:
     def resolve(self, policies: Any) -> tuple[list[Policy], list[BaselineRow]]:
         """Resolve names, policies, samplers, baselines, what `train` returns, folders, "NAME=FOLDER", {name: any}."""
         policies = _unwrapped(policies)
-        if isinstance(policies, (str, os.PathLike, Baseline, Policy)) or _is_sampler(policies):
+        is_sampler = hasattr(policies, "look") or hasattr(policies, "score")
+        if is_sampler or isinstance(policies, (str, os.PathLike, Baseline, Policy)):
             policies = [policies]
         if not isinstance(policies, Iterable):
             raise InvalidArgument(f"policies={policies!r} must be a list of names and samplers, or {{name: sampler}}")
-        given: Iterable[tuple[str | None, Any]] = (
-            policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
-        )
-        resolved: list[Policy] = []
-        baselines: list[BaselineRow] = []
-        for name, policy in given:
-            result = self._one(name, _unwrapped(policy))
-            if isinstance(result, list):
-                baselines += result
-            else:
-                resolved.append(result)
+        given = policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
+        results = [self._one(name, _unwrapped(policy)) for name, policy in given]
+        resolved = [result for result in results if isinstance(result, Policy)]
+        baselines = [row for result in results if isinstance(result, list) for row in result]
         names = [*(policy.name for policy in resolved), *(row.name for row in baselines)]
         if not names:
             raise InvalidArgument(
@@ -206,10 +194,6 @@ def _unwrapped(policy: Any) -> Any:
     return policy
 
 
-def _is_sampler(policy: Any) -> bool:
-    return hasattr(policy, "look") or hasattr(policy, "score")
-
-
 def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
     """Return the rows of a baseline. A threshold that its name ends in is set, unless the name is its folder's."""
     name, in_name = (name, "") if name_is_folder else split_threshold(name)
@@ -259,13 +243,14 @@ class Entry:
 
 def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: Sequence[Pair]) -> list[Entry]:
     """Return the policies that can decide on N, once for each `Auto`."""
+    entries: list[Entry] = []
     for policy in policies:
         if policy.name.partition("@")[0].endswith(AUTO_SUFFIX):
             raise InvalidArgument(
                 f"a sampler cannot be called {policy.name!r}, as rows of num_frames={AUTO!r} are; give another name"
             )
-    entries: list[Entry] = []
-    for policy in policies if autos else ():
+        if not autos:
+            continue
         refusal = policy.auto_refusal()
         if refusal is None:
             entries += [Entry(f"{policy.name}{suffix}", policy, auto) for suffix, auto in autos.items()]
@@ -331,7 +316,7 @@ class Plan:
         """Compare cells that decide on N with uniform, which gets their mean number of frames, rounded up."""
         missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
         for cell, mean in mean_frames.items():
-            frames = whole_frames(mean, cell.num_candidates)
+            frames = min(cell.num_candidates, max(1, math.ceil(mean)))
             uniform = Cell("uniform", frames, cell.num_candidates)
             if uniform not in self.cells:
                 if self._clips.needs_frames:

@@ -67,10 +67,8 @@ class Tally:
     seconds: float = 0.0
 
     @classmethod
-    def empty(cls, num_videos: int, num_classes: int, num_frames: int) -> Tally:
-        return cls(
-            np.zeros((num_videos, num_classes), dtype=np.float32), np.zeros((num_videos, num_frames), dtype=np.int64)
-        )
+    def empty(cls, labels: NDArray[np.bool_], num_frames: int) -> Tally:
+        return cls(np.zeros(labels.shape, dtype=np.float32), np.zeros((len(labels), num_frames), dtype=np.int64))
 
 
 @dataclass(frozen=True)
