@@ -15,16 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Weightings at a time: so many that the weights of all rows stay in a processor's cache.
-_MAX_WEIGHTINGS = 256
+_MAX_WEIGHTINGS = 256  # at a time: so many that the weights of all rows stay in a processor's cache
 _SMALLEST_PROBABILITY = 1e-12
 
 
 def top1_hits(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.bool_]:
     """Return which rows [B] have a label (multi-hot [B, C]) as their most probable class [B, C]."""
     scores, truth = np.asarray(probabilities), np.asarray(targets)
-    hits: NDArray[np.bool_] = truth[np.arange(len(truth)), scores.argmax(1)].astype(bool)
-    return hits
+    return np.asarray(truth[np.arange(len(truth)), scores.argmax(1)], dtype=bool)
 
 
 def top1(probabilities: ArrayLike, targets: ArrayLike) -> float:
@@ -51,15 +49,9 @@ def mean_average_precision(probabilities: ArrayLike, targets: ArrayLike) -> floa
 
 
 def weighted_average_precision(probabilities: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Return `mean_average_precision` for many weightings of the same rows.
+    """Return `mean_average_precision` for R weightings of the same rows, [R]; NaN where no positive has any weight.
 
-    Args:
-        probabilities: [B, C].
-        targets: multi-hot bool [B, C].
-        weights: [B, R], how often each row counts in each of R weightings.
-
-    Returns:
-        [R]; NaN where no positive has any weight.
+    `probabilities` and `targets` (multi-hot bool) are [B, C], `weights` [B, R]: how often each row counts.
     """
     import torch
 
@@ -135,10 +127,7 @@ def multi_hot(labels: Sequence[Sequence[int]], num_classes: int) -> NDArray[np.b
 
 # ---- confidence intervals: percentile bootstrap over videos, paired between policies
 
-Draws = NDArray[np.float64]
-
-# Random numbers drawn at a time.
-_MAX_NUMBERS = 1 << 24
+_MAX_NUMBERS = 1 << 24  # random ones that are drawn at a time
 
 
 def resample_counts(num_videos: int, draws: int, seed: int) -> NDArray[np.float32]:
@@ -150,9 +139,8 @@ def resample_counts(num_videos: int, draws: int, seed: int) -> NDArray[np.float3
     for begin in range(0, draws, size):
         some = min(size, draws - begin)
         drawn = rng.integers(num_videos, size=(some, num_videos)) + np.arange(some)[:, None] * num_videos
-        counts[:, begin : begin + some] = (
-            np.bincount(drawn.ravel(), minlength=some * num_videos).reshape(some, num_videos).T
-        )
+        times = np.bincount(drawn.ravel(), minlength=some * num_videos)
+        counts[:, begin : begin + some] = times.reshape(some, num_videos).T
     return counts
 
 
@@ -177,7 +165,7 @@ class Measured:
     mean difference, without which it holds the truth too rarely.
     """
 
-    def __init__(self, all_and_draws: Draws, *, centred: bool = False, lowest: float = 0.0) -> None:
+    def __init__(self, all_and_draws: NDArray[np.float64], *, centred: bool = False, lowest: float = 0.0) -> None:
         self.value = float(all_and_draws[0])
         self.draws = all_and_draws[1:]
         self._centred, self._lowest = centred, lowest
@@ -195,14 +183,7 @@ class Measured:
 
 
 class Resamples:
-    """The resamples that all policies share.
-
-    Args:
-        targets: multi-hot bool [V, C].
-        draws: number of resamples; 0 for values without intervals.
-        seed: of the resamples.
-        device: of the computation.
-    """
+    """The resamples that all policies share; targets are multi-hot [V, C], no draws give values without intervals."""
 
     def __init__(self, targets: NDArray[np.bool_], draws: int, seed: int, device: Any = "cpu") -> None:
         import torch

@@ -23,7 +23,7 @@ from sosampler.evaluation.metrics import Measured, Resamples, confidences, multi
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
-    from sosampler.bank.outputs import Teacher, TeacherItem
+    from sosampler.bank.outputs import Teacher
 
 EVALUATION_FILE, VIDEOS_FILE = "evaluation.json", "videos.jsonl"
 KIND, VERSION = "sosampler videos", 2
@@ -99,10 +99,7 @@ class EvaluationRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        values = asdict(self)
-        values["ci95"] = {name: list(bounds) for name, bounds in self.ci95.items()}
-        if self.versus_uniform is not None and self.versus_uniform["ci95"] is not None:
-            values["versus_uniform"]["ci95"] = list(self.versus_uniform["ci95"])
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # lists for tuples
         return values
 
 
@@ -164,11 +161,8 @@ class Evaluation:
         is recognised by its digest.
         """
         target, per_video = Path(folder), self.per_video
-        if (
-            per_video is None
-            or set(per_video.predictions) != set(self.choices)
-            or len(per_video.positions) != len(self.ids)
-        ):
+        fits = per_video is not None and len(per_video.positions) == len(self.ids)
+        if per_video is None or not fits or set(per_video.predictions) != set(self.choices):
             raise InvalidArgument("this evaluation has no results of single videos; write one that so.evaluate made")
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -206,14 +200,7 @@ def _write(path: str | os.PathLike[str], text: str) -> Path:
 
 
 class Measuring:
-    """Turns tallies into rows.
-
-    Args:
-        tallies: of all cells, also of those that are only compared with.
-        labels: multi-hot bool [V, C].
-        metric: the main one, "top1" or "mAP".
-        resamples: shared by all cells.
-    """
+    """Turns the tallies of all cells, also of those that are only compared with, into rows; labels are [V, C]."""
 
     def __init__(
         self, tallies: Mapping[Cell, Tally], labels: NDArray[np.bool_], metric: str, resamples: Resamples
@@ -233,33 +220,27 @@ class Measuring:
     def row(self, cell: Cell, spent: Spent, *, against: int | None) -> EvaluationRow:
         """Return the row of a cell; `against`: N of the uniform and semi-optimal choices that it is compared with."""
         tally, measured = self._tallies[cell], self._of(cell)
-        both = spent.sampler_gmacs is not None and spent.classifier_gmacs is not None
-        gap = tally.gap
+        gmacs = None
+        if spent.sampler_gmacs is not None and spent.classifier_gmacs is not None:
+            gmacs = spent.sampler_gmacs + spent.classifier_gmacs
+        gap = None
+        if tally.gap is not None:
+            share = float((tally.gap < _SMALL_GAP).mean())
+            gap = {"max": float(tally.gap.max()), "mean": float(tally.gap.mean()), "share_below_1e-3": share}
         return EvaluationRow(
-            policy=cell.policy,
-            num_frames=cell.num_frames,
-            num_candidates=cell.num_candidates,
+            **vars(cell),
+            **vars(spent),
             top1=measured["top1"].value,
             mAP=measured["mAP"].value,
             confidence=float(confidences(tally.probs, self._labels).mean()),
             fidelity=self._fidelity(cell),
             # The best choice for another classifier means nothing for a baseline.
             recovered=None if cell.num_frames is None else self._recovered(cell, against),
-            gmacs=(spent.sampler_gmacs or 0.0) + (spent.classifier_gmacs or 0.0) if both else None,
-            sampler_gmacs=spent.sampler_gmacs,
-            classifier_gmacs=spent.classifier_gmacs,
-            frames_classified=spent.frames_classified,
-            frames_decoded=spent.frames_decoded,
+            gmacs=gmacs,
             ci95={name: metric.ci95 for name, metric in measured.items() if metric.ci95 is not None},
             versus_uniform=self._versus_uniform(cell, against),
             seconds=round(tally.seconds, 4),
-            gap=None
-            if gap is None
-            else {
-                "max": float(gap.max()),
-                "mean": float(gap.mean()),
-                "share_below_1e-3": float((gap < _SMALL_GAP).mean()),
-            },
+            gap=gap,
             method=" and ".join(sorted(tally.methods)) or None,
         )
 
@@ -269,9 +250,8 @@ class Measuring:
 
     def _fidelity(self, cell: Cell) -> float | None:
         best = self._other(cell, "optimal", cell.num_frames)
-        if best is None:
-            return None
-        return float(shared_share(self._tallies[cell].slots, self._tallies[best].slots).mean())
+        shares = None if best is None else shared_share(self._tallies[cell].slots, self._tallies[best].slots)
+        return None if shares is None else float(shares.mean())
 
     def _versus_uniform(self, cell: Cell, against: int | None) -> dict[str, Any] | None:
         uniform = self._other(cell, "uniform", against)
@@ -308,23 +288,15 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
     heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded"]
     lines = [heads]
     for row in rows:
-        versus = row.versus_uniform
-        lines.append(
-            [
-                row.policy,
-                _frames(row.frames_classified),
-                str(row.num_candidates),
-                _percent(getattr(row, metric)),
-                _bounds(row.ci95.get(metric)),
-                _percent(getattr(row, other)),
-                _versus(row),
-                "" if versus is None else _bounds(versus["ci95"], sign=True),
-                _percent(row.fidelity),
-                _percent(row.recovered),
-                f"{getattr(row, cost):.2f}" if some_cost and getattr(row, cost) is not None else "",
-                _frames(row.frames_decoded),
-            ]
-        )
+        versus, price = row.versus_uniform or {}, getattr(row, cost)
+        difference = _percent(versus.get("difference"), sign=True)
+        if versus and versus["num_frames"] != row.num_frames:
+            difference += f" (N={versus['num_frames']})"
+        cells = [row.policy, _frames(row.frames_classified), str(row.num_candidates)]
+        cells += [_percent(getattr(row, metric)), _bounds(row.ci95.get(metric)), _percent(getattr(row, other))]
+        cells += [difference, _bounds(versus.get("ci95"), sign=True), _percent(row.fidelity), _percent(row.recovered)]
+        cells += [f"{price:.2f}" if some_cost and price is not None else "", _frames(row.frames_decoded)]
+        lines.append(cells)
     # Empty columns are left out.
     shown = [column for column in range(len(heads)) if any(line[column] for line in lines[1:])]
     widths = [max(len(line[column]) for line in lines) for column in shown]
@@ -345,14 +317,6 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
         return ""
     rounded = round(100 * value, 1) + 0.0  # no -0.0
     return f"{rounded:{'+' if sign else ''}.1f}"
-
-
-def _versus(row: EvaluationRow) -> str:
-    versus = row.versus_uniform
-    if versus is None:
-        return ""
-    with_frames = f" (N={versus['num_frames']})" if versus["num_frames"] != row.num_frames else ""
-    return _percent(versus["difference"], sign=True) + with_frames
 
 
 def _frames(count: float) -> str:
@@ -420,12 +384,6 @@ class PerVideo:
     scores: Mapping[tuple[str, int], NDArray[np.float32]]  # by policy and T: [V, T]; with the padding of short videos
 
 
-def label_confidence(outputs: TeacherItem, labels: Sequence[int], slots: Indices) -> NDArray[np.float64]:
-    """Return the classifier's confidence in the labels from each stored frame alone."""
-    probs = outputs.frame_probs[slots]
-    return confidences(probs, multi_hot([labels], probs.shape[1]).repeat(len(probs), axis=0))
-
-
 def rows_digest(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a digest by which videos.jsonl names its rows: two files cannot be replaced in one step."""
     return hashlib.sha256(json.dumps(list(rows), sort_keys=True).encode()).hexdigest()[:32]
@@ -434,55 +392,52 @@ def rows_digest(rows: Sequence[Mapping[str, Any]]) -> str:
 def video_lines(evaluation: Evaluation, per_video: PerVideo) -> Iterator[str]:
     """Yield the lines of videos.jsonl: a header, then each video."""
     cells = list(per_video.predictions)
-    yield _line(
-        {
-            "kind": KIND,
-            "version": VERSION,
-            "evaluation": rows_digest([row.to_dict() for row in evaluation.rows]),
-            "videos": len(evaluation.ids),
-            "classes": list(per_video.bank.classes),
-            "rows": [[cell.policy, cell.num_frames, cell.num_candidates] for cell in cells],
-        }
-    )
+    header = {
+        "kind": KIND,
+        "version": VERSION,
+        "evaluation": rows_digest([row.to_dict() for row in evaluation.rows]),
+        "videos": len(evaluation.ids),
+        "classes": list(per_video.bank.classes),
+        "rows": [list(vars(cell).values()) for cell in cells],
+    }
+    yield _line(header)
     counts = list(dict.fromkeys(cell.num_candidates for cell in cells))
     for index, (name, position) in enumerate(zip(evaluation.ids, per_video.positions, strict=True)):
-        video = per_video.bank[position]
-        yield _line(
-            {
-                "id": name,
-                "labels": list(video.labels),
-                "candidates": {str(count): _candidates(per_video, index, count) for count in counts},
-                "answers": [
-                    _prediction(per_video.predictions[cell], index, evaluation.choices[cell][index]) for cell in cells
-                ],
-            }
-        )
+        values = {
+            "id": name,
+            "labels": list(per_video.bank[position].labels),
+            "candidates": {str(count): _candidates(per_video, index, count) for count in counts},
+            "answers": [_prediction(per_video.predictions[cell], index, evaluation.choices[cell]) for cell in cells],
+        }
+        yield _line(values)
 
 
 def _candidates(per_video: PerVideo, index: int, count: int) -> dict[str, Any]:
     """Return each real candidate once, in time order."""
     video = per_video.bank[per_video.positions[index]]
     slots = video.uniform(min(count, len(video)))
+    probs = per_video.teacher[per_video.positions[index]].frame_probs[slots]
+    labels = multi_hot([video.labels] * len(slots), probs.shape[1])
     return {
         "slots": slots.tolist(),
         "positions": _rounded(video.positions[slots]),
         "seconds": [round(float(seconds), _MILLISECONDS) for seconds in video.pts_seconds[slots]],
-        "confidence": _rounded(label_confidence(per_video.teacher[per_video.positions[index]], video.labels, slots)),
+        "confidence": _rounded(confidences(probs, labels)),  # from each frame alone
         "scores": {
             policy: _rounded(table[index, : len(slots)])
-            for (policy, same), table in per_video.scores.items()
-            if same == count
+            for (policy, candidates), table in per_video.scores.items()
+            if candidates == count
         },
     }
 
 
-def _prediction(predictions: Predictions, index: int, chosen: Indices) -> dict[str, Any]:
+def _prediction(predictions: Predictions, index: int, choices: Indices) -> dict[str, Any]:
     return {
         "predicted": int(predictions.predicted[index]),
         "probability": _short(predictions.probability[index]),
         "confidence": _short(predictions.confidence[index]),
         "right": bool(predictions.right[index]),
-        "chosen": [slot for slot in chosen.tolist() if slot >= 0],  # without the padding
+        "chosen": [slot for slot in choices[index].tolist() if slot >= 0],  # without the padding
     }
 
 
