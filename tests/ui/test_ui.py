@@ -23,9 +23,17 @@ from sosampler.policies.registry import describe_policies
 from sosampler.policies.score_rules import METHODS
 from sosampler.policies.visual import change_scores
 from sosampler.ui.server import Service
-from sosampler.ui.settings import BEST, MAX_CANDIDATES, MAX_FRAMES, Controls, make_controls
 from sosampler.ui.videos import NotFound, TooLarge, Videos, clean_name, size_of
-from sosampler.ui.view import Picture, uniform_strip, view_video
+from sosampler.ui.view import (
+    BEST,
+    MAX_CANDIDATES,
+    MAX_FRAMES,
+    Controls,
+    Picture,
+    make_controls,
+    uniform_strip,
+    view_video,
+)
 from sosampler.video.limits import Limits
 from sosampler.video.synthetic import numbered_video, read_number
 
