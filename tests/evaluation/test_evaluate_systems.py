@@ -21,8 +21,7 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.metrics import mean_average_precision, top1
 from sosampler.evaluation.result import Evaluation
 from sosampler.report.load import read_run_videos
-from sosampler.report.page import write_report
-from sosampler.report.strips import strip_of
+from sosampler.report.page import strip_of, write_report
 from sosampler.training.baseline_data import bank_views
 from tests.banks import small_net
 from tests.system_banks import (

@@ -50,8 +50,7 @@ from sosampler.paper.results import (
 from sosampler.paper.tables import name_in_words, table
 from sosampler.report.compare import cases
 from sosampler.report.load import RowKey, RunVideos, read_run_videos
-from sosampler.report.page import write_report
-from sosampler.report.strips import strip_of
+from sosampler.report.page import strip_of, write_report
 from sosampler.training.checkpoints import check_apart
 from sosampler.training.optim import Diverged
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.evaluation.result import EVALUATION_FILE, VIDEOS_FILE
 from sosampler.figures.curves import Row, report_figures
 from sosampler.report.compare import (
-    FAILURE_RULE,
-    SUCCESS_RULE,
     Contrast,
     Pair,
     cases,
@@ -35,17 +35,26 @@ from sosampler.report.load import (
     RowKey,
     RunVideo,
     RunVideos,
+    VideoCandidates,
     independence_grid,
     is_folder,
     read_runs,
 )
-from sosampler.report.page import Part, write_page
-from sosampler.report.strips import Gallery, OpenedBank, Strip, open_bank, strip_of
+from sosampler.report.page import Gallery, Part, Strip, strip_of, write_page
+
+if TYPE_CHECKING:
+    from sosampler.bank.bank import Bank
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _ORACLES = ("semi-optimal", "optimal")
 _MAX_BASELINES, _MAX_LINES = 2, 4  # in a strip
+_SAME_TIME = 1e-3  # seconds; times in a run's file are rounded
+_MAX_FAILURES = 20  # that are listed
+_NOT_THERE = "it is not there"
+
+Shown = Sequence[tuple[str, VideoCandidates]]
+"""Names and candidates of the videos whose frames are shown."""
 
 
 def write_run_report(
@@ -231,7 +240,12 @@ def _criterion(kind: str, contrast: Contrast | None, shown: int, total: int) -> 
     if contrast is None or kind == "first":
         which = "the first ones" if contrast is None else "the first ones that are not shown above"
         return f"{shown} of {total} videos: {which}, as they come."
-    criterion = (SUCCESS_RULE if kind == "success" else FAILURE_RULE).format(sampler=contrast.sampler[0])
+    sampler = contrast.sampler[0]
+    better, worse = (sampler, "uniform") if kind == "success" else ("uniform", sampler)
+    criterion = (
+        f"Videos that {better} gets right and {worse} wrong, those first in which {better} leads by most in the "
+        "classifier's confidence in the label."
+    )
     return f"{criterion} Shown: {shown} of {total}." if total else f"{criterion} There is none."
 
 
@@ -268,3 +282,99 @@ def shown_keys(rows: Sequence[Row], metric: str, videos: RunVideos, headline: Pa
         if known:
             return known
     return [key for key in videos.keys if key[2] == videos.keys[0][2]][:_MAX_LINES]
+
+
+# ---- the bank with the frames
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedBank:
+    """The bank of a run, or why there is none."""
+
+    bank: Bank | None  # the split that was evaluated
+    notes: tuple[str, ...] = ()
+    is_given: bool = False
+    misfit: str | None = None  # what is wrong with the given one; None where it is used, or none was given
+
+
+def open_bank(run: EvaluationRun, shown: Shown, given: Path | None) -> OpenedBank:
+    """Open the given bank where it is the one that was evaluated, else the run's own; never another one's frames."""
+    stored = run.facts.get("bank")
+    misfit = problem = None
+    if given is not None:
+        opened = _opened(given, run, shown)
+        if not isinstance(opened, str):
+            return OpenedBank(*opened, is_given=True)
+        misfit = opened
+    for path in _possible_paths(stored, run.folder):
+        opened = _opened(path, run, shown)
+        if not isinstance(opened, str):
+            return OpenedBank(*opened, misfit=misfit)
+        problem = opened if problem in (None, _NOT_THERE) else problem
+    why = "the run does not name the bank"
+    if stored:
+        why = f"they would be in the bank {stored}, but {problem or _NOT_THERE}"
+    notes = (f"No frames are shown: {why}. Give it with --bank.",) if shown else ()
+    return OpenedBank(None, notes, misfit=misfit)
+
+
+def _possible_paths(stored: Any, folder: Path) -> list[Path]:
+    """Return where a run's bank may be; it may have been moved together with the run, as by `sosampler demo`."""
+    if not isinstance(stored, str) or not stored:
+        return []
+    path = Path(stored)
+    beside = [folder / path.name, folder.parent / path.name]
+    if path.is_absolute():
+        return [path, *beside]
+    # A relative path depends on where the evaluation was started; beside the run it is most likely meant.
+    return list(dict.fromkeys([folder / path, folder.parent / path, *beside, path]))
+
+
+def _opened(path: Path, run: EvaluationRun, shown: Shown) -> tuple[Bank, tuple[str, ...]] | str:
+    """Return the split and notes on what it lacks, or what is wrong with it."""
+    from sosampler.bank.bank import Bank
+
+    if not is_folder(path):
+        return _NOT_THERE
+    split = run.facts.get("split")
+    try:
+        all_splits = Bank(path, partial=True)
+        bank = all_splits.split(split) if isinstance(split, str) else all_splits
+        problem = _difference(bank, run, shown)
+    except (SosamplerError, UnicodeEncodeError) as error:  # shards cannot be opened where a path is no text
+        return first_line(error)
+    if problem:
+        return problem
+    listed = [f"{failure['id']}: {failure['error']}" for failure in bank.failures[:_MAX_FAILURES]]
+    more = [f"and {len(bank.failures) - len(listed)} more"] if len(bank.failures) > len(listed) else []
+    failed = f"Not in the bank, because they could not be read: {'; '.join([*listed, *more])}."
+    return bank, (failed,) if listed else ()
+
+
+def _difference(bank: Bank, run: EvaluationRun, shown: Shown) -> str | None:
+    """Return how a bank differs from the one that was evaluated."""
+    assert run.videos is not None
+    ids = bank.ids
+    if {video.id for video in run.videos.videos} - set(ids):
+        return "it holds other videos"
+    if bank.classes != run.videos.classes:
+        return "it has other classes"
+    teacher = run.facts.get("teacher")
+    wanted = teacher.get("fingerprint") if isinstance(teacher, dict) else None
+    if wanted is not None and wanted not in [about["fingerprint"] for about in bank.teachers.values()]:
+        return "it lacks the outputs of the classifier"
+    if not all(_same_frames(bank, ids.index(name), candidates) for name, candidates in shown):
+        return "it has other frames"
+    return None
+
+
+def _same_frames(bank: Bank, index: int, candidates: VideoCandidates) -> bool:
+    """Return whether the stored frames have the times of the run; true of what cannot be read."""
+    try:
+        video = bank[index]
+    except SosamplerError:
+        return True
+    if max(candidates.slots) >= len(video):
+        return False
+    times = video.pts_seconds[list(candidates.slots)]
+    return bool(np.abs(times - np.array(candidates.seconds)).max() <= _SAME_TIME)
