@@ -13,8 +13,18 @@ import pytest
 from PIL import Image
 
 from sosampler.errors import InvalidArgument
-from sosampler.figures.cost_curve import COLOURS, cost_figure, write_cost_curve
-from sosampler.figures.curves import LEARNED, ORACLE, RULE, SYSTEM, accuracy_figures, looks_of, looks_of_rows
+from sosampler.figures.curves import (
+    COLOURS,
+    LEARNED,
+    ORACLE,
+    RULE,
+    SYSTEM,
+    accuracy_figures,
+    cost_figure,
+    looks_of,
+    looks_of_rows,
+    write_cost_curve,
+)
 from sosampler.report.page import tiles_of, write_report
 
 T = 10

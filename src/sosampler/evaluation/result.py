@@ -179,7 +179,7 @@ class Evaluation:
 
     def write_curve(self, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
         """Draw the main metric against multiply-adds and against decoded frames; a .svg or .png file."""
-        from sosampler.figures.cost_curve import write_cost_curve
+        from sosampler.figures.curves import write_cost_curve
 
         if title is None:
             title = f"{self.facts['num_videos']} videos of {self.facts['split']}, {self.facts['teacher']['name']}"

@@ -441,7 +441,7 @@ def _measure_independence(plan: ExperimentPlan, request: Request, folder: Path) 
 
 def _draw_curves(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> None:
     """Write a page with the curves, and accuracy against cost as a file."""
-    from sosampler.figures.cost_curve import write_cost_curve
+    from sosampler.figures.curves import write_cost_curve
     from sosampler.report import page as report_page
 
     rows, metric = mean_rows(result["rows"], result["metric"]), result["metric"]

@@ -185,13 +185,7 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
             + of_baselines("; of a baseline those that any of its networks saw, mean over videos"),
         ),
     }
-    keys = {
-        "policy": "policy",
-        "main": metric,
-        "other": second,
-        "versus": "versus_uniform",
-        "decoded": "frames_decoded",
-    }
+    keys = {"other": second, "versus": "versus_uniform", "decoded": "frames_decoded"}  # in the rows
     empty = {name: all(row.get(keys.get(name, name)) is None for row in rows) for name in columns}
     empty |= {"policy": False, "main": False, "frames": not baselines}
     return {name: Column(*texts, empty[name]) for name, texts in columns.items()}

@@ -138,7 +138,7 @@ def data_uri(frame: NDArray[np.uint8], side: int = _THUMBNAIL) -> str:
 
 
 def strip_of(videos: RunVideos, video: RunVideo, keys: Sequence[RowKey], bank: Bank | None) -> Strip:
-    """Return the strip of one video of a run, with the rows `keys`, which have one T; with images if there is a bank."""
+    """Return the strip of one video of a run, with the rows `keys` of one T; with images if there is a bank."""
     candidates = video.candidates[keys[0][2]]
     lines = []
     for key in keys:
