@@ -186,7 +186,7 @@ def test_videos_are_those_of_the_others_in_their_order(tmp_path: Path) -> None:
 def test_some_videos_at_a_time_change_nothing(
     bank: Bank, found: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sosampler.evaluation.baselines._MAX_NUMBERS", 150)  # three videos
+    monkeypatch.setattr("sosampler.evaluation.plan._MAX_NUMBERS", 150)  # three videos
     again = evaluate(bank, ["uniform", peek()], num_frames=[1, 4], num_candidates=T, bootstrap=60, seed=3)
     for one, other in zip(found.rows, again.rows, strict=True):
         assert {**one.to_dict(), "seconds": 0} == {**other.to_dict(), "seconds": 0}

@@ -26,7 +26,6 @@ from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.datasets.manifest import SPLITS
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.baselines import NOT_SEEN, note_differences, run_baselines
 from sosampler.evaluation.clip_scores import (
     FrameChunk,
     TeacherBatch,
@@ -36,7 +35,17 @@ from sosampler.evaluation.clip_scores import (
     read_chunks,
 )
 from sosampler.evaluation.metrics import Resamples, multi_hot
-from sosampler.evaluation.plan import Entry, Plan, Resolver, auto_entries, autos_of, pairs_of
+from sosampler.evaluation.plan import (
+    NOT_SEEN,
+    Entry,
+    Plan,
+    Resolver,
+    auto_entries,
+    autos_of,
+    note_differences,
+    pairs_of,
+    run_baselines,
+)
 from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of

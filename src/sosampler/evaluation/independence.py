@@ -84,17 +84,10 @@ class RateRow:
         return None if self.redundant is None else self.redundant <= ALLOWED
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "classifier": self.classifier,
-            "rate": self.rate,
-            "videos": self.videos,
-            "seconds_apart": self.seconds_apart,
-            **self.kernel.to_dict(),
-            "redundant": self.redundant,
-            "redundant_ci95": None if self.redundant_ci95 is None else list(self.redundant_ci95),
-            "nearer_than_far": self.nearer_than_far,
-            "passes": self.passes,
-        }
+        values = {**vars(self), **self.kernel.to_dict(), "passes": self.passes}
+        values["redundant_ci95"] = None if self.redundant_ci95 is None else list(self.redundant_ci95)
+        del values["kernel"]
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +109,8 @@ class FeatureFacts:
         return float((self.far.values > NEAR_DUPLICATE).mean())
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "classifier": self.classifier,
-            "width": self.width,
-            "bandwidth": self.bandwidth,
-            "bandwidth_of": self.bandwidth_of,
-            "far": {**self.far.to_dict(), "near_duplicates": self.far_duplicates},
-            "cross": self.cross.to_dict(),
-            "untrained": self.untrained,
-            "verdict": self.verdict,
-        }
+        far = {**self.far.to_dict(), "near_duplicates": self.far_duplicates}
+        return {**vars(self), "far": far, "cross": self.cross.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,20 +96,22 @@ Row = Mapping[str, Any]  # of an evaluation, as in its JSON
 
 METRIC_NAMES = {"top1": "top-1 accuracy", "mAP": "mean average precision"}
 
-# Placeholders for the colours of the page; no figure has these by chance.
-_PLACEHOLDERS = {
-    "ink": "#010203",
-    "faint": "#010204",
-    "grid": "#010205",
-    "paper": "#010206",
-    "rule": "#010207",
-    "oracle": "#010208",
-    "learned-1": "#010209",
-    "learned-2": "#01020a",
-    "learned-3": "#01020b",
-    "system-1": "#01020c",
-    "system-2": "#01020d",
+# The light colours of the page of a report.
+COLOURS = {
+    "paper": "#ffffff",
+    "grid": "#e4e7ec",
+    "ink": "#16191d",
+    "faint": "#59616b",
+    "rule": "#59616b",
+    "oracle": "#9a4a00",
+    "learned-1": "#0060a8",
+    "learned-2": "#00704f",
+    "learned-3": "#7a2f8f",
+    "system-1": "#a3195b",
+    "system-2": "#6b5900",
 }
+# Placeholders for the colours of the page in SVG; no figure has these by chance.
+_PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(COLOURS, start=3)}
 _SIZE = (5.7, 3.8)  # inches of one panel
 _LABEL_LETTERS = 22
 _FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
@@ -413,20 +415,6 @@ def _page_colours(svg: str) -> str:
 
 SUFFIXES = (".svg", ".png")
 
-# The light colours of the page of a report.
-COLOURS = {
-    "paper": "#ffffff",
-    "grid": "#e4e7ec",
-    "ink": "#16191d",
-    "faint": "#59616b",
-    "rule": "#59616b",
-    "oracle": "#9a4a00",
-    "learned-1": "#0060a8",
-    "learned-2": "#00704f",
-    "learned-3": "#7a2f8f",
-    "system-1": "#a3195b",
-    "system-2": "#6b5900",
-}
 _HEADINGS = {"rule": "rules", "learned": "learned samplers", "system": "systems", "oracle": "oracles"}
 _PANEL = (4.7, 4.3)  # inches
 _LEGEND_WIDTH, _LEGEND_LINE = 2.5, 0.225  # inches
