@@ -110,21 +110,12 @@ class Column:
 
 def groups_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Group rows by N and T: policies first, then learned, then oracles; baselines follow the rows of the same T."""
-    looks = looks_of_rows(rows)
-    distinct = {(row["num_candidates"], row["num_frames"]) for row in rows}
-    pairs = sorted(distinct, key=lambda pair: (pair[0], pair[1] is None, pair[1] or 0))
-    order = list(MEANINGS)
-    return [
-        {
-            "num_frames": frames,
-            "num_candidates": candidates,
-            "rows": sorted(
-                (row for row in rows if (row["num_candidates"], row["num_frames"]) == (candidates, frames)),
-                key=lambda row: order.index(looks[row["policy"]].kind),
-            ),
-        }
-        for candidates, frames in pairs
-    ]
+    looks, order = looks_of_rows(rows), list(MEANINGS)
+    groups: dict[tuple[int, int | None], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: order.index(looks[row["policy"]].kind)):
+        groups.setdefault((row["num_candidates"], row["num_frames"]), []).append(row)
+    pairs = sorted(groups, key=lambda pair: (pair[0], pair[1] is None, pair[1] or 0))
+    return [{"num_frames": pair[1], "num_candidates": pair[0], "rows": groups[pair]} for pair in pairs]
 
 
 def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:

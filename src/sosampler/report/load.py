@@ -95,8 +95,7 @@ def independence_figure(folder: Path) -> list[EmbeddedImage]:
 
 # ---- the videos of a run
 
-RowKey = tuple[str, int | None, int]
-"""Policy, N (None for a baseline) and T."""
+RowKey = tuple[str, int | None, int]  # policy, N (None for a baseline) and T
 
 
 @dataclass(frozen=True)
@@ -433,15 +432,10 @@ def _videos(path: Path, rows: Sequence[Row], count: Any) -> tuple[RunVideos | No
 
 def _agree(videos: RunVideos, rows: Sequence[Row]) -> bool:
     """Return whether each top-1 of the rows is the mean of the videos."""
-    if set(videos.keys) != {(row["policy"], row["num_frames"], row["num_candidates"]) for row in rows}:
-        return False
-    half = 0.5 / len(videos.videos)  # a video more or less would be twice this
-    means = {
-        key: sum(prediction.right for prediction in videos.predictions(key)) / len(videos.videos) for key in videos.keys
-    }
-    return all(
-        abs(means[row["policy"], row["num_frames"], row["num_candidates"]] - float(row["top1"])) < half for row in rows
-    )
+    top1 = {(row["policy"], row["num_frames"], row["num_candidates"]): float(row["top1"]) for row in rows}
+    right = {key: sum(prediction.right for prediction in videos.predictions(key)) for key in videos.keys}
+    # A video more or less would be a whole one.
+    return set(right) == set(top1) and all(abs(right[key] - len(videos.videos) * top1[key]) < 0.5 for key in right)
 
 
 def _check_row(row: Any) -> None:
@@ -450,12 +444,12 @@ def _check_row(row: Any) -> None:
     _int(row["num_candidates"], at_least=1)
     if row["num_frames"] is not None:
         _int(row["num_frames"], at_least=1)
-    for name in (*METRIC_NAMES, *(name for name in _OPTIONAL_FRACTIONS if row.get(name) is not None)):
+    for name in METRIC_NAMES:
         _fraction(row[name])
     _number(row.get("frames_classified", 0))
-    for name in _OPTIONAL_NUMBERS:
+    for name in (*_OPTIONAL_FRACTIONS, *_OPTIONAL_NUMBERS):
         if row.get(name) is not None:
-            _number(row[name])
+            (_fraction if name in _OPTIONAL_FRACTIONS else _number)(row[name])
     if row.get("gap") is not None:
         _number(row["gap"]["max"])
     intervals = list(_is(dict, row["ci95"]).values()) if row.get("ci95") is not None else []

@@ -267,26 +267,19 @@ def _context(part: Part, number: int) -> dict[str, Any]:
     many = len(part.classes) > MAX_CLASSES
     ends = [*part.classes[: MAX_CLASSES // 2], *part.classes[-(MAX_CLASSES // 2) :]]
     return {
+        **vars(part),
         "number": number,
-        "title": part.title,
-        "summary": part.summary,
         "tiles": tiles_of(part.rows, part.metric, part.headline),
-        "figures": part.figures,
-        "grids": part.grids,
-        "galleries": part.galleries,
-        "contrast": part.contrast,
         "class_tables": [ends, part.classes] if many else [part.classes] if part.classes else [],
         "widest": max((abs(row.difference) for row in part.classes), default=0.0) or 1.0,
         "videos": part.videos[:MAX_VIDEOS],
         "num_videos": len(part.videos),
         "groups": groups_of(part.rows),
         "columns": columns_of(part.rows, part.metric),
-        "metric": part.metric,
         "other": "mAP" if part.metric == "top1" else "top1",
         "looks": looks,
         "kinds": {kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or baselines},
         "search": search_of(part.rows, part.metric),
-        "notes": part.notes,
         "facts": flat(part.facts),
     }
 
