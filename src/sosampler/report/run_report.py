@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ _ORACLES = ("semi-optimal", "optimal")
 _MAX_BASELINES, _MAX_LINES = 2, 4  # in a strip
 _SAME_TIME = 1e-3  # seconds; times in a run's file are rounded
 _MAX_FAILURES = 20  # that are listed
-_NOT_THERE = "it is not there"
+_NOT_THERE, _UNNAMED = "it is not there", "the run does not name the bank"
 
 Shown = Sequence[tuple[str, VideoCandidates]]
 """Names and candidates of the videos whose frames are shown."""
@@ -101,7 +101,10 @@ def write_run_report(
     parts = []
     for run, name in zip(loaded, names, strict=True):
         if isinstance(run, EvaluationRun):
-            parts.append(_evaluation_part(run, name, videos, given, headline, misfits))
+            part, misfit = _evaluation_part(run, name, videos, given, headline)
+            parts.append(part)
+            if given is not None and run.videos is not None:
+                misfits.append(misfit)
         elif isinstance(run, Experiments):
             if experiments is None:
                 raise InvalidArgument(f"{run.path}: is of `sosampler reproduce`; make its page with `sosampler report`")
@@ -164,16 +167,12 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _evaluation_part(
-    run: EvaluationRun, name: str, count: int, given: Path | None, headline: Pair | None, misfits: list[str | None]
-) -> Part:
+    run: EvaluationRun, name: str, count: int, given: Path | None, headline: Pair | None
+) -> tuple[Part, str | None]:
+    """Return the part of a run, and what is wrong with the given bank."""
     notes = [*run.notes, *run.missing]
     grid = independence_grid(run.folder) if run.path.is_dir() else None
-    known: dict[str, Any] = {}
-    if run.videos is not None:
-        known, misfit = _about_videos(run, run.videos, count, given, headline, notes)
-        if given is not None:
-            misfits.append(misfit)
-    return Part(
+    part = Part(
         title=name,
         summary=sentence_of(run.rows, run.metric, run.facts, headline),
         rows=run.rows,
@@ -183,49 +182,48 @@ def _evaluation_part(
         grids=[] if grid is None else [grid],
         notes=notes,
         facts={"run": str(run.path), **run.facts},
-        **known,
     )
-
-
-def _about_videos(
-    run: EvaluationRun, videos: RunVideos, count: int, given: Path | None, headline: Pair | None, notes: list[str]
-) -> tuple[dict[str, Any], str | None]:
-    """Return galleries, classes and the list of videos, and what is wrong with the given bank; adds to the notes."""
+    videos = run.videos
+    if videos is None:
+        return part, None
     contrast = contrast_of(run.rows, run.metric, videos, headline)
     keys = shown_keys(run.rows, run.metric, videos, headline)
-    compared_cases = all_cases(videos, contrast)
     chosen = choose_videos(videos, contrast, count)
     shown = [videos.videos[number] for numbers in chosen.values() for number in numbers]
-    opened = open_bank(run, [(video.id, video.candidates[keys[0][2]]) for video in shown], given)
-    notes.extend(opened.notes)
-    strips = _strips(videos, shown, keys, opened, notes)
+    bank, misfit = _open_bank(run, [(video.id, video.candidates[keys[0][2]]) for video in shown], given, notes)
+    must_read = given is not None and misfit is None
+    strips = _strips(videos, shown, keys, bank, notes, must_read=must_read)
     titles = {"success": "Where the sampler helps", "failure": "Where it does harm", "first": "The first videos"}
+    compared_cases = all_cases(videos, contrast)
     galleries = []
     for kind, numbers in chosen.items():
         note = _criterion(kind, contrast, len(numbers), len(compared_cases.get(kind, videos.videos)))
         if numbers or (kind != "first" and count):
             galleries.append(Gallery(titles[kind], note, tuple(strips[videos.videos[number].id] for number in numbers)))
+    part = replace(part, galleries=galleries)
     if contrast is None:
         notes.append("No learned sampler stands beside uniform with the same N of T, so they are not compared.")
-        return {"galleries": galleries}, opened.misfit
-    compared = {
-        "contrast": contrast,
-        "classes": class_differences(videos, contrast),
-        "videos": video_lines(videos, contrast),
-    }
-    return {"galleries": galleries, **compared}, opened.misfit
+        return part, misfit
+    classes, lines = class_differences(videos, contrast), video_lines(videos, contrast)
+    return replace(part, contrast=contrast, classes=classes, videos=lines), misfit
 
 
 def _strips(
-    videos: RunVideos, shown: Sequence[RunVideo], keys: Sequence[RowKey], opened: OpenedBank, notes: list[str]
+    videos: RunVideos,
+    shown: Sequence[RunVideo],
+    keys: Sequence[RowKey],
+    bank: Bank | None,
+    notes: list[str],
+    *,
+    must_read: bool,
 ) -> dict[str, Strip]:
-    """Return strips by video; without frames where these cannot be read, unless the user gave this very bank."""
+    """Return strips by video; without frames where these cannot be read, unless they must be."""
     strips, damage = {}, {}
     for video in shown:
         try:
-            strips[video.id] = strip_of(videos, video, keys, opened.bank)
+            strips[video.id] = strip_of(videos, video, keys, bank)
         except SosamplerError as error:
-            if opened.is_given:
+            if must_read:
                 raise
             strips[video.id], damage[video.id] = strip_of(videos, video, keys, None), first_line(error)
     if damage:
@@ -287,35 +285,27 @@ def shown_keys(rows: Sequence[Row], metric: str, videos: RunVideos, headline: Pa
 # ---- the bank with the frames
 
 
-@dataclass(frozen=True, eq=False)
-class OpenedBank:
-    """The bank of a run, or why there is none."""
+def _open_bank(
+    run: EvaluationRun, shown: Shown, given: Path | None, notes: list[str]
+) -> tuple[Bank | None, str | None]:
+    """Return the split that was evaluated, and what is wrong with the given bank, which is tried first.
 
-    bank: Bank | None  # the split that was evaluated
-    notes: tuple[str, ...] = ()
-    is_given: bool = False
-    misfit: str | None = None  # what is wrong with the given one; None where it is used, or none was given
-
-
-def open_bank(run: EvaluationRun, shown: Shown, given: Path | None) -> OpenedBank:
-    """Open the given bank where it is the one that was evaluated, else the run's own; never another one's frames."""
+    None where neither it nor the run's own is the bank that was evaluated: never another one's frames.
+    """
     stored = run.facts.get("bank")
     misfit = problem = None
-    if given is not None:
-        opened = _opened(given, run, shown)
+    for path in [*([] if given is None else [given]), *_possible_paths(stored, run.folder)]:
+        opened = _opened(path, run, shown, notes)
         if not isinstance(opened, str):
-            return OpenedBank(*opened, is_given=True)
-        misfit = opened
-    for path in _possible_paths(stored, run.folder):
-        opened = _opened(path, run, shown)
-        if not isinstance(opened, str):
-            return OpenedBank(*opened, misfit=misfit)
-        problem = opened if problem in (None, _NOT_THERE) else problem
-    why = "the run does not name the bank"
-    if stored:
-        why = f"they would be in the bank {stored}, but {problem or _NOT_THERE}"
-    notes = (f"No frames are shown: {why}. Give it with --bank.",) if shown else ()
-    return OpenedBank(None, notes, misfit=misfit)
+            return opened, misfit
+        if path is given:
+            misfit = opened
+        else:
+            problem = opened if problem in (None, _NOT_THERE) else problem
+    why = f"they would be in the bank {stored}, but {problem or _NOT_THERE}" if stored else _UNNAMED
+    if shown:
+        notes.append(f"No frames are shown: {why}. Give it with --bank.")
+    return None, misfit
 
 
 def _possible_paths(stored: Any, folder: Path) -> list[Path]:
@@ -330,8 +320,8 @@ def _possible_paths(stored: Any, folder: Path) -> list[Path]:
     return list(dict.fromkeys([folder / path, folder.parent / path, *beside, path]))
 
 
-def _opened(path: Path, run: EvaluationRun, shown: Shown) -> tuple[Bank, tuple[str, ...]] | str:
-    """Return the split and notes on what it lacks, or what is wrong with it."""
+def _opened(path: Path, run: EvaluationRun, shown: Shown, notes: list[str]) -> Bank | str:
+    """Return the split, or what is wrong with it; notes what it lacks."""
     from sosampler.bank.bank import Bank
 
     if not is_folder(path):
@@ -345,10 +335,12 @@ def _opened(path: Path, run: EvaluationRun, shown: Shown) -> tuple[Bank, tuple[s
         return first_line(error)
     if problem:
         return problem
-    listed = [f"{failure['id']}: {failure['error']}" for failure in bank.failures[:_MAX_FAILURES]]
-    more = [f"and {len(bank.failures) - len(listed)} more"] if len(bank.failures) > len(listed) else []
-    failed = f"Not in the bank, because they could not be read: {'; '.join([*listed, *more])}."
-    return bank, (failed,) if listed else ()
+    failures = [f"{failure['id']}: {failure['error']}" for failure in bank.failures]
+    if failures:
+        more = [f"and {len(failures) - _MAX_FAILURES} more"] if len(failures) > _MAX_FAILURES else []
+        listed = "; ".join([*failures[:_MAX_FAILURES], *more])
+        notes.append(f"Not in the bank, because they could not be read: {listed}.")
+    return bank
 
 
 def _difference(bank: Bank, run: EvaluationRun, shown: Shown) -> str | None:
