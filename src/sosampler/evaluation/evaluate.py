@@ -343,9 +343,11 @@ class _Run:
 
     def _add(self, cells: Mapping[Cell, Entry]) -> None:
         for cell, entry in cells.items():
-            self.tallies[cell] = Tally.empty(self._videos.labels, cell.num_frames or cell.num_candidates)
+            tally = self.tallies[cell] = Tally.empty(self._videos.labels, cell.num_frames or cell.num_candidates)
+            if entry.policy.needs_frames:
+                self._chosen[cell] = np.zeros_like(tally.slots)
             if isinstance(entry.policy, Optimal):
-                self.tallies[cell].gap = np.zeros(len(self._videos))  # stays 0 where all frames are chosen
+                tally.gap = np.zeros(len(self._videos))  # stays 0 where all frames are chosen
 
     def counts(self, cell: Cell) -> Indices:
         """Return the number of frames that were chosen of each video, [V]."""
@@ -412,15 +414,10 @@ class _Run:
             begun = time.perf_counter()
             positions, _ = _choose(entry, batch, cell.num_frames)
             tally.seconds += seconds[key] + time.perf_counter() - begun
-            assert batch.indices is not None
-            self._table(self._chosen, cell, positions, np.int64)[batch.indices] = positions
+            self._chosen[cell][batch.indices] = positions
             if scores is not None:
-                self._table(self.scores, (cell.policy, cell.num_candidates), scores, np.float32)[batch.indices] = scores
-
-    def _table(self, tables: dict[Any, Any], key: Any, values: NDArray[Any], dtype: Any) -> Any:
-        if key not in tables:
-            tables[key] = np.zeros((len(self._videos), values.shape[1]), dtype=dtype)
-        return tables[key]
+                table = np.zeros((len(self._videos), cell.num_candidates), dtype=np.float32)
+                self.scores.setdefault((cell.policy, cell.num_candidates), table)[batch.indices] = scores
 
     def _classify(self, batches: dict[int, TeacherBatch], cells: Mapping[Cell, Entry]) -> None:
         policy_batches = {

@@ -84,10 +84,11 @@ class RateRow:
         return None if self.redundant is None else self.redundant <= ALLOWED
 
     def to_dict(self) -> dict[str, Any]:
-        values = {**vars(self), **self.kernel.to_dict(), "passes": self.passes}
-        values["redundant_ci95"] = None if self.redundant_ci95 is None else list(self.redundant_ci95)
-        del values["kernel"]
-        return values
+        values: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            values |= value.to_dict() if isinstance(value, Spread) else {name: value}
+        ci95 = None if self.redundant_ci95 is None else list(self.redundant_ci95)
+        return {**values, "redundant_ci95": ci95, "passes": self.passes}
 
 
 @dataclass(frozen=True, eq=False)

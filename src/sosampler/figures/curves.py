@@ -436,9 +436,7 @@ def write_cost_curve(
     Args:
         rows: of an evaluation, as in its JSON. Used are policy, num_frames (None for a baseline), frames_decoded,
             gmacs, the metric, ci95, and num_candidates where there are several T.
-        metric: "top1" or "mAP".
         path: a .svg or .png file; its folder is made.
-        title: above the panels.
     """
     target = check_curve_file(path)
     figure = cost_figure(rows, metric, title=title)

@@ -202,14 +202,10 @@ def write_report(
     """Write `folder`/index.html: the comparison, curves, strips of chosen frames, the table with intervals, the facts.
 
     Args:
-        folder: created if needed.
-        title: of the page.
         rows: of an evaluation, as its JSON has them.
         curves: figures; None draws accuracy against frames and against cost.
-        strips: videos with the frames that policies chose.
         facts: settings and machine; nested names are joined.
         metric: the main one, "top1" or "mAP".
-        intro: a paragraph below the title.
         headline: N and T of the comparison at the top; None takes the middle one of those that a learned sampler has.
     """
     one_of("metric", metric, METRIC_NAMES)

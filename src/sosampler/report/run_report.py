@@ -74,9 +74,6 @@ def write_run_report(
     Args:
         runs: folders of `Evaluation.write_run`, of the demonstration, of `reproduce` or of `independence`, or files of
             `Evaluation.write_json`, of which no single videos are known.
-        out: the file.
-        title: of the page.
-        intro: a paragraph below it.
         videos: shown of each run, at most: a third where the sampler is right and uniform wrong, a third the other way
             round, and the first ones of the rest.
         bank: with the frames, if it was moved; it must be that of at least one of the runs.
