@@ -18,8 +18,7 @@ from sosampler.baselines.base import Baseline, load_system, predict, video_gmacs
 from sosampler.baselines.registry import create_baseline
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.evaluation.result import Evaluation
+from sosampler.evaluation.result import Evaluation, mean_average_precision, top1
 from sosampler.report.load import read_run_videos
 from sosampler.report.page import strip_of, write_report
 from sosampler.training.baseline_data import bank_views

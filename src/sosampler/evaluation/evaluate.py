@@ -34,7 +34,6 @@ from sosampler.evaluation.clip_scores import (
     gmacs_of_clips,
     read_chunks,
 )
-from sosampler.evaluation.metrics import Resamples, multi_hot
 from sosampler.evaluation.plan import (
     NOT_SEEN,
     Entry,
@@ -46,7 +45,20 @@ from sosampler.evaluation.plan import (
     pairs_of,
     run_baselines,
 )
-from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
+from sosampler.evaluation.result import (
+    Cell,
+    Evaluation,
+    EvaluationRow,
+    Measured,
+    PerVideo,
+    Predictions,
+    Resamples,
+    Spent,
+    Tally,
+    confidences,
+    multi_hot,
+    shared_share,
+)
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.optimal import OptimalChoice
@@ -63,6 +75,10 @@ log = logging.getLogger("sosampler")
 # Numbers of the teacher's outputs that are held at a time (256 MiB of float32), and frames that go to a policy.
 _MAX_NUMBERS = 1 << 26
 _MAX_FRAMES = 1024
+# Gaps of the optimal policy below this share of probability do not matter.
+_SMALL_GAP = 1e-3
+# Sums on a GPU have no fixed order, so that equal clips may differ by rounding; no metric is finer than this.
+_ROUNDING = 1e-9
 
 
 def evaluate(
@@ -317,6 +333,80 @@ def _spent(cell: Cell, policy: Policy, price: Callable[[int], float] | None, cou
         sampler_gmacs=policy.gmacs(cell.num_candidates),
         classifier_gmacs=classifier_gmacs,
     )
+
+
+# ---- rows
+
+
+class Measuring:
+    """Turns the tallies of all cells, also of those that are only compared with, into rows; labels are [V, C]."""
+
+    def __init__(
+        self, tallies: Mapping[Cell, Tally], labels: NDArray[np.bool_], metric: str, resamples: Resamples
+    ) -> None:
+        self._tallies, self._labels, self._metric, self._resamples = tallies, labels, metric, resamples
+        self._measured: dict[Cell, dict[str, Measured]] = {}
+
+    def _of(self, cell: Cell) -> dict[str, Measured]:
+        if cell not in self._measured:
+            probs = self._tallies[cell].probs
+            self._measured[cell] = {
+                "top1": self._resamples.top1(probs),
+                "mAP": self._resamples.mean_average_precision(probs),
+            }
+        return self._measured[cell]
+
+    def row(self, cell: Cell, spent: Spent, *, against: int | None) -> EvaluationRow:
+        """Return the row of a cell; `against`: N of the uniform and semi-optimal choices that it is compared with."""
+        tally, measured = self._tallies[cell], self._of(cell)
+        gmacs = None
+        if spent.sampler_gmacs is not None and spent.classifier_gmacs is not None:
+            gmacs = spent.sampler_gmacs + spent.classifier_gmacs
+        gap = None
+        if tally.gap is not None:
+            share = float((tally.gap < _SMALL_GAP).mean())
+            gap = {"max": float(tally.gap.max()), "mean": float(tally.gap.mean()), "share_below_1e-3": share}
+        return EvaluationRow(
+            **vars(cell),
+            **vars(spent),
+            top1=measured["top1"].value,
+            mAP=measured["mAP"].value,
+            confidence=float(confidences(tally.probs, self._labels).mean()),
+            fidelity=self._fidelity(cell),
+            # The best choice for another classifier means nothing for a baseline.
+            recovered=None if cell.num_frames is None else self._recovered(cell, against),
+            gmacs=gmacs,
+            ci95={name: metric.ci95 for name, metric in measured.items() if metric.ci95 is not None},
+            versus_uniform=self._versus_uniform(cell, against),
+            seconds=round(tally.seconds, 4),
+            gap=gap,
+            method=" and ".join(sorted(tally.methods)) or None,
+        )
+
+    def _other(self, cell: Cell, policy: str, against: int | None) -> Cell | None:
+        other = None if against is None else Cell(policy, against, cell.num_candidates)
+        return other if other in self._tallies else None
+
+    def _fidelity(self, cell: Cell) -> float | None:
+        best = self._other(cell, "optimal", cell.num_frames)
+        shares = None if best is None else shared_share(self._tallies[cell].slots, self._tallies[best].slots)
+        return None if shares is None else float(shares.mean())
+
+    def _versus_uniform(self, cell: Cell, against: int | None) -> dict[str, Any] | None:
+        uniform = self._other(cell, "uniform", against)
+        if uniform is None:
+            return None
+        difference = self._of(cell)[self._metric].minus(self._of(uniform)[self._metric])
+        value = difference.value if abs(difference.value) > _ROUNDING else 0.0
+        return {"num_frames": against, "metric": self._metric, "difference": value, "ci95": difference.ci95}
+
+    def _recovered(self, cell: Cell, against: int | None) -> float | None:
+        uniform, semi_optimal = self._other(cell, "uniform", against), self._other(cell, "semi-optimal", against)
+        if uniform is None or semi_optimal is None:
+            return None
+        low, high = self._of(uniform)[self._metric].value, self._of(semi_optimal)[self._metric].value
+        # Without a gain there is no share of it.
+        return (self._of(cell)[self._metric].value - low) / (high - low) if high - low > _ROUNDING else None
 
 
 # ---- the run

@@ -28,7 +28,7 @@ from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.evaluation.frame_features import FrameFeatures, OpenFrames, feature_networks, features_at, find_sources
-from sosampler.evaluation.metrics import interval, resample_counts
+from sosampler.evaluation.result import interval, resample_counts
 from sosampler.figures.curves import import_matplotlib
 from sosampler.video.candidates import segment_centres
 
