@@ -349,11 +349,8 @@ class Measuring:
 
     def _of(self, cell: Cell) -> dict[str, Measured]:
         if cell not in self._measured:
-            probs = self._tallies[cell].probs
-            self._measured[cell] = {
-                "top1": self._resamples.top1(probs),
-                "mAP": self._resamples.mean_average_precision(probs),
-            }
+            probs, resamples = self._tallies[cell].probs, self._resamples
+            self._measured[cell] = {"top1": resamples.top1(probs), "mAP": resamples.mean_average_precision(probs)}
         return self._measured[cell]
 
     def row(self, cell: Cell, spent: Spent, *, against: int | None) -> EvaluationRow:
@@ -362,6 +359,8 @@ class Measuring:
         gmacs = None
         if spent.sampler_gmacs is not None and spent.classifier_gmacs is not None:
             gmacs = spent.sampler_gmacs + spent.classifier_gmacs
+        best = self._other(cell, "optimal", cell.num_frames)
+        fidelity = None if best is None else float(shared_share(tally.slots, self._tallies[best].slots).mean())
         gap = None
         if tally.gap is not None:
             share = float((tally.gap < _SMALL_GAP).mean())
@@ -372,7 +371,7 @@ class Measuring:
             top1=measured["top1"].value,
             mAP=measured["mAP"].value,
             confidence=float(confidences(tally.probs, self._labels).mean()),
-            fidelity=self._fidelity(cell),
+            fidelity=fidelity,
             # The best choice for another classifier means nothing for a baseline.
             recovered=None if cell.num_frames is None else self._recovered(cell, against),
             gmacs=gmacs,
@@ -386,11 +385,6 @@ class Measuring:
     def _other(self, cell: Cell, policy: str, against: int | None) -> Cell | None:
         other = None if against is None else Cell(policy, against, cell.num_candidates)
         return other if other in self._tallies else None
-
-    def _fidelity(self, cell: Cell) -> float | None:
-        best = self._other(cell, "optimal", cell.num_frames)
-        shares = None if best is None else shared_share(self._tallies[cell].slots, self._tallies[best].slots)
-        return None if shares is None else float(shares.mean())
 
     def _versus_uniform(self, cell: Cell, against: int | None) -> dict[str, Any] | None:
         uniform = self._other(cell, "uniform", against)

@@ -170,7 +170,7 @@ class Resolver:
             raise InvalidArgument(f"policies={policies!r} must be a list of names and samplers, or {{name: sampler}}")
         given = policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
         results = [self._one(name, _unwrapped(policy)) for name, policy in given]
-        resolved = [result for result in results if isinstance(result, Policy)]
+        resolved = [result for result in results if not isinstance(result, list)]
         baselines = [row for result in results if isinstance(result, list) for row in result]
         names = [*(policy.name for policy in resolved), *(row.name for row in baselines)]
         if not names:
