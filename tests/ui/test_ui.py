@@ -10,6 +10,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +315,7 @@ def test_uniform_is_decoded_once_while_policies_are_tried(
     controls = Controls()
     view, _ = view_video(clip, controls.options(controls.settings({"num_frames": 4})))
     assert asked == ["general"]
-    assert view.uniform == first
+    assert view["uniform"] == asdict(first)
     clip.write_bytes(numbered_video(num_frames=40))  # another film under the same name
     assert [one.frame for one in uniform_strip(clip, 4).pictures] == [5, 15, 25, 35]
 

@@ -29,8 +29,19 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.ui.videos import NotFound, TooLarge, Video, Videos, naming, size_text, with_name
-from sosampler.ui.view import Controls, StoredResult, full_image, json_of, view_video, write_zip
+from sosampler.ui.videos import (
+    NotFound,
+    StoredResult,
+    TooLarge,
+    Video,
+    Videos,
+    json_of,
+    naming,
+    size_text,
+    with_name,
+    write_zip,
+)
+from sosampler.ui.view import Controls, full_image, view_video
 
 DEFAULT_PORT = 7860
 _PORTS_TRIED = 20  # from the default one on
@@ -288,7 +299,7 @@ class Service:
     def remove(self, key: str) -> dict[str, Any]:
         self.videos.remove(key)
         with self._results_lock:
-            for result in [result for result, stored in self._results.items() if stored.video == key]:
+            for result in [result for result, stored in self._results.items() if stored.video.id == key]:
                 del self._results[result]
         return {"removed": key}
 
@@ -298,15 +309,13 @@ class Service:
         settings = self.controls.settings(given)
         with self._one_at_a_time, naming(video.path, video.name):
             view, selection = view_video(video.path, self.controls.options(settings))
-        key = secrets.token_hex(8)
+        result = secrets.token_hex(8)
         with self._results_lock:
-            self._results[key] = StoredResult(
-                video.id, video.name, video.path, selection, view.uniform, asdict(settings)
-            )
+            self._results[result] = StoredResult(video, selection, view["uniform"], asdict(settings))
             while len(self._results) > _MAX_RESULTS:
                 self._results.popitem(last=False)
-        notes = [with_name(note, video.path, video.name) for note in view.notes]
-        return {**asdict(view), "notes": notes, "result": key}
+        notes = [with_name(note, video.path, video.name) for note in view["notes"]]
+        return {**view, "notes": notes, "result": result}
 
     def picture(self, key: str, frame: str) -> bytes:
         """Return a frame in its full size, as a JPEG."""

@@ -1,25 +1,31 @@
-"""The videos on the page: uploads, in a folder of their own, and files of this machine."""
+"""The videos on the page: uploads, in a folder of their own, files of this machine, and downloads of their frames."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from PIL import Image
 
 from sosampler._util.files import replacing
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.ui.view import read_facts, unique_name
+from sosampler.inference.selection import Selection
+from sosampler.ui.view import jpeg, read_facts, unique_name
 from sosampler.video.limits import Limits
-from sosampler.video.source import VIDEO_SUFFIXES
+from sosampler.video.source import VIDEO_SUFFIXES, open_video
 
 _CHUNK = 1 << 20  # bytes
 _MAX_NAME = 120
+_DOWNLOAD_QUALITY = 95
 _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 
 
@@ -191,3 +197,44 @@ def naming(path: Path, name: str) -> Iterator[None]:
 
 def _new_id() -> str:
     return secrets.token_hex(8)
+
+
+# ---- downloads
+
+
+@dataclass(frozen=True, eq=False)
+class StoredResult:
+    """A selection that the page shows and may download."""
+
+    video: Video
+    selection: Selection  # without pixels
+    uniform: dict[str, Any]  # its strip
+    settings: dict[str, Any]
+
+
+def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
+    """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
+    rows = []
+    for result in results:
+        pictures = result.uniform["pictures"]
+        uniform = {
+            "frame_indices": [picture["frame"] for picture in pictures],
+            "pts_seconds": [picture["seconds"] for picture in pictures],
+        }
+        values = {"video": result.video.name, "settings": result.settings, "uniform": uniform}
+        rows.append({**result.selection.to_dict(), **values})
+    return {"videos": rows}
+
+
+def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
+    """Write a folder of frames for each video, decoded again, and selection.json."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
+        for result in results:
+            with closing(open_video(result.video.path, limits=limits)) as reader:
+                batch = reader.read(result.selection.frame_indices)
+            for position, (frame, index, seconds) in enumerate(
+                zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
+            ):
+                name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
+                archive.writestr(f"{result.video.name}/{name}", jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
+        archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)

@@ -1,18 +1,16 @@
-"""The controls of the page, what it shows of a video, and its downloads. No HTTP in here."""
+"""The controls of the page, and what it shows of a video. No HTTP in here."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -183,46 +181,28 @@ class Strip:
     pictures: tuple[Picture, ...]
 
 
-@dataclass(frozen=True)
-class View:
-    """All that the page shows of one video."""
-
-    facts: tuple[str, ...]
-    begin: float  # seconds: where the timeline begins
-    end: float
-    candidate_seconds: tuple[float, ...]  # [T]
-    candidate_scores: tuple[float | None, ...] | None  # [T]; None where the policy has no scores
-    mode: str  # of the candidates
-    chosen: Strip
-    uniform: Strip
-    shared: int  # how many frames both took
-    notes: tuple[str, ...]
-    took: float  # seconds, for the chosen frames
-
-
-def view_video(video: Path, options: SelectOptions) -> tuple[View, Selection]:
+def view_video(video: Path, options: SelectOptions) -> tuple[dict[str, Any], Selection]:
     """Choose frames of a video by the options, and uniform's frames for comparison.
 
-    The selection has no pixels, so that many can be stored.
+    Returns all that the page shows, ready for JSON, and the selection without pixels, so that many can be stored.
     """
     selection = select_with(video, options)
     assert options.resolved_frames is not None, "the page has no fps"
-    uniform = uniform_strip(video, options.resolved_frames, options.limits)
+    chosen, uniform = strip_of(selection), uniform_strip(video, options.resolved_frames, options.limits)
     meta, candidates = selection.metadata, selection.candidates
-    chosen = strip_of(selection)
-    view = View(
-        facts=facts_of(meta),
-        begin=meta.start_seconds,
-        end=meta.start_seconds + meta.duration,
-        candidate_seconds=tuple(candidates.pts_seconds.tolist()),
-        candidate_scores=None if candidates.scores is None else _plain(candidates.scores),
-        mode=candidates.mode,
-        chosen=chosen,
-        uniform=uniform,
-        shared=len({one.frame for one in chosen.pictures} & {one.frame for one in uniform.pictures}),
-        notes=selection.notes,
-        took=selection.timing["total"],
-    )
+    view = {
+        "facts": facts_of(meta),
+        "begin": meta.start_seconds,  # where the timeline begins
+        "end": meta.start_seconds + meta.duration,
+        "candidate_seconds": candidates.pts_seconds.tolist(),  # [T]
+        "candidate_scores": None if candidates.scores is None else _plain(candidates.scores),  # [T]
+        "mode": candidates.mode,
+        "chosen": asdict(chosen),
+        "uniform": asdict(uniform),
+        "shared": len({one.frame for one in chosen.pictures} & {one.frame for one in uniform.pictures}),
+        "notes": selection.notes,
+        "took": selection.timing["total"],  # seconds, for the chosen frames
+    }
     return view, replace(selection, frames=None)
 
 
@@ -269,7 +249,7 @@ def full_image(video: Path, frame: int, limits: Limits | None = None) -> bytes:
     with closing(open_video(video, limits=limits)) as reader:
         number = min(max(frame, 0), reader.total_num_frames - 1)
         frames = reader.read(np.array([number], dtype=np.int64)).frames
-    return _jpeg(Image.fromarray(frames[0]), 92)
+    return jpeg(Image.fromarray(frames[0]), 92)
 
 
 def clock(seconds: float) -> str:
@@ -288,10 +268,10 @@ def clock(seconds: float) -> str:
 def _data_url(frame: np.ndarray) -> str:
     image = Image.fromarray(frame)
     image.thumbnail(_THUMBNAIL, Image.Resampling.BICUBIC)
-    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(image, _QUALITY)).decode()
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg(image, _QUALITY)).decode()
 
 
-def _jpeg(image: Image.Image, quality: int) -> bytes:
+def jpeg(image: Image.Image, quality: int) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return file.getvalue()
@@ -300,46 +280,3 @@ def _jpeg(image: Image.Image, quality: int) -> bytes:
 def _plain(scores: np.ndarray) -> tuple[float | None, ...]:
     """Return scores for JSON, which has no NaN and no infinity."""
     return tuple(float(score) if np.isfinite(score) else None for score in scores)
-
-
-_DOWNLOAD_QUALITY = 95
-
-
-@dataclass(frozen=True, eq=False)
-class StoredResult:
-    """A selection that the page shows and may download."""
-
-    video: str  # id
-    name: str
-    path: Path
-    selection: Selection  # without pixels
-    uniform: Strip
-    settings: dict[str, Any]
-
-
-def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
-    """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
-    rows = []
-    for result in results:
-        pictures = result.uniform.pictures
-        uniform = {
-            "frame_indices": [picture.frame for picture in pictures],
-            "pts_seconds": [picture.seconds for picture in pictures],
-        }
-        values = {"video": result.name, "settings": result.settings, "uniform": uniform}
-        rows.append({**result.selection.to_dict(), **values})
-    return {"videos": rows}
-
-
-def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
-    """Write a folder of frames for each video, decoded again, and selection.json."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
-        for result in results:
-            with closing(open_video(result.path, limits=limits)) as reader:
-                batch = reader.read(result.selection.frame_indices)
-            for position, (frame, index, seconds) in enumerate(
-                zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
-            ):
-                name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
-                archive.writestr(f"{result.name}/{name}", _jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
-        archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)
