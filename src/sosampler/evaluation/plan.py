@@ -20,18 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sosampler._util.arrays import Indices
+from sosampler._util.files import saved_kind
 from sosampler._util.validation import check_float, check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
-from sosampler.baselines.base import (
-    Baseline,
-    Views,
-    decoded_frames,
-    is_baseline_folder,
-    load_system,
-    predict,
-    video_gmacs,
-)
+from sosampler.baselines.base import KIND as BASELINE_KIND
+from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, video_gmacs
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.clip_scores import Clips, Videos
@@ -202,14 +196,14 @@ class Resolver:
         folder, method = (text, "") if is_saved_folder(text) else split_method(text)
         before, _, value = text.rpartition("@")
         if not is_saved_folder(folder) and before and value and is_saved_folder(before):
-            if not is_baseline_folder(before):
+            if saved_kind(before) != BASELINE_KIND:
                 raise InvalidArgument(
                     f"{text!r}: {before} holds no trained baseline, and only these have a threshold; leave out @"
                 )
             folder, method = before, ""
         else:
             value = ""
-        if is_saved_folder(folder) and is_baseline_folder(folder):
+        if saved_kind(folder) == BASELINE_KIND:
             if method:
                 raise InvalidArgument(f"{text!r}: +{method} is for samplers, not for baselines; leave it out")
             if folder not in self._baselines:
