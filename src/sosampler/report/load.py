@@ -359,25 +359,20 @@ def _experiments(path: Path) -> list[Experiments]:
     depths = range(_REPRODUCTION_DEPTH + 1)
     files = [path.glob("*/" * depth + name) for depth in depths for name in (RESULT_FILE, RUN_FILE)]
     folders = sorted({file.parent for matches in files for file in matches})
-    finished = {folder for folder in folders if _is_finished(folder)}
-    started = {folder for folder in folders if folder not in finished and _is_reproduction(folder)}
-    return [
-        Experiments(
-            parent,
-            tuple(folder for folder in folders if folder in finished and folder.parent == parent),
-            tuple(folder for folder in folders if folder in started and folder.parent == parent),
-        )
-        for parent in sorted({folder.parent for folder in finished | started})
-    ]
+    finished = [folder for folder in folders if _is_finished(folder)]
+    started = [folder for folder in folders if folder not in finished and _is_reproduction(folder)]
+    runs = []
+    for parent in sorted({folder.parent for folder in (*finished, *started)}):
+        both = (tuple(folder for folder in some if folder.parent == parent) for some in (finished, started))
+        runs.append(Experiments(parent, *both))
+    return runs
 
 
 def _is_finished(folder: Path) -> bool:
     """Return whether an experiment has a result; trainings and others have a result.json of their own."""
     file = folder / RESULT_FILE
-    if not file.is_file():
-        return False
     try:
-        return isinstance(read_object(file).get("experiment"), str)
+        return file.is_file() and isinstance(read_object(file).get("experiment"), str)
     except InvalidArgument:
         if _is_reproduction(folder):
             raise
