@@ -202,14 +202,8 @@ def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
 
 def report_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
     """Draw all figures of the rows: accuracy against N, cost and T, and fidelity against N."""
-    return [*accuracy_figures(rows, metric), *_candidates_figures(rows, metric), *_fidelity_figures(rows)]
-
-
-def _candidates_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
-    """Accuracy against T, for each N that has several."""
-    looks = looks_of_rows(rows)
+    looks, figures = looks_of_rows(rows), accuracy_figures(rows, metric)
     with_frames = [row for row in rows if row["policy"] != "all" and not is_system(row)]
-    figures = []
     for count in sorted({row["num_frames"] for row in with_frames}):
         lines = lines_of([row for row in with_frames if row["num_frames"] == count], metric, "num_candidates")
         if any(len(line.xs) > 1 for line in lines):
@@ -217,14 +211,7 @@ def _candidates_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
             caption = "The gain by more candidates; the classifier gets as many frames as before."
             title = f"Accuracy against the number of candidates, {count} frame{'' if count == 1 else 's'} chosen"
             figures.append(Figure(svg, title, caption))
-    return figures
-
-
-def _fidelity_figures(rows: Sequence[Row]) -> list[Figure]:
-    """The share of the optimal choice that others chose too, for each T that has several N."""
-    looks = looks_of_rows(rows)
     known = [row for row in rows if row["policy"] != "optimal" and row.get("fidelity") is not None]
-    figures = []
     for count in dict.fromkeys(row["num_candidates"] for row in known):
         lines = _lines_of_frames([row for row in known if row["num_candidates"] == count], "fidelity")
         if any(len(line.xs) > 1 for line in lines):
@@ -246,11 +233,10 @@ def lines_of(rows: Sequence[Row], metric: str, x_name: str) -> list[Line]:
     lines = []
     for policy in dict.fromkeys(line_of(row) for row in rows):
         of_policy = [row for row in rows if line_of(row) == policy]
-        counts = [row.get("num_candidates") for row in of_policy]
-        distinct = list(dict.fromkeys(counts))
+        distinct = list(dict.fromkeys(row.get("num_candidates") for row in of_policy))
         split = len(distinct) > 1 and len(of_policy) > len(distinct)
         for number, count in enumerate(distinct if split else [None]):
-            points = [row for row, its_count in zip(of_policy, counts, strict=True) if not split or its_count == count]
+            points = [row for row in of_policy if not split or row.get("num_candidates") == count]
             points.sort(key=lambda row: float(row[x_name]))
             name = f"{shortened(policy)}, T={count}" if split else shortened(policy)
             xs, ys = [float(row[x_name]) for row in points], [100 * float(row[metric]) for row in points]
