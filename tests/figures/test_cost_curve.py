@@ -260,7 +260,7 @@ def test_systems_look_different_without_colour() -> None:
     names = ["uniform", "runs/sampler", "semi-optimal", *(f"system-{number}" for number in range(4))]
     looks = looks_of(names, names[3:])
     assert [looks[name].kind for name in names] == [RULE, LEARNED, ORACLE, *[SYSTEM] * 4]
-    assert len({(look.mark, look.dash, look.is_open) for look in looks.values()}) == len(names)
+    assert len({(look.mark, look.dash, look.kind == ORACLE) for look in looks.values()}) == len(names)
     assert len({look.symbol for look in looks.values()}) == len(names)
     more = looks_of([*(f"sampler-{number}" for number in range(12)), *names[3:], *"abcd"], [*names[3:], *"abcd"])
     assert len(set(more.values())) == 20
