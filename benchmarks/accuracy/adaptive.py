@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.environment import circumstances
-from sosampler.evaluation.metrics import interval, resample_counts
+from sosampler.evaluation.result import interval, resample_counts
 from sosampler.policies.auto import DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE, Auto
 from sosampler.policies.base import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
 from sosampler.samplers.onnx_sampler import log_belief, scores_of, sigmoid

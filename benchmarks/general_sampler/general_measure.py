@@ -31,7 +31,7 @@ from benchmarks.general_sampler.general_sets import (
     swings,
 )
 from sosampler._util.environment import circumstances
-from sosampler.evaluation.metrics import interval, resample_counts
+from sosampler.evaluation.result import interval, resample_counts
 from sosampler.policies.learned import general_order
 from sosampler.policies.registry import get_policy
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import sosampler as so
 from sosampler._util.environment import circumstances
-from sosampler.evaluation.metrics import interval, resample_counts
+from sosampler.evaluation.result import interval, resample_counts
 
 NUM_FRAMES, NUM_CANDIDATES = (2, 4, 6, 8), 16
 RULES = ("uniform", "random", "frame-difference", "difference-peaks", "farthest-first", "dpp")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler.classifiers.base import activate
-from sosampler.evaluation.metrics import Resamples, interval, multi_hot, resample_counts
+from sosampler.evaluation.result import Resamples, interval, multi_hot, resample_counts
 
 CONTRASTS = "contrasts.json"
 DRAWS = 2000

@@ -185,7 +185,7 @@ def _published(method: str) -> str:
 
 def draw_curve(result: Result, path: Path) -> None:
     """Accuracy against cost, as .svg and .png."""
-    from sosampler.figures.cost_curve import write_cost_curve
+    from sosampler.figures.curves import write_cost_curve
 
     rows = [line for line in result["table"] if line["policy"].partition("@")[0] in IN_THE_CURVE]
     for suffix in (".svg", ".png"):

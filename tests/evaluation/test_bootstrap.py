@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.metrics import (
+from sosampler.evaluation.result import (
     Measured,
     Resamples,
     confidences,
@@ -60,7 +60,7 @@ def test_average_precision_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch)
     scores, truth = (torch.from_numpy(array) for array in example(3))
     weights = torch.from_numpy(resample_counts(40, 7, 0))
     whole = weighted_average_precision(scores, truth, weights)
-    monkeypatch.setattr("sosampler.evaluation.metrics._MAX_WEIGHTINGS", 3)
+    monkeypatch.setattr("sosampler.evaluation.result._MAX_WEIGHTINGS", 3)
     torch.testing.assert_close(weighted_average_precision(scores, truth, weights), whole)
 
 
@@ -108,7 +108,7 @@ def test_counts_are_those_of_the_drawn_numbers_in_parts_too(monkeypatch: pytest.
     drawn = np.random.default_rng(5).integers(11, size=(20, 11))
     expected = np.stack([np.bincount(row, minlength=11) for row in drawn], 1)
     assert (resample_counts(11, 20, seed=5) == expected).all()
-    monkeypatch.setattr("sosampler.evaluation.metrics._MAX_NUMBERS", 40)
+    monkeypatch.setattr("sosampler.evaluation.result._MAX_NUMBERS", 40)
     assert (resample_counts(11, 20, seed=5) == expected).all()
 
 

@@ -15,10 +15,9 @@ import pytest
 
 from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.batches import candidate_slots
+from sosampler.evaluation.clip_scores import candidate_slots
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.evaluation.result import Cell, Evaluation
+from sosampler.evaluation.result import Cell, Evaluation, mean_average_precision, top1
 from sosampler.policies.positional import centre, frameexit, uniform
 from sosampler.policies.registry import list_policies
 from sosampler.video.candidates import uniform_positions

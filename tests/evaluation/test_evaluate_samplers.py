@@ -16,7 +16,7 @@ from sosampler import wrap_classifier
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation import batches as frames
+from sosampler.evaluation import clip_scores as frames
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import Batch, Policy, choose_one, top
@@ -115,11 +115,12 @@ def test_samplers_see_the_candidates(bank: Bank, monkeypatch: pytest.MonkeyPatch
     assert policies["bright"].shown == 8 * (5 + T)
 
 
-def test_chunks_of_pictures_change_nothing(bank: Bank) -> None:
+def test_chunks_of_pictures_change_nothing(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [np.arange(length) for length in LENGTHS]
     places = list(range(len(LENGTHS)))
     whole = list(frames.read_chunks(bank, places, wanted))
-    small = list(frames.read_chunks(bank, places, wanted, chunk_bytes=1))
+    monkeypatch.setattr(frames, "_CHUNK_BYTES", 1)
+    small = list(frames.read_chunks(bank, places, wanted))
     assert [len(chunk.videos) for chunk in whole] == [8]
     assert [chunk.indices.tolist() for chunk in small] == [[place] for place in places]
     for place, chunk in enumerate(small):

@@ -14,7 +14,7 @@ from sosampler.bank.bank import Bank
 from sosampler.baselines.base import load_system
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.metrics import mean_average_precision, top1
+from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.policies.registry import number_of
 from sosampler.training.train_baseline import TrainedSystem
 from sosampler.training.train_sampler import TrainedSampler

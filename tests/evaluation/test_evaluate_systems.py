@@ -18,11 +18,9 @@ from sosampler.baselines.base import Baseline, load_system, predict, video_gmacs
 from sosampler.baselines.registry import create_baseline
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.metrics import mean_average_precision, top1
-from sosampler.evaluation.result import Evaluation
+from sosampler.evaluation.result import Evaluation, mean_average_precision, top1
 from sosampler.report.load import read_run_videos
-from sosampler.report.page import write_report
-from sosampler.report.strips import strip_of
+from sosampler.report.page import strip_of, write_report
 from sosampler.training.baseline_data import bank_views
 from tests.banks import small_net
 from tests.system_banks import (
@@ -187,7 +185,7 @@ def test_videos_are_those_of_the_others_in_their_order(tmp_path: Path) -> None:
 def test_some_videos_at_a_time_change_nothing(
     bank: Bank, found: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sosampler.evaluation.baselines._MAX_NUMBERS", 150)  # three videos
+    monkeypatch.setattr("sosampler.evaluation.plan._MAX_NUMBERS", 150)  # three videos
     again = evaluate(bank, ["uniform", peek()], num_frames=[1, 4], num_candidates=T, bootstrap=60, seed=3)
     for one, other in zip(found.rows, again.rows, strict=True):
         assert {**one.to_dict(), "seconds": 0} == {**other.to_dict(), "seconds": 0}

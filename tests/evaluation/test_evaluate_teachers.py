@@ -17,11 +17,10 @@ from sosampler import create_classifier, save_classifier, wrap_classifier
 from sosampler.bank.bank import Bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation import batches as frames
+from sosampler.evaluation import clip_scores as frames
 from sosampler.evaluation import evaluate as module
-from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.metrics import Measured, Resamples
-from sosampler.evaluation.result import Cell, Measuring, Spent, Tally, text_table
+from sosampler.evaluation.evaluate import Measuring, evaluate
+from sosampler.evaluation.result import Cell, Measured, Resamples, Spent, Tally, text_table
 from tests.banks import small_net
 from tests.taught_banks import FINGERPRINT, random_logits, teach, write_bank
 

@@ -15,7 +15,7 @@ import pytest
 
 from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument, MissingDependency
-from sosampler.evaluation.metrics import mean_average_precision
+from sosampler.evaluation.result import mean_average_precision
 from sosampler.paper import run as runner
 from sosampler.paper.folder import TABLES
 from sosampler.paper.run import Reproduction, reproduce

@@ -28,8 +28,8 @@ from sosampler.report.compare import (
     video_lines,
 )
 from sosampler.report.load import Prediction, RunVideo, RunVideos, read_run_videos
+from sosampler.report.page import data_uri
 from sosampler.report.run_report import choose_videos, write_run_report
-from sosampler.report.strips import data_uri
 from tests.report.test_report_page import Page
 from tests.report_runs import CLASSES, POLICIES, SEVERAL, heads_of, made_up_row, text_of, write_made_up_run
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import sosampler as so
 from sosampler.cli.main import main
-from sosampler.evaluation.metrics import mean_average_precision, top1
+from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.training import loop as loop_module
 from sosampler.training import train_classifier as module
 from sosampler.training.classifier_data import ClassifierBatches, ImageExamples, read_image

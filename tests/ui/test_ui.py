@@ -10,6 +10,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,17 @@ from sosampler.policies.registry import describe_policies
 from sosampler.policies.score_rules import METHODS
 from sosampler.policies.visual import change_scores
 from sosampler.ui.server import Service
-from sosampler.ui.settings import BEST, MAX_CANDIDATES, MAX_FRAMES, Controls, make_controls
 from sosampler.ui.videos import NotFound, TooLarge, Videos, clean_name, size_of
-from sosampler.ui.view import Picture, uniform_strip, view_video
+from sosampler.ui.view import (
+    BEST,
+    MAX_CANDIDATES,
+    MAX_FRAMES,
+    Controls,
+    Picture,
+    make_controls,
+    uniform_strip,
+    view_video,
+)
 from sosampler.video.limits import Limits
 from sosampler.video.synthetic import numbered_video, read_number
 
@@ -306,7 +315,7 @@ def test_uniform_is_decoded_once_while_policies_are_tried(
     controls = Controls()
     view, _ = view_video(clip, controls.options(controls.settings({"num_frames": 4})))
     assert asked == ["general"]
-    assert view.uniform == first
+    assert view["uniform"] == asdict(first)
     clip.write_bytes(numbered_video(num_frames=40))  # another film under the same name
     assert [one.frame for one in uniform_strip(clip, 4).pictures] == [5, 15, 25, 35]
 

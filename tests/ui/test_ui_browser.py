@@ -14,7 +14,7 @@ import pytest
 
 import sosampler as so
 from sosampler.ui.server import Server, Service
-from sosampler.ui.settings import Controls
+from sosampler.ui.view import Controls
 from sosampler.video.synthetic import numbered_video
 from tests.report.test_browser_report import browser  # noqa: F401
 

@@ -21,7 +21,7 @@ import pytest
 
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.ui.server import Server, Service, serve
-from sosampler.ui.settings import Controls
+from sosampler.ui.view import Controls
 
 ROOT = Path(__file__).parents[2]
 # As `sosampler ui` runs it.

@@ -147,7 +147,7 @@ def _check_files(options: dict[str, Path | None]) -> None:
         same = [option for option, path in given.items() if paths.count(path.absolute()) > 1]
         raise InvalidArgument(f"{' and '.join(same)} name the same file, {given[same[0]]}; give each its own")
     if "--curve" in given:
-        from sosampler.figures.cost_curve import check_curve_file
+        from sosampler.figures.curves import check_curve_file
 
         check_curve_file(given["--curve"])
 

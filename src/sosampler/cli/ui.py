@@ -49,8 +49,8 @@ def ui_command(
     """
     from sosampler._util.validation import check_int
     from sosampler.ui.server import Service, is_local, serve
-    from sosampler.ui.settings import make_controls
     from sosampler.ui.videos import size_of
+    from sosampler.ui.view import make_controls
     from sosampler.video.discover import expand
     from sosampler.video.limits import Limits
 

@@ -1,22 +1,31 @@
-"""Probabilities of chosen clips: pooled from stored features where the classifier allows it, else by running it."""
+"""Videos in batches with the teacher's outputs, and the probabilities of chosen clips.
+
+Clips are pooled from stored features where the classifier allows it; else it is run on stored frames, read in chunks.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.bank.annotate import views_of
+from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.base import activate
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.batches import TeacherBatch
 from sosampler.policies.optimal import (
     DEFAULT_MAX_SUBSETS,
     OptimalChoice,
@@ -26,6 +35,7 @@ from sosampler.policies.optimal import (
     optimal_pooled,
 )
 from sosampler.samplers.sosampler import SMALLEST_PROBABILITY, log_label_confidence
+from sosampler.video.candidates import uniform_positions
 
 _MAX_NUMBERS = 1 << 26  # of features that are gathered at a time (256 MiB of float32)
 _MAX_FRAMES = 512  # that a classifier gets at a time
@@ -34,99 +44,252 @@ _MAX_FRAMES = 512  # that a classifier gets at a time
 _MAX_CLIPS = 1000
 
 
-class Clips(Protocol):
+# ---- the teacher's outputs
+
+
+@dataclass(eq=False)
+class TeacherBatch:
+    """The teacher's outputs for B videos with T candidates each; policies see it as `Batch.teacher`.
+
+    A short video repeats frames among its candidates. Here each frame is listed once and the rest is padding at the
+    end, so that no frame is chosen twice while another is left.
+    """
+
+    clips: Clips
+    beam_width: int
+    indices: Indices  # [B], which videos of the split
+    slots: Indices  # [B, T], the stored frame of each candidate; padding repeats the last one
+    counts: Indices  # [B], real candidates
+    mask: Tensor  # bool [B, T], True for a real one
+    labels: Tensor  # bool [B, C]
+    frame_probs: Tensor  # float32 [B, T, C], the classifier's probabilities for each frame alone
+    features: Tensor | None = None  # float32 [B, T, D], what a pooled classifier joins
+    chunk: FrameChunk | None = None  # for classifiers that must see the frames of each clip
+    search: OptimalChoice | None = None  # the last one
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def num_candidates(self) -> int:
+        return int(self.slots.shape[1])
+
+    @property
+    def real(self) -> Tensor | None:
+        """The mask, or None where nothing is masked."""
+        return None if (self.counts == self.num_candidates).all() else self.mask
+
+    def rows(self, rows: Indices) -> TeacherBatch:
+        """Return some of the videos."""
+        here = torch.from_numpy(rows).to(self.mask.device)
+        return replace(
+            self,
+            indices=self.indices[rows],
+            slots=self.slots[rows],
+            counts=self.counts[rows],
+            mask=self.mask[here],
+            labels=self.labels[here],
+            frame_probs=self.frame_probs[here],
+            features=None if self.features is None else self.features[here],
+            search=None,
+        )
+
+    def label_log_confidence(self) -> NDArray[np.float64]:
+        """Return each frame's log confidence in the labels [B, T]."""
+        return np.asarray(log_label_confidence(self.clips.frame_log_probs(self), self.labels).double().cpu())
+
+    def max_log_confidence(self) -> NDArray[np.float64]:
+        """Return each frame's log probability of its most probable class [B, T]."""
+        return np.asarray(self.clips.frame_log_probs(self).amax(-1).double().cpu())
+
+    def frame_features(self) -> NDArray[np.float32]:
+        """Return what the teacher pools, or else its probabilities, [B, T, D]."""
+        return np.asarray((self.frame_probs if self.features is None else self.features).cpu())
+
+    def optimal(self, num_frames: int) -> Indices:
+        """Return the positions [B, N] of the clip that is most confident in the labels."""
+        self.search = self.clips.optimal(self, num_frames)
+        return np.asarray(self.search.positions.cpu())
+
+
+def candidate_slots(stored: int, num_candidates: int) -> tuple[Indices, int]:
+    """Return the stored frames [T] of the candidates of a video, and how many of them are real.
+
+    >>> candidate_slots(3, 5)
+    (array([0, 1, 2, 2, 2]), 3)
+    """
+    count = min(stored, num_candidates)
+    slots = np.full(num_candidates, count - 1, dtype=np.int64)
+    slots[:count] = uniform_positions(stored, count)
+    return slots, count
+
+
+@dataclass(eq=False)
+class Videos:
+    """The evaluated videos: labels, lengths, and the teacher's outputs in batches."""
+
+    teacher: Teacher
+    positions: Sequence[int]  # in the bank
+    labels: NDArray[np.bool_]  # multi-hot [V, C]
+    device: torch.device
+    clips: Clips
+    beam_width: int
+
+    def __post_init__(self) -> None:
+        self.lengths = np.array([len(self.teacher[position].frame_probs) for position in self.positions])
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def numbers_a_candidate(self) -> int:
+        """Return how many numbers a batch holds for each candidate."""
+        width = 0 if self.clips.needs_frames else self.teacher.about["features"]["width"]
+        return int(self.labels.shape[1] + width)
+
+    def candidates(self, indices: Indices, num_candidates: int) -> tuple[Indices, Indices]:
+        """Return the stored frames [B, T] of the candidates of some videos, and how many are real [B]."""
+        both = [candidate_slots(length, num_candidates) for length in self.lengths[indices].tolist()]
+        return np.stack([slots for slots, _ in both]), np.array([count for _, count in both], dtype=np.int64)
+
+    def batches(
+        self, indices: Indices, candidates: Sequence[int], chunk: FrameChunk | None = None
+    ) -> dict[int, TeacherBatch]:
+        """Return the same videos with each number of candidates; the teacher's rows are read once."""
+        outputs = [self.teacher[self.positions[index]] for index in indices.tolist()]
+        batches = {}
+        for num_candidates in candidates:
+            slots, counts = self.candidates(indices, num_candidates)
+            probs = np.stack([output.frame_probs[row] for output, row in zip(outputs, slots, strict=True)])
+            features = None
+            if not self.clips.needs_frames:
+                stored = np.stack([output.features[row] for output, row in zip(outputs, slots, strict=True)])
+                features = torch.from_numpy(stored).to(self.device).float()
+            batches[num_candidates] = TeacherBatch(
+                self.clips,
+                self.beam_width,
+                indices,
+                slots,
+                counts,
+                mask=torch.from_numpy(np.arange(num_candidates) < counts[:, None]).to(self.device),
+                labels=torch.from_numpy(self.labels[indices]).to(self.device),
+                frame_probs=torch.from_numpy(probs).to(self.device).float(),
+                features=features,
+                chunk=chunk,
+            )
+        return batches
+
+
+# ---- clips
+
+
+class Clips(ABC):
     """A frozen classifier, as an evaluation needs it."""
 
-    needs_frames: bool
+    needs_frames = False
 
-    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
-        """Return the log probabilities of each frame as a clip of one, float64 [B, T, C]."""
-        ...
+    @abstractmethod
+    def log_probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        """Return the log probabilities of the clips at positions [B, K, n], float64 [B, K, C]."""
 
+    @abstractmethod
     def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         """Return the probabilities float32 [B, C] of the clips of the candidates at `positions` [B, N]."""
-        ...
+
+    @abstractmethod
+    def optimal(self, batch: TeacherBatch, num_frames: int) -> OptimalChoice: ...
 
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
         """Return whether the optimal policy is cheap enough to compare others with it in any case."""
-        ...
+        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
 
-    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice: ...
+    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
+        """Return the log probabilities of each frame as a clip of one, float64 [B, T, C]."""
+        # From the clips: banks store probabilities in float16, in which all frames of a confident classifier tie.
+        alone = torch.arange(batch.num_candidates, device=batch.mask.device)[None, :, None]
+        return self.log_probs(batch, alone.expand(len(batch), -1, 1))
+
+    def log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        """Return the log confidence in the labels of the clips at positions [B, K, n], [B, K]."""
+        width = 1 if batch.features is None else batch.features.shape[2]
+        size = max(1, _MAX_NUMBERS // (len(batch) * positions.shape[2] * width))
+        parts = positions.split(size, dim=1)
+        return torch.cat([log_label_confidence(self.log_probs(batch, part), batch.labels) for part in parts], dim=1)
+
+    def _beam(self, batch: TeacherBatch, num_frames: int) -> OptimalChoice:
+        return beam_search(
+            partial(self.log_confidence, batch),
+            len(batch),
+            batch.num_candidates,
+            num_frames,
+            width=batch.beam_width,
+            mask=batch.real,
+            device=batch.mask.device,
+            narrowed=lambda videos: partial(self.log_confidence, batch.rows(videos)),
+        )
 
 
-class MeanClips:
+class MeanClips(Clips):
     """Average stored logits; needs no network."""
-
-    needs_frames = False
 
     def __init__(self, activation: str) -> None:
         self.activation = activation
 
-    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
-        return log_probabilities(_features(batch), self.activation)
+    def _logits(self, features: Tensor) -> Tensor:
+        """[..., N, D] -> [..., C]"""
+        return features.mean(-2)
+
+    def _pool(self, features: Tensor) -> Tensor:
+        """[B, N, D] -> probabilities [B, C]"""
+        return activate(features.mean(-2), self.activation)
+
+    def log_probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        videos = torch.arange(len(batch), device=batch.mask.device)[:, None, None]
+        logits = self._logits(_features(batch)[videos, positions]).double()  # exact, so that close clips do not tie
+        return logits.log_softmax(-1) if self.activation == "softmax" else torch.nn.functional.logsigmoid(logits)
 
     def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        return _pooled(batch, positions, lambda features: activate(features.mean(-2), self.activation))
+        features = _features(batch)
+        size = max(1, _MAX_NUMBERS // (positions.shape[1] * features.shape[2]))
+        parts = []
+        for some, where in zip(features.split(size), positions.to(features.device).split(size), strict=True):
+            parts.append(self._pool(some.gather(1, where[..., None].expand(-1, -1, features.shape[2]))))
+        return torch.cat(parts)
 
-    def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
-
-    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
-        return optimal_mean_logits(
-            _features(batch), batch.labels, num_frames, activation=self.activation, mask=batch.real
-        )
+    def optimal(self, batch: TeacherBatch, num_frames: int) -> OptimalChoice:
+        features = _features(batch)
+        return optimal_mean_logits(features, batch.labels, num_frames, activation=self.activation, mask=batch.real)
 
 
-class PooledClips:
+class PooledClips(MeanClips):
     """Pool stored features by the classifier's own pool."""
 
-    needs_frames = False
-
     def __init__(self, classifier: Any) -> None:
+        super().__init__(classifier.activation)
         self.classifier = classifier
-        self.activation: str = classifier.activation
 
     @torch.no_grad()
-    def _pool_logits(self, features: Tensor) -> Tensor:
-        """[..., N, D] -> float64 [..., C], on the features' device."""
+    def _logits(self, features: Tensor) -> Tensor:
         logits: Tensor = self.classifier.pool_logits(features.to(self.classifier.device))
         return logits.double().to(features.device)
 
-    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
-        features = _features(batch).unsqueeze(-2)  # [B, T, 1, D], each frame a clip of one
-        size = max(1, _MAX_NUMBERS // (features.shape[1] * features.shape[3]))
-        return torch.cat([log_probabilities(self._pool_logits(part), self.activation) for part in features.split(size)])
+    def _pool(self, features: Tensor) -> Tensor:
+        probs: Tensor = self.classifier.pool(features)
+        return probs.to(features.device)
 
-    def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        return _pooled(batch, positions, lambda features: self.classifier.pool(features).to(features.device))
-
-    def enumerable(self, num_candidates: int, num_frames: int) -> bool:
-        return math.comb(num_candidates, num_frames) <= _MAX_CLIPS
-
-    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
-        if math.comb(batch.num_candidates, num_frames) <= DEFAULT_MAX_SUBSETS:
-            return optimal_pooled(
-                _features(batch),
-                batch.labels,
-                num_frames,
-                pool_logits=self._pool_logits,
-                activation=self.activation,
-                mask=batch.real,
-            )
-        return _beam(self._clip_log_confidence, batch, num_frames, beam_width)
-
-    def _clip_log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        """Of the clips at positions [B, K, n]: [B, K]."""
-        features, videos = _features(batch), torch.arange(len(batch), device=batch.mask.device)[:, None, None]
-        size = max(1, _MAX_NUMBERS // (len(batch) * positions.shape[2] * features.shape[2]))
-        parts = []
-        for part in positions.split(size, dim=1):  # [B, k, n]
-            logits = self._pool_logits(features[videos, part])
-            parts.append(log_label_confidence(log_probabilities(logits, self.activation), batch.labels))
-        return torch.cat(parts, dim=1)
+    def optimal(self, batch: TeacherBatch, num_frames: int) -> OptimalChoice:
+        if math.comb(batch.num_candidates, num_frames) > DEFAULT_MAX_SUBSETS:
+            return self._beam(batch, num_frames)
+        return optimal_pooled(
+            _features(batch),
+            batch.labels,
+            num_frames,
+            pool_logits=self._logits,
+            activation=self.activation,
+            mask=batch.real,
+        )
 
 
-class ClassifiedClips:
+class ClassifiedClips(Clips):
     """Run the classifier on the frames of each clip, once for each clip of a chunk."""
 
     needs_frames = True
@@ -134,10 +297,9 @@ class ClassifiedClips:
     def __init__(self, classifier: Any, views: int) -> None:
         self.classifier, self.views = classifier, views
 
-    def frame_log_probs(self, batch: TeacherBatch) -> Tensor:
-        # Banks store probabilities in float16, in which all frames of a confident classifier tie; so it is run.
-        alone = torch.arange(batch.num_candidates)[None, :, None].expand(len(batch), -1, 1)
-        return self._log_probs(batch, alone)
+    def log_probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
+        probs = torch.from_numpy(self._clip_probs(batch, positions)).to(batch.labels.device)
+        return probs.double().clamp_min(SMALLEST_PROBABILITY).log()
 
     def probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
         return torch.from_numpy(self._clip_probs(batch, positions[:, None])[:, 0]).to(positions.device)
@@ -145,13 +307,13 @@ class ClassifiedClips:
     def enumerable(self, num_candidates: int, num_frames: int) -> bool:
         return False
 
-    def optimal(self, batch: TeacherBatch, num_frames: int, beam_width: int) -> OptimalChoice:
+    def optimal(self, batch: TeacherBatch, num_frames: int) -> OptimalChoice:
         # A beam classifies at most this many clips: at each size, so many sets times so many frames to add.
-        max_clips = max(_MAX_CLIPS, beam_width * batch.num_candidates * num_frames)
+        max_clips = max(_MAX_CLIPS, batch.beam_width * batch.num_candidates * num_frames)
         if math.comb(batch.num_candidates, num_frames) > max_clips:
-            return _beam(self._clip_log_confidence, batch, num_frames, beam_width)
+            return self._beam(batch, num_frames)
         return optimal_by_enumeration(
-            partial(self._clip_log_confidence, batch),
+            partial(self.log_confidence, batch),
             len(batch),
             batch.num_candidates,
             num_frames,
@@ -159,15 +321,6 @@ class ClassifiedClips:
             device=batch.mask.device,
             max_subsets=max_clips,
         )
-
-    def _clip_log_confidence(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        """Of the clips at positions [B, K, n]: [B, K]."""
-        return log_label_confidence(self._log_probs(batch, positions), batch.labels)
-
-    def _log_probs(self, batch: TeacherBatch, positions: Tensor) -> Tensor:
-        """Of the clips at positions [B, K, n], float64 [B, K, C]."""
-        probs = torch.from_numpy(self._clip_probs(batch, positions)).to(batch.labels.device)
-        return probs.double().clamp_min(SMALLEST_PROBABILITY).log()
 
     def _clip_probs(self, batch: TeacherBatch, positions: Tensor) -> NDArray[np.float32]:
         """Return the probabilities [B, K, C] of the clips at positions [B, K, n]."""
@@ -181,7 +334,7 @@ class ClassifiedClips:
         new = list(dict.fromkeys(key for row in keys for key in row if key not in chunk.clip_probs))
         for group in chunk.groups((index for index, _ in new), slots.shape[2], _MAX_FRAMES):
             clips = [new[position] for position in group.tolist()]
-            frames, where = chunk.stacked([index for index, _ in clips], [np.array(clip) for _, clip in clips])
+            frames, where, _ = chunk.stacked([index for index, _ in clips], [np.array(clip) for _, clip in clips])
             tensor = torch.from_numpy(frames).permute(0, 1, 4, 2, 3)  # [B, n, 3, H, W]
             chunk.clip_probs.update(zip(clips, self._run(tensor, torch.from_numpy(where)), strict=True))
         return np.stack([np.stack([chunk.clip_probs[key] for key in row]) for row in keys])
@@ -191,6 +344,11 @@ class ClassifiedClips:
         probs = [self.classifier.clip_probs(view, positions) for view in views_of(frames, self.views)]
         mean: NDArray[np.float32] = torch.stack(probs).mean(0).float().cpu().numpy()
         return mean
+
+
+def _features(batch: TeacherBatch) -> Tensor:
+    assert batch.features is not None, "batches hold features where clips are pooled from them"
+    return batch.features
 
 
 def clips_for(teacher: Teacher, classifier: Any) -> Clips:
@@ -218,7 +376,7 @@ def gmacs_of_clips(clips: Clips, classifier: Any, teacher: Teacher) -> Callable[
     """
     if hasattr(classifier, "gmacs"):
         return lambda num_frames: float(classifier.gmacs(num_frames))
-    if isinstance(clips, MeanClips):
+    if type(clips) is MeanClips:
         for about in teacher.bank.feature_sets.values():
             if about["network"] == "classifier" and about["fingerprint"] == teacher.about["fingerprint"]:
                 a_frame = float(about["gmacs"])
@@ -226,37 +384,90 @@ def gmacs_of_clips(clips: Clips, classifier: Any, teacher: Teacher) -> Callable[
     return None
 
 
-def log_probabilities(logits: Tensor, activation: str) -> Tensor:
-    """Return exact logarithms of the probabilities of logits [..., C], float64."""
-    logits = logits.double()
-    return logits.log_softmax(-1) if activation == "softmax" else torch.nn.functional.logsigmoid(logits)
+# ---- stored frames
+
+_MAX_THREADS = 8
+# Frames of one chunk; the next one is being read meanwhile.
+_CHUNK_BYTES = 256 << 20
+# Frames that go to a network together; a GPU resizes them in float32, which takes four times as much.
+_STACK_BYTES = 256 << 20
 
 
-def _features(batch: TeacherBatch) -> Tensor:
-    assert batch.features is not None, "batches hold features where clips are pooled from them"
-    return batch.features
+@dataclass(frozen=True, eq=False)
+class StoredFrames:
+    """Some of the stored frames of one video, in their stored size."""
+
+    stored: Indices  # [S] ascending, which of the stored frames
+    frames: Frames  # uint8 [S, H, W, 3]
+    positions: NDArray[np.float32]  # [S] in 0..1, relative to the length of the video
+    pts_seconds: Seconds  # [S]
 
 
-def _pooled(batch: TeacherBatch, positions: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `pool` of the gathered features [b, N, D], some videos at a time: [B, C]."""
-    features = _features(batch)
-    size = max(1, _MAX_NUMBERS // (positions.shape[1] * features.shape[2]))
-    parts = []
-    for some, where in zip(features.split(size), positions.to(features.device).split(size), strict=True):
-        parts.append(pool(some.gather(1, where[..., None].expand(-1, -1, features.shape[2]))))
-    return torch.cat(parts)
+@dataclass(eq=False)
+class FrameChunk:
+    """Stored frames of some videos, by index, and the probabilities of their clips that were computed already."""
+
+    videos: dict[int, StoredFrames]
+    clip_probs: dict[tuple[int, tuple[int, ...]], NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def indices(self) -> Indices:
+        return np.array(list(self.videos), dtype=np.int64)
+
+    def groups(self, indices: Iterable[int], num_frames: int, max_frames: int) -> Iterator[NDArray[np.int64]]:
+        """Group `indices` into clips of `num_frames` that go to a network together: positions among them, in order.
+
+        Frames of a group have one size, and all fit into memory.
+        """
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for position, index in enumerate(indices):
+            by_shape.setdefault(self.videos[index].frames.shape[1:], []).append(position)
+        for shape, positions in by_shape.items():
+            size = max(1, min(max_frames, _STACK_BYTES // int(np.prod(shape))) // num_frames)
+            for begin in range(0, len(positions), size):
+                yield np.array(positions[begin : begin + size], dtype=np.int64)
+
+    def stacked(self, indices: Sequence[int], slots: Sequence[Indices]) -> tuple[Frames, NDArray[np.float32], Seconds]:
+        """Return stored frames of videos of one size, uint8 [B, N, H, W, 3], their positions and their times [B, N]."""
+        videos = [self.videos[index] for index in indices]
+        where = [np.searchsorted(video.stored, row) for video, row in zip(videos, slots, strict=True)]
+        pairs = list(zip(videos, where, strict=True))
+        return (
+            np.stack([video.frames[row] for video, row in pairs]),
+            np.stack([video.positions[row] for video, row in pairs]).astype(np.float32),
+            np.stack([video.pts_seconds[row] for video, row in pairs]),
+        )
 
 
-def _beam(
-    clip_log_confidence: Callable[[TeacherBatch, Tensor], Tensor], batch: TeacherBatch, num_frames: int, width: int
-) -> OptimalChoice:
-    return beam_search(
-        partial(clip_log_confidence, batch),
-        len(batch),
-        batch.num_candidates,
-        num_frames,
-        width=width,
-        mask=batch.real,
-        device=batch.mask.device,
-        narrowed=lambda videos: partial(clip_log_confidence, batch.rows(videos)),
-    )
+def read_chunks(bank: Bank, positions: Sequence[int], wanted: Sequence[Indices]) -> Iterator[FrameChunk]:
+    """Read the stored frames `wanted` of the videos at `positions` of the bank, in order; videos count from 0."""
+    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1))
+    with ThreadPoolExecutor(threads, "sosampler-evaluate") as pool:
+        pending: deque[Future[StoredFrames]] = deque()
+        upcoming = zip(positions, wanted, strict=True)
+
+        def submit_one() -> None:
+            for position, stored in upcoming:
+                pending.append(pool.submit(_read, bank, position, stored))
+                return
+
+        for _ in range(2 * threads):
+            submit_one()
+        chunk: dict[int, StoredFrames] = {}
+        size = 0
+        try:
+            for index in range(len(positions)):
+                chunk[index] = pending.popleft().result()
+                submit_one()
+                size += chunk[index].frames.nbytes
+                if size >= _CHUNK_BYTES or index == len(positions) - 1:
+                    yield FrameChunk(chunk)
+                    chunk, size = {}, 0
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _read(bank: Bank, position: int, stored: Indices) -> StoredFrames:
+    item = bank[position]
+    return StoredFrames(stored, item.frames(stored), item.positions[stored], item.pts_seconds[stored])

@@ -7,8 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,27 +26,59 @@ from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.datasets.manifest import SPLITS
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.baselines import NOT_SEEN, note_differences, run_baselines
-from sosampler.evaluation.batches import FrameChunk, TeacherBatch, Videos, read_chunks
-from sosampler.evaluation.clip_scores import Clips, clips_for, gmacs_of_clips
-from sosampler.evaluation.metrics import Resamples, multi_hot
-from sosampler.evaluation.plan import Entry, Plan, Resolver, auto_entries, autos_of, pairs_of
-from sosampler.evaluation.result import Cell, Evaluation, Measuring, PerVideo, Predictions, Spent, Tally
+from sosampler.evaluation.clip_scores import (
+    FrameChunk,
+    TeacherBatch,
+    Videos,
+    clips_for,
+    gmacs_of_clips,
+    read_chunks,
+)
+from sosampler.evaluation.plan import (
+    NOT_SEEN,
+    Entry,
+    Plan,
+    Resolver,
+    auto_entries,
+    autos_of,
+    note_differences,
+    pairs_of,
+    run_baselines,
+)
+from sosampler.evaluation.result import (
+    Cell,
+    Evaluation,
+    EvaluationRow,
+    Measured,
+    PerVideo,
+    Predictions,
+    Resamples,
+    Spent,
+    Tally,
+    confidences,
+    multi_hot,
+    shared_share,
+)
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.optimal import OptimalChoice
 from sosampler.policies.oracles import Optimal
 from sosampler.policies.registry import MethodPolicy
-from sosampler.samplers.sosampler import log_label_confidence
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
+
+Note = Callable[[str], None]  # called with a text for the reader of the numbers
 
 log = logging.getLogger("sosampler")
 
 # Numbers of the teacher's outputs that are held at a time (256 MiB of float32), and frames that go to a policy.
 _MAX_NUMBERS = 1 << 26
 _MAX_FRAMES = 1024
+# Gaps of the optimal policy below this share of probability do not matter.
+_SMALL_GAP = 1e-3
+# Sums on a GPU have no fixed order, so that equal clips may differ by rounding; no metric is finer than this.
+_ROUNDING = 1e-9
 
 
 def evaluate(
@@ -115,49 +146,55 @@ def evaluate(
         True
     """
     begun = time.perf_counter()
-    notes = _Notes(say)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        if text not in notes:
+            notes.append(text)
+            (say or log.warning)(text)
+
     where = check_device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if precision is not None:
         one_of("precision", precision, PRECISIONS)
     seed, draws = check_int("seed", seed, at_least=0), check_int("bootstrap", bootstrap, at_least=0)
     beam_width = check_int("beam_width", beam_width)
     all_pairs = pairs_of(num_frames, num_candidates, pairs)
-    part, name = _split_of(_bank_of(bank), split, notes)
+    part, name = _split_of(bank, split, note)
     network, teacher = _classifier_of(part, classifier, views, where, precision)
     clips = clips_for(teacher, network)
-    videos = _labelled(part, teacher, where, clips, notes)
-    _check_lengths(videos, [count for _, count in all_pairs], notes)
+    positions = _labelled(part, note)
+    labels = multi_hot([part.rows[position].item.labels for position in positions], len(part.classes))
+    videos = Videos(teacher, positions, labels, where, clips, beam_width)
+    _check_lengths(videos, [count for _, count in all_pairs], note)
     chosen_policies, baselines = Resolver(device, where, precision).resolve(policies)
-    _check_candidates(chosen_policies, part)
+    _check_policies(chosen_policies, part, teacher, note)
     autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance)
-    plan = Plan(all_pairs, chosen_policies, auto_entries(chosen_policies, autos, all_pairs), clips, notes.add)
-    _note_other_teachers(plan, teacher, notes)
-    if baselines:
-        note_differences(baselines, teacher, plan.candidates, notes.add)
+    plan = Plan(all_pairs, chosen_policies, auto_entries(chosen_policies, autos, all_pairs), clips, note)
+    note_differences(baselines, teacher, plan.candidates, note)
     price = gmacs_of_clips(clips, network, teacher) if chosen_policies else None
     if chosen_policies and price is None:
-        notes.add("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
+        note("no GMACs of the classifier, which is not at hand: give it as classifier (--classifier FOLDER)")
 
-    of_baselines = run_baselines(baselines, plan.candidates, part, videos) if baselines else {}
+    of_baselines = run_baselines(baselines, plan.candidates, part, videos)
     plan.compare({cell: spent.frames_classified for cell, (_, spent) in of_baselines.items()})
-    run = _Run(videos, clips, plan, seed, beam_width)
+    run = _Run(videos, plan, seed)
     run.all(part, on_progress)
     plan.compare({cell: float(run.counts(cell).mean()) for cell in run.tallies if cell.num_frames is None})
     run.rest()
 
+    metric = "mAP" if part.multi_label else "top1"
     tallies = {**run.tallies, **{cell: tally for cell, (tally, _) in of_baselines.items()}}
-    measuring = Measuring(
-        tallies, videos.labels, "mAP" if part.multi_label else "top1", Resamples(videos.labels, draws, seed, where)
-    )
+    measuring = Measuring(tallies, labels, metric, Resamples(labels, draws, seed, where))
     spent_by = {cell: _spent(cell, entry.policy, price, run.counts(cell)) for cell, entry in plan.shown}
     spent_by |= {cell: spent for cell, (_, spent) in of_baselines.items()}
     rows = [measuring.row(cell, spent, against=plan.against(cell)) for cell, spent in spent_by.items()]
     rows.sort(key=lambda row: plan.candidates.index(row.num_candidates))  # baselines follow the policies of their T
+    numbers = [AUTO if frames is None else frames for frames, _ in all_pairs]
     facts = {
         "num_candidates": _one_or_list([count for _, count in all_pairs]),
-        "num_frames": _one_or_list([AUTO if frames is None else frames for frames, _ in all_pairs]),
-        "pairs": [[AUTO if frames is None else frames, count] for frames, count in all_pairs],
-        "metric": "mAP" if part.multi_label else "top1",
+        "num_frames": _one_or_list(numbers),
+        "pairs": [[frames, count] for frames, (_, count) in zip(numbers, all_pairs, strict=True)],
+        "metric": metric,
         "bank": str(part.path),
         "split": name,
         "num_videos": len(videos),
@@ -173,44 +210,28 @@ def evaluate(
             "python": platform.python_version(),
         },
         "machine": circumstances(())["machine"],
-        "notes": notes.texts,
+        "notes": notes,
         "seconds": round(time.perf_counter() - begun, 3),
     }
     if autos:
         facts["auto"] = {suffix: auto.to_dict() for suffix, auto in autos.items()}
     if baselines:
         facts["systems"] = {row.name: row.facts() for row in baselines}
-    ids = tuple(part.rows[position].item.id for position in videos.positions)
-    per_video = PerVideo(
-        part,
-        tuple(videos.positions),
-        teacher,
-        {cell: Predictions.of(tallies[cell].probs, videos.labels) for cell in spent_by},
-        run.scores,
-    )
+    ids = tuple(part.rows[position].item.id for position in positions)
+    predictions = {cell: Predictions.of(tallies[cell].probs, labels) for cell in spent_by}
+    per_video = PerVideo(part, tuple(positions), teacher, predictions, run.scores)
     return Evaluation(tuple(rows), facts, ids, {cell: tallies[cell].slots for cell in spent_by}, per_video)
-
-
-class _Notes:
-    """Collects notes, and reports each right away."""
-
-    def __init__(self, say: Callable[[str], None] | None) -> None:
-        self.texts: list[str] = []
-        self._say = say
-
-    def add(self, text: str) -> None:
-        if text not in self.texts:
-            self.texts.append(text)
-            (self._say or log.warning)(text)
 
 
 # ---- what is evaluated
 
 
-def _split_of(bank: Bank, split: str | None, notes: _Notes) -> tuple[Bank, str]:
+def _split_of(given: Any, split: str | None, note: Note) -> tuple[Bank, str]:
     """Return the split of a bank that is meant, and its name."""
-    if split is None and bank._split is not None:
-        split = bank._split
+    if not isinstance(given, (Bank, str, os.PathLike)):
+        raise InvalidArgument(f"bank={given!r} must be a bank, or the folder of one")
+    bank = given if isinstance(given, Bank) else Bank(given)
+    split = bank._split if split is None else split
     whole = Bank(bank.path, partial=bank._partial)
     sizes = Counter(item.split or "train" for item in whole.items)
     there = ", ".join(f"{count} in {name}" for name, count in sizes.items()) or "no videos at all"
@@ -222,17 +243,9 @@ def _split_of(bank: Bank, split: str | None, notes: _Notes) -> tuple[Bank, str]:
     if name is None:
         raise InvalidArgument(f"{bank.path}: has no videos; prepare a bank with some")
     if name != "test":
-        why = (
-            "which samplers and baselines learn from" if name == "train" else "by which samplers keep their best epoch"
-        )
-        notes.add(f"the bank has no test split, so the policies are evaluated on {name}, {why}")
+        use = {"train": "which samplers and baselines learn from", "dev": "by which samplers keep their best epoch"}
+        note(f"the bank has no test split, so the policies are evaluated on {name}, {use[name]}")
     return whole.split(name), name
-
-
-def _bank_of(given: Any) -> Bank:
-    if not isinstance(given, (Bank, str, os.PathLike)):
-        raise InvalidArgument(f"bank={given!r} must be a bank, or the folder of one")
-    return given if isinstance(given, Bank) else Bank(given)
 
 
 def _classifier_of(
@@ -241,7 +254,7 @@ def _classifier_of(
     """Return the classifier, or None where only its outputs are at hand, and the teacher."""
     if views is not None:
         views = check_int("views", views)
-    folder = saved_folder(given)
+    folder = saved_folder(given) if isinstance(given, (str, os.PathLike)) else None
     if folder is not None:
         given = create_classifier(str(folder), device=device, precision=precision)
     elif isinstance(given, os.PathLike):
@@ -256,29 +269,17 @@ def _classifier_of(
     return (None if given is None or isinstance(given, str) else given), bank.teacher(given, views=views)
 
 
-def _note_other_teachers(plan: Plan, teacher: Teacher, notes: _Notes) -> None:
-    """Note samplers that were trained for another teacher than the one of this evaluation."""
-    for _, entry in plan.shown:
-        about = getattr(getattr(_scorer(entry.policy), "sampler", None), "about", None) or {}
-        trained_for = about.get("teacher")
-        if isinstance(trained_for, str) and trained_for != teacher.name:
-            notes.add(
-                f"{entry.policy.name} was trained for the teacher {trained_for} ({about.get('classifier')}), but the "
-                f"clips are classified by {teacher.name} ({teacher.about['name']})"
-            )
-
-
-def _labelled(bank: Bank, teacher: Teacher, device: torch.device, clips: Clips, notes: _Notes) -> Videos:
+def _labelled(bank: Bank, note: Note) -> list[int]:
+    """Return the positions of the videos with labels."""
     positions = [position for position, row in enumerate(bank.rows) if row.item.labels]
     if not positions:
         raise InvalidArgument(f"{bank.path}: no video of this split has a label, so nothing can be evaluated")
     if len(positions) < len(bank):
-        notes.add(f"{len(bank) - len(positions)} of {len(bank)} videos have no label and are left out")
-    labels = multi_hot([bank.rows[position].item.labels for position in positions], len(bank.classes))
-    return Videos(teacher, positions, labels, device, with_features=not clips.needs_frames)
+        note(f"{len(bank) - len(positions)} of {len(bank)} videos have no label and are left out")
+    return positions
 
 
-def _check_lengths(videos: Videos, candidates: Sequence[int], notes: _Notes) -> None:
+def _check_lengths(videos: Videos, candidates: Sequence[int], note: Note) -> None:
     longest = int(videos.lengths.max())
     for num_candidates in dict.fromkeys(candidates):
         if longest < num_candidates:
@@ -288,19 +289,27 @@ def _check_lengths(videos: Videos, candidates: Sequence[int], notes: _Notes) -> 
             )
         short = int((videos.lengths < num_candidates).sum())
         if short:
-            notes.add(
+            note(
                 f"{short} of {len(videos)} videos have fewer than {num_candidates} stored frames; each of these is a "
                 "candidate once, and repeated evenly only where more frames are needed than there are"
             )
 
 
-def _check_candidates(policies: Sequence[Policy], bank: Bank) -> None:
+def _check_policies(policies: Sequence[Policy], bank: Bank, teacher: Teacher, note: Note) -> None:
+    """Check what the policies choose among, and note samplers that were trained for another teacher."""
     for policy in policies:
         mode = policy.candidate_mode
         if mode is not None and bank.settings.get("candidates") != mode:
             raise InvalidArgument(
                 f"policy={policy.name!r} chooses among {mode}s, but {bank.path} stores other candidates; "
                 f"prepare a bank with --candidates {mode}, or leave the policy out"
+            )
+        about = getattr(getattr(_scorer(policy), "sampler", None), "about", None) or {}
+        trained_for = about.get("teacher")
+        if isinstance(trained_for, str) and trained_for != teacher.name:
+            note(
+                f"{policy.name} was trained for the teacher {trained_for} ({about.get('classifier')}), but the "
+                f"clips are classified by {teacher.name} ({teacher.about['name']})"
             )
 
 
@@ -326,37 +335,75 @@ def _spent(cell: Cell, policy: Policy, price: Callable[[int], float] | None, cou
     )
 
 
+# ---- rows
+
+
+class Measuring:
+    """Turns the tallies of all cells, also of those that are only compared with, into rows; labels are [V, C]."""
+
+    def __init__(
+        self, tallies: Mapping[Cell, Tally], labels: NDArray[np.bool_], metric: str, resamples: Resamples
+    ) -> None:
+        self._tallies, self._labels, self._metric, self._resamples = tallies, labels, metric, resamples
+        self._measured: dict[Cell, dict[str, Measured]] = {}
+
+    def _of(self, cell: Cell) -> dict[str, Measured]:
+        if cell not in self._measured:
+            probs, resamples = self._tallies[cell].probs, self._resamples
+            self._measured[cell] = {"top1": resamples.top1(probs), "mAP": resamples.mean_average_precision(probs)}
+        return self._measured[cell]
+
+    def row(self, cell: Cell, spent: Spent, *, against: int | None) -> EvaluationRow:
+        """Return the row of a cell; `against`: N of the uniform and semi-optimal choices that it is compared with."""
+        tally, measured = self._tallies[cell], self._of(cell)
+        gmacs = None
+        if spent.sampler_gmacs is not None and spent.classifier_gmacs is not None:
+            gmacs = spent.sampler_gmacs + spent.classifier_gmacs
+        best = self._other(cell, "optimal", cell.num_frames)
+        fidelity = None if best is None else float(shared_share(tally.slots, self._tallies[best].slots).mean())
+        gap = None
+        if tally.gap is not None:
+            share = float((tally.gap < _SMALL_GAP).mean())
+            gap = {"max": float(tally.gap.max()), "mean": float(tally.gap.mean()), "share_below_1e-3": share}
+        return EvaluationRow(
+            **vars(cell),
+            **vars(spent),
+            top1=measured["top1"].value,
+            mAP=measured["mAP"].value,
+            confidence=float(confidences(tally.probs, self._labels).mean()),
+            fidelity=fidelity,
+            # The best choice for another classifier means nothing for a baseline.
+            recovered=None if cell.num_frames is None else self._recovered(cell, against),
+            gmacs=gmacs,
+            ci95={name: metric.ci95 for name, metric in measured.items() if metric.ci95 is not None},
+            versus_uniform=self._versus_uniform(cell, against),
+            seconds=round(tally.seconds, 4),
+            gap=gap,
+            method=" and ".join(sorted(tally.methods)) or None,
+        )
+
+    def _other(self, cell: Cell, policy: str, against: int | None) -> Cell | None:
+        other = None if against is None else Cell(policy, against, cell.num_candidates)
+        return other if other in self._tallies else None
+
+    def _versus_uniform(self, cell: Cell, against: int | None) -> dict[str, Any] | None:
+        uniform = self._other(cell, "uniform", against)
+        if uniform is None:
+            return None
+        difference = self._of(cell)[self._metric].minus(self._of(uniform)[self._metric])
+        value = difference.value if abs(difference.value) > _ROUNDING else 0.0
+        return {"num_frames": against, "metric": self._metric, "difference": value, "ci95": difference.ci95}
+
+    def _recovered(self, cell: Cell, against: int | None) -> float | None:
+        uniform, semi_optimal = self._other(cell, "uniform", against), self._other(cell, "semi-optimal", against)
+        if uniform is None or semi_optimal is None:
+            return None
+        low, high = self._of(uniform)[self._metric].value, self._of(semi_optimal)[self._metric].value
+        # Without a gain there is no share of it.
+        return (self._of(cell)[self._metric].value - low) / (high - low) if high - low > _ROUNDING else None
+
+
 # ---- the run
-
-
-class _Teacher:
-    """The teacher's outputs as policies see them: `Batch.teacher`."""
-
-    def __init__(self, outputs: TeacherBatch, clips: Clips, beam_width: int) -> None:
-        self.outputs, self.clips, self._beam_width = outputs, clips, beam_width
-        self.search: OptimalChoice | None = None  # the last one
-
-    def rows(self, rows: Indices) -> _Teacher:
-        return _Teacher(self.outputs.rows(rows), self.clips, self._beam_width)
-
-    def label_log_confidence(self) -> NDArray[np.float64]:
-        """Return each frame's log confidence in the labels [B, T]."""
-        log_probs = self.clips.frame_log_probs(self.outputs)
-        return np.asarray(log_label_confidence(log_probs, self.outputs.labels).double().cpu())
-
-    def max_log_confidence(self) -> NDArray[np.float64]:
-        """Return each frame's log probability of its most probable class [B, T]."""
-        return np.asarray(self.clips.frame_log_probs(self.outputs).amax(-1).double().cpu())
-
-    def frame_features(self) -> NDArray[np.float32]:
-        """Return what the teacher pools, or else its probabilities, [B, T, D]."""
-        features = self.outputs.frame_probs if self.outputs.features is None else self.outputs.features
-        return np.asarray(features.cpu())
-
-    def optimal(self, num_frames: int) -> Indices:
-        """Return the positions [B, N] of the clip that is most confident in the labels."""
-        self.search = self.clips.optimal(self.outputs, num_frames, self._beam_width)
-        return np.asarray(self.search.positions.cpu())
 
 
 def _scorer(policy: Policy) -> Policy:
@@ -371,21 +418,20 @@ class _Run:
     classified.
     """
 
-    def __init__(self, videos: Videos, clips: Clips, plan: Plan, seed: int, beam_width: int) -> None:
-        self._videos, self._clips, self._plan = videos, clips, plan
-        self._seed, self._beam_width = seed, beam_width
+    def __init__(self, videos: Videos, plan: Plan, seed: int) -> None:
+        self._videos, self._clips, self._plan, self._seed = videos, videos.clips, plan, seed
         self.tallies: dict[Cell, Tally] = {}
         self.scores: dict[tuple[str, int], NDArray[np.float32]] = {}  # by policy and T: [V, T], of those with frames
         self._chosen: dict[Cell, Indices] = {}  # [V, N] positions, of policies that need frames
         self._add(plan.cells)
 
     def _add(self, cells: Mapping[Cell, Entry]) -> None:
-        num_videos, num_classes = self._videos.labels.shape
         for cell, entry in cells.items():
-            width = cell.num_frames or cell.num_candidates
-            self.tallies[cell] = Tally.empty(num_videos, num_classes, width)
+            tally = self.tallies[cell] = Tally.empty(self._videos.labels, cell.num_frames or cell.num_candidates)
+            if entry.policy.needs_frames:
+                self._chosen[cell] = np.zeros_like(tally.slots)
             if isinstance(entry.policy, Optimal):
-                self.tallies[cell].gap = np.zeros(num_videos)  # stays 0 where all frames are chosen
+                tally.gap = np.zeros(len(self._videos))  # stays 0 where all frames are chosen
 
     def counts(self, cell: Cell) -> Indices:
         """Return the number of frames that were chosen of each video, [V]."""
@@ -396,18 +442,19 @@ class _Run:
         cells = self._plan.cells
         if any(entry.policy.needs_frames for entry in cells.values()) or (cells and self._clips.needs_frames):
             # Frames of all candidates, whatever their number: each is read once.
-            wanted = [
-                np.unique(
-                    np.concatenate([self._videos.candidates(video, count)[0][0] for count in self._plan.candidates])
-                )
-                for video in np.arange(len(self._videos))[:, None]
-            ]
-            with _progress(len(self._videos), on_progress) as advance:
+            slots = [self._videos.candidates(np.arange(len(self._videos)), count)[0] for count in self._plan.candidates]
+            wanted = [np.unique(row) for row in np.concatenate(slots, axis=1)]
+            progress = Progress(len(self._videos))
+            with progress_bar("reading frames", 0 if on_progress is not None else len(self._videos)) as bar:
                 for chunk in read_chunks(bank, self._videos.positions, wanted):
                     self._choose_in(chunk)
                     if self._clips.needs_frames:
                         self._classify(self._videos.batches(chunk.indices, self._plan.candidates, chunk), cells)
-                    advance(len(chunk.videos))
+                    bar.advance(len(chunk.videos))
+                    if on_progress is not None:
+                        for _ in chunk.videos:
+                            progress.done += 1
+                            on_progress(progress)
         if not self._clips.needs_frames:
             self._classify_all(cells)
 
@@ -433,12 +480,10 @@ class _Run:
             slots, counts = self._videos.candidates(chunk.indices, num_candidates)
             for group in chunk.groups(chunk.indices.tolist(), num_candidates, _MAX_FRAMES) if cells else ():
                 indices = chunk.indices[group]
-                here = (indices.tolist(), list(slots[group]))
-                frames, pts_seconds = chunk.stacked(*here)[0], chunk.pts_seconds(*here)
+                frames, _, pts_seconds = chunk.stacked(indices.tolist(), list(slots[group]))
                 batch = Batch(num_candidates, counts[group], frames, pts_seconds, self._seed, indices)
                 if any(entry.policy.needs_teacher for entry in cells.values()):
-                    outputs = self._videos.batches(indices, [num_candidates], chunk)[num_candidates]
-                    batch.teacher = _Teacher(outputs, self._clips, self._beam_width)
+                    batch.teacher = self._videos.batches(indices, [num_candidates], chunk)[num_candidates]
                 self._choose_from(batch, cells)
 
     def _choose_from(self, batch: Batch, cells: Mapping[Cell, Entry]) -> None:
@@ -453,25 +498,14 @@ class _Run:
             begun = time.perf_counter()
             positions, _ = _choose(entry, batch, cell.num_frames)
             tally.seconds += seconds[key] + time.perf_counter() - begun
-            assert batch.indices is not None
-            self._table(self._chosen, cell, positions, np.int64)[batch.indices] = positions
+            self._chosen[cell][batch.indices] = positions
             if scores is not None:
-                self._table(self.scores, (cell.policy, cell.num_candidates), scores, np.float32)[batch.indices] = scores
-
-    def _table(self, tables: dict[Any, Any], key: Any, values: NDArray[Any], dtype: Any) -> Any:
-        if key not in tables:
-            tables[key] = np.zeros((len(self._videos), values.shape[1]), dtype=dtype)
-        return tables[key]
+                table = np.zeros((len(self._videos), cell.num_candidates), dtype=np.float32)
+                self.scores.setdefault((cell.policy, cell.num_candidates), table)[batch.indices] = scores
 
     def _classify(self, batches: dict[int, TeacherBatch], cells: Mapping[Cell, Entry]) -> None:
         policy_batches = {
-            count: Batch(
-                count,
-                outputs.counts,
-                seed=self._seed,
-                indices=outputs.indices,
-                teacher=_Teacher(outputs, self._clips, self._beam_width),
-            )
+            count: Batch(count, outputs.counts, seed=self._seed, indices=outputs.indices, teacher=outputs)
             for count, outputs in batches.items()
         }
         for cell, entry in cells.items():
@@ -523,19 +557,3 @@ def _choose_number(policy: Policy, batch: Batch, num_frames: int) -> tuple[Indic
         positions[enough] = choose(policy, some, num_frames)
         search = getattr(some.teacher, "search", None)
     return positions, search
-
-
-@contextmanager
-def _progress(total: int, on_progress: OnProgress | None) -> Iterator[Callable[[int], None]]:
-    """Give a function to be called with the number of videos that were just read."""
-    progress = Progress(total)
-    with progress_bar("reading frames", 0 if on_progress is not None else total) as bar:
-
-        def advance(count: int) -> None:
-            bar.advance(count)
-            for _ in range(count if on_progress is not None else 0):
-                progress.done += 1
-                assert on_progress is not None
-                on_progress(progress)
-
-        yield advance

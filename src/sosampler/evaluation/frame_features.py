@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,16 +86,13 @@ def find_sources(videos: Any, *, max_videos: int | None, seed: int) -> Sources:
 def _of_file(name: str, path: Path, start: float | None, end: float | None) -> FrameSource:
     @contextmanager
     def opened() -> Iterator[OpenFrames]:
-        reader = open_video(path)
-        try:
+        with closing(open_video(path)) as reader:
             timeline = reader.timeline()
             first, last = timeline.range_of(start, end)
             if first >= last:
                 raise VideoError(f"{path}: no frame lies between start={start} and end={end}; correct the manifest")
             times = timeline.seconds(np.arange(first, last))
             yield OpenFrames(times, lambda positions, size: reader.read(first + positions, size=size).frames)
-        finally:
-            reader.close()
 
     return FrameSource(name, opened)
 
@@ -117,10 +114,9 @@ def _of_bank(bank: Bank, position: int) -> FrameSource:
 class FrameFeatures:
     """`Penultimate` features of a classifier, under a name."""
 
-    def __init__(self, classifier: Classifier, *, name: str | None = None, untrained: bool = False) -> None:
+    def __init__(self, classifier: Classifier, *, untrained: bool = False) -> None:
         self._before = Penultimate(classifier)
-        self.classifier = classifier
-        self.name = name or classifier.name
+        self.classifier, self.name = classifier, classifier.name
         self.untrained = untrained  # known to have random weights
 
     @property
@@ -155,8 +151,7 @@ def feature_networks(
     given = list(classifiers) if isinstance(classifiers, (list, tuple)) else [classifiers]
     if not given:
         raise InvalidArgument("no classifier was given; give at least one name, folder or classifier")
-    files = list(weights) if isinstance(weights, (list, tuple)) else [weights]
-    files = files + [None] * (len(given) - len(files)) if weights is None else files
+    files = list(weights) if isinstance(weights, (list, tuple)) else [weights] * (len(given) if weights is None else 1)
     if len(files) != len(given):
         raise InvalidArgument(
             f"{len(files)} weights were given for {len(given)} classifiers; give one for each, None where there is none"
@@ -166,13 +161,12 @@ def feature_networks(
         if isinstance(source, nn.Module) or hasattr(source, "frame_probs"):
             if file is not None:
                 raise InvalidArgument(f"weights={str(file)!r} are for a classifier by name; {source!r} has its own")
-            classifier, untrained = source, False
+            network = FrameFeatures(source)
         else:
             where = device or ("cuda" if torch.cuda.is_available() else "cpu")
             classifier = create_classifier(source, weights=file, new_head=None, device=where, precision=precision)
             comes_with_weights = saved_folder(source) is not None or str(source).startswith("hf:")
-            untrained = file is None and not comes_with_weights
-        network = FrameFeatures(classifier, untrained=untrained)
+            network = FrameFeatures(classifier, untrained=file is None and not comes_with_weights)
         count = sum(other.classifier.name == network.name for other in networks)
         if count:  # the same network with other weights
             network.name = f"{network.name} ({count + 1})"

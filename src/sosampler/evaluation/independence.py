@@ -26,9 +26,10 @@ from sosampler._util.arrays import Indices, Seconds
 from sosampler._util.files import replacing
 from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_float, check_int
-from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, VideoError
+from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.evaluation.frame_features import FrameFeatures, OpenFrames, feature_networks, features_at, find_sources
-from sosampler.evaluation.metrics import interval, resample_counts
+from sosampler.evaluation.result import interval, resample_counts
+from sosampler.figures.curves import import_matplotlib
 from sosampler.video.candidates import segment_centres
 
 Values = NDArray[np.float64]
@@ -83,17 +84,11 @@ class RateRow:
         return None if self.redundant is None else self.redundant <= ALLOWED
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "classifier": self.classifier,
-            "rate": self.rate,
-            "videos": self.videos,
-            "seconds_apart": self.seconds_apart,
-            **self.kernel.to_dict(),
-            "redundant": self.redundant,
-            "redundant_ci95": None if self.redundant_ci95 is None else list(self.redundant_ci95),
-            "nearer_than_far": self.nearer_than_far,
-            "passes": self.passes,
-        }
+        values: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            values |= value.to_dict() if isinstance(value, Spread) else {name: value}
+        ci95 = None if self.redundant_ci95 is None else list(self.redundant_ci95)
+        return {**values, "redundant_ci95": ci95, "passes": self.passes}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,16 +110,8 @@ class FeatureFacts:
         return float((self.far.values > NEAR_DUPLICATE).mean())
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "classifier": self.classifier,
-            "width": self.width,
-            "bandwidth": self.bandwidth,
-            "bandwidth_of": self.bandwidth_of,
-            "far": {**self.far.to_dict(), "near_duplicates": self.far_duplicates},
-            "cross": self.cross.to_dict(),
-            "untrained": self.untrained,
-            "verdict": self.verdict,
-        }
+        far = {**self.far.to_dict(), "near_duplicates": self.far_duplicates}
+        return {**vars(self), "far": far, "cross": self.cross.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +155,6 @@ class Independence:
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Write `independence.json` and the figure `independence.png`; return their paths."""
-
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         values, figure = folder / "independence.json", folder / "independence.png"
@@ -197,11 +183,6 @@ _RESAMPLES = 1000
 
 
 # ---- pairs: arithmetic on times
-
-
-def choose_moments(num_frames: int, count: int) -> Indices:
-    """Return at most `count` different frames, evenly spread."""
-    return segment_centres(num_frames, min(count, num_frames))
 
 
 def later_by(times: Seconds, moments: Indices, seconds: float) -> Indices:
@@ -239,14 +220,6 @@ def kernels(distances: Values, bandwidth: float) -> Values:
 def redundant_pairs(adjacent: Values, far: Values) -> NDArray[np.bool_]:
     """Return which adjacent pairs of one video are redundant, by the kernels of its adjacent and its far pairs."""
     return (adjacent > np.quantile(far, UNUSUAL)) | (adjacent > NEAR_DUPLICATE)
-
-
-def _bootstrap(redundant: Sequence[float], pairs: Sequence[int], seed: int) -> tuple[float, float] | None:
-    """Return the 95 % interval of the share of redundant pairs over videos; None for one video."""
-    if len(pairs) < 2:
-        return None
-    counts = resample_counts(len(pairs), _RESAMPLES, seed)  # [V, draws]
-    return interval(np.asarray(redundant) @ counts / (np.asarray(pairs) @ counts))
 
 
 # ---- the measurement
@@ -289,22 +262,31 @@ def independence(
         device, precision: for classifiers by name; the GPU if there is one.
         say: called with each note.
     """
-    steps = _checked_rates(rates)
+    given = [rates] if isinstance(rates, numbers.Real) else rates
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"rates={rates!r} must be frame rates such as (0.5, 1, 2)")
+    steps = sorted({check_float("rate", rate, above=0) for rate in given})
+    if not steps:
+        raise InvalidArgument("rates is empty; give frame rates such as (0.5, 1, 2)")
     moments = check_int("moments", moments, at_least=_MIN_MOMENTS)
     max_videos = None if max_videos is None else check_int("max_videos", max_videos)
     sources = find_sources(videos, max_videos=max_videos, seed=check_int("seed", seed, at_least=0))
     networks = feature_networks(classifiers, weights, device=device, precision=precision)
-    notes = [
-        f"WARNING: {network.name} has RANDOM weights, none were given: features of an untrained network mean little, "
-        "and so do their results; give weights"
-        for network in networks
-        if network.untrained
-    ]
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        if say is not None:
+            say(text)
+
+    for network in networks:
+        if network.untrained:
+            note(
+                f"WARNING: {network.name} has RANDOM weights, none were given: features of an untrained network mean "
+                "little, and so do their results; give weights"
+            )
     if len(sources.videos) < sources.available:
-        notes.append(f"{len(sources.videos)} of {sources.available} videos were drawn with seed {seed}")
-    report = say or (lambda note: None)
-    for note in notes:
-        report(note)  # before the long work
+        note(f"{len(sources.videos)} of {sources.available} videos were drawn with seed {seed}")
 
     measured: list[list[_Measured]] = [[] for _ in networks]
     failures: list[dict[str, str]] = []
@@ -329,28 +311,16 @@ def independence(
         fact, its_rows = _evaluate(network, of_videos, steps, seed)
         facts.append(fact)
         rows += its_rows
-    later = _notes_about(rows, facts, len(measured[0]), sources.kind)
-    for note in later:
-        report(note)
+    _note_limits(rows, facts, len(measured[0]), sources.kind, note)
     settings = {
         "source": sources.kind,
-        "rates": list(steps),
+        "rates": steps,
         "moments": moments,
         "max_videos": max_videos,
         "seed": seed,
         "videos": [source.name for source in sources.videos],
     }
-    return Independence(tuple(rows), tuple(facts), len(measured[0]), tuple(failures), (*notes, *later), settings)
-
-
-def _checked_rates(rates: Any) -> tuple[float, ...]:
-    given = [rates] if isinstance(rates, numbers.Real) else rates
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidArgument(f"rates={rates!r} must be frame rates such as (0.5, 1, 2)")
-    checked = {check_float("rate", rate, above=0) for rate in given}
-    if not checked:
-        raise InvalidArgument("rates is empty; give frame rates such as (0.5, 1, 2)")
-    return tuple(sorted(checked))
+    return Independence(tuple(rows), tuple(facts), len(measured[0]), tuple(failures), tuple(notes), settings)
 
 
 def _measure(
@@ -358,7 +328,7 @@ def _measure(
 ) -> list[_Measured]:
     """Distances between far and between adjacent frames of one video, for each network."""
     times = video.times
-    starts = choose_moments(len(times), moments)
+    starts = segment_centres(len(times), min(moments, len(times)))
     if len(starts) < _MIN_MOMENTS:
         raise VideoError(f"{name}: {len(starts)} different frames are too few; {_MIN_MOMENTS} are needed")
     pairs = {rate: later_by(times, starts, 1 / rate) for rate in rates}
@@ -366,13 +336,13 @@ def _measure(
     size = max(network.short_side for network in networks)
     far = far_pairs(len(starts))
     measured = []
-    for features in features_at(video, wanted, networks, size):
-        seen = dict(zip(wanted.tolist(), features, strict=True))
-        of_moments = torch.stack([seen[start] for start in starts.tolist()])
+    for features in features_at(video, wanted, networks, size):  # [n, D]
+        of_moments = features[np.searchsorted(wanted, starts)]
+        adjacent = {rate: features[np.searchsorted(wanted, rate_pairs)] for rate, rate_pairs in pairs.items()}
         measured.append(
             _Measured(
                 far=_lengths(of_moments[far[:, 0]] - of_moments[far[:, 1]]),
-                adjacent={rate: _apart(seen, rate_pairs) for rate, rate_pairs in pairs.items()},
+                adjacent={rate: _lengths(both[:, 0] - both[:, 1]) for rate, both in adjacent.items()},
                 seconds={rate: np.diff(times[rate_pairs], axis=1)[:, 0] for rate, rate_pairs in pairs.items()},
                 moments=of_moments if crossed else None,
                 width=of_moments.shape[1],
@@ -380,10 +350,6 @@ def _measure(
             )
         )
     return measured
-
-
-def _apart(features: dict[int, Tensor], pairs: Indices) -> Values:
-    return _lengths(torch.stack([features[a] - features[b] for a, b in pairs.tolist()])) if len(pairs) else np.empty(0)
 
 
 def _lengths(differences: Tensor) -> Values:
@@ -441,11 +407,10 @@ def _row(name: str, rate: float, measured: Sequence[_Measured], bandwidth: float
     if not having:
         return RateRow(name, rate, 0, None, Spread(np.empty(0)), None, None, None)
     values = [kernels(video.adjacent[rate], bandwidth) for video in having]
-    redundant = [
-        int(redundant_pairs(kernel, kernels(video.far, bandwidth)).sum())
-        for kernel, video in zip(values, having, strict=True)
-    ]
-    pairs = [len(kernel) for kernel in values]
+    far = [kernels(video.far, bandwidth) for video in having]
+    redundant = np.array([redundant_pairs(*both).sum() for both in zip(values, far, strict=True)])
+    pairs = np.array([len(kernel) for kernel in values])
+    counts = resample_counts(len(pairs), _RESAMPLES, seed)  # [V, draws]
     seconds = np.concatenate([video.seconds[rate] for video in having])
     nearer = np.concatenate([video.seconds[rate] < video.far_seconds for video in having])
     return RateRow(
@@ -454,41 +419,38 @@ def _row(name: str, rate: float, measured: Sequence[_Measured], bandwidth: float
         videos=len(having),
         seconds_apart=float(seconds.mean()),
         kernel=Spread(np.concatenate(values)),
-        redundant=sum(redundant) / sum(pairs),
-        redundant_ci95=_bootstrap(redundant, pairs, seed),
+        redundant=float(redundant.sum() / pairs.sum()),
+        redundant_ci95=interval(redundant @ counts / (pairs @ counts)) if len(pairs) > 1 else None,
         nearer_than_far=float(nearer.mean()),
     )
 
 
-def _notes_about(rows: Sequence[RateRow], facts: Sequence[FeatureFacts], videos: int, kind: str) -> list[str]:
-    """Return notes on what limits the results."""
-    notes = []
+def _note_limits(
+    rows: Sequence[RateRow], facts: Sequence[FeatureFacts], videos: int, kind: str, note: Callable[[str], None]
+) -> None:
+    """Note what limits the results."""
     lacking = {row.rate: row.videos for row in rows if row.videos < videos}
     if lacking:
         rates = ", ".join(f"{rate:g} fps in {count}" for rate, count in lacking.items())
         where = "the bank stores no frames" if kind == "bank" else "there are no frames"
-        notes.append(
-            f"of {videos} videos, pairs were found at {rates}: {where} at that distance, a quarter more or less"
-        )
+        note(f"of {videos} videos, pairs were found at {rates}: {where} at that distance, a quarter more or less")
     if videos == 1:
-        notes.append("one video alone: the bandwidth is the median distance within it, and may differ for others")
+        note("one video alone: the bandwidth is the median distance within it, and may differ for others")
     for fact in facts:
         if fact.far_duplicates > ALLOWED:
-            notes.append(
+            note(
                 f"{fact.classifier}: {fact.far_duplicates:.0%} of the pairs far apart are near-duplicates, as in "
                 "films of still cameras: hardly any rate can pass on such videos"
             )
         chosen = [row for row in rows if row.classifier == fact.classifier and row.rate == fact.verdict]
         if any((row.nearer_than_far or 0) < 0.5 for row in chosen):
-            notes.append(
+            note(
                 f"{fact.classifier}: at {fact.verdict:g} fps most neighbours are a quarter of their video apart or "
                 "more, as are the pairs that they are compared with; longer videos would show more"
             )
-    return notes
 
 
 # ---- densities of kernels between frames: one curve for each frame rate
-
 
 _MIN_WIDTH = 0.004  # equal values would make a curve without width
 _MAX_VALUES = 5000  # of more, as many quantiles draw the same curve
@@ -506,7 +468,11 @@ def density(values: ArrayLike, grid: ArrayLike) -> Values:
         raise InvalidArgument("a density needs at least one value; none were given")
     if data.min() < 0 or data.max() > 1:
         raise InvalidArgument(f"values run from {data.min():.3g} to {data.max():.3g}; kernels lie in 0..1")
-    width = max(silverman(data), _MIN_WIDTH)
+    width = _MIN_WIDTH
+    if len(data) > 1:  # 0.9 min(standard deviation, IQR / 1.34) n^(-1/5); the IQR is left out where it is zero
+        deviation = data.std(ddof=1)
+        middle = np.subtract(*np.quantile(data, (0.75, 0.25))) / 1.34
+        width = max(0.9 * min(deviation, middle or deviation) * len(data) ** -0.2, _MIN_WIDTH)
     if len(data) > _MAX_VALUES:
         data = np.sort(data)[segment_centres(len(data), _MAX_VALUES)]
     reflected = np.concatenate([data, -data, 2 - data])
@@ -514,29 +480,14 @@ def density(values: ArrayLike, grid: ArrayLike) -> Values:
     return np.asarray(total / (len(data) * width * np.sqrt(2 * np.pi)))
 
 
-def silverman(data: Values) -> float:
-    """Return 0.9 min(standard deviation, IQR / 1.34) n^(-1/5); the IQR is left out where it is zero."""
-    if len(data) < 2:
-        return 0.0
-    deviation = float(data.std(ddof=1))
-    middle = float(np.subtract(*np.quantile(data, (0.75, 0.25)))) / 1.34
-    shrink: float = len(data) ** -0.2
-    return 0.9 * min(deviation, middle or deviation) * shrink
-
-
 def independence_figure(result: Any, path: str | Path) -> Path:
     """Draw an `Independence` in the format of the path's suffix: a panel for each classifier, a curve for each rate."""
-    try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependency("figures need matplotlib; install sosampler[train]") from error
-
+    matplotlib, figure_class, _ = import_matplotlib()
     target, count = Path(path), len(result.classifiers)
-    figure = Figure(figsize=(_PANEL[0] * count, _PANEL[1]), layout="constrained", dpi=130)
+    figure = figure_class(figsize=(_PANEL[0] * count, _PANEL[1]), layout="constrained", dpi=130)
     figure.suptitle(f"Adjacent frames of {result.videos} videos")
     for axes, facts in zip(figure.subplots(1, count, squeeze=False)[0], result.classifiers, strict=True):
-        _draw_panel(axes, facts, result.of(facts.classifier), colormaps["viridis_r"])
+        _draw_panel(axes, facts, result.of(facts.classifier), matplotlib.colormaps["viridis_r"])
     with replacing(target) as temporary:
         figure.savefig(temporary)
     return target
@@ -544,17 +495,13 @@ def independence_figure(result: Any, path: str | Path) -> Path:
 
 def _draw_panel(axes: Any, facts: Any, rows: Any, colours: Any) -> None:
     rows = [row for row in rows if len(row.kernel.values)]
-    references = {"same video, far apart": facts.far.values}
-    if len(facts.cross.values):
-        references["different videos"] = facts.cross.values
     curves = [
         (f"{row.rate:g} fps", row.kernel.values, {"color": colours(number / max(len(rows) - 1, 1))})
         for number, row in enumerate(rows)
     ]
-    curves += [
-        (label, values, {"color": "0.45", "linestyle": dash})
-        for (label, values), dash in zip(references.items(), ("--", ":"), strict=False)
-    ]
+    curves.append(("same video, far apart", facts.far.values, {"color": "0.45", "linestyle": "--"}))
+    if len(facts.cross.values):
+        curves.append(("different videos", facts.cross.values, {"color": "0.45", "linestyle": ":"}))
     lowest = min(float(values.min()) for _, values, _ in curves)
     grid = np.linspace(max(0.0, np.floor(lowest * 20 - 1) / 20), 1, 1001)
     heights = [density(values, grid) for _, values, _ in curves]

@@ -1,30 +1,46 @@
-"""What an evaluation measures: which policies and baselines, with which N of which T, compared with what."""
+"""What an evaluation measures: which policies and baselines, with which N of which T, compared with what.
+
+Baselines are trained systems that decide how many frames they need. Each has a classifier of its own, so they run here,
+on the same videos as the policies, and their predictions are evaluated as they are.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from sosampler._util.arrays import Indices
+from sosampler._util.files import saved_kind
 from sosampler._util.validation import check_float, check_int
-from sosampler.baselines.base import Baseline, is_baseline_folder, load_system
+from sosampler.bank.bank import Bank
+from sosampler.bank.outputs import Features, Teacher
+from sosampler.baselines.base import KIND as BASELINE_KIND
+from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, video_gmacs
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.baselines import BaselineRow, baseline_rows, same_but_for_threshold, whole_frames
-from sosampler.evaluation.clip_scores import Clips
-from sosampler.evaluation.result import Cell
+from sosampler.evaluation.clip_scores import Clips, Videos
+from sosampler.evaluation.result import Cell, Spent, Tally
 from sosampler.policies.auto import AUTO, Auto, auto_of
 from sosampler.policies.base import Policy
 from sosampler.policies.registry import (
     AUTO_SUFFIX,
+    EVERY,
     MethodPolicy,
     get_policy,
     is_policy_name,
     is_saved_folder,
     list_policies,
+    number_of,
     split_label,
     split_method,
     split_threshold,
@@ -32,6 +48,10 @@ from sosampler.policies.registry import (
 )
 
 Pair = tuple[int | None, int]  # N, T; None where the policy decides on N
+NOT_SEEN = -1  # pads the row of a video in the table of chosen frames
+
+# Numbers of a baseline's features that are stacked at a time (128 MiB of float16, or 256 of float32).
+_MAX_NUMBERS = 1 << 26
 
 
 # ---- numbers
@@ -43,15 +63,17 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
     >>> pairs_of([1, "auto"], 10), pairs_of(6, 10, pairs=[(8, 30)])
     ([(1, 10), (None, 10)], [(8, 30)])
     """
-    result: list[Pair]
     if pairs is None:
-        numbers = [_number_or_auto(value) for value in _listed("num_frames", num_frames)]
-        counts = [check_int("num_candidates", value) for value in _listed("num_candidates", num_candidates)]
-        result = [(frames, candidates) for candidates in counts for frames in numbers]
-    elif isinstance(pairs, Iterable) and not isinstance(pairs, str):
-        result = [_pair(pair) for pair in pairs]
-    else:
+        counts = _listed("num_candidates", num_candidates)
+        pairs = [(frames, count) for count in counts for frames in _listed("num_frames", num_frames)]
+    elif not isinstance(pairs, Iterable) or isinstance(pairs, str):
         raise InvalidArgument(f"pairs={pairs!r} must be a list of (num_frames, num_candidates), for example [(8, 30)]")
+    result: list[Pair] = []
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InvalidArgument(f"pairs hold {pair!r}; give (num_frames, num_candidates), for example (8, 30)")
+        decides = isinstance(pair[0], Auto) or pair[0] == AUTO
+        result.append((None if decides else check_int("num_frames", pair[0]), check_int("num_candidates", pair[1])))
     if not result:
         raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
     for frames, candidates in result:
@@ -68,16 +90,6 @@ def _listed(name: str, given: Any) -> list[Any]:
     if not values:
         raise InvalidArgument(f"{name} is empty; give at least one int")
     return values
-
-
-def _number_or_auto(given: Any) -> int | None:
-    return None if isinstance(given, Auto) or given == AUTO else check_int("num_frames", given)
-
-
-def _pair(given: Any) -> Pair:
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise InvalidArgument(f"pairs hold {given!r}; give (num_frames, num_candidates), for example (8, 30)")
-    return _number_or_auto(given[0]), check_int("num_candidates", given[1])
 
 
 def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tolerance: Any) -> dict[str, Auto]:
@@ -102,11 +114,36 @@ def autos_of(num_frames: Any, pairs: Any, auto_min: Any, auto_max: Any, auto_tol
     autos = list(dict.fromkeys(autos))
     if len({auto.tolerance for auto in autos}) < len(autos):
         raise InvalidArgument("several Auto have one tolerance, which their rows are named by; give each another one")
-    several = len(autos) > 1
-    return {f"{AUTO_SUFFIX}@{auto.tolerance:g}" if several else AUTO_SUFFIX: auto for auto in autos}
+    if len(autos) == 1:
+        return {AUTO_SUFFIX: autos[0]}
+    return {f"{AUTO_SUFFIX}@{auto.tolerance:g}": auto for auto in autos}
 
 
 # ---- names
+
+
+@dataclass(frozen=True, eq=False)
+class BaselineRow:
+    """A baseline under the name of its row."""
+
+    name: str
+    system: Baseline
+    base: str  # the name without the threshold
+
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies the baseline and its threshold, as JSON values."""
+        system, about = self.system, self.system.about
+        facts = {
+            "system": system.name,
+            "multi_label": system.multi_label,
+            "num_candidates": about.get("num_candidates"),
+            "heavy": about.get("heavy"),
+        }
+        if about.get("light") is not None:
+            facts["light"] = about["light"]
+        if system.threshold:
+            facts[system.threshold] = system.config[system.threshold]
+        return facts
 
 
 class Resolver:
@@ -120,21 +157,15 @@ class Resolver:
     def resolve(self, policies: Any) -> tuple[list[Policy], list[BaselineRow]]:
         """Resolve names, policies, samplers, baselines, what `train` returns, folders, "NAME=FOLDER", {name: any}."""
         policies = _unwrapped(policies)
-        if isinstance(policies, (str, os.PathLike, Baseline, Policy)) or _is_sampler(policies):
+        is_sampler = hasattr(policies, "look") or hasattr(policies, "score")
+        if is_sampler or isinstance(policies, (str, os.PathLike, Baseline, Policy)):
             policies = [policies]
         if not isinstance(policies, Iterable):
             raise InvalidArgument(f"policies={policies!r} must be a list of names and samplers, or {{name: sampler}}")
-        given: Iterable[tuple[str | None, Any]] = (
-            policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
-        )
-        resolved: list[Policy] = []
-        baselines: list[BaselineRow] = []
-        for name, policy in given:
-            result = self._one(name, _unwrapped(policy))
-            if isinstance(result, list):
-                baselines += result
-            else:
-                resolved.append(result)
+        given = policies.items() if isinstance(policies, Mapping) else ((None, policy) for policy in policies)
+        results = [self._one(name, _unwrapped(policy)) for name, policy in given]
+        resolved = [result for result in results if not isinstance(result, list)]
+        baselines = [row for result in results if isinstance(result, list) for row in result]
         names = [*(policy.name for policy in resolved), *(row.name for row in baselines)]
         if not names:
             raise InvalidArgument(
@@ -165,14 +196,14 @@ class Resolver:
         folder, method = (text, "") if is_saved_folder(text) else split_method(text)
         before, _, value = text.rpartition("@")
         if not is_saved_folder(folder) and before and value and is_saved_folder(before):
-            if not is_baseline_folder(before):
+            if saved_kind(before) != BASELINE_KIND:
                 raise InvalidArgument(
                     f"{text!r}: {before} holds no trained baseline, and only these have a threshold; leave out @"
                 )
             folder, method = before, ""
         else:
             value = ""
-        if is_saved_folder(folder) and is_baseline_folder(folder):
+        if saved_kind(folder) == BASELINE_KIND:
             if method:
                 raise InvalidArgument(f"{text!r}: +{method} is for samplers, not for baselines; leave it out")
             if folder not in self._baselines:
@@ -206,12 +237,11 @@ def _unwrapped(policy: Any) -> Any:
     return policy
 
 
-def _is_sampler(policy: Any) -> bool:
-    return hasattr(policy, "look") or hasattr(policy, "score")
-
-
 def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
-    """Return the rows of a baseline. A threshold that its name ends in is set, unless the name is its folder's."""
+    """Return the row of a baseline, or with "all" one for each threshold; an empty `value` leaves it as it is.
+
+    A threshold that its name ends in is set, unless the name is its folder's.
+    """
     name, in_name = (name, "") if name_is_folder else split_threshold(name)
     if in_name and value and in_name != value:
         raise InvalidArgument(
@@ -223,7 +253,21 @@ def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool =
     method = "" if name_is_folder else split_method(name)[1]
     if method:
         raise InvalidArgument(f"a baseline cannot be called {name!r}: +{method} is for samplers, so leave it out")
-    return baseline_rows(name, system, value or in_name)
+    value = value or in_name
+    if not value:
+        return [BaselineRow(name, system, name)]
+    if not system.threshold:
+        raise InvalidArgument(
+            f"{name}: {system.name} has no threshold that could be set to {value}; leave out @{value}"
+        )
+    number = number_of(value)
+    if number is None and value != EVERY:
+        raise InvalidArgument(
+            f"{name}@{value} cannot be read; @VALUE must be a number for {system.threshold} of {system.name}, "
+            f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these"
+        )
+    values = system.threshold_values if number is None else [number]
+    return [BaselineRow(f"{name}@{threshold}", system.with_threshold(threshold), name) for threshold in values]
 
 
 def _check_curves(policies: Sequence[Policy], baselines: Sequence[BaselineRow]) -> None:
@@ -238,11 +282,26 @@ def _check_curves(policies: Sequence[Policy], baselines: Sequence[BaselineRow]) 
                 "baseline another name: NAME=FOLDER, or {name: system} in Python"
             )
         first = first_of.setdefault(curve, row)
-        if first is not row and not same_but_for_threshold(first.system, row.system):
+        if first is not row and not _same_but_for_threshold(first.system, row.system):
             raise InvalidArgument(
                 f"{first.name!r} and {row.name!r} are two baselines, but would be one curve called {curve!r}; name "
                 "them apart: NAME=FOLDER, or {name: system} in Python"
             )
+
+
+def _same_but_for_threshold(first: Baseline, other: Baseline) -> bool:
+    """Return whether two baselines differ in their thresholds alone: points of one curve."""
+
+    def without_threshold(system: Baseline) -> str:
+        settings = {key: value for key, value in system.config.items() if key != system.threshold}
+        return json.dumps([system.name, settings, system.about.get("heavy"), system.about.get("light")], sort_keys=True)
+
+    if without_threshold(first) != without_threshold(other):
+        return False
+    weights, others = first.state_dict(), other.state_dict()
+    return weights.keys() == others.keys() and all(
+        torch.equal(weight.cpu(), others[key].cpu()) for key, weight in weights.items()
+    )
 
 
 # ---- cells
@@ -259,13 +318,14 @@ class Entry:
 
 def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: Sequence[Pair]) -> list[Entry]:
     """Return the policies that can decide on N, once for each `Auto`."""
+    entries: list[Entry] = []
     for policy in policies:
         if policy.name.partition("@")[0].endswith(AUTO_SUFFIX):
             raise InvalidArgument(
                 f"a sampler cannot be called {policy.name!r}, as rows of num_frames={AUTO!r} are; give another name"
             )
-    entries: list[Entry] = []
-    for policy in policies if autos else ():
+        if not autos:
+            continue
         refusal = policy.auto_refusal()
         if refusal is None:
             entries += [Entry(f"{policy.name}{suffix}", policy, auto) for suffix, auto in autos.items()]
@@ -331,7 +391,7 @@ class Plan:
         """Compare cells that decide on N with uniform, which gets their mean number of frames, rounded up."""
         missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
         for cell, mean in mean_frames.items():
-            frames = whole_frames(mean, cell.num_candidates)
+            frames = min(cell.num_candidates, max(1, math.ceil(mean)))
             uniform = Cell("uniform", frames, cell.num_candidates)
             if uniform not in self.cells:
                 if self._clips.needs_frames:
@@ -365,3 +425,175 @@ class Plan:
 
 def _entry(name: str) -> Entry:
     return Entry(name, get_policy(name, teacher=True))
+
+
+# ---- baselines: stored features
+
+
+def _stored_features(row: BaselineRow, bank: Bank) -> list[Features]:
+    """Return the features that a baseline needs: of its heavy network, and of the light one where it has one."""
+    system, about = row.system, row.system.about
+    if not isinstance(about.get("heavy"), dict):
+        raise InvalidArgument(
+            f"{row.name}: this {system.name} has no record of the features it was trained on; give one that so.train "
+            "made or so.load_system read"
+        )
+    classes = about.get("classes")
+    if not isinstance(classes, (list, tuple)):
+        raise InvalidArgument(
+            f"{row.name}: this {system.name} has no record of its class names (classes={classes!r}), so they cannot be "
+            "compared with those of the bank; give one that so.train made or so.load_system read"
+        )
+    if list(classes) != list(bank.classes):
+        raise InvalidArgument(
+            f"{row.name} was trained for {_classes_in_words(classes)}, but {bank.path} has "
+            f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
+        )
+    if system.multi_label != bank.multi_label:
+        labels = {True: "several labels (multi_label)", False: "one label"}
+        raise InvalidArgument(
+            f"{row.name} was trained for videos with {labels[system.multi_label]}, but those of {bank.path} have "
+            f"{labels[bank.multi_label]}; give a bank of that kind, or train the baseline on this one"
+        )
+    parts = ("heavy", "light") if "light_width" in system.config else ("heavy",)
+    return [_stored(row, bank, part) for part in parts]
+
+
+def _classes_in_words(classes: Sequence[str]) -> str:
+    some = ", ".join(map(str, classes[:3]))
+    return f"{len(classes)} classes ({some}{', ...' if len(classes) > 3 else ''})"
+
+
+def _stored(row: BaselineRow, bank: Bank, part: str) -> Features:
+    """Return the features of the network that a baseline was trained on; their name may differ from bank to bank."""
+    wanted = row.system.about.get(part) or {}
+    fingerprint = wanted.get("fingerprint")
+    sets = bank.feature_sets
+    matching = [name for name, about in sets.items() if about["fingerprint"] == fingerprint]
+    if not matching:
+        there = "; ".join(f"{name} ({about['network_name']})" for name, about in sets.items()) or "none"
+        raise InvalidArgument(
+            f"{bank.path}: features of the {part} network {wanted.get('network') or wanted.get('name')} "
+            f"({fingerprint}), which {row.name} needs, are not in this bank; it has: {there}. "
+            "`sosampler train` of a baseline or so.add_features with that network writes them"
+        )
+    # The set that it was trained on, or else another of that network; but one that is finished.
+    matching.sort(key=lambda name: (not bank.has_all_features(name), name != wanted.get("name")))
+    stored = bank.features(matching[0])
+    if stored.width != row.system.config[f"{part}_width"]:
+        raise InvalidArgument(
+            f"{bank.path}: the features {stored.name} have {stored.width} numbers a frame, but {row.name} needs "
+            f"{row.system.config[f'{part}_width']}; train the baseline again on these"
+        )
+    return stored
+
+
+def note_differences(
+    rows: Sequence[BaselineRow], teacher: Teacher, candidates: Sequence[int], note: Callable[[str], None]
+) -> None:
+    """Note once a baseline what differs from its training: the number of candidates, the classifier of the policies."""
+    for row in {row.base: row for row in rows}.values():
+        about = row.system.about
+        heavy, trained = about.get("heavy") or {}, about.get("num_candidates")
+        if heavy.get("fingerprint") != teacher.about["fingerprint"]:
+            note(
+                f"{row.base} classifies with {about.get('classifier')} ({heavy.get('fingerprint')}), but the policies "
+                f"with {teacher.about['name']} ({teacher.about['fingerprint']}): they differ in more than the choice "
+                "of frames"
+            )
+        others = [str(count) for count in candidates if count != trained]
+        if trained is not None and others:
+            note(
+                f"{row.base} was trained with {trained} candidates, but has {' and '.join(others)} here: it may do "
+                "worse than one that was trained with as many"
+            )
+
+
+# ---- baselines: the run
+
+
+def run_baselines(
+    rows: Sequence[BaselineRow], candidates: Sequence[int], bank: Bank, videos: Videos
+) -> dict[Cell, tuple[Tally, Spent]]:
+    """Run every baseline with each number of candidates, on the videos in their order.
+
+    Features are read for some videos at a time, once for all baselines, in the precision of the bank.
+
+    Returns:
+        By cell its predictions and its cost. `Tally.slots` [V, T] are the stored frames that went through the heavy
+        network, in time order, padded with -1.
+    """
+    ready = [(row, _stored_features(row, bank)) for row in rows]
+    sets = {stored.name: stored for _, feature_sets in ready for stored in feature_sets}
+    results: dict[Cell, tuple[Tally, Spent]] = {}
+    for num_candidates in candidates:
+        runs = [_BaselineRun(row, feature_sets, num_candidates, videos) for row, feature_sets in ready]
+        size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in sets.values()))))
+        for begin in range(0, len(videos) if runs else 0, size):
+            indices = np.arange(begin, min(begin + size, len(videos)))
+            slots, counts = videos.candidates(indices, num_candidates)
+            features = {name: _features(stored, videos, indices, slots) for name, stored in sets.items()}
+            mask = torch.from_numpy(np.arange(num_candidates) < counts[:, None])
+            for run in runs:
+                run.predict(indices, slots, features, mask)
+        results |= {run.cell: (run.tally, run.spent()) for run in runs}
+    return results
+
+
+def _features(stored: Features, videos: Videos, indices: Indices, slots: Indices) -> Tensor:
+    """[B, T, D] in the precision of the set; padding repeats the last candidate and is masked."""
+    table = np.empty((*slots.shape, stored.width), dtype=stored.precision)
+    for row, index in enumerate(indices.tolist()):
+        table[row] = stored[videos.positions[index]][slots[row]]
+    return torch.from_numpy(table)
+
+
+class _BaselineRun:
+    """One baseline with one number of candidates."""
+
+    def __init__(self, row: BaselineRow, feature_sets: list[Features], num_candidates: int, videos: Videos) -> None:
+        self._row, self._feature_sets, self._videos = row, feature_sets, videos
+        self.cell = Cell(row.name, None, num_candidates)
+        self.tally = Tally.empty(videos.labels, num_candidates)
+        self._frames, self._decoded, self._side = (np.zeros(len(videos)) for _ in range(3))
+
+    def predict(self, indices: Indices, slots: Indices, features: dict[str, Tensor], mask: Tensor) -> None:
+        heavy, *lights = [features[stored.name] for stored in self._feature_sets]
+        light = lights[0] if lights else heavy[:, :, :0]
+        begun = time.perf_counter()
+        output = predict(self._row.system, Views(heavy, light, None if bool(mask.all()) else mask))
+        self.tally.seconds += time.perf_counter() - begun
+        strange = indices[~torch.isfinite(output.probabilities).all(dim=1).numpy()]
+        if len(strange):  # they would count as some class
+            item = self._feature_sets[0].bank.rows[self._videos.positions[strange[0]]].item
+            raise InvalidArgument(
+                f"{self._row.name}: probabilities of {len(strange)} of {len(indices)} videos are not finite, "
+                f"{item.id!r} the first; check the features "
+                f"{' and '.join(stored.name for stored in self._feature_sets)}, or train the baseline again"
+            )
+        self.tally.probs[indices] = output.probabilities.float().numpy()
+        self.tally.slots[indices] = _packed(slots, output.seen_heavy.numpy())
+        self._frames[indices] = output.seen_heavy.sum(dim=1).numpy()
+        self._decoded[indices] = decoded_frames(output).numpy()
+        light_gmacs = self._feature_sets[1].gmacs if lights else 0.0
+        gmacs = video_gmacs(self._row.system, output, heavy_gmacs=0.0, light_gmacs=light_gmacs)
+        self._side[indices] = gmacs.cpu().numpy()
+
+    def spent(self) -> Spent:
+        """Return the mean cost of a video."""
+        return Spent(
+            frames_classified=float(self._frames.mean()),
+            frames_decoded=float(self._decoded.mean()),
+            sampler_gmacs=float(self._side.mean()),
+            classifier_gmacs=float(self._frames.mean()) * self._feature_sets[0].gmacs,
+        )
+
+
+def _packed(slots: Indices, seen: NDArray[np.bool_]) -> Indices:
+    """Move those of [B, T] that were seen to the front of each row.
+
+    >>> _packed(np.array([[0, 3, 6], [1, 2, 2]]), np.array([[False, True, True], [True, False, False]])).tolist()
+    [[3, 6, -1], [1, -1, -1]]
+    """
+    order = np.argsort(~seen, axis=1, kind="stable")
+    return np.take_along_axis(np.where(seen, slots, NOT_SEEN), order, axis=1)

@@ -1,4 +1,4 @@
-"""Figures of an evaluation as SVG, and how each policy is drawn in them.
+"""Figures of an evaluation: SVG for a report, and `write_cost_curve`, accuracy against cost for a paper or a README.
 
 Kinds of policies differ in colour, dash and the filling of their marks, policies of one kind in the shape of their
 marks: nothing depends on colour alone.
@@ -7,23 +7,26 @@ marks: nothing depends on colour alone.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from sosampler.errors import MissingDependency
+from sosampler._util.files import replacing
+from sosampler._util.validation import one_of
+from sosampler.errors import InvalidArgument, MissingDependency
 from sosampler.policies.registry import AUTO_SUFFIX, get_policy, is_system, line_of, list_policies, split_threshold
 
 RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 
-MEANINGS = {
+MEANINGS = {  # kinds of policies and what they know
     RULE: "without learning: by positions in time, or by how much frames differ",
     LEARNED: "scores the candidates with a small network",
     SYSTEM: "sees one frame after another, decides when to stop, and classifies with layers of its own",
     ORACLE: "knows the classifier's outputs for every candidate; a bound, not a method",
 }
-"""Kinds of policies and what they know."""
 
 # lengths of line and gap, in line widths
 _DASHES = {RULE: (4.0, 2.2), LEARNED: (), SYSTEM: (6.0, 1.6, 1.2, 1.6), ORACLE: (1.2, 1.8)}
@@ -46,11 +49,6 @@ class Look:
     mark: str  # matplotlib's name
     symbol: str  # the same as text
     dash: tuple[float, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the marks are outlines."""
-        return self.kind == ORACLE
 
 
 def kind_of(policy: str) -> str:
@@ -94,28 +92,30 @@ def looks_of_rows(rows: Sequence[Mapping[str, Any]], more: Iterable[str] = ()) -
     return looks_of([*(row["policy"] for row in rows), *more], systems)
 
 
-Row = Mapping[str, Any]
-"""A row of an evaluation, as in its JSON."""
+Row = Mapping[str, Any]  # of an evaluation, as in its JSON
 
 METRIC_NAMES = {"top1": "top-1 accuracy", "mAP": "mean average precision"}
 
-# Placeholders for the colours of the page; no figure has these by chance.
-_PLACEHOLDERS = {
-    "ink": "#010203",
-    "faint": "#010204",
-    "grid": "#010205",
-    "paper": "#010206",
-    "rule": "#010207",
-    "oracle": "#010208",
-    "learned-1": "#010209",
-    "learned-2": "#01020a",
-    "learned-3": "#01020b",
-    "system-1": "#01020c",
-    "system-2": "#01020d",
+# The light colours of the page of a report.
+COLOURS = {
+    "paper": "#ffffff",
+    "grid": "#e4e7ec",
+    "ink": "#16191d",
+    "faint": "#59616b",
+    "rule": "#59616b",
+    "oracle": "#9a4a00",
+    "learned-1": "#0060a8",
+    "learned-2": "#00704f",
+    "learned-3": "#7a2f8f",
+    "system-1": "#a3195b",
+    "system-2": "#6b5900",
 }
+# Placeholders for the colours of the page in SVG; no figure has these by chance.
+_PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(COLOURS, start=3)}
 _SIZE = (5.7, 3.8)  # inches of one panel
 _LABEL_LETTERS = 22
 _FILLS = ("full", "none", "left", "top", "right", "bottom")  # of the marks, where a policy has several lines
+_FRAMES_AXIS = "frames given to the classifier (N)"
 _LABEL_STEP = 0.06  # minimum distance of two labels, as a share of the panel's height
 
 
@@ -171,14 +171,13 @@ def _lines_of_frames(rows: Sequence[Row], metric: str) -> list[Line]:
 
 def _two_figures(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of_what: str) -> list[Figure]:
     every_candidate = [row for row in rows if row["policy"] == "all"]
-    levels = {"all": 100 * every_candidate[0][metric]} if len(every_candidate) == 1 else {}
-    lines = _lines_of_frames(rows, metric)
+    level = 100 * every_candidate[0][metric] if len(every_candidate) == 1 else None
     figure = Figure(
-        _draw(lines, levels, looks, x_name="frames given to the classifier (N)", y_name=axis_name(metric)),
+        _draw(_lines_of_frames(rows, metric), looks, _FRAMES_AXIS, axis_name(metric), level),
         f"Accuracy against the number of frames, {of_what}",
         "Higher and further left is better. Bars: 95 % interval of the learned samplers and of uniform. "
         "Solid: learned; dashed: rules; dotted: oracles."
-        + (" Horizontal line: the classifier gets every candidate." if levels else ""),
+        + (" Horizontal line: the classifier gets every candidate." if level is not None else ""),
     )
     return [figure, *_cost_figure(rows, metric, looks, of_what)]
 
@@ -192,7 +191,7 @@ def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
         return []
     return [
         Figure(
-            _draw(lines, {}, looks, x_name="GMACs of sampler and classifier, a video", y_name=axis_name(metric)),
+            _draw(lines, looks, "GMACs of sampler and classifier, a video", axis_name(metric)),
             f"Accuracy against cost, {of_what}",
             "Multiply-adds of scoring the candidates and classifying the chosen, in billions. Oracles are "
             "not here: what they know has no cost."
@@ -203,33 +202,20 @@ def _cost_figure(rows: Sequence[Row], metric: str, looks: Mapping[str, Look], of
 
 def report_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
     """Draw all figures of the rows: accuracy against N, cost and T, and fidelity against N."""
-    return [*accuracy_figures(rows, metric), *_candidates_figures(rows, metric), *_fidelity_figures(rows)]
-
-
-def _candidates_figures(rows: Sequence[Row], metric: str) -> list[Figure]:
-    """Accuracy against T, for each N that has several."""
-    looks = looks_of_rows(rows)
+    looks, figures = looks_of_rows(rows), accuracy_figures(rows, metric)
     with_frames = [row for row in rows if row["policy"] != "all" and not is_system(row)]
-    figures = []
     for count in sorted({row["num_frames"] for row in with_frames}):
         lines = lines_of([row for row in with_frames if row["num_frames"] == count], metric, "num_candidates")
         if any(len(line.xs) > 1 for line in lines):
-            svg = _draw(lines, {}, looks, x_name="candidates (T)", y_name=axis_name(metric))
+            svg = _draw(lines, looks, "candidates (T)", axis_name(metric))
             caption = "The gain by more candidates; the classifier gets as many frames as before."
             title = f"Accuracy against the number of candidates, {count} frame{'' if count == 1 else 's'} chosen"
             figures.append(Figure(svg, title, caption))
-    return figures
-
-
-def _fidelity_figures(rows: Sequence[Row]) -> list[Figure]:
-    """The share of the optimal choice that others chose too, for each T that has several N."""
-    looks = looks_of_rows(rows)
     known = [row for row in rows if row["policy"] != "optimal" and row.get("fidelity") is not None]
-    figures = []
     for count in dict.fromkeys(row["num_candidates"] for row in known):
         lines = _lines_of_frames([row for row in known if row["num_candidates"] == count], "fidelity")
         if any(len(line.xs) > 1 for line in lines):
-            svg = _draw(lines, {}, looks, x_name="frames given to the classifier (N)", y_name="fidelity, %")
+            svg = _draw(lines, looks, _FRAMES_AXIS, "fidelity, %")
             caption = (
                 "Mean share of the optimal frames that a policy chose too. Chance alone gives N of T; other sets of "
                 "frames may be nearly as good as the optimal one."
@@ -247,28 +233,17 @@ def lines_of(rows: Sequence[Row], metric: str, x_name: str) -> list[Line]:
     lines = []
     for policy in dict.fromkeys(line_of(row) for row in rows):
         of_policy = [row for row in rows if line_of(row) == policy]
-        counts = [row.get("num_candidates") for row in of_policy]
-        distinct = list(dict.fromkeys(counts))
+        distinct = list(dict.fromkeys(row.get("num_candidates") for row in of_policy))
         split = len(distinct) > 1 and len(of_policy) > len(distinct)
         for number, count in enumerate(distinct if split else [None]):
-            points = [row for row, its_count in zip(of_policy, counts, strict=True) if not split or its_count == count]
+            points = [row for row in of_policy if not split or row.get("num_candidates") == count]
             points.sort(key=lambda row: float(row[x_name]))
-            lines.append(
-                Line(
-                    policy,
-                    f"{shortened(policy)}, T={count}" if split else shortened(policy),
-                    [float(row[x_name]) for row in points],
-                    [100 * float(row[metric]) for row in points],
-                    [_percent_bounds(row, metric) for row in points],
-                    number,
-                )
-            )
+            name = f"{shortened(policy)}, T={count}" if split else shortened(policy)
+            xs, ys = [float(row[x_name]) for row in points], [100 * float(row[metric]) for row in points]
+            intervals = [(row.get("ci95") or {}).get(metric) for row in points]
+            bounds = [None if ends is None else (100 * ends[0], 100 * ends[1]) for ends in intervals]
+            lines.append(Line(policy, name, xs, ys, bounds, number))
     return lines
-
-
-def _percent_bounds(row: Row, metric: str) -> tuple[float, float] | None:
-    bounds = (row.get("ci95") or {}).get(metric)
-    return None if bounds is None else (100 * bounds[0], 100 * bounds[1])
 
 
 def spread(wanted: Sequence[float], step: float) -> list[float]:
@@ -297,11 +272,11 @@ def spread(wanted: Sequence[float], step: float) -> list[float]:
 
 
 def _draw(
-    lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look], *, x_name: str, y_name: str
+    lines: Sequence[Line], looks: Mapping[str, Look], x_name: str, y_name: str, level: float | None = None
 ) -> str:
+    """Return a figure as SVG; `level`: of the policy that takes every candidate, a horizontal line."""
     matplotlib, figure_class, canvas_class = import_matplotlib()
-    style = {"svg.fonttype": "none", "svg.hashsalt": "sosampler", "font.size": 10.5}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "sosampler", "font.size": 10.5}):
         figure = figure_class(figsize=_SIZE, layout="constrained")
         canvas_class(figure)
         axes = figure.add_subplot()
@@ -310,14 +285,14 @@ def _draw(
             look = looks[line.policy]
             bars = look.kind in (LEARNED, SYSTEM) or line.policy == "uniform"
             draw_line(axes, line, look, _PLACEHOLDERS, bars=bars)
-        for level in levels.values():
+        if level is not None:
             axes.axhline(level, color=_PLACEHOLDERS["rule"], linewidth=1, zorder=1)
         every_x = sorted({x for line in lines for x in line.xs})
         if all(x == int(x) for x in every_x):
             axes.set_xticks(every_x)
         low, high = axes.get_ylim()
         axes.set_ylim(max(0, low), min(100.8, high))
-        _label_ends(axes, lines, levels, looks)
+        _label_ends(axes, lines, looks, level)
         stream = io.StringIO()
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _page_colours(stream.getvalue())
@@ -330,7 +305,7 @@ def import_matplotlib() -> tuple[Any, Any, Any]:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure as MatplotlibFigure
     except ImportError as error:
-        raise MissingDependency("figures of a report need matplotlib; install sosampler[train]") from error
+        raise MissingDependency("figures need matplotlib; install sosampler[train]") from error
     return matplotlib, MatplotlibFigure, FigureCanvasSVG
 
 
@@ -354,7 +329,7 @@ def draw_line(
     colour = colours[look.colour]
     strong = look.kind in (LEARNED, SYSTEM)
     placed = {} if transform is None else {"transform": transform}
-    fills = (_FILLS[1], _FILLS[0], *_FILLS[2:]) if look.is_open else _FILLS
+    fills = (_FILLS[1], _FILLS[0], *_FILLS[2:]) if look.kind == ORACLE else _FILLS
     fill = fills[line.number % len(fills)]
     for x, bounds in zip(line.xs, line.bounds, strict=True) if bars else ():
         if bounds is not None:
@@ -379,12 +354,13 @@ def draw_line(
     return drawn
 
 
-def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], looks: Mapping[str, Look]) -> None:
+def _label_ends(axes: Any, lines: Sequence[Line], looks: Mapping[str, Look], level: float | None) -> None:
     """Write the names at the right ends, instead of a legend."""
     low, high = axes.get_ylim()
     ends = [(line.policy, line.name, line.xs[-1], line.ys[-1]) for line in lines]
-    right = axes.get_xlim()[1]
-    ends += [(policy, policy, right, level) for policy, level in levels.items()]
+    if level is not None:
+        ends.append(("all", "all", axes.get_xlim()[1], level))
+    arrow = {"arrowstyle": "-", "color": _PLACEHOLDERS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5}
     heights = spread([(y - low) / (high - low) for *_, y in ends], _LABEL_STEP)
     for (policy, name, x, y), height in zip(ends, heights, strict=True):
         look = looks[policy]
@@ -398,10 +374,8 @@ def _label_ends(axes: Any, lines: Sequence[Line], levels: Mapping[str, float], l
             verticalalignment="center",
             annotation_clip=False,
             parse_math=False,  # a $ in a name is a $
-            arrowprops={
-                **{"arrowstyle": "-", "color": _PLACEHOLDERS["grid"], "linewidth": 0.8, "shrinkA": 1, "shrinkB": 5},
-                "relpos": (0, 0.5),  # not through the letters
-            },
+            # From the side of the letters, not through them.
+            arrowprops=dict(arrow, relpos=(0, 0.5)),
         )
 
 
@@ -421,3 +395,191 @@ def _page_colours(svg: str) -> str:
     return re.sub(
         r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
     )
+
+
+# ---- accuracy against cost, as a file
+
+SUFFIXES = (".svg", ".png")
+
+_HEADINGS = {"rule": "rules", "learned": "learned samplers", "system": "systems", "oracle": "oracles"}
+_PANEL = (4.7, 4.3)  # inches
+_LEGEND_WIDTH, _LEGEND_LINE = 2.5, 0.225  # inches
+_SIDE_BY_SIDE, _WIDEST = 7.0, 70.0  # points between curves that would hide each other, and from the first to the last
+_NAMED = 4  # curves that a remark names; of more it gives the number
+_DPI = 160
+# Letters as shapes: they are the same wherever the file is shown.
+_STYLE = {"svg.fonttype": "path", "svg.hashsalt": "sosampler", "font.family": "DejaVu Sans", "font.size": 10}
+
+
+def write_cost_curve(
+    rows: Sequence[Row], metric: str, path: str | os.PathLike[str], *, title: str | None = None
+) -> Path:
+    """Draw two panels: a metric with its 95 % intervals against giga multiply-adds, and against decoded frames.
+
+    One curve a policy over its N; one a baseline over its thresholds, whose rows are called NAME@VALUE. The first panel
+    is left out where no multiply-adds are known; a remark names the policies whose are not.
+
+    Args:
+        rows: of an evaluation, as in its JSON. Used are policy, num_frames (None for a baseline), frames_decoded,
+            gmacs, the metric, ci95, and num_candidates where there are several T.
+        path: a .svg or .png file; its folder is made.
+    """
+    target = check_curve_file(path)
+    figure = cost_figure(rows, metric, title=title)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    kind = target.suffix[1:].lower()
+    matplotlib, *_ = import_matplotlib()
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}  # the same rows, the same bytes
+    with replacing(target) as temporary, matplotlib.rc_context(_STYLE):
+        figure.savefig(temporary, format=kind, dpi=_DPI, facecolor=COLOURS["paper"], metadata=metadata)
+    return target
+
+
+def check_curve_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path, checked that a curve can be written there; also useful before a long work."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InvalidArgument(f"{target}: curves are written as {' or '.join(SUFFIXES)}; give a file with this ending")
+    if target.is_dir():
+        raise InvalidArgument(f"{target} is a folder; give the name of a file")
+    import_matplotlib()
+    return target
+
+
+def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -> Any:
+    """Return the same as a matplotlib Figure."""
+    one_of("metric", metric, METRIC_NAMES)
+    if not rows:
+        raise InvalidArgument("a curve needs at least one row; evaluate a policy first")
+    matplotlib, figure_class, canvas_class = import_matplotlib()
+    from matplotlib.transforms import ScaledTranslation
+
+    looks = looks_of_rows(rows)
+    priced = lines_of([row for row in rows if (row.get("gmacs") or 0) > 0], metric, "gmacs")
+    decoded = lines_of(rows, metric, "frames_decoded")
+    entries = _legend_entries(decoded, looks)
+    panels = 2 if priced else 1
+    height = max(_PANEL[1], _LEGEND_LINE * len(entries) + 0.9)
+    with matplotlib.rc_context(_STYLE):
+        figure = figure_class(figsize=(panels * _PANEL[0] + _LEGEND_WIDTH, height), layout="constrained")
+        canvas_class(figure)
+        *first, last = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+        for axes in first:
+            dress(axes, "GMACs a video, mean (log scale)", axis_name(metric), COLOURS)
+            for line in priced:
+                draw_line(axes, line, looks[line.policy], COLOURS, bars=True)
+            _log_axis(axes, [x for line in priced for x in line.xs])
+        dress(last, "decoded frames a video, mean", "" if first else axis_name(metric), COLOURS)
+        moved = _side_by_side(decoded)
+        handles = []
+        for line, by in zip(decoded, moved, strict=True):
+            transform = last.transData + ScaledTranslation(by / 72, 0, figure.dpi_scale_trans) if by else None
+            handles.append(draw_line(last, line, looks[line.policy], COLOURS, bars=True, transform=transform))
+        last.set_ylim(*_heights(decoded))
+        last.set_xlim(0, _right_end(decoded, moved))
+        last.xaxis.get_major_locator().set_params(integer=True)
+        _add_legend(figure, entries, handles)
+        remarks = [_remark(priced, decoded, looks), _remark_on_prices(rows, looks, panels)]
+        text = "\n".join(remark for remark in remarks if remark)
+        figure.supxlabel(text, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
+        if title:
+            figure.suptitle(title, fontsize=11.5, color=COLOURS["ink"], x=0.01, ha="left")
+    return figure
+
+
+def _log_axis(axes: Any, xs: Sequence[float]) -> None:
+    from matplotlib import ticker
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    marks = ticker.LogLocator(subs=(1, 2, 5), numticks=50).tick_values(low, high)
+    ticks = [tick for tick in marks if low <= tick <= high]
+    if len(ticks) < 3:  # little more than one decade: even steps
+        ticks = [tick for tick in ticker.MaxNLocator(5).tick_values(min(xs), max(xs)) if low <= tick <= high]
+    if len(ticks) > 9:
+        ticks = [tick for tick in ticks if f"{tick:e}"[0] == "1"]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+
+
+def _heights(lines: Sequence[Line]) -> tuple[float, float]:
+    """Return the percent at the lower and the upper end, with room around all points and intervals."""
+    every = [y for line in lines for y in line.ys]
+    every += [y for line in lines for bounds in line.bounds for y in bounds or ()]
+    room = max(1.0, 0.06 * (max(every) - min(every)))
+    return max(0.0, min(every) - room), min(100.8, max(every) + room)
+
+
+def _side_by_side(lines: Sequence[Line]) -> list[float]:
+    """Return the points by which vertical curves at the same x are moved apart.
+
+    >>> _side_by_side([Line("a", "a", xs, [1.0] * len(xs), []) for xs in ([8.0, 8.0], [1.0, 8.0], [8.0])])
+    [-3.5, 0.0, 3.5]
+    """
+    vertical: dict[float, list[int]] = {}
+    for number, line in enumerate(lines):
+        if len(set(line.xs)) == 1:
+            vertical.setdefault(line.xs[0], []).append(number)
+    moved = [0.0] * len(lines)
+    for beside in vertical.values():
+        step = min(_SIDE_BY_SIDE, _WIDEST / len(beside))
+        for order, number in enumerate(beside):
+            moved[number] = step * (order - (len(beside) - 1) / 2)
+    return moved
+
+
+def _right_end(lines: Sequence[Line], moved: Sequence[float]) -> float:
+    """Return where the axis ends, so that the last curve that was moved is inside."""
+    width = 72 * _PANEL[0]  # points, about
+    return max(line.xs[-1] / (1 - (max(0.0, by) + 12) / width) for line, by in zip(lines, moved, strict=True))
+
+
+def _legend_entries(lines: Sequence[Line], looks: Mapping[str, Look]) -> list[tuple[str, int | None]]:
+    """Return the names of curves below the heading of their kind, with the line of each, None for a heading."""
+    entries: list[tuple[str, int | None]] = []
+    for kind in MEANINGS:
+        of_kind = [number for number, line in enumerate(lines) if looks[line.policy].kind == kind]
+        entries += [(_HEADINGS[kind], None), *((lines[number].name, number) for number in of_kind)] if of_kind else []
+    return entries
+
+
+def _add_legend(figure: Any, entries: Sequence[tuple[str, int | None]], handles: Sequence[Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    nothing = Line2D([], [], linestyle="none")
+    legend = figure.legend(
+        [nothing if number is None else handles[number] for _, number in entries],
+        [name for name, _ in entries],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=9.5,
+        handlelength=3.6,
+        labelspacing=0.42,
+    )
+    for text, (_, number) in zip(legend.get_texts(), entries, strict=True):
+        text.set_parse_math(False)  # a $ in a name is a $
+        text.set_color(COLOURS["faint" if number is None else "ink"])
+        text.set_fontweight("bold" if number is None else "normal")
+
+
+def _remark(priced: Sequence[Line], decoded: Sequence[Line], looks: Mapping[str, Look]) -> str:
+    remarks = []
+    if any(bounds is not None for line in decoded for bounds in line.bounds):
+        remarks.append("bars: 95 % intervals")
+    if priced and any(looks[line.policy].kind == "oracle" for line in decoded):
+        remarks.append("oracles: what they know has no price in GMACs")
+    if any(_side_by_side(decoded)):
+        remarks.append("curves side by side decode the same number of frames")
+    return "; ".join(remarks)
+
+
+def _remark_on_prices(rows: Sequence[Row], looks: Mapping[str, Look], panels: int) -> str:
+    """Name the policies whose multiply-adds are unknown, without oracles."""
+    unpriced = [row for row in rows if not (row.get("gmacs") or 0) > 0 and looks[line_of(row)].kind != ORACLE]
+    names = list(dict.fromkeys(shortened(line_of(row)) for row in unpriced))
+    if not names:
+        return ""
+    if panels == 1:
+        return "no panel of GMACs: those of the classifier are not known"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"not in the panel of GMACs, because theirs are not known: {', '.join(names[:_NAMED])}{more}"

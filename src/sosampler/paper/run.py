@@ -50,8 +50,7 @@ from sosampler.paper.results import (
 from sosampler.paper.tables import name_in_words, table
 from sosampler.report.compare import cases
 from sosampler.report.load import RowKey, RunVideos, read_run_videos
-from sosampler.report.page import write_report
-from sosampler.report.strips import strip_of
+from sosampler.report.page import strip_of, write_report
 from sosampler.training.checkpoints import check_apart
 from sosampler.training.optim import Diverged
 
@@ -442,7 +441,7 @@ def _measure_independence(plan: ExperimentPlan, request: Request, folder: Path) 
 
 def _draw_curves(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> None:
     """Write a page with the curves, and accuracy against cost as a file."""
-    from sosampler.figures.cost_curve import write_cost_curve
+    from sosampler.figures.curves import write_cost_curve
     from sosampler.report import page as report_page
 
     rows, metric = mean_rows(result["rows"], result["metric"]), result["metric"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from sosampler._util.environment import compare, in_turns
 from sosampler.bank.bank import Bank
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.batches import candidate_slots
+from sosampler.evaluation.clip_scores import candidate_slots
 from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request
 from sosampler.policies import positional
 

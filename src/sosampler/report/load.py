@@ -95,8 +95,7 @@ def independence_figure(folder: Path) -> list[EmbeddedImage]:
 
 # ---- the videos of a run
 
-RowKey = tuple[str, int | None, int]
-"""Policy, N (None for a baseline) and T."""
+RowKey = tuple[str, int | None, int]  # policy, N (None for a baseline) and T
 
 
 @dataclass(frozen=True)
@@ -360,25 +359,20 @@ def _experiments(path: Path) -> list[Experiments]:
     depths = range(_REPRODUCTION_DEPTH + 1)
     files = [path.glob("*/" * depth + name) for depth in depths for name in (RESULT_FILE, RUN_FILE)]
     folders = sorted({file.parent for matches in files for file in matches})
-    finished = {folder for folder in folders if _is_finished(folder)}
-    started = {folder for folder in folders if folder not in finished and _is_reproduction(folder)}
-    return [
-        Experiments(
-            parent,
-            tuple(folder for folder in folders if folder in finished and folder.parent == parent),
-            tuple(folder for folder in folders if folder in started and folder.parent == parent),
-        )
-        for parent in sorted({folder.parent for folder in finished | started})
-    ]
+    finished = [folder for folder in folders if _is_finished(folder)]
+    started = [folder for folder in folders if folder not in finished and _is_reproduction(folder)]
+    runs = []
+    for parent in sorted({folder.parent for folder in (*finished, *started)}):
+        both = (tuple(folder for folder in some if folder.parent == parent) for some in (finished, started))
+        runs.append(Experiments(parent, *both))
+    return runs
 
 
 def _is_finished(folder: Path) -> bool:
     """Return whether an experiment has a result; trainings and others have a result.json of their own."""
     file = folder / RESULT_FILE
-    if not file.is_file():
-        return False
     try:
-        return isinstance(read_object(file).get("experiment"), str)
+        return file.is_file() and isinstance(read_object(file).get("experiment"), str)
     except InvalidArgument:
         if _is_reproduction(folder):
             raise
@@ -433,15 +427,10 @@ def _videos(path: Path, rows: Sequence[Row], count: Any) -> tuple[RunVideos | No
 
 def _agree(videos: RunVideos, rows: Sequence[Row]) -> bool:
     """Return whether each top-1 of the rows is the mean of the videos."""
-    if set(videos.keys) != {(row["policy"], row["num_frames"], row["num_candidates"]) for row in rows}:
-        return False
-    half = 0.5 / len(videos.videos)  # a video more or less would be twice this
-    means = {
-        key: sum(prediction.right for prediction in videos.predictions(key)) / len(videos.videos) for key in videos.keys
-    }
-    return all(
-        abs(means[row["policy"], row["num_frames"], row["num_candidates"]] - float(row["top1"])) < half for row in rows
-    )
+    top1 = {(row["policy"], row["num_frames"], row["num_candidates"]): float(row["top1"]) for row in rows}
+    right = {key: sum(prediction.right for prediction in videos.predictions(key)) for key in videos.keys}
+    # A video more or less would be a whole one.
+    return set(right) == set(top1) and all(abs(right[key] - len(videos.videos) * top1[key]) < 0.5 for key in right)
 
 
 def _check_row(row: Any) -> None:
@@ -450,12 +439,12 @@ def _check_row(row: Any) -> None:
     _int(row["num_candidates"], at_least=1)
     if row["num_frames"] is not None:
         _int(row["num_frames"], at_least=1)
-    for name in (*METRIC_NAMES, *(name for name in _OPTIONAL_FRACTIONS if row.get(name) is not None)):
+    for name in METRIC_NAMES:
         _fraction(row[name])
     _number(row.get("frames_classified", 0))
-    for name in _OPTIONAL_NUMBERS:
+    for name in (*_OPTIONAL_FRACTIONS, *_OPTIONAL_NUMBERS):
         if row.get(name) is not None:
-            _number(row[name])
+            (_fraction if name in _OPTIONAL_FRACTIONS else _number)(row[name])
     if row.get("gap") is not None:
         _number(row["gap"]["max"])
     intervals = list(_is(dict, row["ci95"]).values()) if row.get("ci95") is not None else []

@@ -1,26 +1,33 @@
-"""Write parts of a report as one self-contained HTML file."""
+"""Write parts of a report as one self-contained HTML file, with strips of the frames that policies chose."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from sosampler._util.arrays import Indices
 from sosampler._util.files import replacing
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency
 from sosampler.figures.curves import MEANINGS, METRIC_NAMES, SYSTEM, Figure, Row, accuracy_figures, looks_of_rows
-from sosampler.report.compare import ClassDifference, Contrast, Pair, VideoLine, tiles_of
-from sosampler.report.load import Grid, is_folder
-from sosampler.report.strips import Gallery, Strip
-from sosampler.report.tables import (
+from sosampler.report.compare import (
     NOTHING,
     SHORT_NAMES,
+    ClassDifference,
+    Contrast,
+    Pair,
+    VideoLine,
     clock,
     columns_of,
     count,
@@ -29,11 +36,136 @@ from sosampler.report.tables import (
     percent,
     score,
     search_of,
+    tiles_of,
 )
+from sosampler.report.load import Grid, RowKey, RunVideo, RunVideos, is_folder
+
+if TYPE_CHECKING:
+    from sosampler.bank.bank import Bank
 
 FILE = "index.html"
 # Of more classes only those that differ most are shown at once, of more videos only the first are listed.
 MAX_CLASSES, MAX_VIDEOS = 24, 5000
+# With more candidates than this, images in one row would be too small to see: only the chosen ones are shown.
+MAX_COLUMNS = 24
+_THUMBNAIL, _SMALL_THUMBNAIL = 88, 64  # pixels of the short side
+_QUALITY = 78
+
+
+# ---- strips
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The classifier's prediction from the chosen frames."""
+
+    label: str
+    probability: float
+    right: bool
+    confidence: float | None = None  # in the true labels
+
+
+@dataclass(frozen=True)
+class StripLine:
+    """One policy's choice among the candidates of a video."""
+
+    policy: str
+    chosen: tuple[int, ...]  # indices of candidates, in time order
+    answer: Answer | None = None
+    scores: tuple[float | None, ...] | None = None  # [T]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One video: its candidates, and what each policy chose."""
+
+    title: str
+    label: str
+    images: tuple[str, ...]  # [T] data URIs; empty where the frames are not available, "" for one that is not shown
+    seconds: tuple[float, ...]  # [T]
+    values: tuple[float, ...] | None  # [T] in 0..1: the classifier's confidence in the label, frame by frame
+    lines: tuple[StripLine, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.seconds)
+        images = self.images or self.seconds
+        if len(images) != count or (self.values is not None and len(self.values) != count):
+            raise InvalidArgument(f"{self.title}: a strip of {len(images)} images needs as many times and values")
+        for line in self.lines:
+            if any(not 0 <= index < count for index in line.chosen):
+                raise InvalidArgument(f"{self.title}: {line.policy} chose {line.chosen} of {count} candidates")
+            if line.scores is not None and len(line.scores) != count:
+                raise InvalidArgument(f"{self.title}: {line.policy} has {len(line.scores)} scores of {count}")
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the candidates are too many for one row."""
+        return len(self.seconds) > MAX_COLUMNS
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Candidates that have a column: all, or of too many those that a policy chose."""
+        if not self.is_wide:
+            return tuple(range(len(self.seconds)))
+        return tuple(sorted({index for line in self.lines for index in line.chosen}))
+
+    @property
+    def positions(self) -> tuple[float, ...]:
+        """Of the candidates between the first and the last one, in percent."""
+        first, length = self.seconds[0], max(self.seconds[-1] - self.seconds[0], 1e-9)
+        return tuple(round(100 * (time - first) / length, 2) for time in self.seconds)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Strips under one heading."""
+
+    title: str
+    note: str  # how they were chosen
+    strips: tuple[Strip, ...]
+
+
+def data_uri(frame: NDArray[np.uint8], side: int = _THUMBNAIL) -> str:
+    """Return a frame [H, W, 3] as a small JPEG inside of a link; never enlarged."""
+    image = Image.fromarray(frame)
+    scale = min(1.0, side / min(image.size))
+    if scale < 1:
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=_QUALITY, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def strip_of(videos: RunVideos, video: RunVideo, keys: Sequence[RowKey], bank: Bank | None) -> Strip:
+    """Return the strip of one video of a run, with the rows `keys` of one T; with images if there is a bank."""
+    candidates = video.candidates[keys[0][2]]
+    lines = []
+    for key in keys:
+        prediction = video.predictions[videos.keys.index(key)]
+        scores = candidates.confidence if key[0] == "semi-optimal" else candidates.scores.get(key[0])
+        label = videos.classes[prediction.predicted]
+        answer = Answer(label, prediction.probability, prediction.right, prediction.confidence)
+        chosen = _indices_among(np.array(candidates.slots), prediction.chosen)
+        lines.append(StripLine(key[0], chosen, answer, scores))
+    bare = Strip(video.id, videos.label(video), (), candidates.seconds, candidates.confidence, tuple(lines))
+    if bank is None:
+        return bare
+    frames = bank[bank.ids.index(video.id)].frames([candidates.slots[index] for index in bare.columns])
+    side = _SMALL_THUMBNAIL if len(bare.columns) > MAX_COLUMNS else _THUMBNAIL
+    images = [""] * len(candidates.slots)
+    for index, frame in zip(bare.columns, frames, strict=True):
+        images[index] = data_uri(frame, side)
+    return replace(bare, images=tuple(images))
+
+
+def _indices_among(slots: Indices, chosen: ArrayLike) -> tuple[int, ...]:
+    """Return the indices of stored frames among the candidates; each once, without the -1 that pad a baseline's."""
+    frames = np.asarray(chosen, dtype=np.int64)
+    return tuple(np.unique(np.searchsorted(slots, frames[frames >= 0])).tolist())
+
+
+# ---- the page
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +202,10 @@ def write_report(
     """Write `folder`/index.html: the comparison, curves, strips of chosen frames, the table with intervals, the facts.
 
     Args:
-        folder: created if needed.
-        title: of the page.
         rows: of an evaluation, as its JSON has them.
         curves: figures; None draws accuracy against frames and against cost.
-        strips: videos with the frames that policies chose.
         facts: settings and machine; nested names are joined.
         metric: the main one, "top1" or "mAP".
-        intro: a paragraph below the title.
         headline: N and T of the comparison at the top; None takes the middle one of those that a learned sampler has.
     """
     one_of("metric", metric, METRIC_NAMES)
@@ -135,26 +263,19 @@ def _context(part: Part, number: int) -> dict[str, Any]:
     many = len(part.classes) > MAX_CLASSES
     ends = [*part.classes[: MAX_CLASSES // 2], *part.classes[-(MAX_CLASSES // 2) :]]
     return {
+        **vars(part),
         "number": number,
-        "title": part.title,
-        "summary": part.summary,
         "tiles": tiles_of(part.rows, part.metric, part.headline),
-        "figures": part.figures,
-        "grids": part.grids,
-        "galleries": part.galleries,
-        "contrast": part.contrast,
         "class_tables": [ends, part.classes] if many else [part.classes] if part.classes else [],
         "widest": max((abs(row.difference) for row in part.classes), default=0.0) or 1.0,
         "videos": part.videos[:MAX_VIDEOS],
         "num_videos": len(part.videos),
         "groups": groups_of(part.rows),
         "columns": columns_of(part.rows, part.metric),
-        "metric": part.metric,
         "other": "mAP" if part.metric == "top1" else "top1",
         "looks": looks,
         "kinds": {kind: meaning for kind, meaning in MEANINGS.items() if kind != SYSTEM or baselines},
         "search": search_of(part.rows, part.metric),
-        "notes": part.notes,
         "facts": flat(part.facts),
     }
 

@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.evaluation.result import EVALUATION_FILE, VIDEOS_FILE
 from sosampler.figures.curves import Row, report_figures
 from sosampler.report.compare import (
-    FAILURE_RULE,
-    SUCCESS_RULE,
     Contrast,
     Pair,
     cases,
@@ -35,17 +35,26 @@ from sosampler.report.load import (
     RowKey,
     RunVideo,
     RunVideos,
+    VideoCandidates,
     independence_grid,
     is_folder,
     read_runs,
 )
-from sosampler.report.page import Part, write_page
-from sosampler.report.strips import Gallery, OpenedBank, Strip, open_bank, strip_of
+from sosampler.report.page import Gallery, Part, Strip, strip_of, write_page
+
+if TYPE_CHECKING:
+    from sosampler.bank.bank import Bank
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _ORACLES = ("semi-optimal", "optimal")
 _MAX_BASELINES, _MAX_LINES = 2, 4  # in a strip
+_SAME_TIME = 1e-3  # seconds; times in a run's file are rounded
+_MAX_FAILURES = 20  # that are listed
+_NOT_THERE, _UNNAMED = "it is not there", "the run does not name the bank"
+
+Shown = Sequence[tuple[str, VideoCandidates]]
+"""Names and candidates of the videos whose frames are shown."""
 
 
 def write_run_report(
@@ -65,9 +74,6 @@ def write_run_report(
     Args:
         runs: folders of `Evaluation.write_run`, of the demonstration, of `reproduce` or of `independence`, or files of
             `Evaluation.write_json`, of which no single videos are known.
-        out: the file.
-        title: of the page.
-        intro: a paragraph below it.
         videos: shown of each run, at most: a third where the sampler is right and uniform wrong, a third the other way
             round, and the first ones of the rest.
         bank: with the frames, if it was moved; it must be that of at least one of the runs.
@@ -92,7 +98,10 @@ def write_run_report(
     parts = []
     for run, name in zip(loaded, names, strict=True):
         if isinstance(run, EvaluationRun):
-            parts.append(_evaluation_part(run, name, videos, given, headline, misfits))
+            part, misfit = _evaluation_part(run, name, videos, given, headline)
+            parts.append(part)
+            if given is not None and run.videos is not None:
+                misfits.append(misfit)
         elif isinstance(run, Experiments):
             if experiments is None:
                 raise InvalidArgument(f"{run.path}: is of `sosampler reproduce`; make its page with `sosampler report`")
@@ -155,16 +164,12 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 
 def _evaluation_part(
-    run: EvaluationRun, name: str, count: int, given: Path | None, headline: Pair | None, misfits: list[str | None]
-) -> Part:
+    run: EvaluationRun, name: str, count: int, given: Path | None, headline: Pair | None
+) -> tuple[Part, str | None]:
+    """Return the part of a run, and what is wrong with the given bank."""
     notes = [*run.notes, *run.missing]
     grid = independence_grid(run.folder) if run.path.is_dir() else None
-    known: dict[str, Any] = {}
-    if run.videos is not None:
-        known, misfit = _about_videos(run, run.videos, count, given, headline, notes)
-        if given is not None:
-            misfits.append(misfit)
-    return Part(
+    part = Part(
         title=name,
         summary=sentence_of(run.rows, run.metric, run.facts, headline),
         rows=run.rows,
@@ -174,49 +179,48 @@ def _evaluation_part(
         grids=[] if grid is None else [grid],
         notes=notes,
         facts={"run": str(run.path), **run.facts},
-        **known,
     )
-
-
-def _about_videos(
-    run: EvaluationRun, videos: RunVideos, count: int, given: Path | None, headline: Pair | None, notes: list[str]
-) -> tuple[dict[str, Any], str | None]:
-    """Return galleries, classes and the list of videos, and what is wrong with the given bank; adds to the notes."""
+    videos = run.videos
+    if videos is None:
+        return part, None
     contrast = contrast_of(run.rows, run.metric, videos, headline)
     keys = shown_keys(run.rows, run.metric, videos, headline)
-    compared_cases = all_cases(videos, contrast)
     chosen = choose_videos(videos, contrast, count)
     shown = [videos.videos[number] for numbers in chosen.values() for number in numbers]
-    opened = open_bank(run, [(video.id, video.candidates[keys[0][2]]) for video in shown], given)
-    notes.extend(opened.notes)
-    strips = _strips(videos, shown, keys, opened, notes)
+    bank, misfit = _open_bank(run, [(video.id, video.candidates[keys[0][2]]) for video in shown], given, notes)
+    must_read = given is not None and misfit is None
+    strips = _strips(videos, shown, keys, bank, notes, must_read=must_read)
     titles = {"success": "Where the sampler helps", "failure": "Where it does harm", "first": "The first videos"}
+    compared_cases = all_cases(videos, contrast)
     galleries = []
     for kind, numbers in chosen.items():
         note = _criterion(kind, contrast, len(numbers), len(compared_cases.get(kind, videos.videos)))
         if numbers or (kind != "first" and count):
             galleries.append(Gallery(titles[kind], note, tuple(strips[videos.videos[number].id] for number in numbers)))
+    part = replace(part, galleries=galleries)
     if contrast is None:
         notes.append("No learned sampler stands beside uniform with the same N of T, so they are not compared.")
-        return {"galleries": galleries}, opened.misfit
-    compared = {
-        "contrast": contrast,
-        "classes": class_differences(videos, contrast),
-        "videos": video_lines(videos, contrast),
-    }
-    return {"galleries": galleries, **compared}, opened.misfit
+        return part, misfit
+    classes, lines = class_differences(videos, contrast), video_lines(videos, contrast)
+    return replace(part, contrast=contrast, classes=classes, videos=lines), misfit
 
 
 def _strips(
-    videos: RunVideos, shown: Sequence[RunVideo], keys: Sequence[RowKey], opened: OpenedBank, notes: list[str]
+    videos: RunVideos,
+    shown: Sequence[RunVideo],
+    keys: Sequence[RowKey],
+    bank: Bank | None,
+    notes: list[str],
+    *,
+    must_read: bool,
 ) -> dict[str, Strip]:
-    """Return strips by video; without frames where these cannot be read, unless the user gave this very bank."""
+    """Return strips by video; without frames where these cannot be read, unless they must be."""
     strips, damage = {}, {}
     for video in shown:
         try:
-            strips[video.id] = strip_of(videos, video, keys, opened.bank)
+            strips[video.id] = strip_of(videos, video, keys, bank)
         except SosamplerError as error:
-            if opened.is_given:
+            if must_read:
                 raise
             strips[video.id], damage[video.id] = strip_of(videos, video, keys, None), first_line(error)
     if damage:
@@ -231,7 +235,12 @@ def _criterion(kind: str, contrast: Contrast | None, shown: int, total: int) -> 
     if contrast is None or kind == "first":
         which = "the first ones" if contrast is None else "the first ones that are not shown above"
         return f"{shown} of {total} videos: {which}, as they come."
-    criterion = (SUCCESS_RULE if kind == "success" else FAILURE_RULE).format(sampler=contrast.sampler[0])
+    sampler = contrast.sampler[0]
+    better, worse = (sampler, "uniform") if kind == "success" else ("uniform", sampler)
+    criterion = (
+        f"Videos that {better} gets right and {worse} wrong, those first in which {better} leads by most in the "
+        "classifier's confidence in the label."
+    )
     return f"{criterion} Shown: {shown} of {total}." if total else f"{criterion} There is none."
 
 
@@ -268,3 +277,93 @@ def shown_keys(rows: Sequence[Row], metric: str, videos: RunVideos, headline: Pa
         if known:
             return known
     return [key for key in videos.keys if key[2] == videos.keys[0][2]][:_MAX_LINES]
+
+
+# ---- the bank with the frames
+
+
+def _open_bank(
+    run: EvaluationRun, shown: Shown, given: Path | None, notes: list[str]
+) -> tuple[Bank | None, str | None]:
+    """Return the split that was evaluated, and what is wrong with the given bank, which is tried first.
+
+    None where neither it nor the run's own is the bank that was evaluated: never another one's frames.
+    """
+    stored = run.facts.get("bank")
+    misfit = problem = None
+    for path in [*([] if given is None else [given]), *_possible_paths(stored, run.folder)]:
+        opened = _opened(path, run, shown, notes)
+        if not isinstance(opened, str):
+            return opened, misfit
+        if path is given:
+            misfit = opened
+        else:
+            problem = opened if problem in (None, _NOT_THERE) else problem
+    why = f"they would be in the bank {stored}, but {problem or _NOT_THERE}" if stored else _UNNAMED
+    if shown:
+        notes.append(f"No frames are shown: {why}. Give it with --bank.")
+    return None, misfit
+
+
+def _possible_paths(stored: Any, folder: Path) -> list[Path]:
+    """Return where a run's bank may be; it may have been moved together with the run, as by `sosampler demo`."""
+    if not isinstance(stored, str) or not stored:
+        return []
+    path = Path(stored)
+    beside = [folder / path.name, folder.parent / path.name]
+    if path.is_absolute():
+        return [path, *beside]
+    # A relative path depends on where the evaluation was started; beside the run it is most likely meant.
+    return list(dict.fromkeys([folder / path, folder.parent / path, *beside, path]))
+
+
+def _opened(path: Path, run: EvaluationRun, shown: Shown, notes: list[str]) -> Bank | str:
+    """Return the split, or what is wrong with it; notes what it lacks."""
+    from sosampler.bank.bank import Bank
+
+    if not is_folder(path):
+        return _NOT_THERE
+    split = run.facts.get("split")
+    try:
+        all_splits = Bank(path, partial=True)
+        bank = all_splits.split(split) if isinstance(split, str) else all_splits
+        problem = _difference(bank, run, shown)
+    except (SosamplerError, UnicodeEncodeError) as error:  # shards cannot be opened where a path is no text
+        return first_line(error)
+    if problem:
+        return problem
+    failures = [f"{failure['id']}: {failure['error']}" for failure in bank.failures]
+    if failures:
+        more = [f"and {len(failures) - _MAX_FAILURES} more"] if len(failures) > _MAX_FAILURES else []
+        listed = "; ".join([*failures[:_MAX_FAILURES], *more])
+        notes.append(f"Not in the bank, because they could not be read: {listed}.")
+    return bank
+
+
+def _difference(bank: Bank, run: EvaluationRun, shown: Shown) -> str | None:
+    """Return how a bank differs from the one that was evaluated."""
+    assert run.videos is not None
+    ids = bank.ids
+    if {video.id for video in run.videos.videos} - set(ids):
+        return "it holds other videos"
+    if bank.classes != run.videos.classes:
+        return "it has other classes"
+    teacher = run.facts.get("teacher")
+    wanted = teacher.get("fingerprint") if isinstance(teacher, dict) else None
+    if wanted is not None and wanted not in [about["fingerprint"] for about in bank.teachers.values()]:
+        return "it lacks the outputs of the classifier"
+    if not all(_same_frames(bank, ids.index(name), candidates) for name, candidates in shown):
+        return "it has other frames"
+    return None
+
+
+def _same_frames(bank: Bank, index: int, candidates: VideoCandidates) -> bool:
+    """Return whether the stored frames have the times of the run; true of what cannot be read."""
+    try:
+        video = bank[index]
+    except SosamplerError:
+        return True
+    if max(candidates.slots) >= len(video):
+        return False
+    times = video.pts_seconds[list(candidates.slots)]
+    return bool(np.abs(times - np.array(candidates.seconds)).max() <= _SAME_TIME)

@@ -13,7 +13,7 @@ from sosampler._util.hardware import autocast
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.metrics import mean_average_precision, top1
+from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, drawn_frames
 from sosampler.samplers.sosampler import SOSampler, label_confidence, top_n
 from sosampler.training.distributed import send

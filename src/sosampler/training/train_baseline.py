@@ -18,7 +18,7 @@ from sosampler.bank.bank import Bank
 from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, save_baseline, video_gmacs
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.metrics import mean_average_precision, top1
+from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
 from sosampler.training.baseline_data import (
     BaselineBatches,

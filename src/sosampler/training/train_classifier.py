@@ -31,7 +31,7 @@ from sosampler.classifiers.weights import read_state
 from sosampler.classifiers.wrap import WrappedClassifier
 from sosampler.datasets.manifest import Manifest
 from sosampler.errors import ClassifierError, InvalidArgument
-from sosampler.evaluation.metrics import mean_average_precision, top1
+from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.training.checkpoints import CHECKPOINT, RunFolder
 from sosampler.training.classifier_data import (
     ClassifierBatches,

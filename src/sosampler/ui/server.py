@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -28,9 +29,19 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.ui.settings import Controls
-from sosampler.ui.videos import NotFound, TooLarge, Video, Videos, size_text
-from sosampler.ui.view import StoredResult, full_image, json_of, view_video, write_zip
+from sosampler.ui.videos import (
+    NotFound,
+    StoredResult,
+    TooLarge,
+    Video,
+    Videos,
+    json_of,
+    naming,
+    size_text,
+    with_name,
+    write_zip,
+)
+from sosampler.ui.view import Controls, full_image, view_video
 
 DEFAULT_PORT = 7860
 _PORTS_TRIED = 20  # from the default one on
@@ -133,15 +144,17 @@ class _Handler(BaseHTTPRequestHandler):
         elif address.path == "/frames.zip":
             with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as file:
                 self.server.service.frames(results, file)
-                self._send_file(file, "application/zip", "frames.zip")
+                self._send(file, "application/zip", save_as="frames.zip")
         elif match := re.fullmatch(r"/videos/(\w+)/frames/(\w{1,20})\.jpg", address.path):
             self._send(self.server.service.picture(match[1], match[2]), "image/jpeg")
         else:
             self._not_found()
 
     def _post(self) -> None:
-        path, size = urlsplit(self.path).path, self._body_size()
-        self._unread = size
+        path, length = urlsplit(self.path).path, self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise InvalidArgument("the request has no Content-Length; send one")
+        self._unread = size = int(length)
         if path == "/videos":
             name = unquote(self.headers.get("X-Name", ""))
             # Refused before its bytes are waited for.
@@ -181,12 +194,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "GET" and origin is not None and urlsplit(origin).netloc != host:
             raise InvalidArgument(f"another page ({origin}) may change nothing here; open {self.server.url}")
 
-    def _body_size(self) -> int:
-        given = self.headers.get("Content-Length", "")
-        if not given.isdecimal():
-            raise InvalidArgument("the request has no Content-Length; send one")
-        return int(given)
-
     def _read_json(self, size: int) -> Any:
         if size > _MAX_JSON:
             raise TooLarge(f"a request of {size} bytes is too long; send the settings alone")
@@ -214,27 +221,25 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_json(self, content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(json.dumps(content).encode(), "application/json", status=status)
 
-    def _send(self, data: bytes, kind: str, *, status: HTTPStatus = HTTPStatus.OK, save_as: str | None = None) -> None:
-        self._head(len(data), kind, status, save_as)
-        self.wfile.write(data)
-
-    def _send_file(self, file: IO[bytes], kind: str, save_as: str) -> None:
-        size = file.tell()
-        file.seek(0)
-        self._head(size, kind, HTTPStatus.OK, save_as)
-        shutil.copyfileobj(file, self.wfile)
-
-    def _head(self, size: int, kind: str, status: HTTPStatus, save_as: str | None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(size))
+    def _send(
+        self, data: bytes | IO[bytes], kind: str, *, status: HTTPStatus = HTTPStatus.OK, save_as: str | None = None
+    ) -> None:
+        """Send bytes, or a file up to where it was written."""
+        size = len(data) if isinstance(data, bytes) else data.tell()
+        headers = {"Content-Type": kind, "Content-Length": str(size), **_HEADERS}
         if save_as is not None:
-            self.send_header("Content-Disposition", f'attachment; filename="{save_as}"')
+            headers["Content-Disposition"] = f'attachment; filename="{save_as}"'
         if self.close_connection:
-            self.send_header("Connection", "close")
-        for name, value in _HEADERS.items():
+            headers["Connection"] = "close"
+        self.send_response(status)
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+        if isinstance(data, bytes):
+            self.wfile.write(data)
+        else:
+            data.seek(0)
+            shutil.copyfileobj(data, self.wfile)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print no line for each request."""
@@ -281,11 +286,10 @@ class Service:
 
     def about(self) -> dict[str, Any]:
         """Return what a fresh page needs."""
-        limit = self.videos.max_upload
         return {
             **self.controls.to_dict(),
-            "max_upload": limit,
-            "max_upload_told": size_text(limit),
+            "max_upload": self.videos.max_upload,
+            "max_upload_told": size_text(self.videos.max_upload),
             "videos": [video.to_dict() for video in self.videos.all()],
         }
 
@@ -295,7 +299,7 @@ class Service:
     def remove(self, key: str) -> dict[str, Any]:
         self.videos.remove(key)
         with self._results_lock:
-            for result in [result for result, stored in self._results.items() if stored.video == key]:
+            for result in [result for result, stored in self._results.items() if stored.video.id == key]:
                 del self._results[result]
         return {"removed": key}
 
@@ -303,23 +307,22 @@ class Service:
         """Return chosen and uniform frames of a video, and the id of the result for downloads."""
         video = self.videos.get(key)
         settings = self.controls.settings(given)
-        with self._one_at_a_time:
-            try:
-                view, selection = view_video(video.path, self.controls.options(settings))
-            except SosamplerError as error:
-                raise type(error)(video.named(error)) from error
-        result = StoredResult(video.id, video.name, video.path, selection, view.uniform, settings.to_dict())
-        return {**view.to_dict(), "notes": [video.named(note) for note in view.notes], "result": self._store(result)}
+        with self._one_at_a_time, naming(video.path, video.name):
+            view, selection = view_video(video.path, self.controls.options(settings))
+        result = secrets.token_hex(8)
+        with self._results_lock:
+            self._results[result] = StoredResult(video, selection, view["uniform"], asdict(settings))
+            while len(self._results) > _MAX_RESULTS:
+                self._results.popitem(last=False)
+        notes = [with_name(note, video.path, video.name) for note in view["notes"]]
+        return {**view, "notes": notes, "result": result}
 
     def picture(self, key: str, frame: str) -> bytes:
         """Return a frame in its full size, as a JPEG."""
         video = self.videos.get(key)
         number = check_int("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
-        with self._one_at_a_time:
-            try:
-                return full_image(video.path, number, self.controls.limits)
-            except SosamplerError as error:
-                raise type(error)(video.named(error)) from error
+        with self._one_at_a_time, naming(video.path, video.name):
+            return full_image(video.path, number, self.controls.limits)
 
     def selections(self, results: Sequence[str]) -> dict[str, Any]:
         """Return the JSON of these results."""
@@ -333,14 +336,6 @@ class Service:
     def add_file(self, paths: Iterable[Path]) -> list[Video]:
         """Add files of this machine, named on the command line."""
         return [self.videos.add_file(path) for path in paths]
-
-    def _store(self, result: StoredResult) -> str:
-        key = secrets.token_hex(8)
-        with self._results_lock:
-            self._results[key] = result
-            while len(self._results) > _MAX_RESULTS:
-                self._results.popitem(last=False)
-        return key
 
     def _stored(self, results: Sequence[str]) -> list[StoredResult]:
         with self._results_lock:

@@ -1,26 +1,32 @@
-"""The videos on the page: uploads, in a folder of their own, and files of this machine."""
+"""The videos on the page: uploads, in a folder of their own, files of this machine, and downloads of their frames."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from PIL import Image
 
 from sosampler._util.files import replacing
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.ui.settings import unique_name
-from sosampler.ui.view import read_facts
+from sosampler.inference.selection import Selection
+from sosampler.ui.view import jpeg, read_facts, unique_name
 from sosampler.video.limits import Limits
-from sosampler.video.source import VIDEO_SUFFIXES
+from sosampler.video.source import VIDEO_SUFFIXES, open_video
 
 _CHUNK = 1 << 20  # bytes
 _MAX_NAME = 120
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_DOWNLOAD_QUALITY = 95
+_UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 
 
 class TooLarge(InvalidArgument):
@@ -45,18 +51,12 @@ class Video:
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "name": self.name, "size": self.size, "facts": list(self.facts)}
 
-    def named(self, text: Exception | str) -> str:
-        """Return a text with the name that the user knows instead of a path of this machine."""
-        return _with_name(str(text), self.path, self.name)
-
 
 class Videos:
     """Stores uploads in `folder`, which the caller removes. Safe to use from several threads."""
 
     def __init__(self, folder: Path, *, max_upload: int, max_videos: int, limits: Limits | None = None) -> None:
-        self.folder = folder
-        self.max_upload = max_upload
-        self.max_videos = max_videos
+        self.folder, self.max_upload, self.max_videos = folder, max_upload, max_videos
         self._limits = limits or Limits()
         self._videos: dict[str, Video] = {}
         self._lock = threading.Lock()
@@ -76,8 +76,7 @@ class Videos:
     def add_file(self, path: Path) -> Video:
         """Add a file of this machine, which stays where it is."""
         facts = read_facts(path, self._limits)
-        size = path.stat().st_size
-        return self._keep(path.name, lambda name: Video(_new_id(), name, path, size, facts, is_upload=False))
+        return self._add(Video(_new_id(), path.name, path, path.stat().st_size, facts, is_upload=False))
 
     def check_size(self, name: str, size: int) -> None:
         """Refuse an upload before its first byte is read."""
@@ -96,16 +95,18 @@ class Videos:
                 raise TooLarge(f"{self.max_videos} videos are on the page, which is the limit; remove some first")
             self._arriving += 1
         try:
-            key = _new_id()
-            path = self.folder / (key + _suffix(name))
+            key, suffix = _new_id(), os.path.splitext(name)[1].lower()
+            # Some demuxers need the suffix of a video; with .txt FFmpeg would render the letters.
+            path = self.folder / (key + (suffix if suffix in VIDEO_SUFFIXES else ""))
             with replacing(path) as temporary:
                 _store(temporary, name, size, read)
             try:
-                facts = read_facts(path, self._limits)
-            except SosamplerError as error:
+                with naming(path, name):
+                    facts = read_facts(path, self._limits)
+            except SosamplerError:
                 path.unlink()
-                raise type(error)(_with_name(str(error), path, name)) from error
-            return self._keep(name, lambda name: Video(key, name, path, size, facts, is_upload=True))
+                raise
+            return self._add(Video(key, name, path, size, facts, is_upload=True))
         finally:
             with self._lock:
                 self._arriving -= 1
@@ -117,10 +118,10 @@ class Videos:
         if video.is_upload:
             video.path.unlink(missing_ok=True)
 
-    def _keep(self, name: str, make: Callable[[str], Video]) -> Video:
+    def _add(self, video: Video) -> Video:
         with self._lock:
-            video = make(unique_name(name, {video.name for video in self._videos.values()}))
-            self._videos[video.id] = video
+            taken = {other.name for other in self._videos.values()}
+            video = self._videos[video.id] = replace(video, name=unique_name(video.name, taken))
         return video
 
 
@@ -144,11 +145,8 @@ def size_of(text: str) -> int:
     >>> size_of("500MB"), size_of("1.5 GB"), size_of("2048")
     (500000000, 1500000000, 2048)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B?)\s*", text.upper())
-    size = 0
-    if match:
-        unit = match[2] if match[2] in _UNITS else f"{match[2]}B"
-        size = int(float(match[1]) * _UNITS[unit])
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", text.upper())
+    size = int(float(match[1]) * _UNITS[f"{match[2]}B"]) if match else 0
     if size < 1:
         raise InvalidArgument(f"{text!r} is not a size; it must be one such as 500MB or 2GB")
     return size
@@ -183,15 +181,60 @@ def _store(path: Path, name: str, size: int, read: Callable[[int], bytes]) -> No
         ) from error
 
 
-def _suffix(name: str) -> str:
-    """Return the suffix of a video, which some demuxers need; with .txt FFmpeg would render the letters."""
-    suffix = os.path.splitext(name)[1].lower()
-    return suffix if suffix in VIDEO_SUFFIXES else ""
-
-
-def _with_name(text: str, path: Path, name: str) -> str:
+def with_name(text: str, path: Path, name: str) -> str:
+    """Return a text with the name that the user knows instead of a path of this machine."""
     return text.replace(str(path), name).replace(path.name, name)
+
+
+@contextmanager
+def naming(path: Path, name: str) -> Iterator[None]:
+    """Raise errors with the name that the user knows instead of a path of this machine."""
+    try:
+        yield
+    except SosamplerError as error:
+        raise type(error)(with_name(str(error), path, name)) from error
 
 
 def _new_id() -> str:
     return secrets.token_hex(8)
+
+
+# ---- downloads
+
+
+@dataclass(frozen=True, eq=False)
+class StoredResult:
+    """A selection that the page shows and may download."""
+
+    video: Video
+    selection: Selection  # without pixels
+    uniform: dict[str, Any]  # its strip
+    settings: dict[str, Any]
+
+
+def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
+    """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
+    rows = []
+    for result in results:
+        pictures = result.uniform["pictures"]
+        uniform = {
+            "frame_indices": [picture["frame"] for picture in pictures],
+            "pts_seconds": [picture["seconds"] for picture in pictures],
+        }
+        values = {"video": result.video.name, "settings": result.settings, "uniform": uniform}
+        rows.append({**result.selection.to_dict(), **values})
+    return {"videos": rows}
+
+
+def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
+    """Write a folder of frames for each video, decoded again, and selection.json."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
+        for result in results:
+            with closing(open_video(result.video.path, limits=limits)) as reader:
+                batch = reader.read(result.selection.frame_indices)
+            for position, (frame, index, seconds) in enumerate(
+                zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
+            ):
+                name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
+                archive.writestr(f"{result.video.name}/{name}", jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
+        archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)

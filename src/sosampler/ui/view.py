@@ -1,27 +1,161 @@
-"""What the page shows of a video, and its downloads: images, times, scores. No HTTP in here."""
+"""The controls of the page, and what it shows of a video. No HTTP in here."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import os
-import zipfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from sosampler.inference.options import SelectOptions
+from sosampler._util.validation import check_int, one_of
+from sosampler.errors import InvalidArgument
+from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY, SelectOptions
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
+from sosampler.policies.registry import describe_policies, get_policy
+from sosampler.policies.score_rules import METHODS
+from sosampler.video.candidates import MODES
 from sosampler.video.limits import Limits
 from sosampler.video.reader import VideoMetadata
 from sosampler.video.source import open_video
+
+# More are hard to see on a page; the command line has no such bounds.
+MAX_FRAMES = 64
+MAX_CANDIDATES = 1024
+BEST = "none"  # diversity: take the N highest scores
+
+_DIVERSITIES = {
+    BEST: "the N highest scores, wherever they lie",
+    "nms": "each chosen frame keeps its neighbours out",
+    "aks": "splits the video where no segment stands out",
+    "its": "dense where scores are high, sparse elsewhere",
+}
+_MODES = {
+    "": "as the policy requires: exact frames, or keyframes",
+    "exact": "every frame can be a candidate",
+    "keyframe": "keyframes alone: many times faster to decode",
+    "snap": "a keyframe where one is near, else the exact frame",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of the page's controls."""
+
+    num_frames: int = DEFAULT_NUM_FRAMES
+    num_candidates: int | None = None  # None: the policy's default
+    policy: str = "uniform"  # a name of `Controls.policies`
+    candidates: str | None = None
+    diversity: str = BEST
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The policies on the page: those of the package, and trained samplers by their folders."""
+
+    samplers: Mapping[str, str] = field(default_factory=dict)  # name on the page -> folder
+    device: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def policies(self) -> list[str]:
+        return [*self.samplers, *describe_policies()]
+
+    @property
+    def first(self) -> Settings:
+        """The settings of a fresh page: the first sampler, else the default policy; uniform is shown beside it."""
+        return Settings(policy=next(iter(self.samplers), DEFAULT_POLICY))
+
+    def has_diversity(self, policy: str) -> bool:
+        """Return whether methods such as nms can choose from the policy's scores."""
+        return policy in self.samplers or get_policy(policy).has_scores
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the page needs to draw its controls."""
+        descriptions = {name: "the candidates that this trained sampler scores highest" for name in self.samplers}
+        return {
+            "policies": [
+                {"name": name, "says": text, "diversity": self.has_diversity(name)}
+                for name, text in (descriptions | describe_policies()).items()
+            ],
+            "modes": [{"name": name, "says": _MODES[name]} for name in ("", *MODES)],
+            "diversities": [{"name": name, "says": _DIVERSITIES.get(name, "")} for name in (BEST, *METHODS)],
+            "most_frames": MAX_FRAMES,
+            "most_candidates": MAX_CANDIDATES,
+            "first": asdict(self.first),
+        }
+
+    def settings(self, given: Any) -> Settings:
+        """Check settings that the page sent; missing ones are those of a fresh page."""
+        if not isinstance(given, dict):
+            raise InvalidArgument("the settings must be a JSON object, as the page sends it")
+        for name in given:
+            one_of("a setting", name, asdict(self.first))
+        settings = replace(self.first, **given)
+        for name, maximum in (("num_frames", MAX_FRAMES), ("num_candidates", MAX_CANDIDATES)):
+            value = getattr(settings, name)
+            if (name == "num_frames" or value is not None) and check_int(name, value) > maximum:
+                raise InvalidArgument(
+                    f"{name}={value} is more than this page shows; give at most {maximum}, or use the shell"
+                )
+        one_of("policy", settings.policy, self.policies)
+        one_of("diversity", settings.diversity, (BEST, *METHODS))
+        if settings.diversity != BEST and not self.has_diversity(settings.policy):
+            raise InvalidArgument(
+                f"diversity {settings.diversity!r} chooses by scores, which the policy {settings.policy!r} does not "
+                f"give; take {BEST!r}, or {' or '.join(name for name in self.policies if self.has_diversity(name))}"
+            )
+        return settings
+
+    def options(self, settings: Settings) -> SelectOptions:
+        """Return the arguments of `select` that give the same frames from Python and the command line."""
+        every = settings.policy == "all"  # takes its number from the candidates where they have one
+        method = "" if settings.diversity == BEST else f"+{settings.diversity}"
+        policy = get_policy(self.samplers.get(settings.policy, settings.policy) + method, device=self.device)
+        return SelectOptions(
+            num_frames=None if every and settings.num_candidates is not None else settings.num_frames,
+            num_candidates=settings.num_candidates,
+            policy=policy.renamed(settings.policy + method),  # the page does not show paths of the server
+            candidates=settings.candidates or None,
+            on_short="fewer",  # showing a frame twice adds nothing
+            limits=self.limits,
+        )
+
+
+def make_controls(
+    samplers: Sequence[Path] = (), *, device: str | None = None, limits: Limits | None = None
+) -> Controls:
+    """Return controls with these samplers, named after their folders. Each is loaded once, so that errors show now."""
+    named: dict[str, str] = {}
+    for folder in samplers:
+        name = unique_name(folder.name or str(folder), {*named, *describe_policies()})
+        named[name] = str(folder)
+        get_policy(str(folder), device=device)
+    return Controls(named, device, limits or Limits())
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """Return the name, with a number behind it where it is taken.
+
+    >>> unique_name("clip.mp4", {"clip.mp4"}), unique_name("clip.mp4", set())
+    ('clip (2).mp4', 'clip.mp4')
+    """
+    stem, suffix = Path(name).stem, Path(name).suffix
+    number, free = 2, name
+    while free in taken:
+        number, free = number + 1, f"{stem} ({number}){suffix}"
+    return free
+
+
+# ---- what the page shows of a video
 
 _THUMBNAIL = (320, 240)  # pixels at most: width, height
 _QUALITY = 82
@@ -47,50 +181,28 @@ class Strip:
     pictures: tuple[Picture, ...]
 
 
-@dataclass(frozen=True)
-class View:
-    """All that the page shows of one video."""
-
-    facts: tuple[str, ...]
-    begin: float  # seconds: where the timeline begins
-    end: float
-    candidate_seconds: tuple[float, ...]  # [T]
-    candidate_scores: tuple[float | None, ...] | None  # [T]; None where the policy has no scores
-    mode: str  # of the candidates
-    chosen: Strip
-    uniform: Strip
-    shared: int  # how many frames both took
-    notes: tuple[str, ...]
-    took: float  # seconds, for the chosen frames
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON."""
-        return asdict(self)
-
-
-def view_video(video: Path, options: SelectOptions) -> tuple[View, Selection]:
+def view_video(video: Path, options: SelectOptions) -> tuple[dict[str, Any], Selection]:
     """Choose frames of a video by the options, and uniform's frames for comparison.
 
-    The selection has no pixels, so that many can be stored.
+    Returns all that the page shows, ready for JSON, and the selection without pixels, so that many can be stored.
     """
     selection = select_with(video, options)
     assert options.resolved_frames is not None, "the page has no fps"
-    uniform = uniform_strip(video, options.resolved_frames, options.limits)
+    chosen, uniform = strip_of(selection), uniform_strip(video, options.resolved_frames, options.limits)
     meta, candidates = selection.metadata, selection.candidates
-    chosen = strip_of(selection)
-    view = View(
-        facts=facts_of(meta),
-        begin=meta.start_seconds,
-        end=meta.start_seconds + meta.duration,
-        candidate_seconds=tuple(candidates.pts_seconds.tolist()),
-        candidate_scores=None if candidates.scores is None else _plain(candidates.scores),
-        mode=candidates.mode,
-        chosen=chosen,
-        uniform=uniform,
-        shared=len({one.frame for one in chosen.pictures} & {one.frame for one in uniform.pictures}),
-        notes=selection.notes,
-        took=selection.timing["total"],
-    )
+    view = {
+        "facts": facts_of(meta),
+        "begin": meta.start_seconds,  # where the timeline begins
+        "end": meta.start_seconds + meta.duration,
+        "candidate_seconds": candidates.pts_seconds.tolist(),  # [T]
+        "candidate_scores": None if candidates.scores is None else _plain(candidates.scores),  # [T]
+        "mode": candidates.mode,
+        "chosen": asdict(chosen),
+        "uniform": asdict(uniform),
+        "shared": len({one.frame for one in chosen.pictures} & {one.frame for one in uniform.pictures}),
+        "notes": selection.notes,
+        "took": selection.timing["total"],  # seconds, for the chosen frames
+    }
     return view, replace(selection, frames=None)
 
 
@@ -128,22 +240,16 @@ def facts_of(meta: VideoMetadata) -> tuple[str, ...]:
 
 def read_facts(video: Path, limits: Limits | None = None) -> tuple[str, ...]:
     """Return the same for a file; raise for one that is not a video."""
-    reader = open_video(video, limits=limits)
-    try:
+    with closing(open_video(video, limits=limits)) as reader:
         return facts_of(reader.metadata)
-    finally:
-        reader.close()
 
 
 def full_image(video: Path, frame: int, limits: Limits | None = None) -> bytes:
     """Return one frame in its full size, as a JPEG."""
-    reader = open_video(video, limits=limits)
-    try:
+    with closing(open_video(video, limits=limits)) as reader:
         number = min(max(frame, 0), reader.total_num_frames - 1)
         frames = reader.read(np.array([number], dtype=np.int64)).frames
-    finally:
-        reader.close()
-    return _jpeg(Image.fromarray(frames[0]), 92)
+    return jpeg(Image.fromarray(frames[0]), 92)
 
 
 def clock(seconds: float) -> str:
@@ -162,10 +268,10 @@ def clock(seconds: float) -> str:
 def _data_url(frame: np.ndarray) -> str:
     image = Image.fromarray(frame)
     image.thumbnail(_THUMBNAIL, Image.Resampling.BICUBIC)
-    return "data:image/jpeg;base64," + base64.b64encode(_jpeg(image, _QUALITY)).decode()
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg(image, _QUALITY)).decode()
 
 
-def _jpeg(image: Image.Image, quality: int) -> bytes:
+def jpeg(image: Image.Image, quality: int) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return file.getvalue()
@@ -174,53 +280,3 @@ def _jpeg(image: Image.Image, quality: int) -> bytes:
 def _plain(scores: np.ndarray) -> tuple[float | None, ...]:
     """Return scores for JSON, which has no NaN and no infinity."""
     return tuple(float(score) if np.isfinite(score) else None for score in scores)
-
-
-_DOWNLOAD_QUALITY = 95
-
-
-@dataclass(frozen=True, eq=False)
-class StoredResult:
-    """A selection that the page shows and may download."""
-
-    video: str  # id
-    name: str
-    path: Path
-    selection: Selection  # without pixels
-    uniform: Strip
-    settings: dict[str, Any]
-
-
-def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
-    """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
-    return {"videos": [_row(result) for result in results]}
-
-
-def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
-    """Write a folder of frames for each video, decoded again, and selection.json."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
-        for result in results:
-            reader = open_video(result.path, limits=limits)
-            try:
-                batch = reader.read(result.selection.frame_indices)
-            finally:
-                reader.close()
-            for position, (frame, index, seconds) in enumerate(
-                zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
-            ):
-                name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
-                archive.writestr(f"{result.name}/{name}", _jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
-        archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)
-
-
-def _row(result: StoredResult) -> dict[str, Any]:
-    uniform = result.uniform.pictures
-    return {
-        **result.selection.to_dict(),
-        "video": result.name,
-        "settings": result.settings,
-        "uniform": {
-            "frame_indices": [picture.frame for picture in uniform],
-            "pts_seconds": [picture.seconds for picture in uniform],
-        },
-    }
