@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,10 @@ from sosampler.classifiers.base import (
     check_logits,
     check_probabilities,
     check_shape,
+    device_of,
     log,
     numbered_names,
-    read_names,
+    read_classes,
     unwrap_output,
 )
 from sosampler.classifiers.pooled import PooledClassifier
@@ -34,14 +34,11 @@ _TRIAL_CLIPS = 2  # clips of noise that a new module is tried on
 class WrappedClassifier(Classifier):
     """A module of clips that returns logits or probabilities."""
 
-    layout = "BTCHW"
-    outputs = "logits"
-
     def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
-        return _scores(self.net, clips, self.layout, self.name)
+        return _scores(self.net, clips, self.options["layout"], self.name)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        if self.outputs == "logits":
+        if self.options["outputs"] == "logits":
             return super().probabilities(scores)
         check_probabilities(scores.reshape(-1, scores.shape[-1]), self.activation, self.name)
         return scores
@@ -119,10 +116,8 @@ def wrap_classifier(
         raise InvalidArgument("layout='BCHW' is for single frames, which have no length; leave num_frames out")
     if num_frames is not None:
         min_frames = max_frames = check_int("num_frames", num_frames)
-    length = ClipLength(
-        check_int("min_frames", min_frames), None if max_frames is None else check_int("max_frames", max_frames)
-    )
-    if length.at_most is not None and length.at_most < length.at_least:
+    length = ClipLength(check_int("min_frames", min_frames), max_frames)
+    if max_frames is not None and check_int("max_frames", max_frames) < min_frames:
         raise InvalidArgument(f"max_frames={max_frames} must be at least min_frames={min_frames}")
     name = name or type(module).__name__
     size = height_and_width("input_size", input_size)
@@ -135,11 +130,9 @@ def wrap_classifier(
     )
     module = module.eval()
     scores = _try_once(module, layout, preprocessing, length, name)
-    names = read_names(class_names) if class_names is not None else None
-    if num_classes is not None and names is not None and len(names) != num_classes:
-        raise InvalidArgument(f"num_classes={num_classes} but {len(names)} class names are given; give one of the two")
+    num_classes, names = read_classes(num_classes, class_names)
     if names is None:
-        names = numbered_names(scores.shape[1] if num_classes is None else check_int("num_classes", num_classes))
+        names = numbered_names(scores.shape[1] if num_classes is None else num_classes)
     check_shape(scores, _TRIAL_CLIPS, len(names), name)
     if outputs == "probabilities":
         check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
@@ -149,37 +142,30 @@ def wrap_classifier(
             log.warning(
                 "%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name
             )
-    settings: dict[str, Any] = {
-        "name": name,
-        "preprocessing": preprocessing,
-        "class_names": names,
-        "length": length,
-        "multi_label": multi_label,
-        "options": {"layout": layout, "outputs": outputs},
-    }
-    if layout == "BCHW":
-        return WrappedFrameClassifier(module, **settings)
-    wrapped = WrappedClassifier(module, **settings)
-    wrapped.layout, wrapped.outputs = layout, outputs
-    return wrapped
+    return (WrappedFrameClassifier if layout == "BCHW" else WrappedClassifier)(
+        module,
+        name=name,
+        preprocessing=preprocessing,
+        class_names=names,
+        length=length,
+        multi_label=multi_label,
+        options={"layout": layout, "outputs": outputs},
+    )
 
 
 @torch.no_grad()
 def _try_once(module: nn.Module, layout: str, preprocessing: Preprocessing, length: ClipLength, name: str) -> Tensor:
     """Return scores [2, C] of clips of noise, or raise an error with the module's own message."""
-    count = max(length.at_least, 1)
-    anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    noise = torch.randint(
-        256, (_TRIAL_CLIPS, count, 3, *preprocessing.size), generator=torch.Generator().manual_seed(0)
-    )
-    clips = preprocessing.normalised(noise.to(torch.uint8).to(anchor.device))
+    shape = (_TRIAL_CLIPS, length.at_least, 3, *preprocessing.size)
+    noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
+    clips = preprocessing.normalised(noise.to(device_of(module), torch.uint8))
     clips = clips[:, 0] if layout == "BCHW" else clips
-    shape = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)
     try:
         output = _scores(module, clips, layout, name)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
+        given = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)
         raise ClassifierError(
-            f"{name} cannot take a batch {shape} (layout={layout!r}): {first_line(error)}; "
+            f"{name} cannot take a batch {given} (layout={layout!r}): {first_line(error)}; "
             "check layout, input_size and num_frames"
         ) from error
     return check_finite(output.float(), name) if output.ndim == 2 else output

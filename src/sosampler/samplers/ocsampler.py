@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,13 +28,9 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.losses import frame_targets
+from sosampler.samplers.losses import at_least_float32, frame_targets
 from sosampler.samplers.recipe import REWARDS, OCSamplerSettings
-from sosampler.samplers.sosampler import check_labels, real_candidates
-
-if TYPE_CHECKING:
-    from sosampler.samplers.sosampler import SamplerOutput
-
+from sosampler.samplers.sosampler import SamplerOutput, check_labels, real_candidates
 
 # The published subset of ten candidates; for other numbers the centres of equal segments.
 _UNIFORM_6_OF_10 = (0, 1, 3, 5, 7, 9)
@@ -72,14 +67,9 @@ class OCSamplerLoss(nn.Module):
         advantage = reward - baseline
         policy = -(advantage * log_likelihood(scores, drawn, mask)).mean()
         mean_entropy = entropy(scores, mask).mean()
-        parts = {
-            "policy": policy,
-            "entropy": mean_entropy,
-            "reward": reward.mean(),
-            "baseline": baseline.mean(),
-            "advantage": advantage.mean(),
-        }
-        return policy - settings.entropy * mean_entropy, {name: part.detach() for name, part in parts.items()}
+        parts = {"policy": policy, "entropy": mean_entropy, "reward": reward, "baseline": baseline}
+        parts = {name: part.detach().mean() for name, part in {**parts, "advantage": advantage}.items()}
+        return policy - settings.entropy * mean_entropy, parts
 
     def _reward(self, indices: Tensor, clip_probs: ClipProbs, labels: Tensor | None) -> Tensor:
         probs = clip_probs(indices.sort(dim=1).values)
@@ -103,7 +93,7 @@ def clip_reward(probs: Tensor, labels: Tensor | None, kind: str) -> Tensor:
     "confidence": the highest probability, right or wrong.
     "label": the probability of the true label, minus that of the highest class if that is another one.
     """
-    probs = probs.detach().to(torch.promote_types(probs.dtype, torch.float32))
+    probs = at_least_float32(probs.detach())
     highest = probs.amax(dim=1)
     if one_of("reward", kind, REWARDS) == "confidence":
         return highest
@@ -131,15 +121,14 @@ def uniform_subset(mask: Tensor, num_frames: int) -> Tensor:
     steps = 2 * torch.arange(num_frames, device=mask.device) + 1
     ranks = steps * count // (2 * num_frames)  # among the real candidates
     if num_frames == len(_UNIFORM_6_OF_10):
-        published = torch.tensor(_UNIFORM_6_OF_10, device=mask.device)
-        ranks = torch.where(count == 10, published, ranks)
+        ranks = torch.where(count == 10, torch.tensor(_UNIFORM_6_OF_10, device=mask.device), ranks)
     real_first = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
     return real_first.gather(1, ranks)
 
 
 # ---- the likelihood of a set
 #
-# The likelihood of sets. Frames are drawn one by one, without replacement, in proportion to weights. Weights are given
+# Frames are drawn one by one, without replacement, in proportion to weights. Weights are given
 # as logarithms [B, T], up to a constant for each video, such as a sampler's raw scores. `mask` [B, T] is True for real
 # candidates (None: all are); padding has no weight.
 #
@@ -179,10 +168,7 @@ def plackett_luce_log_prob(log_weights: Tensor, order: Tensor, mask: Tensor | No
 
 
 def set_log_prob(log_weights: Tensor, chosen: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the log probability [B] that the first N frames drawn are `chosen` [B, N], in any order.
-
-    Exact up to rounding for any N, and differentiable. 0 where all real candidates are chosen.
-    """
+    """Return the exact log probability [B] that the first N frames drawn are `chosen` [B, N], in any order."""
     weights = _check_set(log_weights, chosen, mask)
     in_set = torch.zeros_like(weights, dtype=torch.bool).scatter(1, chosen, value=True)
     others = weights.masked_fill(in_set, -torch.inf)
@@ -198,8 +184,7 @@ def sample_without_replacement(
 ) -> Tensor:
     """Draw N indices [B, N], in the order drawn; `.sort(dim=1)` gives time order.
 
-    The N highest log weights with Gumbel noise are such a draw. Noise is drawn on the generator's device, so that a CPU
-    generator gives the same draws on any device.
+    The N highest log weights with Gumbel noise are a draw; a CPU generator gives the same draws on any device.
     """
     batch, num_candidates = log_weights.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
@@ -214,8 +199,7 @@ def sample_without_replacement(
 
 def entropy(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the entropy [B], in nats, of the first frame drawn: log T for equal weights, 0 if it is certain."""
-    weights = _masked(log_weights, mask)
-    log_probs = weights.log_softmax(dim=1)
+    log_probs = _masked(log_weights, mask).log_softmax(dim=1)
     impossible = log_probs.isneginf()
     log_probs = log_probs.masked_fill(impossible, 0.0)
     return _like_input(-(log_probs.exp() * log_probs).masked_fill(impossible, 0.0).sum(dim=1), log_weights)

@@ -87,8 +87,7 @@ class _ShiftNorm(nn.BatchNorm3d):
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         # A constant scale: on a GPU torch has no gradient for a norm with a bias but no scale.
-        ones = torch.ones_like(self.bias)
-        statistics = (self.running_mean, self.running_var, ones, self.bias)
+        statistics = (self.running_mean, self.running_var, torch.ones_like(self.bias), self.bias)
         return F.batch_norm(features, *statistics, self.training, self.momentum or 0.0, self.eps)
 
 
@@ -113,15 +112,11 @@ class _Mixed(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        branches = (self.Branch_0, self.Branch_1, self.Branch_2, self.Branch_3)
-        return torch.cat([branch(features) for branch in branches], dim=1)
+        return torch.cat([branch(features) for branch in self.children()], dim=1)
 
 
 class I3D(nn.Module):
-    """Float clips [B, 3, T, H, W] in -1..1 -> logits [B, num_classes].
-
-    Trained on 64 frames at 224 pixels, takes any number; 12.7 million parameters with 400 classes.
-    """
+    """Float clips [B, 3, T, H, W] in -1..1 -> logits [B, num_classes]; trained on 64 frames, takes any number."""
 
     head_names = ("Logits.Conv3d_0c_1x1.conv.",)  # state-dict prefix of the last layer
     layers = (
