@@ -409,9 +409,6 @@ def to_channels_last(net: nn.Module) -> list[Tensor]:
 
 # ---- outputs
 
-OUTPUTS = ("logits", "probabilities")
-_SUM_TOLERANCE = 1e-2  # error of a sum over a thousand classes in half precision
-
 
 def activate(logits: Tensor, activation: str) -> Tensor:
     """Turn logits [..., C] into probabilities [..., C] in float32."""
@@ -458,37 +455,3 @@ def check_finite(scores: Tensor, name: str) -> Tensor:
             "or run it with precision='float32'"
         )
     return scores
-
-
-def looks_like_probabilities(scores: Tensor) -> bool:
-    """Return whether rows [B, C] are distributions: in 0..1, with a sum of one."""
-    scores = scores.float()
-    inside = scores.shape[-1] > 1 and bool(((scores >= 0) & (scores <= 1)).all())
-    return inside and bool(((scores.sum(-1) - 1).abs() < _SUM_TOLERANCE).all())
-
-
-def check_probabilities(scores: Tensor, activation: str, name: str) -> None:
-    """Raise an error if rows [B, C] are not probabilities."""
-    check_finite(scores, name)
-    low, high = float(scores.min()), float(scores.max())
-    if low < -1e-6 or high > 1 + 1e-6:
-        raise ClassifierError(
-            f"{name} returned values from {low:.3g} to {high:.3g} but must return probabilities; "
-            "these are logits: wrap it with outputs='logits', or apply softmax (sigmoid for several labels) yourself"
-        )
-    if activation == "softmax" and not looks_like_probabilities(scores):
-        total = float(scores.float().sum(-1)[0])
-        raise ClassifierError(
-            f"{name} returned rows with a sum of {total:.3g} but must return probabilities with a sum of 1; "
-            "wrap it with outputs='logits' if these are logits, with multi_label=True if classes are independent"
-        )
-
-
-def check_logits(scores: Tensor, name: str) -> None:
-    """Raise an error if rows [B, C] are probabilities: a second softmax would flatten them."""
-    check_finite(scores, name)
-    if looks_like_probabilities(scores):
-        raise ClassifierError(
-            f"{name} returned rows in 0..1 with a sum of 1 but must return logits: softmax was applied already; "
-            "wrap it with outputs='probabilities'"
-        )

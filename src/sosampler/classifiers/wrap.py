@@ -10,12 +10,9 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import (
-    OUTPUTS,
     Classifier,
     ClipLength,
     check_finite,
-    check_logits,
-    check_probabilities,
     check_shape,
     device_of,
     log,
@@ -28,6 +25,8 @@ from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Pre
 from sosampler.errors import ClassifierError, InvalidArgument, first_line
 
 LAYOUTS = ("BTCHW", "BCTHW", "BCHW")
+OUTPUTS = ("logits", "probabilities")
+_SUM_TOLERANCE = 1e-2  # error of a sum over a thousand classes in half precision
 _TRIAL_CLIPS = 2  # clips of noise that a new module is tried on
 
 
@@ -40,7 +39,7 @@ class WrappedClassifier(Classifier):
     def probabilities(self, scores: Tensor) -> Tensor:
         if self.options["outputs"] == "logits":
             return super().probabilities(scores)
-        check_probabilities(scores.reshape(-1, scores.shape[-1]), self.activation, self.name)
+        _check_probabilities(scores.reshape(-1, scores.shape[-1]), self.activation, self.name)
         return scores
 
 
@@ -135,13 +134,14 @@ def wrap_classifier(
         names = numbered_names(scores.shape[1] if num_classes is None else num_classes)
     check_shape(scores, _TRIAL_CLIPS, len(names), name)
     if outputs == "probabilities":
-        check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
-    else:
-        check_logits(scores, name)
-        if multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
-            log.warning(
-                "%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name
-            )
+        _check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
+    elif _looks_like_probabilities(scores):  # a second softmax would flatten them
+        raise ClassifierError(
+            f"{name} returned rows in 0..1 with a sum of 1 but must return logits: softmax was applied already; "
+            "wrap it with outputs='probabilities'"
+        )
+    elif multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
+        log.warning("%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name)
     return (WrappedFrameClassifier if layout == "BCHW" else WrappedClassifier)(
         module,
         name=name,
@@ -151,6 +151,30 @@ def wrap_classifier(
         multi_label=multi_label,
         options={"layout": layout, "outputs": outputs},
     )
+
+
+def _looks_like_probabilities(scores: Tensor) -> bool:
+    """Return whether rows [B, C] are distributions: in 0..1, with a sum of one."""
+    scores = scores.float()
+    inside = scores.shape[-1] > 1 and bool(((scores >= 0) & (scores <= 1)).all())
+    return inside and bool(((scores.sum(-1) - 1).abs() < _SUM_TOLERANCE).all())
+
+
+def _check_probabilities(scores: Tensor, activation: str, name: str) -> None:
+    """Raise an error if rows [B, C] are not probabilities."""
+    check_finite(scores, name)
+    low, high = float(scores.min()), float(scores.max())
+    if low < -1e-6 or high > 1 + 1e-6:
+        raise ClassifierError(
+            f"{name} returned values from {low:.3g} to {high:.3g} but must return probabilities; "
+            "these are logits: wrap it with outputs='logits', or apply softmax (sigmoid for several labels) yourself"
+        )
+    if activation == "softmax" and not _looks_like_probabilities(scores):
+        total = float(scores.float().sum(-1)[0])
+        raise ClassifierError(
+            f"{name} returned rows with a sum of {total:.3g} but must return probabilities with a sum of 1; "
+            "wrap it with outputs='logits' if these are logits, with multi_label=True if classes are independent"
+        )
 
 
 @torch.no_grad()

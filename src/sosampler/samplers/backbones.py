@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +21,8 @@ _MAX_SHIFT = 24  # the narrowest shifted block has 24 channels: larger divisors 
 _NO_PADDING = (0, 0, 0, 0, 0, 0)  # of W, H and C
 
 
-class Neighbours(NamedTuple):
-    """Which of F = B * T frames have a neighbour in the same video; bool [F, 1, 1, 1] each."""
-
-    has_next: Tensor
-    has_previous: Tensor
+# Which of F = B * T frames have a next and a previous one in the same video; bool [F, 1, 1, 1] each.
+Neighbours = tuple[Tensor, Tensor]
 
 
 def find_neighbours(frames: Tensor, num_frames: int, mask: Tensor | None = None) -> Neighbours:
@@ -40,7 +36,7 @@ def find_neighbours(frames: Tensor, num_frames: int, mask: Tensor | None = None)
         real = mask.reshape(-1)
         has_next = has_next & pad(real, (0, 1))[1:]
         has_previous = has_previous & pad(real, (1, 0))[:-1]
-    return Neighbours(has_next.view(-1, 1, 1, 1), has_previous.view(-1, 1, 1, 1))
+    return has_next.view(-1, 1, 1, 1), has_previous.view(-1, 1, 1, 1)
 
 
 def shift_channels(x: Tensor, fold: int, neighbours: Neighbours) -> Tensor:
@@ -48,11 +44,12 @@ def shift_channels(x: Tensor, fold: int, neighbours: Neighbours) -> Tensor:
 
     Costs no multiply-adds and lets a 2-D network compare neighbouring frames. Keeps channels-last memory.
     """
+    has_next, has_previous = neighbours
     later, earlier, rest = x.split([fold, fold, x.shape[1] - 2 * fold], dim=1)
     # Padded before it is sliced, so that no length becomes zero or one, which graphs would specialise on. Selected, not
     # multiplied: zero times NaN is NaN.
-    later = torch.where(neighbours.has_next, pad(later, (*_NO_PADDING, 0, 1))[1:], 0.0)
-    earlier = torch.where(neighbours.has_previous, pad(earlier, (*_NO_PADDING, 1, 0))[:-1], 0.0)
+    later = torch.where(has_next, pad(later, (*_NO_PADDING, 0, 1))[1:], 0.0)
+    earlier = torch.where(has_previous, pad(earlier, (*_NO_PADDING, 1, 0))[:-1], 0.0)
     return torch.cat([later, earlier, rest], dim=1)
 
 

@@ -20,7 +20,7 @@ from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, MODEL, OnnxSampler, weights_digest
 from sosampler.samplers.registry import load_sampler
-from sosampler.samplers.sosampler import SamplerOutput, SOSampler
+from sosampler.samplers.sosampler import SOSampler
 
 
 class DeployedSampler(nn.Module):
@@ -42,7 +42,8 @@ class DeployedSampler(nn.Module):
 
 def output_names(sampler: SOSampler) -> list[str]:
     """Return the names of the graph's outputs; class logits only where the sampler has a class head."""
-    return [name for name in SamplerOutput._fields if name != "class_logits" or sampler.class_head is not None]
+    class_logits = [] if sampler.class_head is None else ["class_logits"]
+    return ["scores", "importance", *class_logits, "features"]
 
 
 def on_cpu(sampler: SOSampler, *, half: bool = False) -> SOSampler:

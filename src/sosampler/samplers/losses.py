@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +11,10 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
+from sosampler.samplers.onnx_sampler import SamplerOutput
 from sosampler.samplers.recipe import GUIDANCE, TARGET_SPACES, TARGETS, OCSamplerSettings, SamplerRecipe
 
-if TYPE_CHECKING:
-    from sosampler.samplers.ocsampler import ClipProbs
-    from sosampler.samplers.sosampler import SamplerOutput
-
+ClipProbs = Callable[[Tensor], Tensor]  # indices [B, N] in time order -> class probabilities of the clips [B, C]
 
 _MIN_PROBABILITY = 1e-12  # clamp before a logarithm
 _LOWEST = torch.finfo(torch.float32).min  # has no weight in a softmax, and unlike -inf makes no NaN

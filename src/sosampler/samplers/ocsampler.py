@@ -5,10 +5,7 @@ of `SOSampler`; only the loss differs. N frames are drawn without replacement wi
 the frozen classifier classifies the clip, and the set's log likelihood is raised or lowered by the clip's reward above
 that of a baseline clip. In inference the N highest scores are selected.
 
-As published: the network and its softmax over T, both rewards (`confidence` is the default for 2-D classifiers, `label`
-that for 3-D ones), the uniform clip as baseline or a second draw.
-
-Different:
+Different from the published code:
 - The likelihood of a set is exact at any N (`set_log_prob`). The published code sums over N! orders up to N = 8. Beyond
   that it takes the likelihood of the drawn order (here "ordered"), or, for 3-D classifiers, of the eight frames of
   lowest probability alone, which is no likelihood.
@@ -20,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import torch
@@ -28,22 +24,20 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.losses import at_least_float32, frame_targets
+from sosampler.samplers.losses import ClipProbs, at_least_float32, frame_targets
+from sosampler.samplers.onnx_sampler import SamplerOutput
 from sosampler.samplers.recipe import REWARDS, OCSamplerSettings
-from sosampler.samplers.sosampler import SamplerOutput, check_labels, real_candidates
+from sosampler.samplers.sosampler import check_labels, real_candidates
 
 # The published subset of ten candidates; for other numbers the centres of equal segments.
 _UNIFORM_6_OF_10 = (0, 1, 3, 5, 7, 9)
-
-ClipProbs = Callable[[Tensor], Tensor]  # indices [B, N] in time order -> class probabilities of the clips [B, C]
 
 
 class OCSamplerLoss(nn.Module):
     """−mean(advantage · log P(drawn set) + weight · entropy), whose gradient is minus that of the expected reward.
 
-    The parts show the progress of training: "reward" and "baseline" are the mean rewards of the drawn clips and of the
-    baseline clips, "advantage" their difference, "policy" the first term and "entropy" the policy's entropy in nats.
-    The classifier runs twice for every video, without gradient.
+    Parts: "reward" and "baseline" are mean rewards of the drawn and the baseline clips, "advantage" their difference,
+    "policy" the first term, "entropy" in nats. The classifier runs twice for every video, without gradient.
     """
 
     def __init__(self, settings: OCSamplerSettings | None = None) -> None:
@@ -60,9 +54,13 @@ class OCSamplerLoss(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         settings, scores = self.settings, output.scores
         drawn = sample_without_replacement(scores, settings.num_frames, generator, mask)
+        if settings.baseline == "sample":
+            other = sample_without_replacement(scores, settings.num_frames, generator, mask)
+        else:
+            real = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+            other = uniform_subset(real, settings.num_frames)
         with torch.no_grad():
-            reward = self._reward(drawn, clip_probs, labels)
-            baseline = self._reward(self._baseline(scores, mask, generator), clip_probs, labels)
+            reward, baseline = (self._reward(indices, clip_probs, labels) for indices in (drawn, other))
         log_likelihood = set_log_prob if settings.likelihood == "set" else plackett_luce_log_prob
         advantage = reward - baseline
         policy = -(advantage * log_likelihood(scores, drawn, mask)).mean()
@@ -79,12 +77,6 @@ class OCSamplerLoss(nn.Module):
                 "[videos, classes]; return class probabilities"
             )
         return clip_reward(probs, labels, self.settings.reward)
-
-    def _baseline(self, scores: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        if self.settings.baseline == "sample":
-            return sample_without_replacement(scores, self.settings.num_frames, generator, mask)
-        real = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        return uniform_subset(real, self.settings.num_frames)
 
 
 def clip_reward(probs: Tensor, labels: Tensor | None, kind: str) -> Tensor:
@@ -150,7 +142,7 @@ def uniform_subset(mask: Tensor, num_frames: int) -> Tensor:
 # Weights enter as log w_i − log R only, in which nothing cancels when the set has almost all of the weight, nor
 # underflows when it has almost none.
 
-_NODES = 64  # on each side of the maximum
+_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(64)  # in -1..1, for each side of the maximum
 _DROP = 40.0  # the integrand is cut off below exp(−40) of its maximum
 _BISECTIONS = 12  # the interval's ends and the maximum need little precision: 0.01 and 0.001
 _LEFT = -(_DROP + 1)  # f falls by the drop between 0 and here: its slope is at least 1 − exp(v)
@@ -208,7 +200,8 @@ def entropy(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
 def _log_integral(ratios: Tensor) -> Tensor:
     """Return log P(S) [B] from log w_i − log R of the set's frames [B, N]."""
     low, top, high = _interval(ratios.detach())  # the integral does not depend on the nodes: no gradient
-    at, log_weights = (torch.as_tensor(numbers, device=ratios.device) for numbers in _nodes())
+    numbers = (_NODES + 1) / 2, np.log(_NODE_WEIGHTS / 2)  # in 0..1
+    at, log_weights = (torch.as_tensor(each, device=ratios.device) for each in numbers)
     left, right = (top - low)[:, None], (high - top)[:, None]  # [B, 1]
     nodes = torch.cat([low[:, None] + left * at, top[:, None] + right * at], dim=1)  # [B, K]
     log_widths = torch.cat([left.log() + log_weights, right.log() + log_weights], dim=1)
@@ -248,13 +241,6 @@ def _bisect(reached: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> 
         inside = reached(middle)
         start, end = torch.where(inside, start, middle), torch.where(inside, middle, end)
     return (start + end) / 2
-
-
-@cache
-def _nodes() -> tuple[np.ndarray, np.ndarray]:
-    """Return Gauss-Legendre nodes on 0..1 and the logarithms of their weights."""
-    at, weights = np.polynomial.legendre.leggauss(_NODES)
-    return (at + 1) / 2, np.log(weights / 2)
 
 
 def _check_set(log_weights: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ Scores = NDArray[np.float32]
 MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
 KIND = "sosampler sampler"
 
-# The network takes frames uint8 [B, T, 3, h, w] and returns `OnnxOutput`; class logits with a class head only.
+# The network takes frames uint8 [B, T, 3, h, w] and returns `SamplerOutput`; class logits with a class head only.
 INPUT = "frames"
 ABOUT = "sosampler"  # key of the file's metadata that holds ours, as JSON
 FORMAT = 1
@@ -140,7 +140,6 @@ def check_clips(frames: Any) -> Pixels:
 # ---- scoring, as `sosampler.Scoring` does in torch
 
 SALIENCY = {"saliency": "max"}
-BELIEF = ("belief", "relevance", "importance")
 MAX_EVIDENCE_FRAMES = 10
 MIN_LIKELIHOOD = 1e-4  # no single frame rules a class out
 
@@ -162,8 +161,13 @@ def scores_of(
         return importance.astype(np.float32)
     assert class_logits is not None, "a sampler that scores by classes has a class head"
     logits, head = class_logits.astype(np.float64), importance.astype(np.float64)
-    if settings == SALIENCY:
-        return _saliency(logits, multi_label).astype(np.float32)
+    if settings == SALIENCY:  # the log-odds of the highest class probability
+        highest = logits.max(-1)
+        if not multi_label:
+            others = logits.copy()
+            np.put_along_axis(others, logits.argmax(-1, keepdims=True), -np.inf, axis=-1)
+            highest = highest - _logsumexp(others)[..., 0]
+        return np.asarray(highest, dtype=np.float32)
     log_probs = -np.logaddexp(0, -logits) if multi_label else _log_softmax(logits)
     belief = log_belief(settings, head, logits, multi_label=multi_label)[:, None]  # [B, 1, C]
     log_of_mean = _logsumexp(belief + log_probs)[..., 0]
@@ -183,7 +187,7 @@ def sigmoid(numbers: Numbers) -> Numbers:
 
 def has_belief(settings: dict[str, Any]) -> bool:
     """Return whether scores with these settings use a belief about the video's class."""
-    return set(settings) == set(BELIEF)
+    return set(settings) == {"belief", "relevance", "importance"}
 
 
 def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *, multi_label: bool) -> Numbers:
@@ -196,16 +200,6 @@ def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *
     evidence = np.log(np.maximum(1 - relevance + relevance * probs.shape[-1] * probs, MIN_LIKELIHOOD))  # [B, T, C]
     count = importance.shape[1]
     return _log_softmax(settings["belief"] * min(count, MAX_EVIDENCE_FRAMES) / count * evidence.sum(1))
-
-
-def _saliency(logits: Numbers, multi_label: bool) -> Numbers:
-    """Return the log-odds of the highest class probability."""
-    highest = logits.max(-1)
-    if multi_label:
-        return np.asarray(highest)
-    others = logits.copy()
-    np.put_along_axis(others, logits.argmax(-1, keepdims=True), -np.inf, axis=-1)
-    return np.asarray(highest - _logsumexp(others)[..., 0])
 
 
 def _logsumexp(numbers: Numbers) -> Numbers:
@@ -221,13 +215,13 @@ def _log_softmax(numbers: Numbers) -> Numbers:
 # ---- the sampler
 
 
-class OnnxOutput(NamedTuple):
-    """The network's outputs for T candidates of B videos."""
+class SamplerOutput(NamedTuple):
+    """The outputs for T candidates of B videos, of torch or NumPy; those of masked candidates have no meaning."""
 
-    scores: Scores  # [B, T], what frames are ranked by
-    importance: Scores  # [B, T], the linear head
-    class_logits: Scores | None  # [B, T, C], with a class head
-    features: Scores  # [B, T, D]
+    scores: Any  # [B, T], what frames are ranked by
+    importance: Any  # [B, T], the linear head
+    class_logits: Any  # [B, T, C], with a class head, else None
+    features: Any  # [B, T, D]
 
 
 class OnnxSampler:
@@ -261,7 +255,7 @@ class OnnxSampler:
         _check_belongs(sampler.metadata, config, folder)
         return sampler
 
-    def look(self, frames: Pixels) -> OnnxOutput:
+    def look(self, frames: Pixels) -> SamplerOutput:
         """Return all outputs for uint8 frames [B, T, 3, H, W] of any size, in bounded memory."""
         frames = check_clips(frames)
         videos = max(1, _BATCH_FRAMES // frames.shape[1])
@@ -269,11 +263,12 @@ class OnnxSampler:
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         heads = joined["importance"], joined.get("class_logits")
         scores = scores_of(self.config["scoring"], *heads, multi_label=self.config["multi_label"])
-        return OnnxOutput(scores, *heads, joined["features"])
+        return SamplerOutput(scores, *heads, joined["features"])
 
     def score(self, frames: Pixels) -> Scores:
         """Return scores [B, T] for uint8 frames [B, T, 3, H, W]; higher is better."""
-        return self.look(frames).scores
+        scores: Scores = self.look(frames).scores
+        return scores
 
     def choose(self, frames: Pixels, num_frames: int) -> NDArray[np.int64]:
         """Return the indices [B, N] of the N best of uint8 frames [B, T, 3, H, W], in time order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,22 +20,13 @@ from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
 from sosampler.samplers.losses import label_shares, saliency
-from sosampler.samplers.onnx_sampler import BELIEF, MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, has_belief
+from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, SamplerOutput, has_belief
 from sosampler.samplers.recipe import check_fraction, copy_json
 
 _BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
 # Bytes of frames at their original size, in the float32 in which a GPU resizes them, that are resized at a time.
 _RESIZE_BYTES = 1 << 30
 _MIN_SIDE = 32  # MobileNetV2 halves the frame five times
-
-
-class SamplerOutput(NamedTuple):
-    """The network's outputs for T candidates of B videos; those of masked candidates have no meaning."""
-
-    scores: Tensor  # [B, T], what frames are ranked by
-    importance: Tensor  # [B, T], the linear head
-    class_logits: Tensor | None  # [B, T, C], with a class head
-    features: Tensor  # [B, T, D]
 
 
 class SOSampler(nn.Module, PyTorchModelHubMixin):
@@ -347,8 +338,8 @@ class Scoring(nn.Module):
             return
         if self.settings != SALIENCY and not has_belief(self.settings):
             raise InvalidArgument(
-                f"scoring={self.settings} must be {{}} for the importance alone, {SALIENCY}, or all of: "
-                f"{', '.join(BELIEF)}"
+                f"scoring={self.settings} must be {{}} for the importance alone, {SALIENCY}, or all of: belief, "
+                "relevance, importance"
             )
         if num_classes is None or num_classes < 2:
             raise InvalidArgument(

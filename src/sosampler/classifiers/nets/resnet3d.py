@@ -26,17 +26,19 @@ HEAD_WINDOW = (8, 7, 7)  # of features: a clip of 8 frames at 224 pixels
 COUNTER = "num_batches_tracked"  # of a batch norm: many files omit it, and inference does not need it
 
 
-def check_clips(clips: Tensor) -> Tensor:
-    """Return `clips`, which must have the shape [B, 3, T, H, W]."""
-    if clips.ndim != 5 or clips.shape[1] != 3:
-        raise InvalidArgument(f"clips have shape {tuple(clips.shape)} but must be [B, 3, T, H, W]")
-    return clips
+class ClipNet(nn.Module):
+    """A network of float clips [B, 3, T, H, W]."""
 
+    def __init__(self, num_classes: int, dropout: float) -> None:
+        super().__init__()
+        self.num_classes = check_int("num_classes", num_classes)
+        if check_float("dropout", dropout, at_least=0) > 1:
+            raise InvalidArgument(f"dropout={dropout!r} must be from 0 to 1")
 
-def check_head(num_classes: int, dropout: float) -> None:
-    check_int("num_classes", num_classes)
-    if check_float("dropout", dropout, at_least=0) > 1:
-        raise InvalidArgument(f"dropout={dropout!r} must be from 0 to 1")
+    def check(self, clips: Tensor) -> Tensor:
+        if clips.ndim != 5 or clips.shape[1] != 3:
+            raise InvalidArgument(f"clips have shape {tuple(clips.shape)} but must be [B, 3, T, H, W]")
+        return clips
 
 
 def window_means(features: Tensor, window: Size3) -> Tensor:
@@ -113,7 +115,7 @@ class _Head(nn.Module):
         return self.proj(self.dropout(window_means(features, HEAD_WINDOW).mean(dim=(2, 3, 4))))
 
 
-class SlowOnly(nn.Module):
+class SlowOnly(ClipNet):
     """SlowOnly ResNet-50: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes].
 
     Designed for 8 frames, takes any number; 32.45 million parameters with 400 classes. With `stride_on_1x1` each stage
@@ -123,9 +125,7 @@ class SlowOnly(nn.Module):
     head_names = ("blocks.5.proj.",)  # state-dict prefix of the last layer
 
     def __init__(self, num_classes: int = 400, stride_on_1x1: bool = False, *, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_head(num_classes, dropout)
-        self.num_classes = num_classes
+        super().__init__(num_classes, dropout)
         blocks: list[nn.Module] = [
             named(
                 conv=conv3d(3, 64, (1, 7, 7), spatial_stride=2),
@@ -148,7 +148,7 @@ class SlowOnly(nn.Module):
         start_weights(self)
 
     def forward(self, clips: Tensor) -> Tensor:
-        return self.blocks(check_clips(clips))
+        return self.blocks(self.check(clips))
 
 
 # Regular expressions that turn the names of SlowOnly into those of the 2-D network.

@@ -7,15 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.classifiers.nets.resnet3d import (
-    Residual,
-    check_clips,
-    check_head,
-    conv3d,
-    named,
-    start_weights,
-    window_means,
-)
+from sosampler.classifiers.nets.resnet3d import ClipNet, Residual, conv3d, named, start_weights, window_means
 
 STEM = 24  # channels
 # Blocks per stage, channels inside a block, output channels, channels of squeeze-and-excitation.
@@ -80,7 +72,7 @@ class _Head(nn.Module):
         return windows.log_softmax(dim=2).logsumexp(dim=1) - math.log(count)
 
 
-class X3D(nn.Module):
+class X3D(ClipNet):
     """X3D-S: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes]; for 13 frames at 160, takes any number.
 
     A larger clip gives several windows; its logits are the logarithm of the windows' mean probability, or with
@@ -90,9 +82,7 @@ class X3D(nn.Module):
     head_names = ("blocks.5.proj.",)  # state-dict prefix of the last layer
 
     def __init__(self, num_classes: int = 400, *, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_head(num_classes, dropout)
-        self.num_classes = num_classes
+        super().__init__(num_classes, dropout)
         # In the published names the spatial convolution of the stem is conv_t and the temporal one conv_xy.
         stem_conv = named(
             conv_t=conv3d(3, STEM, (1, 3, 3), spatial_stride=2), conv_xy=conv3d(STEM, STEM, (5, 1, 1), groups=STEM)
@@ -110,4 +100,4 @@ class X3D(nn.Module):
         start_weights(self)
 
     def forward(self, clips: Tensor, *, mean_logits: bool = False) -> Tensor:
-        return self.blocks[-1](self.blocks[:-1](check_clips(clips)), mean_logits=mean_logits)
+        return self.blocks[-1](self.blocks[:-1](self.check(clips)), mean_logits=mean_logits)

@@ -72,7 +72,7 @@ class FusedConv(nn.Module):
             return onednn(x, self._packed, self.bias, *shape, name, arguments, "")
         # After an addition oneDNN supports ReLU only.
         after: tuple[Any, ...] = ("add", None, "relu" if self.activation == "relu" else None, [], None)
-        if self.in_place and _is_channels_last(x) and _is_channels_last(other):
+        if self.in_place and all(part.is_contiguous(memory_format=torch.channels_last) for part in (x, other)):
             # Saves a tenth of a ResNet-50's time: new memory is read before it is written.
             in_place = torch.ops.mkldnn._convolution_pointwise_.binary
             output = in_place(other, x, self._packed, self.bias, *shape, *after)
@@ -102,10 +102,6 @@ def finish_conv_eager(x: Tensor, bias: Tensor | None, other: Tensor | None, acti
     if activation == "relu":
         return F.relu(x)
     return F.relu6(x) if activation == "relu6" else x
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    return bool(x.is_contiguous(memory_format=torch.channels_last))
 
 
 def set_conv_backend(net: nn.Module, backend: str) -> None:
