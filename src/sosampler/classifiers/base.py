@@ -24,6 +24,7 @@ from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.video.candidates import segment_centres
 
 log = logging.getLogger("sosampler")
+Names = Sequence[str] | str | Path  # of classes: a list, or a text file with one per line
 
 
 def numbered_names(count: int) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ def names_for(count: int, dataset: str) -> tuple[str, ...]:
     return names if len(names) == count else numbered_names(count)
 
 
-def read_names(given: Sequence[str] | str | Path) -> tuple[str, ...]:
+def read_names(given: Names) -> tuple[str, ...]:
     """Return class names from a list, or from a text file with one name per line."""
     if isinstance(given, (str, Path)):
         if not Path(given).is_file():
@@ -56,9 +57,7 @@ def read_names(given: Sequence[str] | str | Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_classes(
-    num_classes: int | None, class_names: Sequence[str] | str | Path | None
-) -> tuple[int | None, tuple[str, ...] | None]:
+def read_classes(num_classes: int | None, class_names: Names | None) -> tuple[int | None, tuple[str, ...] | None]:
     """Return the number of classes and their names; None for what is not given."""
     if num_classes is not None:
         num_classes = check_int("num_classes", num_classes)

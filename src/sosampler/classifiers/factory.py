@@ -17,11 +17,11 @@ from sosampler._util.validation import one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_classes, read_names
 from sosampler.classifiers.huggingface import build_huggingface, config_from_dict
 from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
-from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
+from sosampler.classifiers.pooled import FrameExitClassifier, build_timm, fit_size, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
 from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head, write_state
-from sosampler.errors import InvalidArgument, WeightsError, first_line
+from sosampler.errors import InvalidArgument, WeightsError
 
 CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
 PRETRAINED = "pretrained"
@@ -205,17 +205,9 @@ def set_input_size(classifier: Classifier, size: int | tuple[int, int] | None = 
     """Set another height and width, or those of the preprocessing; raise an error if the network cannot take them."""
     if size is not None:
         classifier.preprocessing = classifier.preprocessing.with_size(size)
-    backbone = getattr(classifier.net, "backbone", classifier.net)
-    height, width = classifier.preprocessing.size
-    try:
-        # timm's transformers have position embeddings of one size, which this resizes.
-        if isinstance(classifier, PooledClassifier) and hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=(height, width))
-        classifier.gmacs(classifier.length.at_least)  # a trial on shapes
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise InvalidArgument(
-            f"{classifier.name} cannot take frames of {height}x{width} ({first_line(error)}); give another input_size"
-        ) from error
+    net = getattr(classifier.net, "backbone", classifier.net)
+    trial = partial(classifier.gmacs, classifier.length.at_least)
+    fit_size(net, classifier.preprocessing.size, trial, classifier.name)
 
 
 def _builder(name: Any, new_head: bool | None = False) -> _Builder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from sosampler._util.hardware import autocast
 from sosampler._util.validation import check_bool, check_float, check_int, one_of
-from sosampler.classifiers.base import BATCH_FRAMES, Classifier, check_finite, check_shape, names_for
+from sosampler.classifiers.base import BATCH_FRAMES, Classifier, check_finite, check_shape, names_for, unwrap_output
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.errors import InvalidArgument, MissingDependency
+from sosampler.errors import InvalidArgument, MissingDependency, first_line
 
 HEADS = ("mean", "frameexit")
 
@@ -25,8 +26,8 @@ class PooledClassifier(Classifier):
     def features(self, clips: Tensor) -> Tensor:
         """Compute features [B, N, D] of each frame of normalised clips [B, N, 3, h, w]; for mean pooling its logits."""
         frames = clips.flatten(0, 1)
-        scores = check_shape(self.net(frames), len(frames), self.num_classes, self.name)
-        return scores.unflatten(0, clips.shape[:2])
+        scores = unwrap_output(self.net(frames), self.name)
+        return check_shape(scores, len(frames), self.num_classes, self.name).unflatten(0, clips.shape[:2])
 
     def pool_logits(self, features: Tensor) -> Tensor:
         """Pool features [..., N, D] -> logits [..., C]."""
@@ -149,6 +150,18 @@ def check_timm_name(name: str) -> Any:
         similar = ", ".join(timm.list_models(f"*{architecture[:8]}*")[:6]) or "see timm.list_models()"
         raise InvalidArgument(f"timm has no network {name!r}; similar names: {similar}")
     return timm
+
+
+def fit_size(net: nn.Module, size: tuple[int, int], trial: Callable[[], Any], name: str) -> None:
+    """Resize the position embeddings of a timm transformer; raise an error if a trial on shapes then fails."""
+    try:
+        if hasattr(net, "set_input_size"):
+            net.set_input_size(img_size=size)
+        trial()
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name} cannot take frames of {size[0]}x{size[1]} ({first_line(error)}); give another input_size"
+        ) from error
 
 
 def timm_head_names(net: nn.Module) -> tuple[str, ...]:

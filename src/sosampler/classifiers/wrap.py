@@ -43,15 +43,6 @@ class WrappedClassifier(Classifier):
         return scores
 
 
-class WrappedFrameClassifier(PooledClassifier):
-    """A module of single frames [F, 3, H, W]; its logits are averaged over frames."""
-
-    def features(self, clips: Tensor) -> Tensor:
-        frames = clips.flatten(0, 1)
-        scores = _scores(self.net, frames, "BCHW", self.name)
-        return check_shape(scores, len(frames), self.num_classes, self.name).unflatten(0, clips.shape[:2])
-
-
 def _scores(module: nn.Module, clips: Tensor, layout: str, name: str) -> Tensor:
     """Return a module's scores for clips [B, T, 3, H, W] in its layout, or single frames [F, 3, H, W]."""
     return unwrap_output(module(clips.transpose(1, 2) if layout == "BCTHW" else clips), name)
@@ -142,7 +133,7 @@ def wrap_classifier(
         )
     elif multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
         log.warning("%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name)
-    return (WrappedFrameClassifier if layout == "BCHW" else WrappedClassifier)(
+    return (PooledClassifier if layout == "BCHW" else WrappedClassifier)(
         module,
         name=name,
         preprocessing=preprocessing,

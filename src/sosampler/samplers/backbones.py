@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import pad
 from sosampler._util.validation import check_int
 from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.factory import PRETRAINED, WEIGHTS
-from sosampler.classifiers.pooled import check_timm_name, num_timm_features, timm_head_names
+from sosampler.classifiers.pooled import check_timm_name, fit_size, num_timm_features, timm_head_names
 from sosampler.classifiers.weights import load_weights, read_state, without_head
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
@@ -129,15 +130,9 @@ class TimmBackbone(Backbone):
         self.num_features = num_timm_features(self.net)
         self.input_size = input_size
         if input_size is not None:
-            try:
-                if hasattr(self.net, "set_input_size"):  # transformers have position embeddings of one size
-                    self.net.set_input_size(img_size=(input_size, input_size))
-                count_gmacs(self.net, torch.empty(1, 3, input_size, input_size, device="meta"))  # a trial on shapes
-            except (AssertionError, RuntimeError, ValueError) as error:
-                raise InvalidArgument(
-                    f"{self.name} cannot take frames of {input_size}x{input_size} ({first_line(error)}); "
-                    "give another input_size"
-                ) from error
+            shape = (1, 3, input_size, input_size)
+            trial = partial(count_gmacs, self.net, torch.empty(shape, device="meta"))
+            fit_size(self.net, (input_size, input_size), trial, self.name)
 
     def forward(self, frames: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor:
         return self.net(frames)

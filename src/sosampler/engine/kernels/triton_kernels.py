@@ -34,10 +34,6 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then kernels run on 
 _ACTIVATION_CODES = {None: 0, "relu": 1, "relu6": 2}
 
 
-def have_triton() -> bool:
-    return triton is not None
-
-
 def can_use(x: Tensor) -> bool:
     """Return whether kernels run on the device of this tensor."""
     if triton is None:
