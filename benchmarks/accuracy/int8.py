@@ -22,7 +22,7 @@ import torch
 
 import sosampler as so
 from sosampler._util.environment import circumstances
-from sosampler.engine.int8 import int8_net
+from sosampler.engine.backends import int8_net
 from sosampler.engine.networks import InputMaker
 from sosampler.engine.quantize import classify_pixels, resized_pixels
 from sosampler.training.classifier_data import read_image

@@ -13,7 +13,6 @@ import torch
 
 from sosampler.classifiers.huggingface import (
     HuggingFaceClassifier,
-    TimeSformer,
     build_huggingface,
     config_from_dict,
     config_to_dict,
@@ -143,7 +142,7 @@ class TestCheckpoints:
         video = frames(2, 4)
         assert torch.equal(actual.clip_probs(video), saved.clip_probs(video))
         assert actual.name == f"hf:{tmp_path.name}"
-        assert type(actual) is (TimeSformer if kind == "timesformer" else HuggingFaceClassifier)
+        assert type(actual) is HuggingFaceClassifier
         assert actual.class_names == ("0", "1", "2", "3", "4")
         assert not any(parameter.requires_grad for parameter in actual.parameters())
 

@@ -335,15 +335,6 @@ class TestInflation:
             torch.testing.assert_close(deep(static)[0], by_frame[1], **close)
         assert by_frame.std(dim=0).max() > 0.01
 
-    def test_mean_spreads_a_kernel_evenly(self, flat: nn.Module) -> None:
-        inflated = inflate_resnet50(flat.state_dict(), how="mean")
-        SlowOnly(num_classes=7).load_state_dict(inflated, strict=True)
-        kernel = inflated["blocks.3.res_blocks.1.branch2.conv_a.weight"]
-        assert kernel.shape[2] == 3
-        for tap in kernel.unbind(2):
-            torch.testing.assert_close(tap * 3, flat.layer3[1].conv1.weight)
-        assert torch.equal(inflated["blocks.0.conv.weight"][:, :, 0], flat.conv1.weight)
-
     def test_does_not_change_the_input(self, flat: nn.Module) -> None:
         before = {name: tensor.clone() for name, tensor in flat.state_dict().items()}
         for tensor in inflate_resnet50(flat.state_dict()).values():
@@ -380,5 +371,3 @@ class TestInflation:
             inflate_resnet50({**state, "conv1.weight": torch.zeros(64, 1, 7, 7)})
         with pytest.raises(InvalidArgument, match=r"and \d+ more"):
             inflate_resnet50({})
-        with pytest.raises(InvalidArgument, match="how='middle'"):
-            inflate_resnet50(state, how="middle")  # type: ignore[arg-type]

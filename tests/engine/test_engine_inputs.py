@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from benchmarks.speed.frames import lively_sampler, smooth_frames
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.engine.kernels import triton_kernels
-from sosampler.engine.kernels.triton_kernels import finish_conv, have_triton
+from sosampler.engine.kernels.triton_kernels import finish_conv
 from sosampler.engine.networks import InputMaker, TorchFeatures, channels_first, resize_matrices
 from sosampler.errors import InvalidArgument
 from tests.interpreted import check_interpreted
@@ -102,7 +102,7 @@ print("same")
 """
 
 
-@pytest.mark.skipif(not have_triton(), reason="needs triton")
+@pytest.mark.skipif(triton_kernels.triton is None, reason="needs triton")
 def test_kernels_in_triton_s_interpreter() -> None:
     """Without a GPU: the same program, line by line in numpy."""
     check_interpreted(KERNEL)

@@ -20,8 +20,8 @@ from benchmarks.speed.frames import lively_sampler, smooth_frames
 from sosampler.bank.inspect import bank_frames, video_frames
 from sosampler.classifiers.factory import INT8_MODEL, WEIGHTS, classifier_identity
 from sosampler.cli.main import main
+from sosampler.engine.backends import int8_classifier, int8_net
 from sosampler.engine.frame_engine import FrameEngine
-from sosampler.engine.int8 import int8_classifier, int8_net
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
 from sosampler.video.synthetic import numbered_video
 from tests.banks import entries

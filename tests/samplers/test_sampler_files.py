@@ -159,8 +159,6 @@ def test_a_kill_while_saving_never_leaves_new_weights_under_old_settings(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What lies in the folder after each file of the second save."""
-    from sosampler.samplers import folder as module
-
     new = scattered(shift=10, num_classes=3, calibration=(9.0, 9.0))
     seen: list[bool] = []
 
@@ -173,7 +171,7 @@ def test_a_kill_while_saving_never_leaves_new_weights_under_old_settings(
         if config.exists():
             assert json.loads(config.read_text())["calibration"] == [9.0, 9.0]
 
-    monkeypatch.setattr(module, "replacing", watching)
+    monkeypatch.setattr("sosampler._util.files.replacing", watching)
     monkeypatch.setattr("sosampler.classifiers.weights.replacing", watching)
     new.save_pretrained(folder)
     assert seen == [False, False, True]  # weights, card, config

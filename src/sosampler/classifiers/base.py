@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,65 +17,61 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from sosampler._util.hardware import autocast
-from sosampler._util.validation import check_int, one_of
+from sosampler._util.validation import check_int
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.classifiers.weights import digest_of
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.video.candidates import segment_centres
 
 log = logging.getLogger("sosampler")
-
-
-def imagenet_names() -> tuple[str, ...]:
-    """Return the 1000 classes of ImageNet-1k in their usual order, as torchvision names them."""
-    from torchvision.models import ResNet50_Weights
-
-    return tuple(ResNet50_Weights.DEFAULT.meta["categories"])
-
-
-def kinetics400_names() -> tuple[str, ...]:
-    """Return the 400 classes of Kinetics-400 in alphabetical order, as torchvision names them."""
-    from torchvision.models.video import R3D_18_Weights
-
-    return tuple(R3D_18_Weights.DEFAULT.meta["categories"])
+Names = Sequence[str] | str | Path  # of classes: a list, or a text file with one per line
 
 
 def numbered_names(count: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))
 
 
-def names_for(count: int, known: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the known names if there are as many, numbers otherwise."""
-    names = known()
+def names_for(count: int, dataset: str) -> tuple[str, ...]:
+    """Return torchvision's names of the 1000 classes of "imagenet" or the 400 of "kinetics"; numbers if not as many."""
+    from torchvision.models import ResNet50_Weights, video
+
+    weights = {"imagenet": ResNet50_Weights, "kinetics": video.R3D_18_Weights}[dataset]
+    names = tuple(weights.DEFAULT.meta["categories"])
     return names if len(names) == count else numbered_names(count)
 
 
-def read_names(given: Sequence[str] | str | Path) -> tuple[str, ...]:
+def read_names(given: Names) -> tuple[str, ...]:
     """Return class names from a list, or from a text file with one name per line."""
     if isinstance(given, (str, Path)):
-        path = Path(given)
-        if not path.is_file():
+        if not Path(given).is_file():
             raise InvalidArgument(
                 f"class_names={str(given)!r}: no such file; give a list, or a file with one name per line"
             )
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    else:
-        names = list(given)
+        given = [line.strip() for line in Path(given).read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = list(given)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidArgument(f"class_names={names!r} must be strings that are not empty; give at least one")
     if len(set(names)) < len(names):
-        repeated = min(name for name, count in Counter(names).items() if count > 1)
+        repeated = min(name for name in names if names.count(name) > 1)
         raise InvalidArgument(f"class_names holds {repeated!r} more than once; give each class a name of its own")
     return tuple(names)
 
 
+def read_classes(num_classes: int | None, class_names: Names | None) -> tuple[int | None, tuple[str, ...] | None]:
+    """Return the number of classes and their names; None for what is not given."""
+    if num_classes is not None:
+        num_classes = check_int("num_classes", num_classes)
+    if class_names is None:
+        return num_classes, None
+    names = read_names(class_names)
+    if num_classes not in (None, len(names)):
+        raise InvalidArgument(f"num_classes={num_classes} but {len(names)} class names are given; give one of the two")
+    return len(names), names
+
+
 @dataclass(frozen=True)
 class ClipLength:
-    """The number of frames per clip that a network takes.
-
-    Frames of shorter clips are repeated evenly up to `at_least`, and up to a multiple of `multiple_of`. Clips longer
-    than `at_most` are refused: selecting frames is the sampler's task.
-    """
+    """The number of frames per clip that a network takes; longer clips are refused, frames of shorter ones repeated."""
 
     at_least: int = 1
     at_most: int | None = None
@@ -103,18 +98,14 @@ class ClipLength:
 
     def note(self, name: str) -> str | None:
         """Describe the limits for a user."""
-        if self.at_least == 1 and self.at_most is None and self.multiple_of == 1:
-            return None
         if self.at_most == self.at_least:
             return f"{name} takes exactly {self.at_least} frames: fewer are repeated evenly, more are refused"
-        parts = []
-        if self.at_least > 1:
-            parts.append(f"fewer than {self.at_least} frames are repeated evenly")
-        if self.multiple_of > 1:
-            parts.append(f"frames are repeated evenly up to a multiple of {self.multiple_of}")
-        if self.at_most is not None:
-            parts.append(f"more than {self.at_most} frames are refused")
-        return f"{name}: " + ", ".join(parts)
+        limits = {
+            f"fewer than {self.at_least} frames are repeated evenly": self.at_least > 1,
+            f"frames are repeated evenly up to a multiple of {self.multiple_of}": self.multiple_of > 1,
+            f"more than {self.at_most} frames are refused": self.at_most is not None,
+        }
+        return f"{name}: {', '.join(text for text in limits if limits[text])}" if any(limits.values()) else None
 
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -132,15 +123,12 @@ class VideoClassifier(Protocol):
 
     def clip_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return probabilities [B, C] of B clips of N frames, uint8 [B, N, 3, H, W]."""
-        ...
 
     def frame_probs(self, frames: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return probabilities [B, T, C] of each frame, uint8 [B, T, 3, H, W], as a clip of one."""
-        ...
 
     def gmacs(self, num_frames: int) -> float:
         """Return the giga multiply-adds of one clip."""
-        ...
 
 
 class Classifier(nn.Module):
@@ -167,7 +155,7 @@ class Classifier(nn.Module):
         self.preprocessing = preprocessing
         self.class_names = tuple(class_names)
         self.length = length or ClipLength()
-        self.activation = one_of("activation", "sigmoid" if multi_label else "softmax", ACTIVATIONS)
+        self.activation = "sigmoid" if multi_label else "softmax"
         self.options = dict(options or {})  # further arguments of create_classifier that rebuild it
         self.precision = "float32"
         self.folder: Path | None = None  # where it is saved, with its int8 network if there is one
@@ -187,11 +175,10 @@ class Classifier(nn.Module):
         frames = check_frames(frames)
         positions = check_positions(positions, frames)
         size = max(1, BATCH_FRAMES // self.length.fitted(frames.shape[1], self.name))
+        places = None if positions is None else positions.to(self.device).split(size)
         parts = []
-        for begin in range(0, len(frames), size):
-            part = slice(begin, begin + size)
-            clips = self._preprocess(frames[part])
-            scores = self.scores(clips, None if positions is None else positions[part].to(self.device))
+        for index, part in enumerate(frames.split(size)):
+            scores = self.scores(self._preprocess(part), None if places is None else places[index])
             parts.append(self.probabilities(scores))
         return torch.cat(parts)
 
@@ -206,8 +193,7 @@ class Classifier(nn.Module):
 
     def gmacs(self, num_frames: int) -> float:
         """Return the giga multiply-adds of a clip, including attention, without decoding and resizing."""
-        num_frames = check_int("num_frames", num_frames)
-        shape = (1, num_frames, 3, *self.preprocessing.size)
+        shape = (1, check_int("num_frames", num_frames), 3, *self.preprocessing.size)
         if shape not in self._gmacs:
             self._gmacs[shape] = count_gmacs(self, torch.empty(shape, device="meta"))
         return self._gmacs[shape]
@@ -218,10 +204,8 @@ class Classifier(nn.Module):
         if indices is not None:
             if not self._warned_repeat and clips.device.type != "meta":
                 self._warned_repeat = True
-                log.warning(
-                    "%s: clips of %d frames are repeated evenly to the %d that the network takes",
-                    *(self.name, clips.shape[1], len(indices)),
-                )
+                text = "%s: clips of %d frames are repeated evenly to the %d that the network takes"
+                log.warning(text, self.name, clips.shape[1], len(indices))
             clips = clips[:, indices]
             positions = None if positions is None else positions[:, indices]
         return self.clip_logits(clips, positions)
@@ -240,8 +224,6 @@ class Classifier(nn.Module):
         check_finite(scores.reshape(-1, scores.shape[-1]), self.name)
         return activate(scores, self.activation)
 
-    # ---- properties
-
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
@@ -252,9 +234,7 @@ class Classifier(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        for tensor in (*self.parameters(), *self.buffers()):
-            return tensor.device
-        return torch.device("cpu")
+        return device_of(self)
 
     @property
     def num_parameters(self) -> int:
@@ -272,8 +252,7 @@ class Classifier(nn.Module):
 
     def freeze(self) -> Classifier:
         """Switch to evaluation mode and turn gradients off."""
-        self.requires_grad_(False)
-        self.eval()
+        self.requires_grad_(False).eval()
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -295,14 +274,15 @@ class Classifier(nn.Module):
         settings["length"] = asdict(self.length)
         return digest_of(settings, self.net.state_dict())
 
-    def extra_repr(self) -> str:
-        height, width = self.preprocessing.size
-        return (
-            f"{self.name}, {self.num_classes} classes, {height}x{width}, {self.num_parameters / 1e6:.2f} M parameters"
-        )
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
+        height, width = self.preprocessing.size
+        size = f"{height}x{width}, {self.num_parameters / 1e6:.2f} M parameters"
+        return f"{type(self).__name__}({self.name}, {self.num_classes} classes, {size})"
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's tensors; the CPU if it has none."""
+    return next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 def check_positions(positions: Any, frames: Tensor) -> Tensor | None:
@@ -325,9 +305,8 @@ def check_positions(positions: Any, frames: Tensor) -> Tensor | None:
 class Penultimate:
     """The input of a classifier's class layer for single frames, each as a clip of one.
 
-    For 2-D networks that is the pooled map, for TimeSformer the normalised class token. All frames get the same
-    position in the video, so that features depend on the content only. Use it inside `watching`; threads do not
-    interfere.
+    For 2-D networks that is the pooled map, for TimeSformer the normalised class token. All frames have the same
+    position, so that features depend on the content only. Use it inside `watching`; threads do not interfere.
     """
 
     def __init__(self, classifier: Classifier) -> None:
@@ -361,10 +340,8 @@ class Penultimate:
                 "frames but must have one row per frame; give another network"
             )
         # Linear: [F, ..., D]; convolutions: [F, D, ...]. Average over any remaining time and space.
-        features = features.float()
-        features = features if hasattr(self._layer, "out_features") else features.movedim(1, -1)
-        rows = features.reshape(len(frames), -1, features.shape[-1]).mean(1).cpu()
-        return check_finite(rows, classifier.name)
+        rows = features.float() if hasattr(self._layer, "out_features") else features.float().movedim(1, -1)
+        return check_finite(rows.reshape(len(frames), -1, rows.shape[-1]).mean(1).cpu(), classifier.name)
 
 
 def class_layer(classifier: Any) -> nn.Module:
@@ -374,10 +351,8 @@ def class_layer(classifier: Any) -> nn.Module:
             f"a {type(classifier).__name__} shows no features; give a classifier of create_classifier, or wrap your "
             "network with so.wrap_classifier"
         )
-    names = classifier.head_names()
-    if names:
-        named: nn.Module = classifier.net.get_submodule(names[0])
-        return named
+    if names := classifier.head_names():
+        return classifier.net.get_submodule(names[0])
     used: list[nn.Module] = []
     hooks = [
         layer.register_forward_hook(lambda module, *_: used.append(module))
@@ -397,27 +372,20 @@ def class_layer(classifier: Any) -> nn.Module:
     return used[-1]
 
 
-# ---- cost
-
-
 @torch.no_grad()
 def count_gmacs(module: nn.Module, *inputs: Tensor) -> float:
     """Return the giga multiply-adds of `module(*inputs)`: convolutions, matrix products and attention.
 
-    Runs on the meta device: shapes only, no memory and no arithmetic; a module that reads values runs on its own
-    device. One multiply-add counts once (papers on video call it "GFLOPs"); additions, normalisations and activations
-    are not counted.
+    Runs on the meta device, shapes only; a module that reads values on its own device. One multiply-add counts once
+    (papers on video call it "GFLOPs"); additions, normalisations and activations are not counted.
     """
     training = module.training
     module.eval()
     try:
         meta = {name: tensor.to("meta") for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
-        shapes = tuple(tensor.to("meta") for tensor in inputs)
-        return _count(lambda: functional_call(module, meta, shapes))
+        return _count(lambda: functional_call(module, meta, tuple(tensor.to("meta") for tensor in inputs)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):  # it reads values
-        anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        zeros = [torch.zeros(tensor.shape, dtype=tensor.dtype, device=anchor.device) for tensor in inputs]
-        return _count(lambda: module(*zeros))
+        return _count(lambda: module(*(torch.zeros_like(tensor, device=device_of(module)) for tensor in inputs)))
     finally:
         module.train(training)
 
@@ -430,25 +398,15 @@ def _count(run: Callable[[], Any]) -> float:
 
 
 def to_channels_last(net: nn.Module) -> list[Tensor]:
-    """Store the weights of 2-D convolutions channels last, which is faster; return the tensors that changed.
-
-    Weights of 3-D convolutions are left alone: `net.to(memory_format=...)` would refuse them.
-    """
-    changed = []
-    for tensor in [*net.parameters(), *net.buffers()]:
-        if tensor.ndim == 4 and tensor.is_contiguous():
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-            changed.append(tensor)
-    return changed
+    """Store the weights of 2-D convolutions channels last, which is faster; return the tensors that changed."""
+    # `net.to(memory_format=...)` would refuse those of 3-D convolutions.
+    tensors = [tensor for tensor in (*net.parameters(), *net.buffers()) if tensor.ndim == 4 and tensor.is_contiguous()]
+    for tensor in tensors:
+        tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    return tensors
 
 
 # ---- outputs
-
-# softmax: one class per video, probabilities sum to one. sigmoid: several labels per video, independent.
-ACTIVATIONS = ("softmax", "sigmoid")
-OUTPUTS = ("logits", "probabilities")
-
-_SUM_TOLERANCE = 1e-2  # error of a sum over a thousand classes in half precision
 
 
 def activate(logits: Tensor, activation: str) -> Tensor:
@@ -494,41 +452,5 @@ def check_finite(scores: Tensor, name: str) -> Tensor:
             f"{name} returned NaN or infinite scores for {int(bad.sum())} of {len(bad)} clips "
             f"(the first is number {int(bad.nonzero()[0])} of its batch); check its weights and its normalisation, "
             "or run it with precision='float32'"
-        )
-    return scores
-
-
-def looks_like_probabilities(scores: Tensor) -> bool:
-    """Return whether rows [B, C] are distributions: in 0..1, with a sum of one."""
-    scores = scores.float()
-    inside = scores.shape[-1] > 1 and bool(((scores >= 0) & (scores <= 1)).all())
-    return inside and bool(((scores.sum(-1) - 1).abs() < _SUM_TOLERANCE).all())
-
-
-def check_probabilities(scores: Tensor, activation: str, name: str) -> Tensor:
-    """Return rows [B, C], which must be probabilities."""
-    check_finite(scores, name)
-    low, high = float(scores.min()), float(scores.max())
-    if low < -1e-6 or high > 1 + 1e-6:
-        raise ClassifierError(
-            f"{name} returned values from {low:.3g} to {high:.3g} but must return probabilities; "
-            "these are logits: wrap it with outputs='logits', or apply softmax (sigmoid for several labels) yourself"
-        )
-    if activation == "softmax" and not looks_like_probabilities(scores):
-        total = float(scores.float().sum(-1)[0])
-        raise ClassifierError(
-            f"{name} returned rows with a sum of {total:.3g} but must return probabilities with a sum of 1; "
-            "wrap it with outputs='logits' if these are logits, with multi_label=True if classes are independent"
-        )
-    return scores
-
-
-def check_logits(scores: Tensor, name: str) -> Tensor:
-    """Return rows [B, C], which must be logits: a second softmax would flatten them."""
-    check_finite(scores, name)
-    if looks_like_probabilities(scores):
-        raise ClassifierError(
-            f"{name} returned rows in 0..1 with a sum of 1 but must return logits: softmax was applied already; "
-            "wrap it with outputs='probabilities'"
         )
     return scores

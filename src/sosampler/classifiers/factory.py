@@ -11,25 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import replacing
+from sosampler._util.files import write_text
 from sosampler._util.hardware import check_device
-from sosampler._util.validation import check_int, one_of
-from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_names
-from sosampler.classifiers.pooled import FrameExitClassifier, PooledClassifier, build_timm, import_timm
+from sosampler._util.validation import one_of
+from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_classes, read_names
+from sosampler.classifiers.huggingface import build_huggingface, config_from_dict
+from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
+from sosampler.classifiers.pooled import FrameExitClassifier, build_timm, fit_size, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
 from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head, write_state
-from sosampler.errors import InvalidArgument, WeightsError, first_line
+from sosampler.errors import InvalidArgument, WeightsError
 
 CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
 PRETRAINED = "pretrained"
 KIND = "sosampler classifier"  # in config.json; Hugging Face folders have none
-
-
-def _huggingface(source: Any = None, **rest: Any) -> Classifier:
-    from sosampler.classifiers.huggingface import build_huggingface
-
-    return build_huggingface(source, **rest)
 
 
 # Input of ResNet-50 in the paper and FrameExit: short side 224, centre crop.
@@ -56,7 +52,7 @@ class _Builder:
 
 
 _TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate"), downloads=True)
-_HUGGING_FACE = _Builder(_huggingface, ("temporal", "num_frames", "revision"), downloads=True)
+_HUGGING_FACE = _Builder(build_huggingface, ("temporal", "num_frames", "revision"), downloads=True)
 
 _NAMED = {
     "resnet50": _TIMM.bound("resnet50", name="resnet50", preprocessing=_RESNET_INPUT),
@@ -136,15 +132,15 @@ def create_classifier(
                 )
         classifier = _from_folder(saved)
     else:
-        classifier = _from_name(name, num_classes, class_names, weights, new_head, input_size, options)
+        num_classes, names = read_classes(num_classes, class_names)
+        classifier = _from_name(name, num_classes, weights, new_head, input_size, options)
+        classifier.class_names = names or classifier.class_names
     if multi_label is not None:
         classifier.activation = "sigmoid" if multi_label else "softmax"
     if preprocessing is not None:
         classifier.preprocessing = preprocessing
-    if input_size is not None:
+    if input_size is not None or preprocessing is not None:
         set_input_size(classifier, input_size)
-    elif preprocessing is not None:
-        _fit_input(classifier)
     if precision is not None:
         classifier.precision = one_of("precision", precision, PRECISIONS)
     return classifier if target is None else classifier.to(target)
@@ -153,21 +149,11 @@ def create_classifier(
 def _from_name(
     name: Any,
     num_classes: int | None,
-    class_names: Sequence[str] | str | Path | None,
     weights: str | Path | None,
     new_head: bool | None,
     input_size: int | tuple[int, int] | None,
     options: dict[str, Any],
 ) -> Classifier:
-    names = None if class_names is None else read_names(class_names)
-    if num_classes is not None:
-        num_classes = check_int("num_classes", num_classes)
-    if names is not None:
-        if num_classes not in (None, len(names)):
-            raise InvalidArgument(
-                f"num_classes={num_classes} but {len(names)} class names are given; give one of the two"
-            )
-        num_classes = len(names)
     build = _builder(name, new_head)
     if weights == PRETRAINED:
         if not build.downloads:
@@ -187,21 +173,15 @@ def _from_name(
             set_input_size(other, input_size)
             classifier = other if _same_shapes(other, state) else classifier
         fit_weights(classifier, state, where=str(weights), new_head=new_head)
-    if names is not None:
-        classifier.class_names = names
     return classifier.freeze()
 
 
 def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: bool = False) -> None:
-    """Load a state into a classifier.
-
-    Weights of a plain 2-D network also fit the backbone of a FrameExit head, and those of a ResNet-50 SlowOnly, whose
-    kernels are inflated from them.
-    """
-    if _is_resnet50_for_slowonly(classifier, state):  # the 2-D network was trained with ImageNet's normalisation
+    """Load a state; that of a plain 2-D network also fits the backbone of a FrameExit head, a ResNet-50's SlowOnly."""
+    translated = _translate_names(classifier, state)
+    if isinstance(classifier.net, SlowOnly) and translated is not state:  # trained with ImageNet's normalisation
         classifier.preprocessing = replace(classifier.preprocessing, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    state = _translate_names(classifier, state)
-    load_weights(classifier.net, state, where=where, head=classifier.head_names(), new_head=new_head)
+    load_weights(classifier.net, translated, where=where, head=classifier.head_names(), new_head=new_head)
     classifier.fresh_head = new_head
 
 
@@ -212,40 +192,22 @@ def _same_shapes(classifier: Classifier, state: State) -> bool:
     return all(tensor.shape == current[key].shape for key, tensor in given.items() if key in current)
 
 
-def _is_resnet50_for_slowonly(classifier: Classifier, state: State) -> bool:
-    return classifier.name == "slowonly_r50" and "layer1.0.conv1.weight" in state
-
-
 def _translate_names(classifier: Classifier, state: State) -> State:
     """Rename 2-D weights to the names of a classifier that is built on them; return others unchanged."""
-    if _is_resnet50_for_slowonly(classifier, state):
-        from sosampler.classifiers.nets.resnet3d import inflate_resnet50
-
+    if isinstance(classifier.net, SlowOnly) and "layer1.0.conv1.weight" in state:
         return inflate_resnet50(state)
     if isinstance(classifier, FrameExitClassifier) and not any(key.startswith("backbone.") for key in state):
         return {f"backbone.{key}": tensor for key, tensor in state.items()}
     return state
 
 
-def set_input_size(classifier: Classifier, size: int | tuple[int, int]) -> None:
-    """Set another height and width, or raise an error if the network cannot take them."""
-    classifier.preprocessing = classifier.preprocessing.with_size(size)
-    _fit_input(classifier)
-
-
-def _fit_input(classifier: Classifier) -> None:
-    """Set a network to the size of its preprocessing, and try it on shapes only."""
-    backbone = getattr(classifier.net, "backbone", classifier.net)
-    height, width = classifier.preprocessing.size
-    try:
-        # timm's transformers have position embeddings of one size, which this resizes.
-        if isinstance(classifier, PooledClassifier) and hasattr(backbone, "set_input_size"):
-            backbone.set_input_size(img_size=(height, width))
-        classifier.gmacs(classifier.length.at_least)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise InvalidArgument(
-            f"{classifier.name} cannot take frames of {height}x{width} ({first_line(error)}); give another input_size"
-        ) from error
+def set_input_size(classifier: Classifier, size: int | tuple[int, int] | None = None) -> None:
+    """Set another height and width, or those of the preprocessing; raise an error if the network cannot take them."""
+    if size is not None:
+        classifier.preprocessing = classifier.preprocessing.with_size(size)
+    net = getattr(classifier.net, "backbone", classifier.net)
+    trial = partial(classifier.gmacs, classifier.length.at_least)
+    fit_size(net, classifier.preprocessing.size, trial, classifier.name)
 
 
 def _builder(name: Any, new_head: bool | None = False) -> _Builder:
@@ -275,9 +237,7 @@ def save_classifier(classifier: Classifier, folder: str | Path, *, state: State 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_state(folder / WEIGHTS, classifier.net.state_dict() if state is None else state)
-    settings = {"kind": KIND, **classifier.settings()}
-    with replacing(folder / CONFIG) as temporary:
-        temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / CONFIG, json.dumps({"kind": KIND, **classifier.settings()}, indent=1) + "\n")
     return folder
 
 
@@ -302,10 +262,7 @@ class SavedSettings:
 
 
 def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
-    """Read the settings of a saved classifier.
-
-    `for_weights`: only the weights are used, so that the folder of a wrapped network is accepted too.
-    """
+    """Read the settings of a saved classifier; `for_weights` alone the folder of a wrapped network is accepted too."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = config.get("kind")
@@ -328,8 +285,6 @@ def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
         )
     source: Any = name
     if "hf_config" in options:
-        from sosampler.classifiers.huggingface import config_from_dict
-
         source = config_from_dict(options.pop("hf_config"))
     return SavedSettings(name, source, class_names, multi_label, preprocessing, options)
 
@@ -339,7 +294,7 @@ def _from_folder(folder: Path) -> Classifier:
     classifier = _builder(saved.source)(saved.name, len(saved.class_names), saved.options)
     classifier.name, classifier.class_names = saved.name, saved.class_names
     classifier.preprocessing = saved.preprocessing
-    _fit_input(classifier)
+    set_input_size(classifier)
     fit_weights(classifier, read_state(folder / WEIGHTS, names_as_they_are=True), where=str(folder / WEIGHTS))
     classifier.activation = "sigmoid" if saved.multi_label else "softmax"
     classifier.folder = folder

@@ -1,10 +1,9 @@
-"""Pooled classifiers: a 2-D network sees each frame alone, and a pool over frames gives the clip's scores.
-
-The scores of any subset of frames are then a pool over features that are computed once.
-"""
+"""Pooled classifiers: a 2-D network sees each frame alone; scores of any subset are a pool over its features."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,12 +11,11 @@ from torch import Tensor, nn
 
 from sosampler._util.hardware import autocast
 from sosampler._util.validation import check_bool, check_float, check_int, one_of
-from sosampler.classifiers.base import BATCH_FRAMES, Classifier, check_finite, check_shape, imagenet_names, names_for
+from sosampler.classifiers.base import BATCH_FRAMES, Classifier, check_finite, check_shape, names_for, unwrap_output
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.errors import InvalidArgument, MissingDependency
+from sosampler.errors import InvalidArgument, MissingDependency, first_line
 
 HEADS = ("mean", "frameexit")
-_FRAMEEXIT_WIDTH = 4096
 
 
 class PooledClassifier(Classifier):
@@ -28,8 +26,8 @@ class PooledClassifier(Classifier):
     def features(self, clips: Tensor) -> Tensor:
         """Compute features [B, N, D] of each frame of normalised clips [B, N, 3, h, w]; for mean pooling its logits."""
         frames = clips.flatten(0, 1)
-        scores = check_shape(self.net(frames), len(frames), self.num_classes, self.name)
-        return scores.unflatten(0, clips.shape[:2])
+        scores = unwrap_output(self.net(frames), self.name)
+        return check_shape(scores, len(frames), self.num_classes, self.name).unflatten(0, clips.shape[:2])
 
     def pool_logits(self, features: Tensor) -> Tensor:
         """Pool features [..., N, D] -> logits [..., C]."""
@@ -43,9 +41,8 @@ class PooledClassifier(Classifier):
         """Return float32 features [B, T, D] of uint8 frames [B, T, 3, H, W]; `pool` of them equals `clip_probs`."""
         self.eval()
         frames = check_frames(frames)
-        flat = frames.flatten(0, 1)[:, None]  # [B * T, 1, 3, H, W]
         parts = []
-        for part in flat.split(BATCH_FRAMES):
+        for part in frames.flatten(0, 1)[:, None].split(BATCH_FRAMES):  # [b, 1, 3, H, W]
             with autocast(self.device, self.precision):
                 parts.append(check_finite(self.features(self._preprocess(part)).float(), self.name))
         return torch.cat(parts).squeeze(1).unflatten(0, frames.shape[:2])
@@ -66,18 +63,16 @@ class TimmClassifier(PooledClassifier):
 class FrameExitNet(nn.Module):
     """Backbone, then Linear + BatchNorm + ReLU for each frame; the class layer `fc` comes after the maximum."""
 
-    def __init__(self, backbone: nn.Module, num_classes: int, width: int = _FRAMEEXIT_WIDTH) -> None:
+    def __init__(self, backbone: nn.Module, num_classes: int, width: int = 4096) -> None:
         super().__init__()
         self.backbone = backbone
-        # Some networks (mobilenetv3, ...) widen their features after the pool.
-        inner: int = getattr(backbone, "head_hidden_size", None) or backbone.num_features
+        inner = num_timm_features(backbone)
         self.neck = nn.Sequential(nn.Linear(inner, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
         self.fc = nn.Linear(width, num_classes)
 
     def forward(self, frames: Tensor) -> Tensor:
         """[F, 3, h, w] -> [F, width]"""
-        features: Tensor = self.neck(self.backbone(frames))
-        return features
+        return self.neck(self.backbone(frames))
 
 
 class FrameExitClassifier(PooledClassifier):
@@ -87,12 +82,10 @@ class FrameExitClassifier(PooledClassifier):
     net: FrameExitNet
 
     def features(self, clips: Tensor) -> Tensor:
-        features: Tensor = self.net(clips.flatten(0, 1))
-        return features.unflatten(0, clips.shape[:2])
+        return self.net(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
 
     def pool_logits(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.net.fc(features.amax(-2))
-        return logits
+        return self.net.fc(features.amax(-2))
 
     def head_names(self) -> tuple[str, ...]:
         return ("fc", "neck", *(f"backbone.{name}" for name in timm_head_names(self.net.backbone)))
@@ -109,11 +102,7 @@ def build_timm(
     pretrained: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> PooledClassifier:
-    """Build a pooled classifier from a timm network; head "mean" (TSN) or "frameexit".
-
-    `stride_on_1x1` moves the stride of ResNet bottlenecks to the first 1x1 convolution, as in the original paper, Caffe
-    and Keras; weights trained that way need it.
-    """
+    """Build a pooled classifier from a timm network; head "mean" (TSN) or "frameexit"."""
     timm = check_timm_name(backbone)
     one_of("head", head, HEADS)
     check_bool("stride_on_1x1", stride_on_1x1)
@@ -131,31 +120,26 @@ def build_timm(
         ) from error
     if stride_on_1x1:
         move_stride_to_first_conv(net, backbone)
-    if preprocessing is None:
-        preprocessing = _data_config(timm, net)
-    new_head = head == "frameexit" or not pretrained or net.pretrained_cfg.get("num_classes") != classes
-    kind: type[PooledClassifier] = TimmClassifier
-    if head == "frameexit":
-        kind, net = FrameExitClassifier, FrameExitNet(net, classes)
     options: dict[str, Any] = {"head": head, "stride_on_1x1": stride_on_1x1, "drop_rate": drop_rate}
-    classifier = kind(
-        net,
-        name=name or f"timm:{backbone}",
-        preprocessing=preprocessing,
-        class_names=names_for(classes, imagenet_names),
-        options={key: value for key, value in options.items() if value not in (False, 0.0, "mean")},
-    )
-    classifier.fresh_head = new_head
+    facts: dict[str, Any] = {
+        "name": name or f"timm:{backbone}",
+        "preprocessing": preprocessing or _data_config(timm, net),
+        "class_names": names_for(classes, "imagenet"),
+        "options": {key: value for key, value in options.items() if value not in (False, 0.0, "mean")},
+    }
+    if head == "frameexit":
+        return FrameExitClassifier(FrameExitNet(net, classes), **facts)
+    classifier = TimmClassifier(net, **facts)
+    classifier.fresh_head = not pretrained or net.pretrained_cfg.get("num_classes") != classes
     return classifier
 
 
 def import_timm() -> Any:
     """Import timm, or raise MissingDependency."""
     try:
-        import timm
+        return import_module("timm")
     except ImportError as error:
         raise MissingDependency("2-D classifiers need timm; install sosampler[train]") from error
-    return timm
 
 
 def check_timm_name(name: str) -> Any:
@@ -168,22 +152,39 @@ def check_timm_name(name: str) -> Any:
     return timm
 
 
+def fit_size(net: nn.Module, size: tuple[int, int], trial: Callable[[], Any], name: str) -> None:
+    """Resize the position embeddings of a timm transformer; raise an error if a trial on shapes then fails."""
+    try:
+        if hasattr(net, "set_input_size"):
+            net.set_input_size(img_size=size)
+        trial()
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name} cannot take frames of {size[0]}x{size[1]} ({first_line(error)}); give another input_size"
+        ) from error
+
+
 def timm_head_names(net: nn.Module) -> tuple[str, ...]:
     """Return the names of a timm network's class layers."""
     names = getattr(net, "pretrained_cfg", {}).get("classifier") or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+def num_timm_features(net: nn.Module) -> int:
+    """Return the number of a timm network's features; some (mobilenetv3, ...) widen them after the pool."""
+    return int(getattr(net, "head_hidden_size", None) or net.num_features)
+
+
 def move_stride_to_first_conv(net: nn.Module, name: str) -> None:
-    """Move the stride of every bottleneck from its 3x3 to its first 1x1 convolution."""
-    moved = 0
+    """Move the stride of bottlenecks to their first 1x1 convolution, as in the original paper, Caffe and Keras."""
+    moved = False
     for block in net.modules():
-        first, second = getattr(block, "conv1", None), getattr(block, "conv2", None)
+        first, second = (getattr(block, name, None) for name in ("conv1", "conv2"))
         if not hasattr(block, "conv3") or not isinstance(first, nn.Conv2d) or not isinstance(second, nn.Conv2d):
             continue
         if second.stride != (1, 1):
             first.stride, second.stride = second.stride, (1, 1)
-            moved += 1
+            moved = True
     if not moved:
         raise InvalidArgument(f"stride_on_1x1=True has no effect on {name!r}; give it for bottleneck ResNets only")
 

@@ -55,26 +55,22 @@ class Preprocessing:
         """Return the same for another input size; the crop removes the same fraction of the frame."""
         new = height_and_width("input_size", size)
         if isinstance(self.resize, int):
-            resize: int | tuple[int, int] = max(round(self.resize * max(new) / max(self.size)), *new)
-        else:
-            resize = (
-                max(round(self.resize[0] * new[0] / self.size[0]), new[0]),
-                max(round(self.resize[1] * new[1] / self.size[1]), new[1]),
-            )
-        return replace(self, size=new, resize=resize)
+            return replace(self, size=new, resize=max(round(self.resize * max(new) / max(self.size)), *new))
+        sides = zip(self.resize, new, self.size, strict=True)
+        height, width = (max(round(side * after / before), after) for side, after, before in sides)
+        return replace(self, size=new, resize=(height, width))
 
     def resized(self, frames: Tensor) -> Tensor:
         """Resize and crop uint8 [..., 3, H, W] -> uint8 [..., 3, h, w]."""
-        flat = frames.flatten(0, -4)  # [F, 3, H, W]
-        target = [self.resize] if isinstance(self.resize, int) else list(self.resize)
         # [resize] is the short side. On the CPU torchvision resizes uint8 directly, elsewhere in float.
-        flat = pixels.resize(flat, target, interpolation=InterpolationMode(self.interpolation), antialias=True)
-        return pixels.center_crop(flat, list(self.size)).unflatten(0, frames.shape[:-3])
+        target = [self.resize] if isinstance(self.resize, int) else list(self.resize)
+        mode = InterpolationMode(self.interpolation)
+        small = pixels.resize(frames.flatten(0, -4), target, interpolation=mode, antialias=True)  # [F, 3, h, w]
+        return pixels.center_crop(small, list(self.size)).unflatten(0, frames.shape[:-3])
 
     def normalised(self, frames: Tensor) -> Tensor:
         """Normalise uint8 [..., 3, h, w] -> float32."""
-        mean = torch.tensor(self.mean, device=frames.device).view(3, 1, 1)
-        std = torch.tensor(self.std, device=frames.device).view(3, 1, 1)
+        mean, std = (torch.tensor(three, device=frames.device).view(3, 1, 1) for three in (self.mean, self.std))
         return (frames.float() / 255 - mean) / std
 
     def __call__(self, frames: Tensor) -> Tensor:

@@ -24,17 +24,14 @@ _MAX_SHOWN = 4
 
 
 def read_state(path: str | Path, *, names_as_they_are: bool = False) -> State:
-    """Return all tensors of a weights file, on the CPU, floating-point ones in float32.
-
-    A prefix `module.` of every name (DataParallel's) is removed unless `names_as_they_are`.
-    """
+    """Return all tensors of a weights file, on the CPU, floating-point ones in float32."""
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; give a .safetensors file or a torch file of weights")
     state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not state:
         raise WeightsError(f"{path}: holds no tensors; give a file with a network's weights")
-    if not names_as_they_are and all(key.startswith("module.") for key in state):
+    if not names_as_they_are and all(key.startswith("module.") for key in state):  # DataParallel's
         state = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
 
@@ -44,10 +41,9 @@ def _read_safetensors(path: Path) -> State:
     from safetensors.torch import load_file
 
     try:
-        loaded: State = load_file(path)
+        return dict(load_file(path))
     except SafetensorError as error:
         raise WeightsError(f"{path}: is not a complete safetensors file ({error}); fetch or save it again") from error
-    return loaded
 
 
 def _read_torch(path: Path) -> State:
@@ -75,38 +71,27 @@ def without_head(state: State, head: Sequence[str]) -> State:
 
 def classes_of(state: State, head: Sequence[str]) -> int | None:
     """Return the number of classes of the first layer of `head` in a state; None if it is not there."""
-    for key in (f"{name}.{leaf}" for name in head[:1] for leaf in ("weight", "bias")):
-        if key in state:
-            return int(state[key].shape[0])
-    return None
+    keys = [f"{name}.{leaf}" for name in head[:1] for leaf in ("weight", "bias")]
+    return next((len(state[key]) for key in keys if key in state), None)
 
 
 def load_weights(net: nn.Module, state: State, *, where: str, head: Sequence[str] = (), new_head: bool = False) -> None:
     """Load a state into a network; every key must match in name and shape, except the head with `new_head`."""
     current = net.state_dict()
+    expected = set(current)
     if new_head:
         if not head:
             raise WeightsError(f"{where}: new_head=True needs a network with a known head; leave new_head out")
         state = without_head(state, head)
         expected = set(without_head(current, head))
-    else:
-        expected = set(current)
     missing = sorted(key for key in expected - set(state) if not key.endswith("num_batches_tracked"))
     unexpected = sorted(key for key in set(state) - set(current) if not key.endswith("num_batches_tracked"))
     shapes = sorted(key for key in expected & set(state) if current[key].shape != state[key].shape)
-    if missing or unexpected or shapes:
-        pairs = [f"{key} {list(state[key].shape)} in the file, {list(current[key].shape)} here" for key in shapes]
-        problems = "; ".join(
-            f"{len(names)} {problem}: {some_of(names)}"
-            for names, problem in ((missing, "missing"), (unexpected, "unknown"), (pairs, "of another shape"))
-            if names
-        )
-        only_head = not missing and not unexpected and not without_head(dict.fromkeys(shapes, torch.empty(0)), head)
-        advice = (
-            "give the num_classes of the file, or new_head=True for a new last layer"
-            if shapes and only_head
-            else "give weights of the same network"
-        )
+    pairs = [f"{key} {list(state[key].shape)} in the file, {list(current[key].shape)} here" for key in shapes]
+    if problems := counted({"missing": missing, "unknown": unexpected, "of another shape": pairs}):
+        advice = "give weights of the same network"
+        if not missing and not unexpected and not without_head({key: state[key] for key in shapes}, head):
+            advice = "give the num_classes of the file, or new_head=True for a new last layer"
         raise WeightsError(f"{where}: does not fit the network; {problems}; {advice}")
     net.load_state_dict({**current, **{key: tensor for key, tensor in state.items() if key in current}})
 
@@ -128,6 +113,11 @@ def write_state(path: Path, state: State, metadata: dict[str, str] | None = None
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
     with replacing(path) as temporary:
         temporary.write_bytes(save(copies, metadata=metadata))  # save_file would make it readable by its owner only
+
+
+def counted(problems: dict[str, list[str]]) -> str:
+    """Return how many names have each problem and the first of them, "2 missing: a, b"; "" without any."""
+    return "; ".join(f"{len(names)} {problem}: {some_of(names)}" for problem, names in problems.items() if names)
 
 
 def some_of(names: list[str]) -> str:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import (
-    OUTPUTS,
     Classifier,
     ClipLength,
     check_finite,
-    check_logits,
-    check_probabilities,
     check_shape,
+    device_of,
     log,
     numbered_names,
-    read_names,
+    read_classes,
     unwrap_output,
 )
 from sosampler.classifiers.pooled import PooledClassifier
@@ -28,32 +25,22 @@ from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Pre
 from sosampler.errors import ClassifierError, InvalidArgument, first_line
 
 LAYOUTS = ("BTCHW", "BCTHW", "BCHW")
+OUTPUTS = ("logits", "probabilities")
+_SUM_TOLERANCE = 1e-2  # error of a sum over a thousand classes in half precision
 _TRIAL_CLIPS = 2  # clips of noise that a new module is tried on
 
 
 class WrappedClassifier(Classifier):
     """A module of clips that returns logits or probabilities."""
 
-    layout = "BTCHW"
-    outputs = "logits"
-
     def clip_logits(self, clips: Tensor, positions: Tensor | None = None) -> Tensor:
-        return _scores(self.net, clips, self.layout, self.name)
+        return _scores(self.net, clips, self.options["layout"], self.name)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        if self.outputs == "logits":
+        if self.options["outputs"] == "logits":
             return super().probabilities(scores)
-        check_probabilities(scores.reshape(-1, scores.shape[-1]), self.activation, self.name)
+        _check_probabilities(scores.reshape(-1, scores.shape[-1]), self.activation, self.name)
         return scores
-
-
-class WrappedFrameClassifier(PooledClassifier):
-    """A module of single frames [F, 3, H, W]; its logits are averaged over frames."""
-
-    def features(self, clips: Tensor) -> Tensor:
-        frames = clips.flatten(0, 1)
-        scores = _scores(self.net, frames, "BCHW", self.name)
-        return check_shape(scores, len(frames), self.num_classes, self.name).unflatten(0, clips.shape[:2])
 
 
 def _scores(module: nn.Module, clips: Tensor, layout: str, name: str) -> Tensor:
@@ -119,10 +106,8 @@ def wrap_classifier(
         raise InvalidArgument("layout='BCHW' is for single frames, which have no length; leave num_frames out")
     if num_frames is not None:
         min_frames = max_frames = check_int("num_frames", num_frames)
-    length = ClipLength(
-        check_int("min_frames", min_frames), None if max_frames is None else check_int("max_frames", max_frames)
-    )
-    if length.at_most is not None and length.at_most < length.at_least:
+    length = ClipLength(check_int("min_frames", min_frames), max_frames)
+    if max_frames is not None and check_int("max_frames", max_frames) < min_frames:
         raise InvalidArgument(f"max_frames={max_frames} must be at least min_frames={min_frames}")
     name = name or type(module).__name__
     size = height_and_width("input_size", input_size)
@@ -135,51 +120,67 @@ def wrap_classifier(
     )
     module = module.eval()
     scores = _try_once(module, layout, preprocessing, length, name)
-    names = read_names(class_names) if class_names is not None else None
-    if num_classes is not None and names is not None and len(names) != num_classes:
-        raise InvalidArgument(f"num_classes={num_classes} but {len(names)} class names are given; give one of the two")
+    num_classes, names = read_classes(num_classes, class_names)
     if names is None:
-        names = numbered_names(scores.shape[1] if num_classes is None else check_int("num_classes", num_classes))
+        names = numbered_names(scores.shape[1] if num_classes is None else num_classes)
     check_shape(scores, _TRIAL_CLIPS, len(names), name)
     if outputs == "probabilities":
-        check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
-    else:
-        check_logits(scores, name)
-        if multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
-            log.warning(
-                "%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name
-            )
-    settings: dict[str, Any] = {
-        "name": name,
-        "preprocessing": preprocessing,
-        "class_names": names,
-        "length": length,
-        "multi_label": multi_label,
-        "options": {"layout": layout, "outputs": outputs},
-    }
-    if layout == "BCHW":
-        return WrappedFrameClassifier(module, **settings)
-    wrapped = WrappedClassifier(module, **settings)
-    wrapped.layout, wrapped.outputs = layout, outputs
-    return wrapped
+        _check_probabilities(scores, "sigmoid" if multi_label else "softmax", name)
+    elif _looks_like_probabilities(scores):  # a second softmax would flatten them
+        raise ClassifierError(
+            f"{name} returned rows in 0..1 with a sum of 1 but must return logits: softmax was applied already; "
+            "wrap it with outputs='probabilities'"
+        )
+    elif multi_label and bool(((scores >= 0) & (scores <= 1)).all()):
+        log.warning("%s returned values in 0..1 only; if it applies sigmoid itself, give outputs='probabilities'", name)
+    return (PooledClassifier if layout == "BCHW" else WrappedClassifier)(
+        module,
+        name=name,
+        preprocessing=preprocessing,
+        class_names=names,
+        length=length,
+        multi_label=multi_label,
+        options={"layout": layout, "outputs": outputs},
+    )
+
+
+def _looks_like_probabilities(scores: Tensor) -> bool:
+    """Return whether rows [B, C] are distributions: in 0..1, with a sum of one."""
+    scores = scores.float()
+    inside = scores.shape[-1] > 1 and bool(((scores >= 0) & (scores <= 1)).all())
+    return inside and bool(((scores.sum(-1) - 1).abs() < _SUM_TOLERANCE).all())
+
+
+def _check_probabilities(scores: Tensor, activation: str, name: str) -> None:
+    """Raise an error if rows [B, C] are not probabilities."""
+    check_finite(scores, name)
+    low, high = float(scores.min()), float(scores.max())
+    if low < -1e-6 or high > 1 + 1e-6:
+        raise ClassifierError(
+            f"{name} returned values from {low:.3g} to {high:.3g} but must return probabilities; "
+            "these are logits: wrap it with outputs='logits', or apply softmax (sigmoid for several labels) yourself"
+        )
+    if activation == "softmax" and not _looks_like_probabilities(scores):
+        total = float(scores.float().sum(-1)[0])
+        raise ClassifierError(
+            f"{name} returned rows with a sum of {total:.3g} but must return probabilities with a sum of 1; "
+            "wrap it with outputs='logits' if these are logits, with multi_label=True if classes are independent"
+        )
 
 
 @torch.no_grad()
 def _try_once(module: nn.Module, layout: str, preprocessing: Preprocessing, length: ClipLength, name: str) -> Tensor:
     """Return scores [2, C] of clips of noise, or raise an error with the module's own message."""
-    count = max(length.at_least, 1)
-    anchor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-    noise = torch.randint(
-        256, (_TRIAL_CLIPS, count, 3, *preprocessing.size), generator=torch.Generator().manual_seed(0)
-    )
-    clips = preprocessing.normalised(noise.to(torch.uint8).to(anchor.device))
+    shape = (_TRIAL_CLIPS, length.at_least, 3, *preprocessing.size)
+    noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
+    clips = preprocessing.normalised(noise.to(device_of(module), torch.uint8))
     clips = clips[:, 0] if layout == "BCHW" else clips
-    shape = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)
     try:
         output = _scores(module, clips, layout, name)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, AttributeError) as error:
+        given = list(clips.transpose(1, 2).shape if layout == "BCTHW" else clips.shape)
         raise ClassifierError(
-            f"{name} cannot take a batch {shape} (layout={layout!r}): {first_line(error)}; "
+            f"{name} cannot take a batch {given} (layout={layout!r}): {first_line(error)}; "
             "check layout, input_size and num_frames"
         ) from error
     return check_finite(output.float(), name) if output.ndim == 2 else output

@@ -1,9 +1,9 @@
-"""Networks on the CPU by OpenVINO and ONNX Runtime."""
+"""Networks on the CPU by OpenVINO and ONNX Runtime, in float32, bfloat16 and int8."""
 
 from __future__ import annotations
 
-import copy
 import io
+import json
 import logging
 import threading
 import warnings
@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sosampler.classifiers.base import INT8
+from sosampler.classifiers.factory import INT8_MODEL
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.engine.networks import InputMaker, RuntimeClassifier
-from sosampler.errors import MissingDependency
+from sosampler.engine.networks import RUNTIME_FRAMES, InputMaker, RuntimeClassifier, can_be_fused, float_copy
+from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
 from sosampler.samplers.sosampler import SOSampler
 
-BATCH_FRAMES = 16  # per call, so that a layer's values stay in the cache
 INPUT = "frames"  # of an ONNX graph
 _CORE_LOCK = threading.Lock()
 
@@ -33,27 +34,26 @@ class RuntimeFeatures:
 
     def __init__(self, sampler: SOSampler, backend: str) -> None:
         self._backend = backend
-        self._backbone = copy.deepcopy(sampler.backbone).cpu().float().eval()
-        self.inputs = InputMaker(sampler.preprocessing, torch.device("cpu"), torch.float32)
+        self._backbone = float_copy(sampler.backbone)
+        self.inputs = InputMaker(sampler.preprocessing)
         self._nets: dict[int, Callable[[Tensor], Tensor]] = {}
         if not self._backbone.reach:
             self._net(1)  # report a missing package now
 
     def __call__(self, frames: Tensor, num_frames: int) -> Tensor:
-        size, net = BATCH_FRAMES, self._net(num_frames if self._backbone.reach else 1)
-        if self._backbone.reach:  # a shifted graph is for one number of frames, and videos stay together
-            size = max(1, BATCH_FRAMES // num_frames) * num_frames
+        count = num_frames if self._backbone.reach else 1  # a shifted graph is for one number of frames
+        net, size = self._net(count), max(1, RUNTIME_FRAMES // count) * count  # videos stay together
         return torch.cat([net(self.inputs.resized(part)) for part in frames.split(size)])
 
     def _net(self, num_frames: int) -> Callable[[Tensor], Tensor]:
         if num_frames not in self._nets:
             preprocessing = self.inputs.preprocessing
-            module, count = _FixedLengthBackbone(self._backbone, num_frames), 2 * num_frames
+            module = _FixedLengthBackbone(self._backbone, num_frames)
             if self._backend == "openvino":
-                self._nets[num_frames] = OpenVINONet(module, preprocessing, example_frames=count)
+                self._nets[num_frames] = OpenVINONet(module, preprocessing, example_frames=2 * num_frames)
             else:
                 import_exporter()
-                model = onnx_of(module, torch.zeros(count, 3, *preprocessing.size))
+                model = onnx_of(module, torch.zeros(2 * num_frames, 3, *preprocessing.size))
                 self._nets[num_frames] = OrtNet(model, preprocessing)
         return self._nets[num_frames]
 
@@ -67,8 +67,7 @@ class _FixedLengthBackbone(nn.Module):
         self.num_frames = num_frames
 
     def forward(self, frames: Tensor) -> Tensor:
-        features: Tensor = self.backbone(frames, self.num_frames)
-        return features
+        return self.backbone(frames, self.num_frames)
 
 
 # ---- OpenVINO
@@ -92,16 +91,14 @@ def _create_core() -> Any:
 
 def openvino_classifier(classifier: PooledClassifier, *, bfloat16: bool = False) -> RuntimeClassifier:
     """Return a pooled classifier that OpenVINO runs: uint8 frames [B, N, 3, H, W] -> probabilities [B, C]."""
-    net = OpenVINONet(copy.deepcopy(classifier.net).cpu().float().eval(), classifier.preprocessing, bfloat16=bfloat16)
-    return RuntimeClassifier(classifier, net, batch_frames=BATCH_FRAMES)
+    net = OpenVINONet(float_copy(classifier.net), classifier.preprocessing, bfloat16=bfloat16)
+    return RuntimeClassifier(classifier, net)
 
 
 class OpenVINONet:
-    """Pixels uint8 [F, h, w * 3] -> the output of a network for F frames, float32. OpenVINO itself normalises.
+    """Pixels uint8 [F, h, w * 3] -> the output of a module or ONNX file for F frames, float32; it normalises itself.
 
-    Args:
-        net: a torch module, or an ONNX file.
-        bfloat16: allow it where the CPU has it; int8 layers of a file are computed in int8 in any case.
+    `bfloat16` allows it where the CPU has it; int8 layers of a file are computed in int8 in any case.
     """
 
     def __init__(
@@ -150,7 +147,7 @@ class OrtNet:
     def __init__(self, model: bytes, preprocessing: Preprocessing) -> None:
         import onnxruntime
 
-        self._inputs = InputMaker(preprocessing, torch.device("cpu"), torch.float32)
+        self._inputs = InputMaker(preprocessing)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
@@ -190,3 +187,76 @@ def import_exporter(feature: str = "backend='onnxruntime'") -> None:
             import_module(name)
     except ImportError as error:
         raise MissingDependency(f"{feature} needs onnxruntime, onnx and onnxscript; install sosampler[onnx]") from error
+
+
+# ---- int8: classifiers as `quantize_classifier` writes them
+#
+# The file is an ONNX network of normalised frames [F, 3, h, w] with conversions to and from int8 around each layer
+# (QDQ). Its metadata holds the fingerprint of the classifier it was made from; other weights are refused.
+
+ABOUT = "sosampler"  # key of the file's metadata that holds ours, as JSON
+FORMAT = 1
+
+_HOW = "`sosampler quantize FOLDER --bank BANK`, or so.quantize_classifier"
+
+
+def int8_classifier(classifier: Any, backend: str) -> RuntimeClassifier:
+    """Return the int8 version of a classifier: uint8 frames [B, N, 3, H, W] -> probabilities [B, C]."""
+    return RuntimeClassifier(classifier, int8_net(int8_file_of(classifier), classifier.preprocessing, backend))
+
+
+def int8_net(file: Path, preprocessing: Preprocessing, backend: str) -> OpenVINONet | OrtNet:
+    """Return the network of a file, by OpenVINO or ONNX Runtime: pixels uint8 [F, h, w * 3] -> its output, float32."""
+    if backend == "openvino":
+        return OpenVINONet(file, preprocessing)
+    return OrtNet(file.read_bytes(), preprocessing)
+
+
+def int8_file_of(classifier: Any) -> Path:
+    """Return the int8 file of a classifier, or raise an error if it cannot run in int8."""
+    check_pooled(classifier)
+    if classifier.device.type != "cpu":
+        raise InvalidArgument(f"precision={INT8!r} runs on the CPU, not on {classifier.device}; give device='cpu'")
+    file = None if classifier.folder is None else Path(classifier.folder) / INT8_MODEL
+    if file is None or not file.is_file():
+        where = "" if file is None else f" in {file.parent}"
+        raise InvalidArgument(
+            f"classifier {classifier.name!r} has no int8 network{where}; make one from frames of your videos with "
+            f"{_HOW}, or give precision='float32'"
+        )
+    if _read_metadata(file).get("fingerprint") != classifier.fingerprint():
+        raise WeightsError(
+            f"{file}: was made from other weights or another input size than this {classifier.name} has; make it again "
+            f"with {_HOW}"
+        )
+    return file
+
+
+def check_pooled(classifier: Any) -> PooledClassifier:
+    """Return a classifier whose network sees one frame at a time, or raise an error."""
+    if not can_be_fused(classifier):
+        name = getattr(classifier, "name", type(classifier).__name__)
+        raise InvalidArgument(
+            f"precision={INT8!r} is for classifiers that see frames one by one (resnet50, timm:NAME, ...), and "
+            f"{name!r} sees whole clips; give 'float32'"
+        )
+    return classifier
+
+
+def _read_metadata(file: Path) -> dict[str, Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+        about: dict[str, Any] = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+        known = about["format"] == FORMAT
+    except Exception as error:  # onnxruntime has no common base class for the errors of a damaged file
+        raise WeightsError(
+            f"{file}: is not a network that `sosampler quantize` wrote ({first_line(error)}); make it again with {_HOW}"
+        ) from error
+    if not known:
+        raise WeightsError(f"{file}: was written by another version of sosampler; make it again with {_HOW}")
+    return about

@@ -12,7 +12,7 @@ from torch import Tensor
 from sosampler._util.hardware import bfloat16_crashes, check_device, cpu_is_fast_in_bfloat16, keep_memory
 from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, check_finite, check_positions
-from sosampler.engine.int8 import check_pooled, int8_classifier
+from sosampler.engine.backends import RuntimeFeatures, check_pooled, int8_classifier, openvino_classifier
 from sosampler.engine.networks import TorchClassifier, TorchFeatures, can_be_fused, channels_first, copy_heads
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import MOBILENET
@@ -87,14 +87,15 @@ class FrameEngine:
                 f"classifier is a {type(classifier).__name__} with no clip_probs; give one of so.create_classifier"
             )
         self.device = check_device(getattr(sampler, "device", "cpu") if device is None else device)
-        on_cpu = self.device.type == "cpu"
+        on_cpu, on_gpu = self.device.type == "cpu", self.device.type == "cuda"
         if self.backend != "torch" and not on_cpu:
             raise InvalidArgument(f"backend={backend!r} runs on the CPU, not on {self.device}; give device='cpu'")
-        if compiled is not None:
-            one_of("compiled", compiled, MODES)
-            if self.device.type != "cuda" and compiled != "eager":
-                raise InvalidArgument(f"compiled={compiled!r} needs a CUDA GPU, not {self.device}; leave it out")
-        self.mode = compiled or ("graphs" if self.device.type == "cuda" else "eager")
+        default = "graphs" if on_gpu else "eager"
+        self.mode = one_of("compiled", default if compiled is None else compiled, MODES)
+        if self.mode != "eager" and not on_gpu:
+            raise InvalidArgument(f"compiled={compiled!r} needs a CUDA GPU, not {self.device}; leave it out")
+        onednn = "onednn" if torch.backends.mkldnn.is_available() else "eager"
+        self._conv_backend = onednn if on_cpu else _CONV_BACKENDS[self.mode]
         self.precision = _resolve_precision(self.device, precision)
         if sampler_precision is not None:
             one_of("sampler_precision", sampler_precision, PRECISIONS)
@@ -113,8 +114,6 @@ class FrameEngine:
 
     def _make_features(self, sampler: SOSampler, precision: str | None) -> Callable[[Tensor, int], Tensor]:
         if self.backend != "torch":
-            from sosampler.engine.backends import RuntimeFeatures
-
             return RuntimeFeatures(sampler, self.backend)
         if self.device.type == "cpu":
             precision = "float32"  # the network is small, and its scores decide
@@ -122,33 +121,21 @@ class FrameEngine:
             # MobileNetV2's values stay small (ReLU6).
             small = self.precision == "bfloat16" and sampler.backbone.name == MOBILENET
             precision = "float16" if small else self.precision
-        return TorchFeatures(sampler, self.device, getattr(torch, precision), self._conv_backend())
+        return TorchFeatures(sampler, self.device, getattr(torch, precision), self._conv_backend)
 
     def _make_classifier(self, classifier: Any) -> Callable[[Tensor], Tensor]:
         if self.precision == INT8:
             return int8_classifier(classifier, self.backend)
         if self.backend == "openvino":
-            from sosampler.engine.backends import openvino_classifier
-
             return openvino_classifier(classifier, bfloat16=self.precision == "bfloat16")
-        return TorchClassifier(classifier, self.device, getattr(torch, self.precision), self._conv_backend())
-
-    def _conv_backend(self) -> str:
-        if self.device.type == "cpu":
-            return "onednn" if torch.backends.mkldnn.is_available() else "eager"
-        return _CONV_BACKENDS[self.mode]
-
-    # ---- running
+        return TorchClassifier(classifier, self.device, getattr(torch, self.precision), self._conv_backend)
 
     @torch.no_grad()
     def run(self, frames: Any, positions: Any = None) -> EngineResult:
-        """Score the candidates, select the N best and classify them.
+        """Score the candidates of B videos, T each, select the N best and classify them.
 
         On a GPU this returns before the device has finished, and NaN is not checked: `result.check()` does both.
-
-        Args:
-            frames: candidates of B videos, T each.
-            positions: [B, T], where each candidate lies in its video, 0..1, for classifiers that use it.
+        `positions` [B, T] are where the candidates lie in their video, 0..1, for classifiers that use it.
         """
         frames = self._on_device(frames)
         if frames.shape[1] < self.num_frames:
@@ -157,18 +144,9 @@ class FrameEngine:
                 "give a smaller num_frames or more candidates"
             )
         positions = check_positions(positions, frames)
-        if self._graphs is not None:
-            chosen, scores, probabilities = self._graphs(frames)
-            assert chosen is not None
-            assert scores is not None
-            return EngineResult(chosen, scores, probabilities)
-        scores = self._scores(frames)
-        chosen = top_n(scores, self.num_frames)
-        probabilities = None
-        if self.classifier is not None:
-            positions = None if positions is None else positions.to(chosen.device).gather(1, chosen)
-            probabilities = self._probabilities(_gather_frames(frames, chosen), positions)
-        result = EngineResult(chosen, scores, probabilities)
+        if self._graphs is not None:  # networks that use no positions
+            return EngineResult(*self._graphs(frames))
+        result = EngineResult(*self._compute(frames, positions))
         return result if self.device.type != "cpu" else result.check(getattr(self.classifier, "name", "the classifier"))
 
     @torch.no_grad()
@@ -184,26 +162,25 @@ class FrameEngine:
         frames = self._on_device(frames)
         return self._probabilities(frames, check_positions(positions, frames))
 
-    def _compute(self, frames: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _compute(self, frames: Tensor, positions: Tensor | None = None) -> Outputs:
         """Run everything without waiting for the device."""
         scores = self._scores(frames)
         chosen = top_n(scores, self.num_frames)
-        if self._fast_classifier is None:
+        if self.classifier is None:
             return chosen, scores, None
-        return chosen, scores, self._fast_classifier(_gather_frames(frames, chosen))
+        positions = None if positions is None else positions.to(chosen.device).gather(1, chosen)
+        return chosen, scores, self._probabilities(_gather_frames(frames, chosen), positions)
 
     def _scores(self, frames: Tensor) -> Tensor:
         if self._features is None or self._heads is None:
-            scores: Tensor = self.sampler.score(frames)
-            return scores.to(self.device)
+            return self.sampler.score(frames).to(self.device)
         features = self._features(frames.flatten(0, 1), frames.shape[1])  # [B * T, D]
         return self._heads.apply_heads(features.unflatten(0, frames.shape[:2])).scores.float()
 
     def _probabilities(self, frames: Tensor, positions: Tensor | None) -> Tensor:
         if self._fast_classifier is not None:
             return self._fast_classifier(frames)
-        probabilities: Tensor = self.classifier.clip_probs(frames, positions)
-        return probabilities
+        return self.classifier.clip_probs(frames, positions)
 
     def _on_device(self, frames: Any) -> Tensor:
         return channels_first(frames).to(self.device, non_blocking=True)
@@ -249,14 +226,14 @@ def _resolve_precision(device: torch.device, precision: str | None) -> str:
 
 # ---- CUDA graphs: small batches spend most of their time on starting kernels; a graph starts all with one call
 
-Outputs = tuple[Tensor | None, ...]
+Outputs = tuple[Any, ...]  # tensors or None
 Captured = TypeVar("Captured")
 _MAX_GRAPHS = 4  # input shapes whose graph and memory are kept
 _WARM_UP = 3  # runs before the capture, in which libraries choose their kernels and allocate workspace
 
 
 def kind_of(tensors: Iterable[Tensor]) -> Any:
-    """Return what tensors must have in common to share buffers: shapes, strides and types."""
+    """Return what tensors must have in common to share buffers."""
     return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
@@ -281,11 +258,8 @@ def capture(compute: Callable[[], Captured], stream: Any, pool: Any = None) -> t
 class GraphedCalls:
     """`compute(*tensors)` as CUDA graphs, one for each combination of input shapes.
 
-    Inputs are copied into the graph's buffers and outputs out of them, so that results are not overwritten.
-
-    Args:
-        compute: takes tensors on the device and returns tensors or None, without waiting for the device.
-        max_graphs: how many shapes are kept; the least recently used one makes room.
+    Inputs are copied into the graph's buffers and outputs out of them, so that results are not overwritten. `compute`
+    must not wait for the device. Of more than `max_graphs` shapes the least recently used one makes room.
     """
 
     def __init__(self, compute: Callable[..., Outputs], *, max_graphs: int = _MAX_GRAPHS) -> None:

@@ -1,8 +1,4 @@
-"""Fuse the convolutions of a network without changing its output.
-
-Batch norms are folded into the convolution before them; activation and residual addition become part of the
-convolution where the device's library supports it.
-"""
+"""Fuse convolutions with the batch norm, the residual addition and the activation after them; outputs stay equal."""
 
 from __future__ import annotations
 
@@ -33,31 +29,20 @@ _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _NO_OPS = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in evaluation mode
 _ACTIVATION_FUNCTIONS: dict[Callable[..., Any], str] = {F.relu: "relu", torch.relu: "relu", F.relu6: "relu6"}
 _ACTIVATION_MODULES: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.ReLU6: "relu6"}
-# Largest difference of a fused network's output, relative to the largest value.
-_TOLERANCE = 1e-3
-
-
-class _Tracer(fx.Tracer):
-    """Does not trace into functions that depend on the number of frames, which is unknown at that time."""
-
-    def __init__(self) -> None:
-        super().__init__(autowrap_functions=(find_neighbours, shift_channels))
+_TOLERANCE = 1e-3  # largest difference of a fused network's output, relative to the largest value
 
 
 def fuse_network(net: nn.Module, example: tuple[Any, ...], *, name: str, epilogues: bool = True) -> nn.Module:
-    """Return a copy of `net` with fused convolutions.
+    """Return a copy of `net`, in float32 on the CPU, with fused convolutions.
 
-    A network whose control flow depends on values cannot be traced; its copy is plain, which is logged.
-
-    Args:
-        net: in float32 on the CPU; its output for F frames has F rows.
-        example: arguments to compare both on, the first of them float frames [F, 3, h, w].
-        name: for the log.
-        epilogues: also fuse activations and additions, not only batch norms.
+    A network whose control flow depends on values cannot be traced; its copy is plain, which is logged. `example` are
+    arguments to compare both on, float frames [F, 3, h, w] first; `epilogues` also fuses activations and additions.
     """
     net = copy.deepcopy(net).eval().requires_grad_(False)
     try:
-        traced = fx.GraphModule(net, _Tracer().trace(net))
+        # Functions that depend on the number of frames, unknown here, are not traced into.
+        tracer = fx.Tracer(autowrap_functions=(find_neighbours, shift_channels))
+        traced = fx.GraphModule(net, tracer.trace(net))
         ShapeProp(traced).propagate(*example)
     except _TRACE_ERRORS as error:
         log.info("%s: cannot be traced, its convolutions are not fused (%s)", name, type(error).__name__)
@@ -65,7 +50,10 @@ def fuse_network(net: nn.Module, example: tuple[Any, ...], *, name: str, epilogu
     used = {str(node.target).split(".")[0] for node in traced.graph.nodes if node.op in ("call_module", "get_attr")}
     with torch.no_grad():
         expected = net(*example)
-        _drop_no_ops(traced)
+        for node in list(traced.graph.nodes):
+            if isinstance(_module_of(traced, node), _NO_OPS):
+                node.replace_all_uses_with(node.args[0])
+                traced.graph.erase_node(node)
         _fold_batch_norms(traced)
         if epilogues:
             _fuse_convolutions(traced)
@@ -79,31 +67,18 @@ def fuse_network(net: nn.Module, example: tuple[Any, ...], *, name: str, epilogu
         log.warning("%s: fused convolutions give different values; it runs unfused", name)
         return net
     traced.delete_all_unused_submodules()
-    # Layers that are not part of the forward pass but are used elsewhere (a class layer after a pool).
-    for child, module in net.named_children():
+    for child, module in net.named_children():  # layers that are used elsewhere (a class layer after a pool)
         if child not in used:
             traced.add_module(child, module)
     return traced
 
 
-def _module_of(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+def _module_of(graph: fx.GraphModule, node: fx.Node) -> Any:
     return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-
-
-def _set_module(graph: fx.GraphModule, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(graph.get_submodule(parent), child, module)
 
 
 def _num_calls(graph: fx.GraphModule, target: object) -> int:
     return sum(node.op == "call_module" and node.target == target for node in graph.graph.nodes)
-
-
-def _drop_no_ops(graph: fx.GraphModule) -> None:
-    for node in list(graph.graph.nodes):
-        if isinstance(_module_of(graph, node), _NO_OPS):
-            node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
 
 
 def _fold_batch_norms(graph: fx.GraphModule) -> None:
@@ -115,10 +90,9 @@ def _fold_batch_norms(graph: fx.GraphModule) -> None:
         before = node.args[0]
         if not isinstance(before, fx.Node) or len(before.users) != 1 or _num_calls(graph, before.target) != 1:
             continue
-        conv = _module_of(graph, before)
-        if type(conv) is not nn.Conv2d:
+        if type(conv := _module_of(graph, before)) is not nn.Conv2d:
             continue
-        _set_module(graph, str(before.target), fuse_conv_bn_eval(conv, norm))
+        graph.set_submodule(str(before.target), fuse_conv_bn_eval(conv, norm))
         node.replace_all_uses_with(before)
         graph.graph.erase_node(node)
 
@@ -127,13 +101,9 @@ def _fuse_convolutions(graph: fx.GraphModule) -> None:
     """Replace convolutions, with the addition and activation that follow, by `FusedConv`."""
     for node in reversed(list(graph.graph.nodes)):  # of two that are added, the later one takes the addition
         conv = _module_of(graph, node)
-        if (
-            not isinstance(conv, nn.Conv2d)
-            or type(conv) is not nn.Conv2d
-            or conv.padding_mode != "zeros"
-            or isinstance(conv.padding, str)
-            or _num_calls(graph, node.target) != 1
-        ):
+        if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+            continue
+        if _num_calls(graph, node.target) != 1:
             continue
         last, other = node, None
         if (addition := _only_user(last)) is not None and (other := _other_operand(addition, last)) is not None:
@@ -141,7 +111,7 @@ def _fuse_convolutions(graph: fx.GraphModule) -> None:
         activation = None
         if (user := _only_user(last)) is not None and (activation := _activation(graph, user)) is not None:
             last = user
-        _set_module(graph, str(node.target), FusedConv(conv, activation))
+        graph.set_submodule(str(node.target), FusedConv(conv, activation))
         if last is node:
             continue
         with graph.graph.inserting_before(last):
@@ -173,19 +143,15 @@ def _join_biases(graph: fx.GraphModule) -> None:
 
 
 def _mark_in_place(graph: fx.GraphModule) -> None:
-    """Allow convolutions to overwrite the tensor they add, if they are the last to read it.
-
-    It must be the output of a fused convolution, whose memory no other tensor shares, and no reader may keep a view.
-    """
+    """Allow convolutions to overwrite the tensor they add, if they are the last to read it."""
+    # It must be the output of a fused convolution, whose memory no other tensor shares; no reader may keep a view.
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     for node in graph.graph.nodes:
         conv = _module_of(graph, node)
         if not isinstance(conv, FusedConv) or len(node.args) != 2 or _num_calls(graph, node.target) != 1:
             continue
         other = node.args[1]
-        if not isinstance(other, fx.Node) or node.args[0] is other:
-            continue
-        if isinstance(_module_of(graph, other), FusedConv):
+        if isinstance(other, fx.Node) and other is not node.args[0] and isinstance(_module_of(graph, other), FusedConv):
             conv.in_place = all(
                 order[user] <= order[node]
                 and (isinstance(_module_of(graph, user), FusedConv) or user.target is shift_channels)
@@ -214,7 +180,7 @@ def replace_max_pools(net: nn.Module) -> None:
         numbers = [pool.kernel_size, pool.stride, pool.padding, pool.dilation]
         pairs = [(number, number) if isinstance(number, int) else tuple(number) for number in numbers]
         if all(across == down for across, down in pairs) and pairs[3] == (1, 1):
-            _set_module(net, name, FastMaxPool(*(pair[0] for pair in pairs[:3])))
+            net.set_submodule(name, FastMaxPool(*(pair[0] for pair in pairs[:3])))
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -25,27 +25,22 @@ from sosampler.samplers.sosampler import SOSampler
 # memory.
 _SAMPLER_FRAMES_ON_CPU, _CLASSIFIER_FRAMES_ON_CPU = 40, 24
 _FRAMES_ON_GPU = 2048
+RUNTIME_FRAMES = 16  # of OpenVINO and ONNX Runtime
 # Bytes of frames at their original size, in the precision in which a GPU resizes them.
 _PIXEL_BYTES_ON_GPU = 8 << 30
 
 
 class _FastNetwork:
-    """A fused copy of a network on a device, with its input."""
+    """A fused copy of a network on a device; `conv_backend` of `CONV_BACKENDS`, or "inductor" for torch.compile."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        extra: tuple[Any, ...],  # arguments of its forward after the frames
-        preprocessing: Preprocessing,
-        device: torch.device,
-        dtype: torch.dtype,
-        conv_backend: str,
-        name: str,
+        self, owner: SOSampler | PooledClassifier, device: torch.device, dtype: torch.dtype, conv_backend: str
     ) -> None:
+        preprocessing = owner.preprocessing
         frames = torch.zeros(2, 3, *preprocessing.size).uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
-        net = fuse_network(
-            copy.deepcopy(net).cpu().float(), (frames, *extra), name=name, epilogues=conv_backend != "inductor"
-        )
+        example: tuple[Any, ...] = (frames, 2) if isinstance(owner, SOSampler) else (frames,)
+        net, name = (owner.backbone, "the sampler") if isinstance(owner, SOSampler) else (owner.net, owner.name)
+        net = fuse_network(float_copy(net), example, name=name, epilogues=conv_backend != "inductor")
         blocks = None
         if conv_backend in GPU_BACKENDS:
             replace_max_pools(net)
@@ -70,13 +65,10 @@ class _FastNetwork:
 
 
 class TorchFeatures(_FastNetwork):
-    """uint8 frames [F, 3, H, W] -> features [F, D] of a sampler's backbone, float32.
-
-    `conv_backend` is one of `CONV_BACKENDS`, or "inductor" for torch.compile.
-    """
+    """uint8 frames [F, 3, H, W] -> features [F, D] of a sampler's backbone, float32."""
 
     def __init__(self, sampler: SOSampler, device: torch.device, dtype: torch.dtype, conv_backend: str) -> None:
-        super().__init__(sampler.backbone, (2,), sampler.preprocessing, device, dtype, conv_backend, name="the sampler")
+        super().__init__(sampler, device, dtype, conv_backend)
         self.reach = sampler.backbone.reach
 
     def __call__(self, frames: Tensor, num_frames: int) -> Tensor:
@@ -95,9 +87,7 @@ class TorchClassifier(_FastNetwork):
     def __init__(
         self, classifier: PooledClassifier, device: torch.device, dtype: torch.dtype, conv_backend: str
     ) -> None:
-        super().__init__(
-            classifier.net, (), classifier.preprocessing, device, dtype, conv_backend, name=classifier.name
-        )
+        super().__init__(classifier, device, dtype, conv_backend)
         self.activation = classifier.activation
         self._pooled = _replace_net(classifier, self.net)
 
@@ -118,23 +108,25 @@ class TorchClassifier(_FastNetwork):
 class RuntimeClassifier:
     """uint8 frames [B, N, 3, H, W] -> probabilities [B, C] of a pooled classifier whose network another runtime runs.
 
-    Args:
-        classifier: resizing, layers after the pool and activation are its own, in torch and float32.
-        net: pixels uint8 [F, h, w * 3] -> the network's output for F frames, float32.
-        batch_frames: maximum number of frames per call of `net`.
+    `net` maps pixels uint8 [F, h, w * 3] to the network's output for F frames, float32. Resizing, layers after the pool
+    and activation are the classifier's own, in torch and float32.
     """
 
-    def __init__(self, classifier: PooledClassifier, net: Callable[[Tensor], Tensor], *, batch_frames: int) -> None:
-        self.inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
+    def __init__(self, classifier: PooledClassifier, net: Callable[[Tensor], Tensor]) -> None:
+        self.inputs = InputMaker(classifier.preprocessing)
         self.activation = classifier.activation
         self._net = net
-        self._pooled = _replace_net(classifier, copy.deepcopy(classifier.net).cpu().float().eval())
-        self._batch_frames = batch_frames
+        self._pooled = _replace_net(classifier, float_copy(classifier.net))
 
     def __call__(self, frames: Tensor) -> Tensor:
         flat = frames.flatten(0, 1)
-        features = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(self._batch_frames)])
+        features = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(RUNTIME_FRAMES)])
         return activate(self._pooled.pool_logits(features.unflatten(0, frames.shape[:2])), self.activation)
+
+
+def float_copy(net: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in float32 and evaluation mode."""
+    return copy.deepcopy(net).cpu().float().eval()
 
 
 def _replace_net(classifier: PooledClassifier, net: nn.Module) -> PooledClassifier:
@@ -153,13 +145,14 @@ def copy_heads(sampler: SOSampler, device: torch.device) -> SOSampler:
     return heads
 
 
-def can_be_fused(classifier: Any) -> bool:
+def can_be_fused(classifier: Any) -> TypeGuard[PooledClassifier]:
     """Return whether a classifier sees frames one by one, so that a faster network can replace its own."""
     return isinstance(classifier, PooledClassifier) and isinstance(classifier.preprocessing, Preprocessing)
 
 
 # ---- inputs: decoded uint8 frames -> normalised, on the frames' own device, channels last
 
+_CPU = torch.device("cpu")
 _MIDDLE = 128  # pixel value
 _ROW_UNIT = 8  # values in half precision: a GPU's fastest matrix products need rows that begin at 16 bytes
 
@@ -178,29 +171,28 @@ def channels_first(frames: Any) -> Tensor:
 
 
 class InputMaker:
-    """uint8 [F, 3, H, W] in any layout -> the network's input [F, 3, h, w] in channels-last memory.
+    """uint8 [F, 3, H, W] in any layout -> the network's input [F, 3, h, w] (or blocks) in channels-last memory.
 
     The CPU resizes uint8 exactly as `Preprocessing` does. A GPU resizes by two matrix products (an antialiased resize
     is linear in rows and in columns), which is 10 to 100 times faster than the general operator. In half precision they
-    differ from it by a fraction of a pixel value before both round to integers; a network in float32 gets pixels that
-    were resized in float32.
-
-    With `blocks` the input is [F, 16, rows, columns], see `SpaceToDepth`.
+    differ from it by a fraction of a pixel value; a network in float32 gets pixels that were resized in float32.
     """
 
     def __init__(
-        self, preprocessing: Preprocessing, device: torch.device, dtype: torch.dtype, blocks: SpaceToDepth | None = None
+        self,
+        preprocessing: Preprocessing,
+        device: torch.device = _CPU,
+        dtype: torch.dtype = torch.float32,
+        blocks: SpaceToDepth | None = None,
     ) -> None:
-        self.preprocessing = preprocessing
-        self.blocks = blocks
-        self.device = device
-        self.dtype = dtype
+        self.preprocessing, self.blocks = preprocessing, blocks
+        self.device, self.dtype = device, dtype
         self.resize_type = torch.float32 if dtype == torch.float32 else torch.float16  # on a GPU
         # For values in 0..255, one entry for each channel of each pixel of a row: [w * 3].
         width = preprocessing.size[1]
         self._mean = (torch.tensor(preprocessing.mean) * 255).repeat(width).to(device)
         self._scale = (1 / (torch.tensor(preprocessing.std) * 255)).repeat(width).to(device)
-        self._matrices: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._matrices: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def __call__(self, frames: Tensor) -> Tensor:
         return self.normalised(self.resized(frames))
@@ -231,15 +223,14 @@ class InputMaker:
             output = normalise(pixels, self._mean, self._scale, self.dtype, offset=_MIDDLE)
         return output.unflatten(2, (-1, 3)).permute(0, 3, 1, 2)
 
-    def _resize_matrices(self, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _resize_matrices(self, height: int, width: int) -> tuple[Tensor, ...]:
         """Return [h, H], [W, w] and the latter for rows of pixels [W * 3, w * 3], padded with zeros as `_centred`."""
         key = (height, width)
         if key not in self._matrices:
             rows, columns = resize_matrices(self.preprocessing, height, width)
             pixels = torch.kron(columns.T.contiguous(), torch.eye(3))
             padded = [F.pad(matrix, (0, 0, 0, _padded(len(matrix)) - len(matrix))) for matrix in (columns.T, pixels)]
-            matrices = [matrix.to(self.device, self.resize_type) for matrix in (rows, *padded)]
-            self._matrices[key] = (matrices[0], matrices[1], matrices[2])
+            self._matrices[key] = tuple(matrix.to(self.device, self.resize_type) for matrix in (rows, *padded))
         return self._matrices[key]
 
     def _centred(self, rows: Tensor) -> Tensor:
@@ -253,13 +244,10 @@ def _padded(width: int) -> int:
 
 def resize_matrices(preprocessing: Preprocessing, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return resize and centre crop of frames of this size as [h, H] and [w, W]: small = rows @ frame @ columns.T."""
-    resize = preprocessing.resize
-    if isinstance(resize, int):  # the short side; the other is rounded as torchvision does
-        short, long = min(height, width), max(height, width)
-        other = int(resize * long / short)
-        target = (resize, other) if height <= width else (other, resize)
-    else:
-        target = resize
+    target = preprocessing.resize
+    if isinstance(target, int):  # the short side; the other is rounded as torchvision does
+        other = int(target * max(height, width) / min(height, width))
+        target = (target, other) if height <= width else (other, target)
     rows, columns = (
         _resize_matrix(before, after, preprocessing.interpolation)
         for before, after in zip((height, width), target, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sosampler import __version__
 from sosampler._util.files import check_place, replacing
@@ -21,9 +20,8 @@ from sosampler._util.progress import Bar, progress_bar
 from sosampler.classifiers.base import Classifier, activate, check_finite
 from sosampler.classifiers.factory import INT8_MODEL, KIND, create_classifier, save_classifier, saved_folder
 from sosampler.classifiers.pooled import PooledClassifier
-from sosampler.engine.backends import INPUT, import_exporter, onnx_of
-from sosampler.engine.int8 import ABOUT, FORMAT, check_pooled, int8_net
-from sosampler.engine.networks import InputMaker, channels_first
+from sosampler.engine.backends import ABOUT, FORMAT, INPUT, check_pooled, import_exporter, int8_net, onnx_of
+from sosampler.engine.networks import InputMaker, channels_first, float_copy
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.export import drop_traces
 
@@ -70,24 +68,17 @@ def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: s
     folder = _output_folder(source, out)
     import_exporter("precision='int8'")
     pixels = resized_pixels(pooled, frames)
-    held_out = torch.zeros(len(pixels), dtype=torch.bool)
-    held_out[_HELD_OUT - 1 :: _HELD_OUT] = True
-    if not bool(held_out.any()):
-        held_out[-1] = True
+    held_out = torch.arange(len(pixels)) % _HELD_OUT == _HELD_OUT - 1
+    held_out[-1] |= not bool(held_out.any())
     calibration = pixels[~held_out] if len(pixels) > 1 else pixels
     # Frames of one video resemble each other; each batch should contain several videos.
     calibration = calibration[torch.randperm(len(calibration), generator=torch.Generator().manual_seed(0))]
-    inputs, net = InputMaker(pooled.preprocessing, torch.device("cpu"), torch.float32), _float_net(pooled.net)
+    inputs, net = InputMaker(pooled.preprocessing), float_copy(pooled.net)
     expected = classify_pixels(pooled, lambda part: net(inputs.normalised(part)), pixels[held_out])
     model = int8_model(pooled, calibration)
-    about: dict[str, Any] = {
-        "format": FORMAT,
-        "version": __version__,
-        "fingerprint": pooled.fingerprint(),
-        "num_frames": len(calibration),
-    }
-    entry = model.metadata_props.add()
-    entry.key, entry.value = ABOUT, json.dumps(about, sort_keys=True)
+    about: dict[str, Any] = {"format": FORMAT, "version": __version__, "num_frames": len(calibration)}
+    about["fingerprint"] = pooled.fingerprint()
+    model.metadata_props.add(key=ABOUT, value=json.dumps(about, sort_keys=True))
     with tempfile.TemporaryDirectory() as work:
         file = Path(work) / INT8_MODEL
         file.write_bytes(model.SerializeToString(deterministic=True))
@@ -111,16 +102,12 @@ def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: s
 
 
 def int8_model(classifier: PooledClassifier, pixels: Tensor) -> Any:
-    """Return an ONNX ModelProto with int8 layers, calibrated on pixels uint8 [F, h, w * 3].
-
-    Weights have one range per channel. Activations are uint8: x86 multiplies those with int8 weights in one
-    instruction.
-    """
+    """Return an ONNX ModelProto with int8 layers, calibrated on pixels uint8 [F, h, w * 3]."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
+    inputs = InputMaker(classifier.preprocessing)
 
     class Frames(CalibrationDataReader):
         def __init__(self, bar: Bar) -> None:
@@ -139,7 +126,7 @@ def int8_model(classifier: PooledClassifier, pixels: Tensor) -> Any:
     try:
         with tempfile.TemporaryDirectory() as work, progress_bar("calibration", len(pixels)) as bar:
             plain, folded, made = (Path(work) / f"{name}.onnx" for name in ("plain", "folded", "made"))
-            plain.write_bytes(onnx_of(_float_net(classifier.net), example))
+            plain.write_bytes(onnx_of(float_copy(classifier.net), example))
             quant_pre_process(str(plain), str(folded), skip_symbolic_shape=True)  # folds batch norms
             quantize_static(
                 str(folded),
@@ -148,7 +135,7 @@ def int8_model(classifier: PooledClassifier, pixels: Tensor) -> Any:
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=list(_OPERATORS),
                 per_channel=True,
-                activation_type=QuantType.QUInt8,
+                activation_type=QuantType.QUInt8,  # x86 multiplies those with int8 weights in one instruction
                 weight_type=QuantType.QInt8,
                 # Ranges: the mean over batches of each batch's extremes, so that outliers do not widen them. Products
                 # of two activations (attention) stay in float32.
@@ -161,13 +148,9 @@ def int8_model(classifier: PooledClassifier, pixels: Tensor) -> Any:
     return model
 
 
-def _float_net(net: nn.Module) -> nn.Module:
-    return copy.deepcopy(net).cpu().float().eval()
-
-
 def resized_pixels(classifier: PooledClassifier, frames: Any) -> Tensor:
     """Return a user's frames as pixels uint8 [F, h, w * 3] of the network's input size."""
-    inputs = InputMaker(classifier.preprocessing, torch.device("cpu"), torch.float32)
+    inputs = InputMaker(classifier.preprocessing)
     parts: Iterable[Any] = [frames] if isinstance(frames, (np.ndarray, Tensor)) else frames
     pixels = [inputs.resized(channels_first(part).flatten(0, 1).cpu()).contiguous() for part in parts]
     if not pixels:

@@ -19,7 +19,7 @@ from sosampler._util.arrays import Frames, Seconds
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
-from sosampler.engine.int8 import int8_classifier, int8_file_of
+from sosampler.engine.backends import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, Unfit, decoded_batches
 from sosampler.inference.options import SelectOptions

@@ -1,13 +1,9 @@
-"""Backbones of a sampler: MobileNetV2, optionally with a temporal shift, or any timm network.
-
-A temporal shift takes some channels from the next frame and as many from the previous one. It costs no multiply-adds
-and lets a 2-D network compare neighbouring frames.
-"""
+"""Backbones of a sampler: MobileNetV2, optionally with a temporal shift, or any timm network."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +12,7 @@ from torch.nn.functional import pad
 from sosampler._util.validation import check_int
 from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.factory import PRETRAINED, WEIGHTS
-from sosampler.classifiers.pooled import check_timm_name, timm_head_names
+from sosampler.classifiers.pooled import check_timm_name, fit_size, num_timm_features, timm_head_names
 from sosampler.classifiers.weights import load_weights, read_state, without_head
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
@@ -26,18 +22,14 @@ _MAX_SHIFT = 24  # the narrowest shifted block has 24 channels: larger divisors 
 _NO_PADDING = (0, 0, 0, 0, 0, 0)  # of W, H and C
 
 
-class Neighbours(NamedTuple):
-    """Which of F = B * T frames have a neighbour in the same video; bool [F, 1, 1, 1] each."""
-
-    has_next: Tensor
-    has_previous: Tensor
+# Which of F = B * T frames have a next and a previous one in the same video; bool [F, 1, 1, 1] each.
+Neighbours = tuple[Tensor, Tensor]
 
 
 def find_neighbours(frames: Tensor, num_frames: int, mask: Tensor | None = None) -> Neighbours:
-    """Find the neighbours among frames [B * T, ...] of videos with T = `num_frames`.
+    """Find the neighbours among frames [B * T, ...] of videos with T = `num_frames`, which may be symbolic in a graph.
 
-    Frames that `mask` (bool [B, T]) marks as padding are no neighbours, so that nothing leaks out of them. T may differ
-    from call to call, and may be symbolic in a traced graph.
+    Frames that `mask` (bool [B, T]) marks as padding are no neighbours, so that nothing leaks out of them.
     """
     index = torch.arange(frames.shape[0], device=frames.device) % num_frames
     has_next, has_previous = index < num_frames - 1, index > 0
@@ -45,21 +37,20 @@ def find_neighbours(frames: Tensor, num_frames: int, mask: Tensor | None = None)
         real = mask.reshape(-1)
         has_next = has_next & pad(real, (0, 1))[1:]
         has_previous = has_previous & pad(real, (1, 0))[:-1]
-    return Neighbours(has_next.view(-1, 1, 1, 1), has_previous.view(-1, 1, 1, 1))
+    return has_next.view(-1, 1, 1, 1), has_previous.view(-1, 1, 1, 1)
 
 
 def shift_channels(x: Tensor, fold: int, neighbours: Neighbours) -> Tensor:
-    """Take channels [0, fold) of [F, C, H, W] from the next frame, [fold, 2 * fold) from the previous one.
+    """Take channels [0, fold) of [F, C, H, W] from the next frame, [fold, 2 * fold) from the previous one; else zeros.
 
-    Zeros stand for frames beyond an end. Uses operators that keep channels-last memory.
+    Costs no multiply-adds and lets a 2-D network compare neighbouring frames. Keeps channels-last memory.
     """
+    has_next, has_previous = neighbours
     later, earlier, rest = x.split([fold, fold, x.shape[1] - 2 * fold], dim=1)
-    # Padded before it is sliced, so that no length becomes zero or one, which graphs would specialise on.
-    later = pad(later, (*_NO_PADDING, 0, 1))[1:]
-    earlier = pad(earlier, (*_NO_PADDING, 1, 0))[:-1]
-    # Selected, not multiplied: zero times NaN is NaN.
-    later = torch.where(neighbours.has_next, later, 0.0)
-    earlier = torch.where(neighbours.has_previous, earlier, 0.0)
+    # Padded before it is sliced, so that no length becomes zero or one, which graphs would specialise on. Selected, not
+    # multiplied: zero times NaN is NaN.
+    later = torch.where(has_next, pad(later, (*_NO_PADDING, 0, 1))[1:], 0.0)
+    earlier = torch.where(has_previous, pad(earlier, (*_NO_PADDING, 1, 0))[:-1], 0.0)
     return torch.cat([later, earlier, rest], dim=1)
 
 
@@ -100,10 +91,7 @@ class ShiftedBlock(nn.Module):
 
 
 class MobileNetV2(Backbone):
-    """torchvision's MobileNetV2 up to the global average pool: 1280 features.
-
-    `shift` > 0 puts a temporal shift with that divisor into the 10 blocks that have an expansion and a residual.
-    """
+    """torchvision's MobileNetV2 up to the pool, with a temporal shift in blocks that have expansion and residual."""
 
     name = MOBILENET
 
@@ -124,10 +112,9 @@ class MobileNetV2(Backbone):
 
     def forward(self, frames: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor:
         neighbours = find_neighbours(frames, num_frames, mask) if self.shift else None
-        x = frames
         for block in self.features:
-            x = block(x, neighbours) if isinstance(block, ShiftedBlock) else block(x)
-        return x.mean((2, 3))
+            frames = block(frames, neighbours) if isinstance(block, ShiftedBlock) else block(frames)
+        return frames.mean((2, 3))
 
     def head_names(self) -> tuple[str, ...]:
         return ("classifier",)
@@ -140,23 +127,15 @@ class TimmBackbone(Backbone):
         super().__init__()
         self.name = _TIMM + name
         self.net = check_timm_name(name).create_model(name, pretrained=pretrained, num_classes=0)
-        # Some networks (mobilenetv3, ...) widen their features after the pool.
-        self.num_features = int(getattr(self.net, "head_hidden_size", None) or self.net.num_features)
+        self.num_features = num_timm_features(self.net)
         self.input_size = input_size
         if input_size is not None:
-            try:
-                if hasattr(self.net, "set_input_size"):  # transformers have position embeddings of one size
-                    self.net.set_input_size(img_size=(input_size, input_size))
-                count_gmacs(self.net, torch.empty(1, 3, input_size, input_size, device="meta"))  # a trial on shapes
-            except (AssertionError, RuntimeError, ValueError) as error:
-                raise InvalidArgument(
-                    f"{self.name} cannot take frames of {input_size}x{input_size} ({first_line(error)}); "
-                    "give another input_size"
-                ) from error
+            shape = (1, 3, input_size, input_size)
+            trial = partial(count_gmacs, self.net, torch.empty(shape, device="meta"))
+            fit_size(self.net, (input_size, input_size), trial, self.name)
 
     def forward(self, frames: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor:
-        features: Tensor = self.net(frames)
-        return features
+        return self.net(frames)
 
     def weights_net(self) -> nn.Module:
         return self.net
@@ -166,13 +145,10 @@ class TimmBackbone(Backbone):
 
 
 def create_backbone(name: str, *, shift: int = 0, input_size: int | None = None, pretrained: bool = False) -> Backbone:
-    """Create a backbone by name.
+    """Create "mobilenet_v2" or "timm:NAME"; `pretrained` downloads the ImageNet weights of torchvision or timm.
 
-    Args:
-        name: "mobilenet_v2" or "timm:NAME".
-        shift: divisor of the temporal shift, 0 for none; only mobilenet_v2 has one. The papers use 8 and 10.
-        input_size: height and width of the frames, for networks that are built for one size.
-        pretrained: download the ImageNet weights that torchvision or timm offer.
+    `shift` is the divisor of the temporal shift, 0 for none; only mobilenet_v2 has one. The papers use 8 and 10.
+    `input_size` is the height and width of the frames, for networks that are built for one size.
     """
     shift = check_int("shift", shift, at_least=0)
     if shift == 1 or shift > _MAX_SHIFT:
@@ -193,11 +169,7 @@ def create_backbone(name: str, *, shift: int = 0, input_size: int | None = None,
 
 
 def load_backbone_weights(backbone: Backbone, path: str | Path) -> None:
-    """Load initial weights: a file, the folder of a saved sampler or classifier, or "pretrained".
-
-    Files are safetensors, or torch files without pickled code, with torchvision's or timm's parameter names; class
-    layers are left out. "pretrained" downloads the ImageNet weights of torchvision or timm.
-    """
+    """Load weights without class layers: a file, the folder of a saved sampler or classifier, or "pretrained"."""
     net = backbone.weights_net()
     if path == PRETRAINED:
         source = create_backbone(backbone.name, input_size=backbone.input_size, pretrained=True)

@@ -18,7 +18,7 @@ from sosampler import __version__
 from sosampler._util.files import replacing
 from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
-from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, OUTPUTS, OnnxSampler, weights_digest
+from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, MODEL, OnnxSampler, weights_digest
 from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
 
@@ -29,35 +29,30 @@ class DeployedSampler(nn.Module):
     def __init__(self, sampler: SOSampler) -> None:
         super().__init__()
         self.sampler = sampler
-        preprocessing = sampler.preprocessing
-        self.register_buffer("pixel_mean", torch.tensor(preprocessing.mean).view(3, 1, 1))
-        self.register_buffer("pixel_std", torch.tensor(preprocessing.std).view(3, 1, 1))
+        self.register_buffer("pixel_mean", torch.tensor(sampler.preprocessing.mean).view(3, 1, 1))
+        self.register_buffer("pixel_std", torch.tensor(sampler.preprocessing.std).view(3, 1, 1))
 
     def forward(self, frames: Tensor) -> tuple[Tensor, ...]:
         """uint8 [B, T, 3, h, w] -> the outputs of `output_names`, in that order."""
         output = self.sampler((frames.float() / 255 - self.pixel_mean) / self.pixel_std)
         # Two outputs may be one tensor, which graphs cannot name twice.
-        scores, importance = output.scores.clone(), output.importance.clone()
-        if output.class_logits is None:
-            return scores, importance, output.features
-        return scores, importance, output.class_logits, output.features
+        output = output._replace(scores=output.scores.clone(), importance=output.importance.clone())
+        return tuple(tensor for tensor in output if tensor is not None)
 
 
 def output_names(sampler: SOSampler) -> list[str]:
     """Return the names of the graph's outputs; class logits only where the sampler has a class head."""
-    return [name for name in OUTPUTS if name != "class_logits" or sampler.class_head is not None]
+    class_logits = [] if sampler.class_head is None else ["class_logits"]
+    return ["scores", "importance", *class_logits, "features"]
 
 
 def on_cpu(sampler: SOSampler, *, half: bool = False) -> SOSampler:
-    """Return a frozen copy in float32; `half` rounds its weights to values that half precision can hold.
-
-    Only weights of convolutions and linear layers are rounded: the rest is small, and norms need their range.
-    """
+    """Return a frozen copy in float32; `half` rounds its weights to values that half precision can hold."""
     copied: SOSampler = copy.deepcopy(sampler).cpu().float().freeze()
     copied.precision = "float32"
     if half:
         for parameter in copied.parameters():
-            if parameter.ndim > 1:
+            if parameter.ndim > 1:  # of convolutions and linear layers: the rest is small, and norms need their range
                 rounded = parameter.half().float()
                 parameter.copy_(torch.where(rounded.isfinite(), rounded, parameter))  # out of range: unchanged
     return copied
@@ -65,9 +60,8 @@ def on_cpu(sampler: SOSampler, *, half: bool = False) -> SOSampler:
 
 def trace(sampler: SOSampler) -> ExportedProgram:
     """Trace the network with free batch and candidate dimensions. The sampler comes from `on_cpu`."""
-    size = sampler.input_size
     # A dimension of one would be traced as a constant.
-    example = torch.zeros(2, 3, 3, size, size, dtype=torch.uint8)
+    example = torch.zeros(2, 3, 3, sampler.input_size, sampler.input_size, dtype=torch.uint8)
     free = {INPUT: {0: Dim("batch", min=1), 1: Dim("candidates", min=1)}}
     with torch.no_grad():
         program: ExportedProgram = torch.export.export(
@@ -78,28 +72,14 @@ def trace(sampler: SOSampler) -> ExportedProgram:
     return program
 
 
-def trial_frames(sampler: SOSampler, videos: int, candidates: int) -> Tensor:
-    """Return fixed uint8 [B, T, 3, h, w] frames on which the exported network is compared with its sampler."""
-    generator = torch.Generator().manual_seed(videos * 1000 + candidates)
-    size = sampler.input_size
-    # Coarse images: single-pixel noise would give every frame almost the same score.
-    coarse = torch.rand(videos * candidates, 3, 8, 8, generator=generator) * 255
-    smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
-    return smooth.round().byte().unflatten(0, (videos, candidates))
-
-
-# Smaller tensors are not worth a cast node of their own.
-_WORTH_HALVING = 256
+_WORTH_HALVING = 256  # smaller tensors are not worth a cast node of their own
 
 
 def onnx_bytes(sampler: SOSampler, *, weights: str | None = None) -> bytes:
     """Return the ONNX file's bytes. Batch and candidates are free dimensions; the input is uint8 at the input size.
 
     Weights that half precision holds exactly are stored as float16, which halves the file of a rounded sampler.
-
-    Args:
-        sampler: a sampler on any device; a copy goes to the CPU.
-        weights: digest of the weights file that the network belongs to, if it lies in a sampler's folder.
+    `weights` is the digest of the weights file that the network belongs to, if it lies in a sampler's folder.
     """
     sampler = on_cpu(sampler)
     model = _converted(trace(sampler), output_names(sampler))
@@ -109,15 +89,7 @@ def onnx_bytes(sampler: SOSampler, *, weights: str | None = None) -> bytes:
     del model.graph.value_info[:]  # holds the old dimension names; runtimes infer it
     drop_traces(model)
     _store_as_half(model.graph)
-    entry = model.metadata_props.add()
-    entry.key, entry.value = ABOUT, json.dumps(about(sampler, weights), sort_keys=True)
-    serialized: bytes = model.SerializeToString(deterministic=True)
-    return serialized
-
-
-def about(sampler: SOSampler, weights: str | None) -> dict[str, Any]:
-    """Return the metadata that lets the file run without the sampler's folder."""
-    return {
+    about = {  # what lets the file run without the sampler's folder
         "format": FORMAT,
         "version": __version__,
         "settings": {key: value for key, value in sampler.config.items() if key not in DECORATION},
@@ -126,6 +98,8 @@ def about(sampler: SOSampler, weights: str | None) -> dict[str, Any]:
         "weights": weights,
         "reach": sampler.backbone.reach,
     }
+    model.metadata_props.add(key=ABOUT, value=json.dumps(about, sort_keys=True))
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _converted(program: ExportedProgram, outputs: list[str]) -> Any:
@@ -191,9 +165,8 @@ def _store_as_half(graph: Any) -> None:
 
 # (videos, candidates) on which the exported network must give the sampler's scores.
 _TRIALS = ((1, 1), (2, 5))
-# Largest difference of a score, relative to the largest score or to 1.
-_TOLERANCE = 1e-4
-FORMAT_NAME, FILE, SUFFIX = "onnx", "model.onnx", ".onnx"
+_TOLERANCE = 1e-4  # largest difference of a score, relative to the largest score or to 1
+FORMAT_NAME = "onnx"
 
 
 @dataclass(frozen=True)
@@ -234,32 +207,37 @@ def export_sampler(
         raise InvalidArgument(f"format={format!r} must be {FORMAT_NAME!r}; other runtimes read such a file")
     check_bool("half", half)
     path = _output_path(source, out)
-    folder = Path(source) if not isinstance(source, SOSampler) and Path(source).is_dir() else None
-    digest = None if folder is None else weights_digest(folder)
-    sampler = on_cpu(source if isinstance(source, SOSampler) else load_sampler(source), half=half)
+    if isinstance(source, SOSampler):
+        name, digest = "sosampler", None
+    else:
+        name, digest, source = str(source), weights_digest(Path(source)), load_sampler(source)
+    sampler = on_cpu(source, half=half)
     model = onnx_bytes(sampler, weights=digest)
     difference = _max_difference(sampler, OnnxSampler(model), path)
     with replacing(path) as temporary:
         temporary.write_bytes(model)
-    size = sampler.input_size
     return Exported(
-        sampler="sosampler" if isinstance(source, SOSampler) else str(source),
+        sampler=name,
         format=format,
         file=str(path),
         files=(str(path),),
         bytes=path.stat().st_size,
         fingerprint=sampler.fingerprint(),
-        inputs={INPUT: ["batch", "candidates", 3, size, size]},
+        inputs={INPUT: ["batch", "candidates", 3, sampler.input_size, sampler.input_size]},
         outputs=output_names(sampler),
         difference=difference,
     )
 
 
 def _max_difference(sampler: SOSampler, exported: OnnxSampler, path: Path) -> float:
-    """Return the largest difference of a score; raise if it is too large."""
-    largest = 0.0
+    """Return the largest difference of a score on fixed frames; raise if it is too large."""
+    largest, size = 0.0, sampler.input_size
     for videos, candidates in _TRIALS:
-        frames = trial_frames(sampler, videos, candidates)
+        generator = torch.Generator().manual_seed(videos * 1000 + candidates)
+        # Coarse images: single-pixel noise would give every frame almost the same score.
+        coarse = torch.rand(videos * candidates, 3, 8, 8, generator=generator) * 255
+        smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
+        frames = smooth.round().byte().unflatten(0, (videos, candidates))
         reference = sampler.score(frames).numpy()
         difference = float(np.abs(exported.run_network(frames.numpy())["scores"] - reference).max())
         # Not "greater than": a NaN must not pass.
@@ -280,10 +258,9 @@ def _output_path(source: str | Path | SOSampler, out: str | Path | None) -> Path
             raise InvalidArgument(f"{given} has no folder to write to; give out, a file or a folder")
         out = source
     path = Path(out)
-    if path.is_dir():
-        path = path / FILE
-    if path.suffix != SUFFIX:
-        raise InvalidArgument(f"out={str(out)!r} must be a folder or end with {SUFFIX}; give such a name")
+    path = path / MODEL if path.is_dir() else path
+    if path.suffix != ".onnx":
+        raise InvalidArgument(f"out={str(out)!r} must be a folder or end with .onnx; give such a name")
     if path.is_dir():
         raise InvalidArgument(f"{path} is a folder; give another file name")
     try:

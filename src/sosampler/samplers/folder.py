@@ -6,42 +6,26 @@ import json
 import re
 from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from sosampler._util.files import check_place, replacing, saved_kind
-from sosampler.classifiers.factory import CONFIG, WEIGHTS
+from sosampler._util.files import check_place, saved_kind, write_text
 from sosampler.classifiers.weights import State, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
+from sosampler.samplers.onnx_sampler import CONFIG, KIND, MODEL, WEIGHTS, read_config
 
-KIND = "sosampler sampler"  # in config.json
+if TYPE_CHECKING:
+    from sosampler.samplers.sosampler import SOSampler
+
 CARD = "README.md"
-EXPORTED = "model.onnx"  # written by `sosampler export`
-
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Savable(Protocol):
-    """What a sampler needs to be saved."""
-
-    @property
-    def config(self) -> dict[str, Any]: ...
-
-    @property
-    def num_parameters(self) -> int: ...
-
-    def gmacs(self, num_candidates: int) -> float: ...
-
-    def state_dict(self) -> State: ...
-
-
-def write_folder(folder: Path, sampler: Savable) -> None:
+def write_folder(folder: Path, sampler: SOSampler) -> None:
     """Write a sampler; each file appears complete, config.json last. A README.md written by the user is kept.
 
     Another sampler in the folder is replaced: its config.json is removed first, so that an interruption never leaves
@@ -50,15 +34,12 @@ def write_folder(folder: Path, sampler: Savable) -> None:
     check_place(folder, KIND, "sampler")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
-    (folder / EXPORTED).unlink(missing_ok=True)  # of the previous sampler
+    (folder / MODEL).unlink(missing_ok=True)  # of the previous sampler
     write_state(folder / WEIGHTS, sampler.state_dict(), metadata={"format": "pt"})
     card = folder / CARD
     if not card.exists() or MARK in card.read_text(encoding="utf-8", errors="replace"):
-        with replacing(card) as temporary:
-            temporary.write_text(model_card(sampler.config, sampler.num_parameters, sampler.gmacs(1)), encoding="utf-8")
-    with replacing(folder / CONFIG) as temporary:
-        config = {"kind": KIND, **sampler.config}
-        temporary.write_text(json.dumps(config, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(card, model_card(sampler.config, sampler.num_parameters, sampler.gmacs(1)))
+    write_text(folder / CONFIG, json.dumps({"kind": KIND, **sampler.config}, indent=1, allow_nan=False) + "\n")
 
 
 def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) -> Network:
@@ -66,8 +47,7 @@ def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) ->
     config = read_config(folder)
     known = [name for name in signature(build.__init__).parameters if name != "self"]
     for origin, names in ((str(folder / CONFIG), config), ("the call", settings)):
-        unknown = sorted(set(names) - set(known))
-        if unknown:
+        if unknown := sorted(set(names) - set(known)):
             raise WeightsError(
                 f"{origin}: holds unknown settings ({some_of(unknown)}); allowed are {', '.join(known)}; "
                 "if a newer sosampler wrote them, install that version"
@@ -100,24 +80,6 @@ def is_sampler_folder(path: Any) -> bool:
     return saved_kind(path) == KIND
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the settings of config.json, or raise an error if it is not a sampler's."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise WeightsError(
-            f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise WeightsError(f"{path}: is not JSON ({first_line(error)}); save the sampler again") from error
-    kind = config.get("kind") if isinstance(config, dict) else None
-    if kind != KIND:
-        what = f"a {kind}" if isinstance(kind, str) else "something else"
-        raise WeightsError(f"{folder}: holds {what} instead of a sampler; give the folder of a trained sampler")
-    return {key: value for key, value in config.items() if key != "kind"}
-
-
 def not_finite(state: State) -> list[str]:
     """Return the names of tensors that hold NaN or infinite values."""
     floats = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
@@ -125,10 +87,7 @@ def not_finite(state: State) -> list[str]:
 
 
 def local_folder(source: str | Path, **options: Any) -> Path:
-    """Return a local folder: `source` itself, or the download of an id on the Hugging Face hub.
-
-    `options` are of the hub's download: revision, token, cache_dir, force_download, local_files_only.
-    """
+    """Return a local folder: `source` itself, or the download of an id on the hub with these options."""
     if not isinstance(source, (str, Path)):
         raise InvalidArgument(f"a sampler cannot be read from {source!r}; give its folder, or an id on the hub")
     folder = Path(source)
@@ -144,7 +103,7 @@ def local_folder(source: str | Path, **options: Any) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD, EXPORTED], **options))
+        return Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD, MODEL], **options))
     except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise WeightsError(
             f"{source}: is no local folder, and the Hugging Face hub has no such sampler ({first_line(error)}); "
@@ -157,16 +116,15 @@ def local_folder(source: str | Path, **options: Any) -> Path:
 
 MARK = "<!-- written by sosampler; without this line the file is left as it is -->"
 
-_HEAD = """\
+_HEAD = f"""\
 ---
 library_name: sosampler
 tags:
 - video-classification
 - frame-selection
 ---
-"""
+{MARK}
 
-_WHAT = """\
 # Frame sampler
 
 A small network that scores every candidate frame of a video by how well it shows what the video is about. The best
@@ -188,15 +146,7 @@ scores = sampler.score(frames)                           # uint8 [B, T, 3, H, W]
 
 def model_card(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float) -> str:
     """Return the text of README.md; `config` holds a sampler's arguments, its `about` the facts of its training."""
-    about = config.get("about") or {}
-    parts = [_HEAD + MARK + "\n", _WHAT, _network(config, num_parameters, gmacs_per_frame)]
-    parts.append(_training(about) if about else "## Training\n\nUnknown.\n")
-    parts += [_limits(config, about), _USE]
-    return "\n".join(parts)
-
-
-def _network(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float) -> str:
-    shift = config["shift"]
+    about, shift = config["about"], config["shift"]
     rows = {
         "backbone": config["backbone"],
         "temporal shift": f"one in {shift} channels to each side" if shift else "none, each frame is seen alone",
@@ -207,16 +157,17 @@ def _network(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float
         "parameters": f"{num_parameters / 1e6:.2f} M",
         "cost": f"{gmacs_per_frame:.3f} giga multiply-adds per candidate",
     }
-    return "## Network\n\n" + _table(rows)
+    return "\n".join([_HEAD, "## Network\n\n" + _table(rows), _training(about), _limits(config, about), _USE])
 
 
 def _training(about: dict[str, Any]) -> str:
     """Return single values as a table, dicts and lists as JSON below it."""
     single = {key: value for key, value in about.items() if not isinstance(value, (dict, list))}
-    larger = {key: value for key, value in about.items() if isinstance(value, (dict, list))}
-    text = "## Training\n\n" + (_table(single) if single else "")
-    for key, value in larger.items():
-        text += f"\n{_cell(key)}:\n\n{_code(value)}"
+    text = "## Training\n\n" + (_table(single) if single else "" if about else "Unknown.\n")
+    for key, value in about.items():
+        if key not in single:
+            code = json.dumps(value, indent=1).replace("```", "'''")
+            text += f"\n{_cell(key)}:\n\n```json\n{code}\n```\n"
     return text
 
 
@@ -243,7 +194,3 @@ def _cell(value: Any) -> str:
     """Return one line that cannot break the table."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
-
-
-def _code(value: Any) -> str:
-    return "```json\n" + json.dumps(value, indent=1).replace("```", "'''") + "\n```\n"

@@ -1,11 +1,9 @@
-"""Losses of a sampler: its targets from the frozen classifier's confidence, ranking losses, and their weighted sum.
-
-`mask` [B, T] is True for real candidates (None: all are real).
-"""
+"""Losses of a sampler: targets, ranking losses and their weighted sum. `mask` [B, T]: real candidates, None for all."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +11,10 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.recipe import GUIDANCE, PREDICTIONS, TARGET_SPACES, TARGETS, SamplerRecipe
+from sosampler.samplers.onnx_sampler import SamplerOutput
+from sosampler.samplers.recipe import GUIDANCE, TARGET_SPACES, TARGETS, OCSamplerSettings, SamplerRecipe
 
-if TYPE_CHECKING:
-    from sosampler.samplers.ocsampler import ClipProbs
-    from sosampler.samplers.sosampler import SamplerOutput
-
+ClipProbs = Callable[[Tensor], Tensor]  # indices [B, N] in time order -> class probabilities of the clips [B, C]
 
 _MIN_PROBABILITY = 1e-12  # clamp before a logarithm
 _LOWEST = torch.finfo(torch.float32).min  # has no weight in a softmax, and unlike -inf makes no NaN
@@ -38,7 +34,7 @@ def frame_targets(
     """
     one_of("kind", kind, TARGETS)
     one_of("space", space, TARGET_SPACES)
-    probs = frame_probs.to(torch.promote_types(frame_probs.dtype, torch.float32))
+    probs = at_least_float32(frame_probs)
     if kind == "max":
         confidence = probs.amax(dim=-1)
         return _log(confidence) if space == "log" else confidence
@@ -92,8 +88,8 @@ def pairwise_logistic(scores: Tensor, target: Tensor, *, weighted: bool = True, 
 
 def listwise(scores: Tensor, target: Tensor, *, temperature: float, mask: Tensor | None = None) -> Tensor:
     """Return the cross-entropy of softmax(scores) and softmax(target / temperature) over T, mean over videos."""
-    target_probs = softmax_over_frames(_at_least_float32(target) / temperature, mask)
-    log_probs = _fill(_at_least_float32(scores), mask, _LOWEST).log_softmax(dim=-1)
+    target_probs = softmax_over_frames(at_least_float32(target) / temperature, mask)
+    log_probs = _fill(at_least_float32(scores), mask, _LOWEST).log_softmax(dim=-1)
     return -(target_probs * _real(log_probs, mask)).sum(dim=-1).mean()
 
 
@@ -121,14 +117,10 @@ def label_guidance(
 
 
 def frame_guidance(class_logits: Tensor, labels: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:
-    """Return the classification loss of each frame alone with its video's labels, of which there is at least one.
-
-    This is distillation from a teacher that is certain of the labels; several exclusive ones share the target equally.
-    """
-    dtype = torch.promote_types(class_logits.dtype, torch.float32)
-    true = labels.bool()
-    target = true.to(dtype) if multi_label else label_shares(true, dtype)
-    return distillation(class_logits, target[:, None].expand(class_logits.shape), multi_label=multi_label, mask=mask)
+    """Return the loss of each frame alone: distillation from a teacher that is certain of the labels (at least one)."""
+    logits, true = at_least_float32(class_logits), labels.bool()
+    target = true.to(logits.dtype) if multi_label else label_shares(true, logits.dtype)
+    return distillation(logits, target[:, None].expand(logits.shape), multi_label=multi_label, mask=mask)
 
 
 def distillation(class_logits: Tensor, frame_probs: Tensor, *, multi_label: bool, mask: Tensor | None = None) -> Tensor:
@@ -140,23 +132,22 @@ def distillation(class_logits: Tensor, frame_probs: Tensor, *, multi_label: bool
     logits, probs = _real(class_logits, mask), _real(frame_probs, mask)
     if multi_label:
         others = (1 - probs).clamp_min(0)  # rounding may leave a probability above 1
-        divergence = _divergence(probs, F.logsigmoid(logits)) + _divergence(others, F.logsigmoid(-logits))
-        return _mean_over_frames(divergence.mean(dim=-1), mask).mean()
-    return _mean_over_frames(_divergence(probs, logits.log_softmax(dim=-1)).sum(dim=-1), mask).mean()
+        yes = F.kl_div(F.logsigmoid(logits), probs, reduction="none")
+        no = F.kl_div(F.logsigmoid(-logits), others, reduction="none")
+        return _mean_over_frames((yes + no).mean(dim=-1), mask).mean()
+    divergence = F.kl_div(logits.log_softmax(dim=-1), probs, reduction="none")
+    return _mean_over_frames(divergence.sum(dim=-1), mask).mean()
 
 
 def calibration(importance: Tensor, confidence: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return the cross-entropy of confidences in 0..1 and sigmoid(importance), mean over frames, then over videos.
-
-    It fixes the level of the importance, which a ranking leaves open.
-    """
+    """Return the cross-entropy of confidences and sigmoid(importance): the level, which a ranking leaves open."""
     logits, targets = _real(importance, mask), _real(confidence, mask)
     return _mean_over_frames(F.binary_cross_entropy_with_logits(logits, targets, reduction="none"), mask).mean()
 
 
 def softmax_over_frames(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Apply softmax over T; padding gets 0."""
-    return _real(_fill(_at_least_float32(values), mask, _LOWEST).softmax(dim=-1), mask)
+    return _real(_fill(at_least_float32(values), mask, _LOWEST).softmax(dim=-1), mask)
 
 
 class SamplerLoss(nn.Module):
@@ -174,7 +165,6 @@ class SamplerLoss(nn.Module):
         self.reinforce: nn.Module | None = None
         if recipe.loss == "reinforce":
             from sosampler.samplers.ocsampler import OCSamplerLoss
-            from sosampler.samplers.recipe import OCSamplerSettings
 
             self.reinforce = OCSamplerLoss(OCSamplerSettings(**recipe.reinforce))
 
@@ -220,7 +210,11 @@ class SamplerLoss(nn.Module):
         target = frame_targets(frame_probs, labels, recipe.target, recipe.target_space)
         if recipe.tau is not None:
             target = softmax_over_frames(target / recipe.tau, mask)
-        predicted = _predicted(output.importance, recipe.prediction, mask)
+        predicted = output.importance  # the scoring has nothing to learn
+        if recipe.prediction.endswith("sigmoid"):
+            predicted = _real(predicted, mask).sigmoid()
+        if recipe.prediction.startswith("softmax"):
+            predicted = softmax_over_frames(predicted, mask)
         if recipe.loss == "hinge":
             return hinge_ranking(predicted, target, margin=recipe.margin, weighted=recipe.weighted, mask=mask)
         if recipe.loss == "mse":
@@ -230,31 +224,14 @@ class SamplerLoss(nn.Module):
         return listwise(predicted, target, temperature=recipe.temperature, mask=mask)
 
 
-def _predicted(importance: Tensor, prediction: str, mask: Tensor | None) -> Tensor:
-    """Return what is compared with the target, from the importance head: the scoring has nothing to learn."""
-    one_of("prediction", prediction, PREDICTIONS)
-    if prediction == "softmax":
-        return softmax_over_frames(importance, mask)
-    if prediction == "softmax-sigmoid":
-        return softmax_over_frames(_real(importance, mask).sigmoid(), mask)
-    return _real(importance, mask).sigmoid() if prediction == "sigmoid" else importance
-
-
 def _pairs(predicted: Tensor, target: Tensor, weighted: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the weight of each ordered pair, and the lead of its better frame in `predicted`; both [B, T, T].
-
-    Both are symmetric: every pair of frames counts twice.
-    """
+    """Return the weight of each pair, and the lead of its better frame; [B, T, T], symmetric: pairs count twice."""
     predicted, target = _real(predicted, mask), _real(target, mask)
     gap = target[:, :, None] - target[:, None, :]
     weight = gap.abs() if weighted else gap.sign().abs()
     if mask is not None:
         weight = weight * (mask[:, :, None] & mask[:, None, :])
     return weight, gap.sign() * (predicted[:, :, None] - predicted[:, None, :])
-
-
-def _divergence(probs: Tensor, log_given: Tensor) -> Tensor:
-    return torch.xlogy(probs, probs) - probs * log_given
 
 
 def _mean_over_frames(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -270,16 +247,14 @@ def _log_mean_over_frames(log_values: Tensor, mask: Tensor | None) -> Tensor:
 def _num_frames(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the number of real frames of each video, in a shape that broadcasts to [B] or [B, C]."""
     if mask is None:
-        return torch.full(
-            (), values.shape[1], dtype=values.dtype, device=values.device
-        )  # on the device: no synchronisation
+        return values.new_full((), values.shape[1])  # on the device: no synchronisation
     count = mask.sum(dim=1).clamp_min(1).to(values.dtype)
     return count if values.dim() == 2 else count[:, None]
 
 
 def _real(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return values in at least float32, with 0 for padding."""
-    return _fill(_at_least_float32(values), mask, 0.0)
+    return _fill(at_least_float32(values), mask, 0.0)
 
 
 def _fill(values: Tensor, mask: Tensor | None, number: float) -> Tensor:
@@ -289,16 +264,13 @@ def _fill(values: Tensor, mask: Tensor | None, number: float) -> Tensor:
     return values.masked_fill(padding, number)
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def saliency(class_logits: Tensor, *, multi_label: bool = False, log_odds: bool = False) -> Tensor:
-    """Return the highest class probability [B, T] from class logits [B, T, C].
-
-    As `log_odds` the order is the same, but probabilities that float32 rounds to 1 do not become ties.
-    """
-    logits = class_logits.to(torch.promote_types(class_logits.dtype, torch.float32))
+    """Return the highest class probability [B, T] of logits [B, T, C], or its `log_odds`, which do not become ties."""
+    logits = at_least_float32(class_logits)
     highest, best = logits.max(dim=-1)
     if not multi_label:  # log p − log(1 − p), where 1 − p is the sum of the other classes
         highest = highest - logits.scatter(-1, best[..., None], -torch.inf).logsumexp(dim=-1)

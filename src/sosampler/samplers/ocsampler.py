@@ -5,10 +5,7 @@ of `SOSampler`; only the loss differs. N frames are drawn without replacement wi
 the frozen classifier classifies the clip, and the set's log likelihood is raised or lowered by the clip's reward above
 that of a baseline clip. In inference the N highest scores are selected.
 
-As published: the network and its softmax over T, both rewards (`confidence` is the default for 2-D classifiers, `label`
-that for 3-D ones), the uniform clip as baseline or a second draw.
-
-Different:
+Different from the published code:
 - The likelihood of a set is exact at any N (`set_log_prob`). The published code sums over N! orders up to N = 8. Beyond
   that it takes the likelihood of the drawn order (here "ordered"), or, for 3-D classifiers, of the eight frames of
   lowest probability alone, which is no likelihood.
@@ -20,8 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,26 +24,20 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.losses import frame_targets
+from sosampler.samplers.losses import ClipProbs, at_least_float32, frame_targets
+from sosampler.samplers.onnx_sampler import SamplerOutput
 from sosampler.samplers.recipe import REWARDS, OCSamplerSettings
 from sosampler.samplers.sosampler import check_labels, real_candidates
 
-if TYPE_CHECKING:
-    from sosampler.samplers.sosampler import SamplerOutput
-
-
 # The published subset of ten candidates; for other numbers the centres of equal segments.
 _UNIFORM_6_OF_10 = (0, 1, 3, 5, 7, 9)
-
-ClipProbs = Callable[[Tensor], Tensor]  # indices [B, N] in time order -> class probabilities of the clips [B, C]
 
 
 class OCSamplerLoss(nn.Module):
     """−mean(advantage · log P(drawn set) + weight · entropy), whose gradient is minus that of the expected reward.
 
-    The parts show the progress of training: "reward" and "baseline" are the mean rewards of the drawn clips and of the
-    baseline clips, "advantage" their difference, "policy" the first term and "entropy" the policy's entropy in nats.
-    The classifier runs twice for every video, without gradient.
+    Parts: "reward" and "baseline" are mean rewards of the drawn and the baseline clips, "advantage" their difference,
+    "policy" the first term, "entropy" in nats. The classifier runs twice for every video, without gradient.
     """
 
     def __init__(self, settings: OCSamplerSettings | None = None) -> None:
@@ -65,21 +54,20 @@ class OCSamplerLoss(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         settings, scores = self.settings, output.scores
         drawn = sample_without_replacement(scores, settings.num_frames, generator, mask)
+        if settings.baseline == "sample":
+            other = sample_without_replacement(scores, settings.num_frames, generator, mask)
+        else:
+            real = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+            other = uniform_subset(real, settings.num_frames)
         with torch.no_grad():
-            reward = self._reward(drawn, clip_probs, labels)
-            baseline = self._reward(self._baseline(scores, mask, generator), clip_probs, labels)
+            reward, baseline = (self._reward(indices, clip_probs, labels) for indices in (drawn, other))
         log_likelihood = set_log_prob if settings.likelihood == "set" else plackett_luce_log_prob
         advantage = reward - baseline
         policy = -(advantage * log_likelihood(scores, drawn, mask)).mean()
         mean_entropy = entropy(scores, mask).mean()
-        parts = {
-            "policy": policy,
-            "entropy": mean_entropy,
-            "reward": reward.mean(),
-            "baseline": baseline.mean(),
-            "advantage": advantage.mean(),
-        }
-        return policy - settings.entropy * mean_entropy, {name: part.detach() for name, part in parts.items()}
+        parts = {"policy": policy, "entropy": mean_entropy, "reward": reward, "baseline": baseline}
+        parts = {name: part.detach().mean() for name, part in {**parts, "advantage": advantage}.items()}
+        return policy - settings.entropy * mean_entropy, parts
 
     def _reward(self, indices: Tensor, clip_probs: ClipProbs, labels: Tensor | None) -> Tensor:
         probs = clip_probs(indices.sort(dim=1).values)
@@ -90,12 +78,6 @@ class OCSamplerLoss(nn.Module):
             )
         return clip_reward(probs, labels, self.settings.reward)
 
-    def _baseline(self, scores: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        if self.settings.baseline == "sample":
-            return sample_without_replacement(scores, self.settings.num_frames, generator, mask)
-        real = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        return uniform_subset(real, self.settings.num_frames)
-
 
 def clip_reward(probs: Tensor, labels: Tensor | None, kind: str) -> Tensor:
     """Return the reward [B] of clips with class probabilities [B, C].
@@ -103,7 +85,7 @@ def clip_reward(probs: Tensor, labels: Tensor | None, kind: str) -> Tensor:
     "confidence": the highest probability, right or wrong.
     "label": the probability of the true label, minus that of the highest class if that is another one.
     """
-    probs = probs.detach().to(torch.promote_types(probs.dtype, torch.float32))
+    probs = at_least_float32(probs.detach())
     highest = probs.amax(dim=1)
     if one_of("reward", kind, REWARDS) == "confidence":
         return highest
@@ -131,15 +113,14 @@ def uniform_subset(mask: Tensor, num_frames: int) -> Tensor:
     steps = 2 * torch.arange(num_frames, device=mask.device) + 1
     ranks = steps * count // (2 * num_frames)  # among the real candidates
     if num_frames == len(_UNIFORM_6_OF_10):
-        published = torch.tensor(_UNIFORM_6_OF_10, device=mask.device)
-        ranks = torch.where(count == 10, published, ranks)
+        ranks = torch.where(count == 10, torch.tensor(_UNIFORM_6_OF_10, device=mask.device), ranks)
     real_first = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
     return real_first.gather(1, ranks)
 
 
 # ---- the likelihood of a set
 #
-# The likelihood of sets. Frames are drawn one by one, without replacement, in proportion to weights. Weights are given
+# Frames are drawn one by one, without replacement, in proportion to weights. Weights are given
 # as logarithms [B, T], up to a constant for each video, such as a sampler's raw scores. `mask` [B, T] is True for real
 # candidates (None: all are); padding has no weight.
 #
@@ -161,7 +142,7 @@ def uniform_subset(mask: Tensor, num_frames: int) -> Tensor:
 # Weights enter as log w_i − log R only, in which nothing cancels when the set has almost all of the weight, nor
 # underflows when it has almost none.
 
-_NODES = 64  # on each side of the maximum
+_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(64)  # in -1..1, for each side of the maximum
 _DROP = 40.0  # the integrand is cut off below exp(−40) of its maximum
 _BISECTIONS = 12  # the interval's ends and the maximum need little precision: 0.01 and 0.001
 _LEFT = -(_DROP + 1)  # f falls by the drop between 0 and here: its slope is at least 1 − exp(v)
@@ -179,10 +160,7 @@ def plackett_luce_log_prob(log_weights: Tensor, order: Tensor, mask: Tensor | No
 
 
 def set_log_prob(log_weights: Tensor, chosen: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the log probability [B] that the first N frames drawn are `chosen` [B, N], in any order.
-
-    Exact up to rounding for any N, and differentiable. 0 where all real candidates are chosen.
-    """
+    """Return the exact log probability [B] that the first N frames drawn are `chosen` [B, N], in any order."""
     weights = _check_set(log_weights, chosen, mask)
     in_set = torch.zeros_like(weights, dtype=torch.bool).scatter(1, chosen, value=True)
     others = weights.masked_fill(in_set, -torch.inf)
@@ -198,8 +176,7 @@ def sample_without_replacement(
 ) -> Tensor:
     """Draw N indices [B, N], in the order drawn; `.sort(dim=1)` gives time order.
 
-    The N highest log weights with Gumbel noise are such a draw. Noise is drawn on the generator's device, so that a CPU
-    generator gives the same draws on any device.
+    The N highest log weights with Gumbel noise are a draw; a CPU generator gives the same draws on any device.
     """
     batch, num_candidates = log_weights.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
@@ -214,8 +191,7 @@ def sample_without_replacement(
 
 def entropy(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the entropy [B], in nats, of the first frame drawn: log T for equal weights, 0 if it is certain."""
-    weights = _masked(log_weights, mask)
-    log_probs = weights.log_softmax(dim=1)
+    log_probs = _masked(log_weights, mask).log_softmax(dim=1)
     impossible = log_probs.isneginf()
     log_probs = log_probs.masked_fill(impossible, 0.0)
     return _like_input(-(log_probs.exp() * log_probs).masked_fill(impossible, 0.0).sum(dim=1), log_weights)
@@ -224,7 +200,8 @@ def entropy(log_weights: Tensor, mask: Tensor | None = None) -> Tensor:
 def _log_integral(ratios: Tensor) -> Tensor:
     """Return log P(S) [B] from log w_i − log R of the set's frames [B, N]."""
     low, top, high = _interval(ratios.detach())  # the integral does not depend on the nodes: no gradient
-    at, log_weights = (torch.as_tensor(numbers, device=ratios.device) for numbers in _nodes())
+    numbers = (_NODES + 1) / 2, np.log(_NODE_WEIGHTS / 2)  # in 0..1
+    at, log_weights = (torch.as_tensor(each, device=ratios.device) for each in numbers)
     left, right = (top - low)[:, None], (high - top)[:, None]  # [B, 1]
     nodes = torch.cat([low[:, None] + left * at, top[:, None] + right * at], dim=1)  # [B, K]
     log_widths = torch.cat([left.log() + log_weights, right.log() + log_weights], dim=1)
@@ -264,13 +241,6 @@ def _bisect(reached: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> 
         inside = reached(middle)
         start, end = torch.where(inside, start, middle), torch.where(inside, middle, end)
     return (start + end) / 2
-
-
-@cache
-def _nodes() -> tuple[np.ndarray, np.ndarray]:
-    """Return Gauss-Legendre nodes on 0..1 and the logarithms of their weights."""
-    at, weights = np.polynomial.legendre.leggauss(_NODES)
-    return (at + 1) / 2, np.log(weights / 2)
 
 
 def _check_set(log_weights: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:

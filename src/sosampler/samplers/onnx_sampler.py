@@ -15,21 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.files import saved_kind
+from sosampler._util.hardware import usable_cores
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
 
 Pixels = NDArray[np.uint8]
-
 Numbers = NDArray[np.float64]
 Scores = NDArray[np.float32]
 
 MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
 KIND = "sosampler sampler"
 
-# The network takes frames uint8 [B, T, 3, h, w] and returns these for every frame; class logits with a class head only.
+# The network takes frames uint8 [B, T, 3, h, w] and returns `SamplerOutput`; class logits with a class head only.
 INPUT = "frames"
-OUTPUTS = ("scores", "importance", "class_logits", "features")
 ABOUT = "sosampler"  # key of the file's metadata that holds ours, as JSON
 FORMAT = 1
 DECORATION = ("about", "class_names")  # settings that do not affect scores
@@ -85,9 +83,8 @@ def _cropped_taps(side: int, short: int, target: int) -> Taps:
     """Return the taps of one side of a frame after the centre crop, rounded as torchvision does."""
     resized = int(target * side / short)
     first = round((resized - target) / 2)
-    taps = _taps(side, resized)
-    middle = slice(first, first + target)
-    return Taps(taps.indices[middle], taps.weights[middle], taps.bits)
+    indices, weights, bits = _taps(side, resized)
+    return Taps(indices[first : first + target], weights[first : first + target], bits)
 
 
 @lru_cache(maxsize=32)
@@ -140,17 +137,16 @@ def check_clips(frames: Any) -> Pixels:
     return frames
 
 
-# ---- scoring, as in `samplers.scoring`
+# ---- scoring, as `sosampler.Scoring` does in torch
 
-_SALIENCY = {"saliency": "max"}
-_BELIEF = {"belief", "relevance", "importance"}
-_MAX_EVIDENCE_FRAMES = 10
-_MIN_LIKELIHOOD = 1e-4
+SALIENCY = {"saliency": "max"}
+MAX_EVIDENCE_FRAMES = 10
+MIN_LIKELIHOOD = 1e-4  # no single frame rules a class out
 
 
 def check_scoring(settings: dict[str, Any], where: str) -> None:
     """Raise an error if `scores_of` does not support the settings."""
-    if settings and settings != _SALIENCY and set(settings) != _BELIEF:
+    if settings and settings != SALIENCY and not has_belief(settings):
         raise WeightsError(
             f"{where}: has the scoring {settings}, which this version of sosampler does not support; "
             "install the version that exported it"
@@ -165,8 +161,13 @@ def scores_of(
         return importance.astype(np.float32)
     assert class_logits is not None, "a sampler that scores by classes has a class head"
     logits, head = class_logits.astype(np.float64), importance.astype(np.float64)
-    if settings == _SALIENCY:
-        return _saliency(logits, multi_label).astype(np.float32)
+    if settings == SALIENCY:  # the log-odds of the highest class probability
+        highest = logits.max(-1)
+        if not multi_label:
+            others = logits.copy()
+            np.put_along_axis(others, logits.argmax(-1, keepdims=True), -np.inf, axis=-1)
+            highest = highest - _logsumexp(others)[..., 0]
+        return np.asarray(highest, dtype=np.float32)
     log_probs = -np.logaddexp(0, -logits) if multi_label else _log_softmax(logits)
     belief = log_belief(settings, head, logits, multi_label=multi_label)[:, None]  # [B, 1, C]
     log_of_mean = _logsumexp(belief + log_probs)[..., 0]
@@ -186,7 +187,7 @@ def sigmoid(numbers: Numbers) -> Numbers:
 
 def has_belief(settings: dict[str, Any]) -> bool:
     """Return whether scores with these settings use a belief about the video's class."""
-    return set(settings) == _BELIEF
+    return set(settings) == {"belief", "relevance", "importance"}
 
 
 def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *, multi_label: bool) -> Numbers:
@@ -196,19 +197,9 @@ def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *
     probs = sigmoid(logits) if multi_label else np.exp(_log_softmax(logits))
     if multi_label:
         probs = probs / np.maximum(probs.sum(-1, keepdims=True), 1e-12)
-    evidence = np.log(np.maximum(1 - relevance + relevance * probs.shape[-1] * probs, _MIN_LIKELIHOOD))  # [B, T, C]
+    evidence = np.log(np.maximum(1 - relevance + relevance * probs.shape[-1] * probs, MIN_LIKELIHOOD))  # [B, T, C]
     count = importance.shape[1]
-    return _log_softmax(settings["belief"] * min(count, _MAX_EVIDENCE_FRAMES) / count * evidence.sum(1))
-
-
-def _saliency(logits: Numbers, multi_label: bool) -> Numbers:
-    """Return the log-odds of the highest class probability."""
-    highest = logits.max(-1)
-    if multi_label:
-        return np.asarray(highest)
-    others = logits.copy()
-    np.put_along_axis(others, logits.argmax(-1, keepdims=True), -np.inf, axis=-1)
-    return np.asarray(highest - _logsumexp(others)[..., 0])
+    return _log_softmax(settings["belief"] * min(count, MAX_EVIDENCE_FRAMES) / count * evidence.sum(1))
 
 
 def _logsumexp(numbers: Numbers) -> Numbers:
@@ -224,22 +215,19 @@ def _log_softmax(numbers: Numbers) -> Numbers:
 # ---- the sampler
 
 
-class OnnxOutput(NamedTuple):
-    """The network's outputs for T candidates of B videos."""
+class SamplerOutput(NamedTuple):
+    """The outputs for T candidates of B videos, of torch or NumPy; those of masked candidates have no meaning."""
 
-    scores: Scores  # [B, T], what frames are ranked by
-    importance: Scores  # [B, T], the linear head
-    class_logits: Scores | None  # [B, T, C], with a class head
-    features: Scores  # [B, T, D]
+    scores: Any  # [B, T], what frames are ranked by
+    importance: Any  # [B, T], the linear head
+    class_logits: Any  # [B, T, C], with a class head, else None
+    features: Any  # [B, T, D]
 
 
 class OnnxSampler:
     """Scores candidate frames as the exported `SOSampler` does, with NumPy on the CPU.
 
-    Args:
-        model: the bytes of a file that `sosampler export` wrote.
-        name: for messages.
-        threads: of the CPU; default: as many as this process may use.
+    `model` are the bytes of a file that `sosampler export` wrote. By default it uses the `threads` of this process.
     """
 
     def __init__(self, model: bytes, *, name: str = MODEL, threads: int | None = None) -> None:
@@ -256,42 +244,31 @@ class OnnxSampler:
     def from_pretrained(cls, folder: str | Path, *, threads: int | None = None) -> OnnxSampler:
         """Load a sampler from a folder with config.json and model.onnx; model.safetensors is not needed."""
         folder = Path(folder)
-        kind = saved_kind(folder)
-        if kind is None:
-            raise WeightsError(
-                f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
-            )
-        if kind != KIND:
-            raise WeightsError(
-                f"{folder}: holds {f'a {kind}' if kind else 'something else'} instead of a sampler; "
-                "give the folder of a trained sampler"
-            )
+        config = read_config(folder)
         file = folder / MODEL
         if not file.is_file():
             raise MissingDependency(
                 f"{folder}: has no {MODEL}, which a sampler needs without torch; write it with `sosampler export "
-                f"{folder}` "
-                "where torch is installed, or install sosampler[train]"
+                f"{folder}` where torch is installed, or install sosampler[train]"
             )
         sampler = cls(file.read_bytes(), name=str(file), threads=threads)
-        _check_belongs(sampler.metadata, folder)
+        _check_belongs(sampler.metadata, config, folder)
         return sampler
 
-    def look(self, frames: Pixels) -> OnnxOutput:
+    def look(self, frames: Pixels) -> SamplerOutput:
         """Return all outputs for uint8 frames [B, T, 3, H, W] of any size, in bounded memory."""
         frames = check_clips(frames)
         videos = max(1, _BATCH_FRAMES // frames.shape[1])
         parts = [self._run_videos(frames[begin : begin + videos]) for begin in range(0, len(frames), videos)]
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        class_logits = joined.get("class_logits")
-        scores = scores_of(
-            self.config["scoring"], joined["importance"], class_logits, multi_label=self.config["multi_label"]
-        )
-        return OnnxOutput(scores, joined["importance"], class_logits, joined["features"])
+        heads = joined["importance"], joined.get("class_logits")
+        scores = scores_of(self.config["scoring"], *heads, multi_label=self.config["multi_label"])
+        return SamplerOutput(scores, *heads, joined["features"])
 
     def score(self, frames: Pixels) -> Scores:
         """Return scores [B, T] for uint8 frames [B, T, 3, H, W]; higher is better."""
-        return self.look(frames).scores
+        scores: Scores = self.look(frames).scores
+        return scores
 
     def choose(self, frames: Pixels, num_frames: int) -> NDArray[np.int64]:
         """Return the indices [B, N] of the N best of uint8 frames [B, T, 3, H, W], in time order."""
@@ -319,12 +296,9 @@ class OnnxSampler:
         return f"OnnxSampler({self.config['backbone']}, {size}, {self.fingerprint()})"
 
     def _run_videos(self, frames: Pixels) -> dict[str, Scores]:
-        """Run the network on a few videos; a long one in overlapping segments.
-
-        Through a temporal shift a frame depends on `reach` frames to each side.
-        """
+        """Run the network; on long videos in segments that overlap by the `reach` of a temporal shift to each side."""
         count, reach = frames.shape[1], self.metadata["reach"]
-        wanted = [name for name in self._outputs if name != "scores"]
+        wanted = [name for name in self._outputs if name != "scores"]  # computed from all frames of a video
         parts = []
         for begin in range(0, count, _BATCH_FRAMES):
             end = min(begin + _BATCH_FRAMES, count)
@@ -355,7 +329,9 @@ def _open(model: bytes, name: str, threads: int | None) -> Any:
     problems = onnxruntime.capi.onnxruntime_pybind11_state
     options = onnxruntime.SessionOptions()
     # By default it takes all cores of the machine, even where this process may use only some.
-    options.intra_op_num_threads = _num_threads() if threads is None else check_int("threads", threads)
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    default = int(limit) if limit.isdecimal() and int(limit) else usable_cores()
+    options.intra_op_num_threads = default if threads is None else check_int("threads", threads)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle cores are free for decoding
     options.log_severity_level = 4  # failures raise the error below
     broken = (problems.Fail, problems.InvalidArgument, problems.InvalidGraph, problems.InvalidProtobuf)
@@ -366,16 +342,6 @@ def _open(model: bytes, name: str, threads: int | None) -> Any:
             f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); "
             "export it again with `sosampler export`"
         ) from error
-
-
-def _num_threads() -> int:
-    """Return OMP_NUM_THREADS, or the number of cores that this process may use."""
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    if limit.isdecimal() and int(limit):
-        return int(limit)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _read_metadata(session: Any, name: str) -> dict[str, Any]:
@@ -396,10 +362,27 @@ def _read_metadata(session: Any, name: str) -> dict[str, Any]:
     return dict(metadata)
 
 
-def _check_belongs(metadata: dict[str, Any], folder: Path) -> None:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the settings of a sampler's config.json, or raise an error if it is not a sampler's."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise WeightsError(
+            f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise WeightsError(f"{path}: is not JSON ({first_line(error)}); save the sampler again") from error
+    kind = config.pop("kind", None) if isinstance(config, dict) else None
+    if kind != KIND:
+        what = f"a {kind}" if isinstance(kind, str) else "something else"
+        raise WeightsError(f"{folder}: holds {what} instead of a sampler; give the folder of a trained sampler")
+    return dict(config)
+
+
+def _check_belongs(metadata: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
     """Raise an error if model.onnx is of another training or version than the files beside it."""
-    written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    settings = {key: value for key, value in written.items() if key not in ("kind", *DECORATION)}
+    settings = {key: value for key, value in config.items() if key not in DECORATION}
     missing = object()
     differ = [key for key, value in settings.items() if metadata["settings"].get(key, missing) != value]
     digest = weights_digest(folder)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,7 @@ class OCSamplerSettings:
 
 TARGETS = ("label", "max")
 TARGET_SPACES = ("probability", "log")
-LOSSES = ("hinge", "mse", "logistic", "listwise", "reinforce")
-PREDICTIONS = ("softmax", "softmax-sigmoid", "sigmoid", "raw")
 GUIDANCE = ("logits", "probabilities", "frames")
-OPTIMIZERS = ("sgd", "adamw")
-CROP_PER = ("video", "frame")
 SCALE_FREE = ("logistic", "listwise", "reinforce")  # losses of raw scores and of targets not normalised over T
 
 _NAMES = ("default", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
@@ -67,8 +64,8 @@ class SamplerRecipe:
     target: str  # the classifier's confidence in the "label", or its "max" over classes
     target_space: str  # "probability" or "log"
     tau: float | None  # targets are softmax over T of confidence / tau; None: the confidence itself
-    loss: str  # one of LOSSES
-    prediction: str  # one of PREDICTIONS: what is compared with the targets
+    loss: str
+    prediction: str  # what is compared with the targets
     margin: float  # of the hinge
     weighted: bool  # hinge, logistic: pairs are weighted by their difference in the target
     temperature: float  # listwise: of the targets
@@ -96,37 +93,8 @@ class SamplerRecipe:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("name", "backbone"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise InvalidArgument(f"{name}={getattr(self, name)!r} must be a string that is not empty")
-        for name, allowed in _CHOICES.items():
-            one_of(name, getattr(self, name), allowed)
-        for name, minimum in _MIN_INTEGERS.items():
-            self._set(name, check_int(name, getattr(self, name), at_least=minimum))
-        for name in _ABOVE_0:
-            self._set(name, check_float(name, getattr(self, name), above=0.0))
-        for name in _AT_LEAST_0:
-            self._set(name, check_float(name, getattr(self, name), at_least=0.0))
-        for name in _FRACTIONS:
-            self._set(name, check_float(name, getattr(self, name), at_least=0.0))
-            if getattr(self, name) >= 1:
-                raise InvalidArgument(f"{name}={getattr(self, name)!r} must be at least 0 and below 1")
-        for name in ("class_head", "weighted", "flip"):
-            check_bool(name, getattr(self, name))
-        for name in ("tau", "clip"):
-            if getattr(self, name) is not None:
-                self._set(name, check_float(name, getattr(self, name), above=0.0))
-        for name in ("crop_scale", "crop_ratio"):
-            self._set(name, check_range(name, getattr(self, name)))
-        self._set("num_candidates", _check_num_candidates(self.num_candidates))
-        for name in ("scoring", "reinforce"):
-            self._set(name, _copy_json(name, getattr(self, name)))
-        self._check_together()
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_together(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
             raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the area of the frame")
         if self.lam > 1:
@@ -138,17 +106,14 @@ class SamplerRecipe:
             )
         if not self.class_head and self.distill > 0:
             raise InvalidArgument(f"distill={self.distill} needs a class head; set class_head to true or distill to 0")
-        self._check_reinforce()
+        if self.loss == "reinforce":
+            self._check_reinforce()
+        elif self.reinforce:
+            raise InvalidArgument(f"reinforce={self.reinforce} must be {{}} unless loss='reinforce'; set it to {{}}")
         if self.lam == 0 and not self.class_head and not self.calibrate:
             raise InvalidArgument("lam=0.0 without a class head leaves no loss; raise lam or add a class head")
 
     def _check_reinforce(self) -> None:
-        if self.loss != "reinforce":
-            if self.reinforce:
-                raise InvalidArgument(
-                    f"reinforce={self.reinforce} must be {{}} unless loss='reinforce'; set it to {{}}"
-                )
-            return
         check_known(self.reinforce, [field.name for field in fields(OCSamplerSettings)], "reinforce")
         num_frames = OCSamplerSettings(**self.reinforce).num_frames
         minimum = self.num_candidates if isinstance(self.num_candidates, int) else self.num_candidates[0]
@@ -170,8 +135,7 @@ class SamplerRecipe:
     def from_dict(cls, values: Mapping[str, Any]) -> SamplerRecipe:
         """Build a recipe from all of its settings."""
         check_known(values, SETTINGS, "a recipe")
-        missing = [name for name in SETTINGS if name not in values]
-        if missing:
+        if missing := [name for name in SETTINGS if name not in values]:
             raise InvalidArgument(f"the recipe has no {', '.join(missing)}; give every setting")
         return cls(**values)
 
@@ -181,21 +145,6 @@ class SamplerRecipe:
 
 
 SETTINGS = tuple(field.name for field in fields(SamplerRecipe))
-
-# Allowed values of each setting
-_CHOICES = {
-    "target": TARGETS,
-    "target_space": TARGET_SPACES,
-    "loss": LOSSES,
-    "prediction": PREDICTIONS,
-    "guidance": GUIDANCE,
-    "optimizer": OPTIMIZERS,
-    "crop_per": CROP_PER,
-}
-_MIN_INTEGERS = {"shift": 0, "input_size": 32, "epochs": 1, "batch_size": 1, "seed": 0}
-_ABOVE_0 = ("temperature", "lr")
-_AT_LEAST_0 = ("margin", "lam", "distill", "calibrate", "weight_decay")
-_FRACTIONS = ("dropout", "momentum", "warmup", "ema")
 
 
 def drawn_frames(recipe: SamplerRecipe) -> int:
@@ -270,8 +219,7 @@ def read_recipe_file(path: Path, names: Iterable[str]) -> dict[str, Any]:
 
 def check_known(names: Iterable[Any], allowed: Sequence[str], whose: str) -> None:
     """Raise an error if a name is not allowed."""
-    unknown = [str(name) for name in names if name not in allowed]
-    if unknown:
+    if unknown := [str(name) for name in names if name not in allowed]:
         raise InvalidArgument(f"{', '.join(unknown)}: no such setting in {whose}; choose from: {', '.join(allowed)}")
 
 
@@ -300,8 +248,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
-        if repeated:
+        if repeated := sorted({key for key in keys if keys.count(key) > 1}):
             raise yaml.YAMLError(f"{', '.join(repeated)} is given twice")
         return dict(super().construct_mapping(node, deep))
 
@@ -311,24 +258,65 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _check_num_candidates(value: Any) -> int | tuple[int, int]:
+def _check_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"{name}={value!r} must be a string that is not empty")
+    return value
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Return a number from 0 to below 1."""
+    if check_float(name, value, at_least=0.0) >= 1:
+        raise InvalidArgument(f"{name}={value!r} must be at least 0 and below 1")
+    return float(value)
+
+
+def _check_num_candidates(name: str, value: Any) -> int | tuple[int, int]:
     """Return T, or its range; a ranking needs two frames."""
     if not isinstance(value, (tuple, list)):
-        return check_int("num_candidates", value, at_least=2)
+        return check_int(name, value, at_least=2)
     if len(value) != 2:
-        raise InvalidArgument(f"num_candidates={value!r} must be one integer, or two: the minimum and the maximum")
-    low, high = (check_int(f"num_candidates[{index}]", number, at_least=2) for index, number in enumerate(value))
+        raise InvalidArgument(f"{name}={value!r} must be one integer, or two: the minimum and the maximum")
+    low, high = (check_int(f"{name}[{index}]", number, at_least=2) for index, number in enumerate(value))
     if low > high:
-        raise InvalidArgument(f"num_candidates={value!r} must have the minimum first")
+        raise InvalidArgument(f"{name}={value!r} must have the minimum first")
     return low, high
 
 
-def _copy_json(name: str, value: Any) -> dict[str, Any]:
+def copy_json(name: str, value: Any) -> dict[str, Any]:
     """Return a copy of a dict of JSON values, which is saved with the sampler."""
     try:
         copy = json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError):
-        copy = None
-    if not isinstance(copy, dict) or copy != value:
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name}={value!r} must be a dict of JSON values ({error}); give strings, finite numbers, lists and dicts"
+        ) from error
+    if not isinstance(copy, dict) or list(copy) != list(value):
         raise InvalidArgument(f"{name}={value!r} must be a dict of JSON values, or {{}}")
     return copy
+
+
+_at_least_0, _above_0 = partial(check_float, at_least=0.0), partial(check_float, above=0.0)
+
+# How each setting is checked
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("name", "backbone"), _check_text),
+    "target": partial(one_of, allowed=TARGETS),
+    "target_space": partial(one_of, allowed=TARGET_SPACES),
+    "loss": partial(one_of, allowed=("hinge", "mse", "logistic", "listwise", "reinforce")),
+    "prediction": partial(one_of, allowed=("softmax", "softmax-sigmoid", "sigmoid", "raw")),
+    "guidance": partial(one_of, allowed=GUIDANCE),
+    "optimizer": partial(one_of, allowed=("sgd", "adamw")),
+    "crop_per": partial(one_of, allowed=("video", "frame")),
+    **dict.fromkeys(("shift", "seed"), partial(check_int, at_least=0)),
+    **dict.fromkeys(("epochs", "batch_size"), check_int),
+    "input_size": partial(check_int, at_least=32),
+    **dict.fromkeys(("temperature", "lr"), _above_0),
+    **dict.fromkeys(("tau", "clip"), lambda name, value: None if value is None else _above_0(name, value)),
+    **dict.fromkeys(("margin", "lam", "distill", "calibrate", "weight_decay"), _at_least_0),
+    **dict.fromkeys(("dropout", "momentum", "warmup", "ema"), check_fraction),
+    **dict.fromkeys(("class_head", "weighted", "flip"), check_bool),
+    **dict.fromkeys(("crop_scale", "crop_ratio"), check_range),
+    "num_candidates": _check_num_candidates,
+    **dict.fromkeys(("scoring", "reinforce"), copy_json),
+}

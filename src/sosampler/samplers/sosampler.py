@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,21 +19,14 @@ from sosampler.classifiers.weights import digest_of
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
-from sosampler.samplers.losses import saliency
+from sosampler.samplers.losses import label_shares, saliency
+from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, SamplerOutput, has_belief
+from sosampler.samplers.recipe import check_fraction, copy_json
 
 _BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
 # Bytes of frames at their original size, in the float32 in which a GPU resizes them, that are resized at a time.
 _RESIZE_BYTES = 1 << 30
 _MIN_SIDE = 32  # MobileNetV2 halves the frame five times
-
-
-class SamplerOutput(NamedTuple):
-    """The network's outputs for T candidates of B videos; those of masked candidates have no meaning."""
-
-    scores: Tensor  # [B, T], what frames are ranked by
-    importance: Tensor  # [B, T], the linear head
-    class_logits: Tensor | None  # [B, T, C], with a class head
-    features: Tensor  # [B, T, D]
 
 
 class SOSampler(nn.Module, PyTorchModelHubMixin):
@@ -70,27 +62,21 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         super().__init__()
         self.input_size = check_int("input_size", input_size, at_least=_MIN_SIDE)
         self.num_classes = None if num_classes is None else check_int("num_classes", num_classes)
-        self.class_names: tuple[str, ...] | None = None
-        if class_names is not None:
-            self.class_names = read_names(class_names)
-            if len(self.class_names) != self.num_classes:
-                raise InvalidArgument(
-                    f"num_classes={num_classes} must be the number of class_names, {len(self.class_names)}; "
-                    "give both for a class head, or neither"
-                )
+        self.class_names = None if class_names is None else read_names(class_names)
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise InvalidArgument(
+                f"num_classes={num_classes} must be the number of class_names, {len(self.class_names)}; "
+                "give both for a class head, or neither"
+            )
         self.multi_label = check_bool("multi_label", multi_label)
-        if check_float("dropout", dropout, at_least=0.0) >= 1:
-            raise InvalidArgument(f"dropout={dropout!r} must be at least 0 and below 1")
         self.calibration = calibration
         self.about = about
         self.precision = "float32"
         self.backbone = create_backbone(backbone, shift=shift, input_size=self.input_size)
-        self.dropout = nn.Dropout(float(dropout))
+        self.dropout = nn.Dropout(check_fraction("dropout", dropout))
         self.importance_head = nn.Linear(self.backbone.num_features, 1)
         self.class_head = None if self.num_classes is None else nn.Linear(self.backbone.num_features, self.num_classes)
-        self.scoring = Scoring(
-            _copy_json("scoring", scoring), multi_label=self.multi_label, num_classes=self.num_classes
-        )
+        self.scoring = Scoring(scoring, multi_label=self.multi_label, num_classes=self.num_classes)
         self._gmacs: dict[int, float] = {}
 
     # ---- the network
@@ -105,8 +91,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     def _features(self, frames: Tensor, mask: Tensor | None) -> Tensor:
         batch, count = frames.shape[:2]
-        features: Tensor = self.backbone(frames.flatten(0, 1), count, mask)
-        return features.view(batch, count, self.backbone.num_features)
+        return self.backbone(frames.flatten(0, 1), count, mask).view(batch, count, self.backbone.num_features)
 
     def apply_heads(self, features: Tensor, mask: Tensor | None = None) -> SamplerOutput:
         """Compute all outputs from features [B, T, D] in full precision: half precision would turn scores into ties."""
@@ -156,10 +141,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return top_n(scores, num_frames, self._check_mask(mask, frames))
 
     def _features_of_videos(self, frames: Tensor, mask: Tensor | None) -> Tensor:
-        """Return features [B, T, D]; a very long video is processed in overlapping segments.
-
-        Through the temporal shift a frame depends on `reach` frames to each side, so segments overlap by that much.
-        """
+        """Return features [B, T, D]; a long video in segments that overlap by the `reach` of the temporal shift."""
         count, reach = frames.shape[1], self.backbone.reach
         parts = []
         for begin in range(0, count, _BATCH_FRAMES):
@@ -173,11 +155,9 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
     def _preprocess(self, frames: Tensor) -> Tensor:
         """Return uint8 [B, T, 3, H, W] as the network's input [B, T, 3, h, w]; large frames a few at a time."""
         height, width = frames.shape[-2:]
-        size = max(1, _RESIZE_BYTES // (3 * height * width * 4))
-        parts = [
-            self.preprocessing(part.to(self.device, non_blocking=True)) for part in frames.flatten(0, 1).split(size)
-        ]
-        return torch.cat(parts).unflatten(0, frames.shape[:2])
+        parts = frames.flatten(0, 1).split(max(1, _RESIZE_BYTES // (3 * height * width * 4)))
+        small = [self.preprocessing(part.to(self.device, non_blocking=True)) for part in parts]
+        return torch.cat(small).unflatten(0, frames.shape[:2])
 
     def _check_mask(self, mask: Any, frames: Tensor) -> Tensor | None:
         if mask is None:
@@ -229,7 +209,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     @about.setter
     def about(self, value: dict[str, Any] | None) -> None:
-        self._about = _copy_json("about", value)
+        self._about = copy_json("about", {} if value is None else value)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -270,8 +250,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
     def freeze(self) -> Self:
         """Switch to evaluation mode and turn gradients off."""
-        self.requires_grad_(False)
-        self.eval()
+        self.requires_grad_(False).eval()
         return self
 
     def __repr__(self) -> str:
@@ -294,8 +273,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
     ) -> str | None:
         """Write config.json, model.safetensors and README.md (the model card); optionally push them to the hub.
 
-        `config` and `model_card_kwargs` are part of the hub's interface and are ignored: the sampler defines both
-        files.
+        `config` and `model_card_kwargs`, part of the hub's interface, are ignored: the sampler defines both files.
         """
         folder = Path(save_directory)
         write_folder(folder, self)
@@ -332,60 +310,36 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
 
 def check_scores(scores: Tensor) -> None:
     """Raise an error if scores are NaN or infinite; waits for the device."""
-    bad = int((~torch.isfinite(scores)).sum())
-    if bad:
+    if bad := int((~torch.isfinite(scores)).sum()):
         raise WeightsError(
             f"the sampler gives NaN or infinite scores for {bad} of {scores.numel()} frames; "
             "run it with precision='float32', or train it again with a lower learning rate"
         )
 
 
-def _copy_json(name: str, value: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of a dict of JSON values."""
-    if value is None:
-        return {}
-    try:
-        copied = json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"{name} must hold JSON values only ({error}); give strings, finite numbers, lists and dicts"
-        ) from error
-    if not isinstance(copied, dict):
-        raise InvalidArgument(f"{name}={value!r} must be a dict")
-    return copied
-
-
 # ---- scoring: the outputs of the heads -> the score by which frames are ranked
-
-SETTINGS = ("belief", "relevance", "importance")
-SALIENCY = {"saliency": "max"}
-_MAX_EVIDENCE_FRAMES = 10.0
-_MIN_LIKELIHOOD = 1e-4  # no single frame rules a class out
 
 
 class Scoring(nn.Module):
     """importance [B, T], class_logits [B, T, C] or None, mask [B, T] or None -> scores [B, T]. Has no parameters.
 
-    Args:
-        settings: {} for the importance alone; {"belief": strength of the evidence, "relevance": [slope, offset],
-            "importance": its weight in the score}; or {"saliency": "max"}, the log-odds of the highest class
-            probability (SCSampler).
-        multi_label: whether classes are independent (sigmoid) or exclusive (softmax).
-        num_classes: of the class head; None without one.
+    `settings`: {} for the importance alone; {"belief": strength of the evidence, "relevance": [slope, offset],
+    "importance": its weight in the score}; or {"saliency": "max"}, the log-odds of the highest class probability
+    (SCSampler).
     """
 
     def __init__(
         self, settings: dict[str, Any] | None = None, *, multi_label: bool = False, num_classes: int | None = None
     ) -> None:
         super().__init__()
-        self.settings = dict(settings or {})
+        self.settings = copy_json("scoring", {} if settings is None else settings)
         self.multi_label = multi_label
         if not self.settings:
             return
-        if self.settings != SALIENCY and set(self.settings) != set(SETTINGS):
+        if self.settings != SALIENCY and not has_belief(self.settings):
             raise InvalidArgument(
-                f"scoring={self.settings} must be {{}} for the importance alone, {SALIENCY}, or all of: "
-                f"{', '.join(SETTINGS)}"
+                f"scoring={self.settings} must be {{}} for the importance alone, {SALIENCY}, or all of: belief, "
+                "relevance, importance"
             )
         if num_classes is None or num_classes < 2:
             raise InvalidArgument(
@@ -420,12 +374,12 @@ class Scoring(nn.Module):
         probs = class_logits.sigmoid() if self.multi_label else class_logits.softmax(-1)
         if self.multi_label:
             probs = probs / probs.sum(-1, keepdim=True).clamp_min(1e-12)
-        evidence = (1 - relevance + relevance * probs.shape[-1] * probs).clamp_min(_MIN_LIKELIHOOD).log()  # [B, T, C]
+        evidence = (1 - relevance + relevance * probs.shape[-1] * probs).clamp_min(MIN_LIKELIHOOD).log()  # [B, T, C]
         real = torch.ones_like(importance) if mask is None else mask.to(importance.dtype)
         # Padding may hold any value, even NaN.
         evidence = torch.where(real[..., None] > 0, evidence, torch.zeros_like(evidence))
         count = real.sum(1, keepdim=True).clamp_min(1.0)  # [B, 1]
-        strength = self.belief * count.clamp_max(_MAX_EVIDENCE_FRAMES) / count
+        strength = self.belief * count.clamp_max(MAX_EVIDENCE_FRAMES) / count
         return (strength * evidence.sum(1)).log_softmax(-1)
 
 
@@ -477,8 +431,7 @@ def top_n(scores: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor
     batch, num_candidates = scores.shape
     mask = real_candidates(mask, batch, num_candidates, num_frames)
     scores = scores if scores.is_floating_point() else scores.double()  # integers have no lowest value
-    lowest = -float("inf")
-    order = scores.masked_fill(scores.isnan(), lowest).argsort(dim=1, descending=True, stable=True)
+    order = scores.masked_fill(scores.isnan(), -torch.inf).argsort(dim=1, descending=True, stable=True)
     if mask is not None:  # real candidates first, whatever their scores are
         order = order.gather(1, (~mask).gather(1, order).to(torch.uint8).argsort(dim=1, stable=True))
     return order[:, :num_frames].sort(dim=1).values
@@ -486,9 +439,8 @@ def top_n(scores: Tensor, num_frames: int, mask: Tensor | None = None) -> Tensor
 
 def log_label_confidence(log_probs: Tensor, labels: Tensor) -> Tensor:
     """Return the mean of log p over the true labels: log_probs [B, ..., C], labels [B, C] -> [B, ...]."""
-    between = (1,) * (log_probs.dim() - 2)
-    weights = labels.to(log_probs.dtype)
-    weights = (weights / weights.sum(1, keepdim=True)).reshape(labels.shape[0], *between, labels.shape[1])
+    weights = label_shares(labels, log_probs.dtype)
+    weights = weights.reshape(len(labels), *(1,) * (log_probs.dim() - 2), labels.shape[1])
     # A class that is no label may have log p = -inf; 0 times it is NaN, so it is masked instead.
     return (log_probs.masked_fill(weights == 0, 0.0) * weights).sum(-1)
 
@@ -496,7 +448,7 @@ def log_label_confidence(log_probs: Tensor, labels: Tensor) -> Tensor:
 def log_confidence(logits: Tensor, labels: Tensor, activation: str = "softmax") -> Tensor:
     """Return the log confidence in the labels of a classifier's logits [B, ..., C], without a clamp: [B, ...]."""
     softmax = one_of("activation", activation, ACTIVATIONS) == "softmax"
-    log_probs = logits.log_softmax(-1) if softmax else torch.nn.functional.logsigmoid(logits)
+    log_probs = logits.log_softmax(-1) if softmax else F.logsigmoid(logits)
     return log_label_confidence(log_probs, labels)
 
 

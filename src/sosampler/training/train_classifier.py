@@ -28,7 +28,6 @@ from sosampler.classifiers.factory import (
     set_input_size,
 )
 from sosampler.classifiers.weights import read_state
-from sosampler.classifiers.wrap import WrappedClassifier
 from sosampler.datasets.manifest import Manifest
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.evaluation.result import mean_average_precision, top1
@@ -345,7 +344,7 @@ def _user_network(
             f"{classifier.name} calls class {number} {name!r}, the data {wanted!r}; "
             "give the data a class list in the network's order, or the network no names"
         )
-    if isinstance(classifier, WrappedClassifier) and classifier.outputs == "probabilities":
+    if classifier.options.get("outputs") == "probabilities":
         raise InvalidArgument(f"{classifier.name} returns probabilities; training needs its logits")
     classifier.class_names, classifier.fresh_head = classes, False
     classifier.activation = "sigmoid" if multi_label else "softmax"

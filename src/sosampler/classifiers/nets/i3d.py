@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.classifiers.nets.resnet3d import Size3, check_clips, check_head, named, window_means
+from sosampler.classifiers.nets.resnet3d import ClipNet, Size3, named, window_means
 
 # Channels of an Inception module: branch 0 (1x1x1), branch 1 (1x1x1, then 3x3x3), branch 2 (the same, narrower) and
 # branch 3 (max pooling, then 1x1x1).
@@ -87,8 +87,7 @@ class _ShiftNorm(nn.BatchNorm3d):
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         # A constant scale: on a GPU torch has no gradient for a norm with a bias but no scale.
-        ones = torch.ones_like(self.bias)
-        statistics = (self.running_mean, self.running_var, ones, self.bias)
+        statistics = (self.running_mean, self.running_var, torch.ones_like(self.bias), self.bias)
         return F.batch_norm(features, *statistics, self.training, self.momentum or 0.0, self.eps)
 
 
@@ -113,15 +112,11 @@ class _Mixed(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        branches = (self.Branch_0, self.Branch_1, self.Branch_2, self.Branch_3)
-        return torch.cat([branch(features) for branch in branches], dim=1)
+        return torch.cat([branch(features) for branch in self.children()], dim=1)
 
 
-class I3D(nn.Module):
-    """Float clips [B, 3, T, H, W] in -1..1 -> logits [B, num_classes].
-
-    Trained on 64 frames at 224 pixels, takes any number; 12.7 million parameters with 400 classes.
-    """
+class I3D(ClipNet):
+    """Float clips [B, 3, T, H, W] in -1..1 -> logits [B, num_classes]; trained on 64 frames, takes any number."""
 
     head_names = ("Logits.Conv3d_0c_1x1.conv.",)  # state-dict prefix of the last layer
     layers = (
@@ -132,9 +127,7 @@ class I3D(nn.Module):
     )
 
     def __init__(self, num_classes: int = 400, *, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_head(num_classes, dropout)
-        self.num_classes = num_classes
+        super().__init__(num_classes, dropout)
         self.Conv3d_1a_7x7 = _unit(3, 64, 7, stride=2)
         self.MaxPool3d_2a_3x3 = _SameMaxPool3d((1, 3, 3), (1, 2, 2))
         self.Conv3d_2b_1x1 = _unit(64, 64, 1)
@@ -154,7 +147,7 @@ class I3D(nn.Module):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
     def forward(self, clips: Tensor) -> Tensor:
-        features = check_clips(clips)
+        features = self.check(clips)
         for name in self.layers:
             features = getattr(self, name)(features)
         # The last layer is linear: the mean of the windows' logits equals the logits of the windows' mean.

@@ -6,14 +6,15 @@ ResNet-50 can be inflated. X3D uses the residual blocks too.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.validation import check_float, check_int, one_of
+from sosampler._util.validation import check_float, check_int
 from sosampler.classifiers.weights import some_of
 from sosampler.errors import InvalidArgument
 
@@ -25,18 +26,19 @@ HEAD_WINDOW = (8, 7, 7)  # of features: a clip of 8 frames at 224 pixels
 COUNTER = "num_batches_tracked"  # of a batch norm: many files omit it, and inference does not need it
 
 
-def check_clips(clips: Tensor) -> Tensor:
-    """Return `clips`, which must have the shape [B, 3, T, H, W]."""
-    if clips.ndim != 5 or clips.shape[1] != 3:
-        raise InvalidArgument(f"clips have shape {tuple(clips.shape)} but must be [B, 3, T, H, W]")
-    return clips
+class ClipNet(nn.Module):
+    """A network of float clips [B, 3, T, H, W]."""
 
+    def __init__(self, num_classes: int, dropout: float) -> None:
+        super().__init__()
+        self.num_classes = check_int("num_classes", num_classes)
+        if check_float("dropout", dropout, at_least=0) > 1:
+            raise InvalidArgument(f"dropout={dropout!r} must be from 0 to 1")
 
-def check_head(num_classes: int, dropout: float) -> None:
-    """Check the arguments of a class head."""
-    check_int("num_classes", num_classes)
-    if check_float("dropout", dropout, at_least=0) > 1:
-        raise InvalidArgument(f"dropout={dropout!r} must be from 0 to 1")
+    def check(self, clips: Tensor) -> Tensor:
+        if clips.ndim != 5 or clips.shape[1] != 3:
+            raise InvalidArgument(f"clips have shape {tuple(clips.shape)} but must be [B, 3, T, H, W]")
+        return clips
 
 
 def window_means(features: Tensor, window: Size3) -> Tensor:
@@ -53,31 +55,23 @@ def conv3d(inputs: int, outputs: int, kernel: Size3, *, spatial_stride: int = 1,
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
-    """Return a sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
 class Residual(nn.Module):
     """relu(shortcut + branch2); the shortcut may have a convolution, and that a norm."""
 
-    def __init__(self, branch2: nn.Module, branch1_conv: nn.Module | None, branch1_norm: nn.Module | None) -> None:
+    def __init__(
+        self, branch2: nn.Module, branch1_conv: nn.Module | None = None, branch1_norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.branch1_conv = branch1_conv
-        self.branch1_norm = branch1_norm
-        self.branch2 = branch2
+        self.branch1_conv, self.branch1_norm, self.branch2 = branch1_conv, branch1_norm, branch2
 
     def forward(self, features: Tensor) -> Tensor:
         shortcut = features
-        if self.branch1_conv is not None:
-            shortcut = self.branch1_conv(shortcut)
-        if self.branch1_norm is not None:
-            shortcut = self.branch1_norm(shortcut)
+        for layer in (self.branch1_conv, self.branch1_norm):
+            shortcut = shortcut if layer is None else layer(shortcut)
         return F.relu(shortcut + self.branch2(features))
-
-
-def stage(blocks: Iterable[Residual]) -> nn.Module:
-    """Return a sequence of residual blocks."""
-    return named(res_blocks=nn.Sequential(*blocks))
 
 
 def start_weights(net: nn.Module) -> None:
@@ -93,8 +87,8 @@ def start_weights(net: nn.Module) -> None:
             nn.init.zeros_(module.branch2.norm_c.weight)
 
 
-def _bottleneck(inputs: int, inner: int, outputs: int, *, frames: int, stride: int, stride_on_1x1: bool) -> Residual:
-    first, second = (stride, 1) if stride_on_1x1 else (1, stride)
+def _bottleneck(inputs: int, inner: int, outputs: int, frames: int, strides: tuple[int, int]) -> Residual:
+    first, second = strides
     branch2 = named(
         conv_a=conv3d(inputs, inner, (frames, 1, 1), spatial_stride=first),
         norm_a=nn.BatchNorm3d(inner),
@@ -106,8 +100,8 @@ def _bottleneck(inputs: int, inner: int, outputs: int, *, frames: int, stride: i
         norm_c=nn.BatchNorm3d(outputs),
     )
     if inputs == outputs:
-        return Residual(branch2, None, None)
-    return Residual(branch2, conv3d(inputs, outputs, (1, 1, 1), spatial_stride=stride), nn.BatchNorm3d(outputs))
+        return Residual(branch2)
+    return Residual(branch2, conv3d(inputs, outputs, (1, 1, 1), spatial_stride=first * second), nn.BatchNorm3d(outputs))
 
 
 class _Head(nn.Module):
@@ -121,23 +115,17 @@ class _Head(nn.Module):
         return self.proj(self.dropout(window_means(features, HEAD_WINDOW).mean(dim=(2, 3, 4))))
 
 
-class SlowOnly(nn.Module):
+class SlowOnly(ClipNet):
     """SlowOnly ResNet-50: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes].
 
-    Designed for 8 frames, takes any number; 32.45 million parameters with 400 classes.
-
-    Args:
-        stride_on_1x1: whether each stage halves the size in the first convolution of its first block instead of the
-            second, as in Keras and Caffe. The state dict has the same names and shapes.
-        dropout: before the last layer, in training.
+    Designed for 8 frames, takes any number; 32.45 million parameters with 400 classes. With `stride_on_1x1` each stage
+    halves the size in the first convolution of its first block instead of the second, as in Keras and Caffe.
     """
 
     head_names = ("blocks.5.proj.",)  # state-dict prefix of the last layer
 
     def __init__(self, num_classes: int = 400, stride_on_1x1: bool = False, *, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_head(num_classes, dropout)
-        self.num_classes = num_classes
+        super().__init__(num_classes, dropout)
         blocks: list[nn.Module] = [
             named(
                 conv=conv3d(3, 64, (1, 7, 7), spatial_stride=2),
@@ -150,35 +138,44 @@ class SlowOnly(nn.Module):
         for number, (depth, inner, outputs, frames) in enumerate(STAGES):
             residuals = []
             for block in range(depth):
-                stride = 2 if number and not block else 1
+                strides = (2 if number and not block else 1, 1)
                 residuals.append(
-                    _bottleneck(inputs, inner, outputs, frames=frames, stride=stride, stride_on_1x1=stride_on_1x1)
+                    _bottleneck(inputs, inner, outputs, frames, strides if stride_on_1x1 else strides[::-1])
                 )
                 inputs = outputs
-            blocks.append(stage(residuals))
+            blocks.append(named(res_blocks=nn.Sequential(*residuals)))
         self.blocks = nn.Sequential(*blocks, _Head(num_classes, dropout))
         start_weights(self)
 
     def forward(self, clips: Tensor) -> Tensor:
-        return self.blocks(check_clips(clips))
+        return self.blocks(self.check(clips))
 
 
-# ---- inflation of a 2-D ResNet-50
+# Regular expressions that turn the names of SlowOnly into those of the 2-D network.
+_NAMES_2D = (
+    *((r"blocks\.0\.conv\.", "conv1."), (r"blocks\.0\.norm\.", "bn1."), (r"blocks\.5\.proj\.", "fc.")),
+    *((r"blocks\.(\d)\.res_blocks\.", r"layer\1."), ("branch1_conv", "downsample.0"), ("branch1_norm", "downsample.1")),
+    *((f"branch2.conv_{letter}", f"conv{number}") for number, letter in enumerate("abc", start=1)),
+    *((f"branch2.norm_{letter}", f"bn{number}") for number, letter in enumerate("abc", start=1)),
+)
 
 
-def inflate_resnet50(state_2d: Mapping[str, Tensor], *, how: str = "centre") -> dict[str, Tensor]:
+def inflate_resnet50(state_2d: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict for `SlowOnly` from a 2-D ResNet-50 with torchvision's or timm's names.
 
-    Args:
-        state_2d: conv1, bn1, layer1 .. layer4 and optionally fc; without fc the result has no head.
-        how: "centre" puts each kernel at the middle frame: the network then equals the 2-D one, averaged over frames.
-            "mean" spreads it evenly over frames, as I3D does: equal on a static clip, apart from the first and last
-            frames, which lack neighbours.
+    `state_2d` holds conv1, bn1, layer1 .. layer4 and optionally fc; without fc the result has no head. Each kernel is
+    put at the middle frame: the network then equals the 2-D one, averaged over frames.
     """
-    one_of("how", how, ("centre", "mean"))
-    names = _names_3d()
-    if not any(key.startswith("fc.") for key in state_2d):
-        names = {key: name for key, name in names.items() if not key.startswith("fc.")}
+    with torch.device("meta"):
+        target = SlowOnly(num_classes=len(state_2d["fc.weight"]) if "fc.weight" in state_2d else 1).state_dict()
+    has_head = any(key.startswith("fc.") for key in state_2d)
+    names = {}
+    for name in target:
+        key = name
+        for pattern, replacement in _NAMES_2D:
+            key = re.sub(pattern, replacement, key)
+        if has_head or not key.startswith("fc."):
+            names[key] = name
     missing = [key for key in names if key not in state_2d and not key.endswith(COUNTER)]
     unknown = [key for key in state_2d if key not in names]
     if missing or unknown:
@@ -187,49 +184,16 @@ def inflate_resnet50(state_2d: Mapping[str, Tensor], *, how: str = "centre") -> 
             f"missing {some_of(missing) or 'none'}; unknown {some_of(unknown) or 'none'}; "
             "give conv1, bn1, layer1 .. layer4 and, if there is a head, fc"
         )
-    with torch.device("meta"):
-        target = SlowOnly(num_classes=len(state_2d["fc.weight"]) if "fc.weight" in state_2d else 1).state_dict()
-    wrong = []
-    for key, tensor in state_2d.items():
-        shape = list(target[names[key]].shape)
-        expected = [*shape[:2], *shape[3:]] if len(shape) == 5 else shape  # without the frames of a kernel
-        if list(tensor.shape) != expected:
-            wrong.append(f"{key} {tuple(tensor.shape)}, not {tuple(expected)}")
+    inflated, wrong = {}, []
+    for key, name in names.items():
+        weight = state_2d.get(key, torch.zeros((), dtype=torch.long))  # counters may be missing
+        inflated[name] = weight.new_zeros(target[name].shape)
+        # The middle frame of a kernel [C, c, frames, h, w].
+        middle = inflated[name][:, :, target[name].shape[2] // 2] if target[name].ndim == 5 else inflated[name]
+        if middle.shape == weight.shape:
+            middle.copy_(weight)
+        else:
+            wrong.append(f"{key} {tuple(weight.shape)}, not {tuple(middle.shape)}")
     if wrong:
         raise InvalidArgument(f"weights have other shapes than a ResNet-50: {some_of(wrong)}; give a plain ResNet-50")
-    return {
-        name: _inflate(state_2d[key], target[name].shape, how) if key in state_2d else torch.zeros((), dtype=torch.long)
-        for key, name in names.items()
-    }
-
-
-def _names_3d() -> dict[str, str]:
-    """Return each key of the 2-D network with the key in SlowOnly."""
-    modules = {"conv1": "blocks.0.conv", "bn1": "blocks.0.norm", "fc": "blocks.5.proj"}
-    for stage_number, (depth, *_) in enumerate(STAGES, start=1):
-        blocks = f"blocks.{stage_number}.res_blocks"
-        modules[f"layer{stage_number}.0.downsample.0"] = f"{blocks}.0.branch1_conv"
-        modules[f"layer{stage_number}.0.downsample.1"] = f"{blocks}.0.branch1_norm"
-        for block in range(depth):
-            for number, letter in enumerate("abc", start=1):
-                modules[f"layer{stage_number}.{block}.conv{number}"] = f"{blocks}.{block}.branch2.conv_{letter}"
-                modules[f"layer{stage_number}.{block}.bn{number}"] = f"{blocks}.{block}.branch2.norm_{letter}"
-    names = {}
-    for old, new in modules.items():
-        leaf = new.rpartition(".")[2]
-        tensors: tuple[str, ...] = ("weight",) if "conv" in leaf else ("weight", "bias")
-        if "norm" in leaf:
-            tensors = ("weight", "bias", "running_mean", "running_var", COUNTER)
-        names.update({f"{old}.{tensor}": f"{new}.{tensor}" for tensor in tensors})
-    return names
-
-
-def _inflate(weight: Tensor, shape: torch.Size, how: str) -> Tensor:
-    if len(shape) != 5:
-        return weight.clone()
-    frames = shape[2]
-    if how == "mean":
-        return (weight / frames).unsqueeze(2).repeat(1, 1, frames, 1, 1)
-    inflated = weight.new_zeros(shape)
-    inflated[:, :, frames // 2] = weight
     return inflated

@@ -7,16 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler.classifiers.nets.resnet3d import (
-    Residual,
-    check_clips,
-    check_head,
-    conv3d,
-    named,
-    stage,
-    start_weights,
-    window_means,
-)
+from sosampler.classifiers.nets.resnet3d import ClipNet, Residual, conv3d, named, start_weights, window_means
 
 STEM = 24  # channels
 # Blocks per stage, channels inside a block, output channels, channels of squeeze-and-excitation.
@@ -52,7 +43,7 @@ def _block(inputs: int, inner: int, outputs: int, *, stride: int, squeezed: int 
         norm_c=nn.BatchNorm3d(outputs),
     )
     if stride == 1:
-        return Residual(branch2, None, None)
+        return Residual(branch2)
     # The first stage keeps its number of channels; there the published weights have no norm.
     norm = None if inputs == outputs else nn.BatchNorm3d(outputs)
     return Residual(branch2, conv3d(inputs, outputs, (1, 1, 1), spatial_stride=stride), norm)
@@ -62,19 +53,17 @@ class _Head(nn.Module):
     def __init__(self, num_classes: int, dropout: float) -> None:
         super().__init__()
         _, inner, outputs, _ = STAGES[-1]
-        self.pool = nn.ModuleDict(
-            {
-                "pre_conv": conv3d(outputs, inner, (1, 1, 1)),
-                "pre_norm": nn.BatchNorm3d(inner),
-                "post_conv": conv3d(inner, HEAD_FEATURES, (1, 1, 1)),
-            }
+        self.pool = named(
+            pre_conv=conv3d(outputs, inner, (1, 1, 1)),
+            pre_norm=nn.BatchNorm3d(inner),
+            post_conv=conv3d(inner, HEAD_FEATURES, (1, 1, 1)),
         )
         self.dropout = nn.Dropout(dropout)
         self.proj = nn.Linear(HEAD_FEATURES, num_classes)
 
     def forward(self, features: Tensor, *, mean_logits: bool = False) -> Tensor:
-        features = F.relu(self.pool["pre_norm"](self.pool["pre_conv"](features)))
-        features = F.relu(self.pool["post_conv"](window_means(features, HEAD_WINDOW)))
+        features = F.relu(self.pool.pre_norm(self.pool.pre_conv(features)))
+        features = F.relu(self.pool.post_conv(window_means(features, HEAD_WINDOW)))
         windows = self.proj(self.dropout(features.flatten(2).transpose(1, 2)))  # [B, windows, classes]
         count = windows.shape[1]
         if count == 1 or mean_logits:
@@ -83,20 +72,17 @@ class _Head(nn.Module):
         return windows.log_softmax(dim=2).logsumexp(dim=1) - math.log(count)
 
 
-class X3D(nn.Module):
-    """X3D-S: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes].
+class X3D(ClipNet):
+    """X3D-S: normalised float clips [B, 3, T, H, W] -> logits [B, num_classes]; for 13 frames at 160, takes any number.
 
-    Designed for 13 frames at 160 pixels, takes any number; 3.79 million parameters with 400 classes.
-    A clip larger than 13 frames or 160 pixels gives several windows; its logits are then the logarithm of the
-    windows' mean probability, or with `mean_logits` (for independent classes) their mean logits.
+    A larger clip gives several windows; its logits are the logarithm of the windows' mean probability, or with
+    `mean_logits` (for independent classes) their mean logits.
     """
 
     head_names = ("blocks.5.proj.",)  # state-dict prefix of the last layer
 
     def __init__(self, num_classes: int = 400, *, dropout: float = 0.5) -> None:
-        super().__init__()
-        check_head(num_classes, dropout)
-        self.num_classes = num_classes
+        super().__init__(num_classes, dropout)
         # In the published names the spatial convolution of the stem is conv_t and the temporal one conv_xy.
         stem_conv = named(
             conv_t=conv3d(3, STEM, (1, 3, 3), spatial_stride=2), conv_xy=conv3d(STEM, STEM, (5, 1, 1), groups=STEM)
@@ -106,14 +92,12 @@ class X3D(nn.Module):
         for depth, inner, outputs, squeezed in STAGES:
             residuals = []
             for block in range(depth):
-                stride = 1 if block else 2
                 gate = None if block % 2 else squeezed  # every other block has one
-                residuals.append(_block(inputs, inner, outputs, stride=stride, squeezed=gate))
+                residuals.append(_block(inputs, inner, outputs, stride=1 if block else 2, squeezed=gate))
                 inputs = outputs
-            blocks.append(stage(residuals))
+            blocks.append(named(res_blocks=nn.Sequential(*residuals)))
         self.blocks = nn.Sequential(*blocks, _Head(num_classes, dropout))
         start_weights(self)
 
     def forward(self, clips: Tensor, *, mean_logits: bool = False) -> Tensor:
-        logits: Tensor = self.blocks[-1](self.blocks[:-1](check_clips(clips)), mean_logits=mean_logits)
-        return logits
+        return self.blocks[-1](self.blocks[:-1](self.check(clips)), mean_logits=mean_logits)

@@ -56,12 +56,7 @@ class FusedConv(nn.Module):
             from sosampler.engine.kernels.triton_kernels import finish_conv
 
             return finish_conv(self._convolve(x, None), self.bias, other, self.activation)
-        x = self._convolve(x, self.bias)
-        if other is not None:
-            x = x + other
-        if self.activation == "relu":
-            return F.relu(x)
-        return F.relu6(x) if self.activation == "relu6" else x
+        return finish_conv_eager(self._convolve(x, self.bias), None, other, self.activation)
 
     def _convolve(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(x, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
@@ -74,11 +69,10 @@ class FusedConv(nn.Module):
         name, arguments = _ONEDNN[self.activation]
         onednn = torch.ops.mkldnn._convolution_pointwise
         if other is None:
-            output: Tensor = onednn(x, self._packed, self.bias, *shape, name, arguments, "")
-            return output
+            return onednn(x, self._packed, self.bias, *shape, name, arguments, "")
         # After an addition oneDNN supports ReLU only.
         after: tuple[Any, ...] = ("add", None, "relu" if self.activation == "relu" else None, [], None)
-        if self.in_place and _is_channels_last(x) and _is_channels_last(other):
+        if self.in_place and all(part.is_contiguous(memory_format=torch.channels_last) for part in (x, other)):
             # Saves a tenth of a ResNet-50's time: new memory is read before it is written.
             in_place = torch.ops.mkldnn._convolution_pointwise_.binary
             output = in_place(other, x, self._packed, self.bias, *shape, *after)
@@ -95,15 +89,19 @@ class FusedConv(nn.Module):
         return output
 
     def extra_repr(self) -> str:
-        outputs, inputs = self.weight.shape[0], self.weight.shape[1] * self.groups
-        return (
-            f"{inputs}, {outputs}, stride={self.stride}, groups={self.groups}, activation={self.activation}, "
-            f"{self.backend}"
-        )
+        sizes = f"{self.weight.shape[1] * self.groups}, {self.weight.shape[0]}, stride={self.stride}"
+        return f"{sizes}, groups={self.groups}, activation={self.activation}, {self.backend}"
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return bool(x.is_contiguous(memory_format=torch.channels_last))
+def finish_conv_eager(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
+    """Compute activation(x + bias[channel] + other) with torch's operators, into new memory."""
+    if bias is not None:
+        x = x + bias.view(1, -1, 1, 1)
+    if other is not None:
+        x = x + other
+    if activation == "relu":
+        return F.relu(x)
+    return F.relu6(x) if activation == "relu6" else x
 
 
 def set_conv_backend(net: nn.Module, backend: str) -> None:
@@ -161,10 +159,7 @@ class SpaceToDepth:
 
 
 def use_space_to_depth(net: nn.Module) -> SpaceToDepth | None:
-    """Make the first convolution of a fused network read blocks, in place.
-
-    Returns None and changes nothing unless the network begins with a convolution of RGB images with stride 2.
-    """
+    """Make the first convolution of a fused network read blocks, if it is one of RGB images with stride 2, in place."""
     if not isinstance(net, fx.GraphModule):
         return None
     images = next(node for node in net.graph.nodes if node.op == "placeholder")
@@ -175,8 +170,8 @@ def use_space_to_depth(net: nn.Module) -> SpaceToDepth | None:
     conv = net.get_submodule(name)
     if not isinstance(conv, FusedConv):
         return None
-    (height, width), (above, left) = conv.weight.shape[-2:], conv.padding
-    if conv.weight.shape[1] != 3 or conv.groups != 1 or conv.stride != [2, 2] or conv.dilation != [1, 1]:
+    (channels, height, width), (above, left) = conv.weight.shape[1:], conv.padding
+    if channels != 3 or conv.groups != 1 or conv.stride != [2, 2] or conv.dilation != [1, 1]:
         return None
     if height != width or above != left:
         return None
@@ -186,6 +181,5 @@ def use_space_to_depth(net: nn.Module) -> SpaceToDepth | None:
         plain.weight.copy_(blocks.rearrange_weight(conv.weight))
         if conv.bias is not None and plain.bias is not None:
             plain.bias.copy_(conv.bias)
-    parent, _, child = name.rpartition(".")
-    setattr(net.get_submodule(parent), child, FusedConv(plain, conv.activation))
+    net.set_submodule(name, FusedConv(plain, conv.activation))
     return blocks

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sosampler.engine.kernels.blocks import BLOCK_CHANNELS, SpaceToDepth
+from sosampler.engine.kernels.blocks import BLOCK_CHANNELS, SpaceToDepth, finish_conv_eager
 from sosampler.errors import first_line
 
 log = logging.getLogger("sosampler")
@@ -32,10 +32,6 @@ _BLOCK = 1024  # values per program
 _CELLS = 64  # 2 x 2 pixel blocks per program
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then kernels run on the CPU too, for tests
 _ACTIVATION_CODES = {None: 0, "relu": 1, "relu6": 2}
-
-
-def have_triton() -> bool:
-    return triton is not None
 
 
 def can_use(x: Tensor) -> bool:
@@ -87,17 +83,6 @@ def finish_conv(x: Tensor, bias: Tensor | None, other: Tensor | None, activation
         block=_BLOCK,
     )
     return x
-
-
-def finish_conv_eager(x: Tensor, bias: Tensor | None, other: Tensor | None, activation: str | None) -> Tensor:
-    """Compute the same with torch's operators, into new memory."""
-    if bias is not None:
-        x = x + bias.view(1, -1, 1, 1)
-    if other is not None:
-        x = x + other
-    if activation == "relu":
-        return F.relu(x)
-    return F.relu6(x) if activation == "relu6" else x
 
 
 def centre_pixels(pixels: Tensor, middle: int, width: int, dtype: torch.dtype) -> Tensor:
