@@ -63,18 +63,11 @@ def run(
     repeat: bool = False,
     strict: bool = False,
 ) -> RunSummary:
-    """Do the videos that have no row in `out` yet, and write their rows as they come.
+    """Do the videos that have no row in `out` yet (`repeat`: all), and write their rows as they come.
 
-    Args:
-        videos: in the order of the rows of a file.
-        work: makes the rows.
-        what: "selections" or "predictions".
-        out: a file (.jsonl, .csv, .parquet) or a folder for Parquet files; None writes nothing.
-        identity: options that must be equal for a run to resume.
-        on_row: called with each new row where none are written, and with that of a single video.
-        on_progress: called after each video.
-        repeat: do all videos, also those that have a row.
-        strict: raise the first failure.
+    Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
+    where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
+    are written, and with that of a single video. `strict` raises the first failure.
     """
     failures: list[Row] = []
     with nullcontext() if out is None else open_rows(out, what, identity or {}) as rows:
@@ -102,9 +95,9 @@ def run(
         return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged)
 
 
-def failure_row(video: str, error: SosamplerError) -> Row:
-    """Return the row of a video that failed."""
-    return {"video": video, "error": str(error)}
+def row_of(video: str, outcome: Any) -> Row:
+    """Return the row of a selection, a prediction, or an error."""
+    return {"video": video, "error": str(outcome)} if isinstance(outcome, SosamplerError) else outcome.to_dict()
 
 
 # ---- selections
@@ -141,36 +134,31 @@ class SelectJob:
         on_progress: OnProgress | None = None,
     ) -> RunSummary:
         """Select from all videos, and write rows, frames and the contact sheet."""
-        names = [str(video) for video in videos]
+        names, is_single = [str(video) for video in videos], len(videos) == 1
         if self.sheet is not None and len(videos) > MAX_ROWS:
             raise InvalidArgument(
                 f"a contact sheet holds {MAX_ROWS} videos at most, not {len(videos)}; use --save-frames instead"
             )
-        folders: dict[str, Path] = {}
-        if self.frames_folder is not None:
+        folders, folder = {}, self.frames_folder
+        if folder is not None:
             # The frames of a single video go into the folder itself.
-            one = len(videos) == 1
-            parts = [self.frames_folder] if one else [self.frames_folder / label for label in labels(list(videos))]
-            folders = dict(zip(names, parts, strict=True))
+            parts = [""] if is_single else labels(list(videos))
+            folders = {name: folder / part for name, part in zip(names, parts, strict=True)}
         sheet_rows: dict[str, SheetRow] = {}
-        folder = self.frames_folder
+        where = {"frames_folder": folder and str(folder), "image_format": self.image_format}
         summary = run(
             names,
             lambda todo: self.rows(todo, folders, sheet_rows),
             "selections",
             out=self.out,
-            identity={
-                **self.options.identity(),
-                "frames_folder": folder and str(folder),
-                "image_format": self.image_format,
-            },
+            identity={**self.options.identity(), **where},
             on_row=on_row,
             on_progress=on_progress,
-            repeat=self.sheet is not None or len(videos) == 1,  # a contact sheet needs the pixels of all
-            strict=len(videos) == 1,
+            repeat=self.sheet is not None or is_single,  # a contact sheet needs the pixels of all
+            strict=is_single,
         )
         if self.sheet is not None and sheet_rows:
-            write_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
+            write_contact_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
         return summary
 
     def rows(
@@ -184,33 +172,24 @@ class SelectJob:
         many = len(videos) > 1
         options = replace(self.options, threads=self.options.threads or 1) if many else self.options
 
-        def step(video: str) -> Outcome:
-            def work() -> Outcome:
-                selection = select_with(video, options)
-                if folders:
-                    save_frames(selection, folders[video], image_format=self.image_format)
-                if sheet_rows is not None and self.sheet is not None:
-                    sheet_rows[video] = SheetRow.of(selection)
-                return replace(selection, frames=None)
+        def work(video: str) -> Selection:
+            selection = select_with(video, options)
+            if folders:
+                save_frames(selection, folders[video], image_format=self.image_format)
+            if sheet_rows is not None and self.sheet is not None:
+                sheet_rows[video] = SheetRow.of(selection)
+            return replace(selection, frames=None)
 
-            return attempt(video, work)
+        def step(video: str) -> Outcome:
+            return attempt(video, lambda: work(video))
 
         workers = self.workers or min(num_cores(), _MAX_WORKERS) if many else 1
         with FramePool(workers, processes=False, ahead=2 * workers, held=1) as pool:
             for video, decoded in zip(videos, pool.decoded(FrameTask(one, step) for one in videos), strict=True):
-                outcome = decoded.outcome
-                yield failure_row(video, outcome) if isinstance(outcome, SosamplerError) else outcome.to_dict()  # type: ignore[union-attr]
+                yield row_of(video, decoded.outcome)
 
 
 # ---- predictions
-
-
-def classify_rows(pipeline: Pipeline, videos: Sequence[str]) -> Generator[Row, None, None]:
-    """Yield the rows of the videos in their order."""
-    # A single video gets all cores for its decoding.
-    results = iter([pipeline(videos[0], on_error="return")]) if len(videos) == 1 else pipeline.stream(videos)
-    for video, result in zip(videos, results, strict=True):
-        yield failure_row(video, result) if isinstance(result, SosamplerError) else result.to_dict()
 
 
 def classify_videos(
@@ -222,9 +201,16 @@ def classify_videos(
     on_progress: OnProgress | None = None,
 ) -> RunSummary:
     """Classify all videos, and write their rows."""
+
+    def work(todo: Sequence[str]) -> Generator[Row, None, None]:
+        # A single video gets all cores for its decoding.
+        results = [pipeline(todo[0], on_error="return")] if len(todo) == 1 else pipeline.stream(todo)
+        for video, result in zip(todo, results, strict=True):
+            yield row_of(video, result)
+
     return run(
         [str(video) for video in videos],
-        lambda todo: classify_rows(pipeline, todo),
+        work,
         "predictions",
         out=out,
         identity=None if out is None else pipeline.identity(),
@@ -320,19 +306,8 @@ def _tile(frame: np.ndarray) -> Image.Image:
     return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
 
 
-def write_contact_sheet(selections: Sequence[Selection], path: Path) -> None:
-    """Write one block for each selection, one below the other."""
-    write_sheet([SheetRow.of(selection) for selection in selections], path)
-
-
-def write_sheet(rows: Sequence[SheetRow], path: Path) -> None:
-    """Write the sheet of these videos."""
-    if not rows:
-        raise InvalidArgument("a contact sheet needs at least one selection")
-    if len(rows) > MAX_ROWS:
-        raise InvalidArgument(
-            f"a contact sheet holds {MAX_ROWS} videos at most, not {len(rows)}; use --save-frames instead"
-        )
+def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
+    """Write one block for each video, one below the other."""
     columns = min(8, max(len(row.tiles) for row in rows))
     width = 2 * _MARGIN + columns * _TILE_WIDTH + (columns - 1) * _GAP
     blocks = [_draw_row(row, columns, width) for row in rows]

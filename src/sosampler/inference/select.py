@@ -93,29 +93,8 @@ def select(
         >>> sel.frame_indices.tolist(), sel.pts_seconds.tolist()
         ([15, 45, 75], [0.5, 1.5, 2.5])
     """
-    options = SelectOptions(
-        num_frames=num_frames,
-        num_candidates=num_candidates,
-        policy=policy,
-        candidates=candidates,
-        grid=grid,
-        fps=fps,
-        start=start,
-        end=end,
-        on_short=on_short,
-        snap_tolerance=snap_tolerance,
-        seed=seed,
-        size=size,
-        decode=decode,
-        decoder=decoder,
-        threads=threads,
-        limits=limits,
-        folder_fps=folder_fps,
-        auto_min=auto_min,
-        auto_max=auto_max,
-        auto_tolerance=auto_tolerance,
-    )
-    return select_with(source, options)
+    options = {name: value for name, value in locals().items() if name != "source"}
+    return select_with(source, SelectOptions(**options))
 
 
 def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Selection:
@@ -303,9 +282,8 @@ def _targets_at_rate(
     timeline = reader.timeline()
     begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
     ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
-    times = rate_times(
-        begins, min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end), fps
-    )
+    end = min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end)
+    times = rate_times(begins, end, fps)
     targets = np.clip(timeline.index_at(times), first, last - 1)
     distinct = np.unique(targets)
     if len(distinct) == len(targets):
@@ -323,24 +301,21 @@ def _targets_at_rate(
 def _keyframes(
     reader: VideoReader, options: SelectOptions, targets: Indices, first: int, last: int, notes: list[str]
 ) -> Candidates:
-    keys = reader.keyframe_indices()
-    inside = np.flatnonzero((keys >= first) & (keys < last))
-    if not len(inside):
-        raise InvalidArgument(
-            f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
-        )
+    for _ in range(2):
+        keys = reader.keyframe_indices()
+        inside = np.flatnonzero((keys >= first) & (keys < last))
+        if not len(inside):
+            raise InvalidArgument(
+                f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
+            )
+        positions = inside[keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))]
+        frame_indices, pts_seconds = reader.locate_keyframes(positions)
+        if np.array_equal(frame_indices, keys[positions]):
+            break
+        reader.timeline()  # the container's index had other numbers (open groups of pictures): match again with these
     if len(inside) < len(targets) and options.on_short != "error":
         handling = _handling(options.on_short, "keyframe")
         notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {handling}")
-    positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
-    frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
-    if not np.array_equal(frame_indices, keys[inside[positions]]):
-        # The container's index did not have the true numbers (open groups of pictures): match again with these.
-        reader.timeline()
-        keys = reader.keyframe_indices()
-        inside = np.flatnonzero((keys >= first) & (keys < last))
-        positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
-        frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)

@@ -37,12 +37,9 @@ def difference_peaks(
 
     A maximum is a run of equal scores with lower ones, or nothing, on either side; its first frame represents it.
 
-    Args:
-        change_scores: [T], such as those of `difference.change_scores`.
-        num_frames: N.
-        by: rank maxima by their height, or by how far they rise above the valley that parts them from a higher one.
-            Outside of the video everything is as low as its lowest score.
-        spacing: frames this close to a chosen one wait until nothing else is left; a quarter of T / N if not given.
+    Maxima are ranked `by` their height, or by how far they rise above the valley that parts them from a higher one;
+    outside of the video everything is as low as its lowest score. Frames within `spacing` of a chosen one wait until
+    nothing else is left; a quarter of T / N if not given.
 
     >>> difference_peaks([0, 9, 8, 0, 5, 0, 0, 3], 3).tolist()
     [1, 4, 7]
@@ -61,13 +58,8 @@ def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = Non
 
     Source: the greedy suppression of object detectors, in the one-dimensional form used for moments of a video.
     Different: frames have no extent, so what overlaps is what lies within `window` positions; and when every candidate
-    is chosen or suppressed before there are N, the best suppressed ones fill up.
-
-    Args:
-        scores: [T].
-        num_frames: N.
-        window: positions on either side of a chosen one; 0 is the plain N best. The widest that can never run out of
-            candidates if not given.
+    is chosen or suppressed before there are N, the best suppressed ones fill up. The window, on either side, is the
+    widest that can never run out of candidates if not given; 0 is the plain N best.
 
     >>> temporal_nms([1, 9, 8, 2, 7, 3], 2, window=1).tolist(), temporal_nms([1, 9, 8, 2, 7, 3], 3, window=5).tolist()
     ([1, 4], [1, 2, 4])
@@ -87,13 +79,8 @@ def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth
     recursion with its test, mean of the n best minus mean of all at or above `threshold`, its end at `max_depth`,
     and both defaults. Different: scores are of any scale here, so they are brought to 0..1 over the video before they
     are tested; where a budget is odd, the half whose next best frame is better gets the extra one, so that N frames
-    are returned for every N; a segment never gets more budget than it has frames.
-
-    Args:
-        scores: [T].
-        num_frames: N.
-        threshold: 0 always takes (the plain N best), above 1 always splits.
-        max_depth: how often a segment may be split; at 0 the plain N best.
+    are returned for every N; a segment never gets more budget than it has frames. A threshold of 0 always takes (the
+    plain N best), above 1 always splits.
 
     >>> aks([9, 8, 7, 0, 1, 2, 3, 4], 4, threshold=0).tolist(), aks([9, 8, 7, 0, 1, 2, 3, 4], 4, max_depth=1).tolist()
     ([0, 1, 2, 7], [0, 1, 6, 7])
@@ -130,10 +117,7 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     taken once, and what is left of the budget is spread over the others likewise (systematic sampling with certain
     units). Where fewer than N candidates have any weight, the rest of the budget is spread evenly in time.
 
-    Args:
-        scores: [T].
-        num_frames: N.
-        power: 0 is the uniform policy, a large one tends to the N best.
+    A power of 0 is the uniform policy, a large one tends to the N best.
 
     >>> inverse_transform([1, 1, 1, 1, 1, 1], 3).tolist(), inverse_transform([0, 0, 0, 5, 6, 5, 6, 5], 3).tolist()
     ([1, 3, 5], [4, 5, 6])
@@ -262,8 +246,8 @@ def distances(features: Numbers) -> Numbers:
     return table
 
 
-def median_bandwidth(features: ArrayLike, mask: Mask | None = None, *, pooled: bool = False) -> Numbers:
-    """Return the median distance between two frames of a video: features [B, T, D] -> [B], or [] over all if pooled.
+def median_bandwidth(features: ArrayLike, mask: Mask | None = None) -> Numbers:
+    """Return the median distance between two frames of a video: features [B, T, D] -> [B].
 
     Of an even number of pairs the lower one in the middle. Where more than half of the pairs are equal frames, or
     there is one frame only, it is 1.
@@ -273,8 +257,7 @@ def median_bandwidth(features: ArrayLike, mask: Mask | None = None, *, pooled: b
     real = np.ones((batch, num_candidates), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
     pairs = np.triu(real[:, None] & real[:, :, None], 1)
     table = distances(np.where(real[..., None], features, 0))  # padding may hold anything
-    medians = [lower_median(table[pairs])] if pooled else [lower_median(table[b][pairs[b]]) for b in range(batch)]
-    widths = np.asarray(medians[0] if pooled else medians, dtype=features.dtype)
+    widths = np.array([lower_median(table[b][pairs[b]]) for b in range(batch)], dtype=features.dtype)
     return np.where(widths > 0, widths, np.ones_like(widths))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
@@ -9,12 +11,12 @@ from PIL import Image
 from sosampler._util.arrays import Frames, Indices
 from sosampler._util.validation import check_float
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Policy, Scores, number_of_frames
+from sosampler.policies.base import Batch, Numbers, Policy, Scores, number_of_frames
 from sosampler.policies.positional import centre
 from sosampler.policies.score_rules import difference_peaks, distances, greedy_dpp, lower_median
 
-# Differences are taken on small grey images: noise and small shifts average out, and it costs nothing.
-_THUMBNAIL = 64
+# Frames are compared as small images: noise and small shifts average out, and it costs nothing.
+_SIDE = 64  # pixels
 
 
 def change_scores(frames: Frames) -> np.ndarray:
@@ -22,16 +24,16 @@ def change_scores(frames: Frames) -> np.ndarray:
 
     The first frame has none before it and is compared with the second.
     """
-    small = np.stack([_thumbnail(frame) for frame in frames])  # [T, 64, 64]
+    small = np.stack([_thumbnail(frame, "L") for frame in frames])  # [T, 64, 64]
     if len(small) < 2:
         return np.zeros(len(small))
     change = np.abs(np.diff(small, axis=0)).mean(axis=(1, 2)) / 255
     return np.concatenate([change[:1], change])
 
 
-def _thumbnail(frame: np.ndarray) -> np.ndarray:
-    grey = Image.fromarray(frame).convert("L")
-    return np.asarray(grey.resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX, reducing_gap=2.0), dtype=np.float32)
+def _thumbnail(frame: Frames, mode: str) -> NDArray[np.float32]:
+    image = Image.fromarray(frame).convert(mode)
+    return np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BOX, reducing_gap=2.0), dtype=np.float32)
 
 
 class FrameDifference(Policy):
@@ -67,8 +69,7 @@ class _GreedyOrder(Policy):
 
     needs = frozenset({"frames"})
 
-    def order(self, features: ArrayLike, num_frames: int) -> Indices:
-        raise NotImplementedError
+    order: Callable[[ArrayLike, int], Indices]  # features [T, D], N -> the first N
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         order = batch.cached(("order", self.name), lambda: self._order(batch))
@@ -83,25 +84,6 @@ class _GreedyOrder(Policy):
         return order
 
 
-class FarthestFirst(_GreedyOrder):
-    name = "farthest-first"
-    description = "again and again the frame least like those chosen, from the middle on"
-
-    def order(self, features: ArrayLike, num_frames: int) -> Indices:
-        return farthest_first_order(features, num_frames)
-
-
-class Dpp(_GreedyOrder):
-    name = "dpp"
-    description = "N frames unlike each other: greedy mode of a determinantal point process"
-
-    def order(self, features: ArrayLike, num_frames: int) -> Indices:
-        return dpp_order(features, num_frames)
-
-
-Features = NDArray[np.float64]
-
-_COLOUR_SIDE = 64  # pixels a side; noise and small shifts average out
 _COLOUR_CELLS = 8  # a side
 _EDGE_CELLS = 4  # a side
 _DIRECTIONS = 8  # over half a turn: an edge from dark to bright is the same as one from bright to dark
@@ -130,9 +112,8 @@ def farthest_first_order(features: ArrayLike, num_frames: int) -> Indices:
     nearest = np.full(len(descriptors), np.inf)  # distance to a chosen one
     for step in range(num_frames):
         # Frames without features come last, in time order.
-        order[step] = pick = int(
-            np.where(left & known, value, -np.inf).argmax() if (left & known).any() else left.argmax()
-        )
+        able = left & known
+        order[step] = pick = int(np.where(able, value, -np.inf).argmax() if able.any() else left.argmax())
         left[pick] = False
         # Differences, not the product form: that loses near-duplicates to cancellation.
         value = nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
@@ -168,6 +149,18 @@ def dpp_order(features: ArrayLike, num_frames: int) -> Indices:
     return order
 
 
+class FarthestFirst(_GreedyOrder):
+    name = "farthest-first"
+    description = "again and again the frame least like those chosen, from the middle on"
+    order = staticmethod(farthest_first_order)
+
+
+class Dpp(_GreedyOrder):
+    name = "dpp"
+    description = "N frames unlike each other: greedy mode of a determinantal point process"
+    order = staticmethod(dpp_order)
+
+
 def pixel_features(frames: Frames) -> NDArray[np.float32]:
     """Return cheap descriptors [T, 320] of frames [T, H, W, 3] uint8, for `farthest_first_order` and `dpp_order`.
 
@@ -183,12 +176,7 @@ def pixel_features(frames: Frames) -> NDArray[np.float32]:
         raise InvalidArgument(f"frames are {given}; give images as a NumPy array, uint8 [T, H, W, 3]")
     if not frames.size:
         raise InvalidArgument(f"frames have shape {list(frames.shape)}; give at least one frame with pixels")
-    return np.stack([_descriptor(_colour_thumbnail(frame)) for frame in frames])
-
-
-def _colour_thumbnail(frame: Frames) -> NDArray[np.float32]:
-    small = Image.fromarray(frame).resize((_COLOUR_SIDE, _COLOUR_SIDE), Image.Resampling.BOX, reducing_gap=2.0)
-    return np.asarray(small, dtype=np.float32) / np.float32(255)  # [64, 64, 3]
+    return np.stack([_descriptor(_thumbnail(frame, "RGB") / np.float32(255)) for frame in frames])
 
 
 def _descriptor(image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -207,12 +195,12 @@ def _descriptor(image: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _cell_means(image: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
     """[64, 64, C] -> [cells, cells, C]"""
-    side = _COLOUR_SIDE // cells
+    side = _SIDE // cells
     means: NDArray[np.float32] = image.reshape(cells, side, cells, side, -1).mean(axis=(1, 3))
     return means
 
 
-def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
+def _checked(features: ArrayLike) -> tuple[Numbers, NDArray[np.bool_], int]:
     """Features [T, D] within -1..1, which of them are finite, and the power of two by which they were divided.
 
     A power of two changes no digit, and squares of what is left neither overflow nor vanish.
@@ -228,8 +216,6 @@ def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
     exponent = int(np.frexp(np.abs(numbers).max())[1])
     return np.ldexp(numbers, -exponent), known, exponent
 
-
-Numbers = NDArray[np.float64]
 
 # Lower qualities count as this: black frames need not be ranked.
 _MIN_QUALITY = 1e-3
@@ -261,16 +247,8 @@ def typical_order(
     Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
     Different: similarity below `alike` is no repetition, so that themes may be shown more than once, from other sides.
 
-    Args:
-        quality: [T] in 0..1.
-        features: [T, D]; similarity is their cosine, negative ones count as 0.
-        num_frames: N.
-        clearness: weight of the quality.
-        sharpness: power of the similarity in the typicality; a high one counts near relatives alone.
-        movement: weight of the unrest.
-        most_movement: the dissimilarity, 1 - similarity, beyond which unrest does not grow.
-        redundancy: weight of the repetition.
-        alike: from which similarity on a frame begins to repeat another; below 1.
+    Qualities [T] are in 0..1; similarity is the cosine of features [T, D], negative ones count as 0. In the typicality
+    it is taken to the power `sharpness`: a high one counts near relatives alone.
 
     >>> order, value = typical_order([1, 1, 1, 0.01], [[1, 0], [1, 0.1], [0, 1], [1, 0]], 3)
     >>> order.tolist()

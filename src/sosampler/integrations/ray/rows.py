@@ -17,7 +17,7 @@ from sosampler._util.progress import OnProgress
 from sosampler._util.workers import ProcessPool, WorkerDied
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt
-from sosampler.inference.many import RunSummary, failure_row, run
+from sosampler.inference.many import RunSummary, row_of, run
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
 from sosampler.integrations.ray.cluster import (
@@ -74,17 +74,10 @@ class NetworkStep:
         rows = []
         results = self.batch_classifier([Decoded(outcome) for _, outcome in videos])
         for (video, _), result in zip(videos, results, strict=True):
-            rows.append(_row(video, result))
+            rows.append(row_of(video, result))
             if not isinstance(result, SosamplerError):
                 rows[-1].get("selection", rows[-1])["policy"] = self.policy
         return rows
-
-
-def _row(video: str, outcome: Any) -> Row:
-    if isinstance(outcome, SosamplerError):
-        return failure_row(video, outcome)
-    row: Row = outcome if isinstance(outcome, dict) else outcome.to_dict()
-    return row
 
 
 # ---- what runs on the cluster
@@ -108,10 +101,9 @@ class _DecodeActor:
     def _decode(self, video: str) -> bytes:
         try:
             data: bytes = self._process.submit(video).result()
-        except WorkerDied as died:
-            return _pack(video, VideoError(died.over(video)), self._last)
         except SosamplerError as error:
-            return _pack(video, error, self._last)
+            failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
+            return _pack(video, failure, self._last)
         return data
 
 
@@ -125,7 +117,7 @@ def serve(pickled_and_last: tuple[bytes, bool]) -> Callable[[str], bytes]:
 def _pack(video: str, outcome: Any, last: bool) -> bytes:
     if isinstance(outcome, Unfit):
         outcome = VideoError(f"{video}: its candidates are too large or too small for the sampler; give another size")
-    return json.dumps(_row(video, outcome)).encode() if last else pickle.dumps(outcome, protocol=5)
+    return json.dumps(row_of(video, outcome)).encode() if last else pickle.dumps(outcome, protocol=5)
 
 
 class _NetworkActor:
@@ -136,8 +128,7 @@ class _NetworkActor:
         self._step = step
 
     def __call__(self, batch: Any) -> Any:
-        names = batch.column("video").to_pylist()
-        data = batch.column("data").to_pylist()
+        names, data = batch.column("video").to_pylist(), batch.column("data").to_pylist()
         videos = [(os.fsdecode(name), pickle.loads(packed)) for name, packed in zip(names, data, strict=True)]
         try:
             rows = self._step(videos)
@@ -150,7 +141,7 @@ class _NetworkActor:
             row = attempt(video, lambda: self._step([(video, outcome)])[0])
         except SosamplerError as error:
             row = error
-        return _row(video, row)
+        return row_of(video, row) if isinstance(row, SosamplerError) else row
 
 
 def _table(names: list[bytes], data: list[bytes]) -> Any:
@@ -226,7 +217,7 @@ def select_on_ray(
         identity["size"] = size
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
-        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+        step = DecodeStep.of_candidates(options)
     return _run(videos, out, "selections", identity, step, network, settings, on_progress)
 
 
@@ -245,15 +236,14 @@ def classify_on_ray(
     sampler = arguments.pop("sampler")
     if _has_network(policy, sampler):
         sampler = _sent(sampler)
-        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+        step = DecodeStep.of_candidates(options)
     else:
         sampler = policy.spec or sampler
         step = DecodeStep(replace(options, policy=sampler))
     arguments["classifier"] = absolute(arguments["classifier"])
-    settings_of_classifier = dict(arguments["classifier_options"] or {})
-    if settings_of_classifier.get("weights") is not None:
-        settings_of_classifier["weights"] = absolute(settings_of_classifier["weights"])
-    arguments["classifier_options"] = settings_of_classifier
+    classifier_options = arguments["classifier_options"] or {}
+    weights = absolute(classifier_options.get("weights"))
+    arguments["classifier_options"] = {**classifier_options, **({"weights": weights} if weights is not None else {})}
     network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
     identity = {**pipeline.identity(), "precision": arguments["precision"]}
     return _run(videos, out, "predictions", identity, step, network, settings, on_progress)
