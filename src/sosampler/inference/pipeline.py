@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sosampler._util.arrays import Frames
 from sosampler._util.hardware import check_device, resolve_device
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
@@ -135,15 +134,21 @@ class BatchClassifier:
             outcomes = [decoded.outcome for decoded in batch]
             self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
             results: dict[int, Prediction | Selection | SosamplerError] = {}
-            by_shape: dict[Any, list[int]] = {}  # for the engine
+            groups: dict[
+                tuple[Any, ...], list[int]
+            ] = {}  # that share a call, by whether the engine runs it and by shape
             for index, decoded in enumerate(batch):
                 if isinstance(decoded.outcome, CandidateFrames) and self._suits_engine(decoded.outcome):
-                    by_shape.setdefault(decoded.shape, []).append(index)
+                    groups.setdefault((True, decoded.shape), []).append(index)
+                    continue
+                results[index] = selection = self._choose(decoded)
+                if isinstance(selection, Selection):
+                    groups.setdefault((False, getattr(selection.frames, "shape", None)), []).append(index)
+            for (by_engine, _), indices in groups.items():
+                if by_engine:
+                    results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
                 else:
-                    results[index] = self._choose(decoded)
-            results |= self._classify({index: one for index, one in results.items() if isinstance(one, Selection)})
-            for indices in by_shape.values():
-                results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
+                    results |= zip(indices, self._classify([results[index] for index in indices]), strict=True)
             return [results[index] for index in range(len(batch))]
 
     def _suits_engine(self, video: CandidateFrames) -> bool:
@@ -156,26 +161,26 @@ class BatchClassifier:
     def _run_engine(self, group: Sequence[Decoded]) -> list[Prediction]:
         """Score, choose and classify candidates of one shape in one call."""
         begin = time.perf_counter()
-        # A GPU is prepared for each shape anew, so shared calls are all of one size there.
-        padded = len(group) > 1 and self.engine.device.type == "cuda"
-        frames = _stack(group, max(len(group), self._batch_size if padded else 1))  # [B, T, H, W, 3]
+        # A GPU is prepared for each shape anew, so shared calls are all of one size there, padded with black videos.
+        if len(group) == 1:
+            frames = group[0].take()[None]  # without a copy where it was decoded in this process
+        else:
+            size = max(len(group), self._batch_size if self.engine.device.type == "cuda" else 1)
+            frames = np.zeros((size, *(group[0].shape or ())), dtype=np.uint8)  # [B, T, H, W, 3]
+            for row, decoded in enumerate(group):
+                decoded.take(frames[row])
         videos = [decoded.outcome for decoded in group if isinstance(decoded.outcome, CandidateFrames)]
         positions = np.zeros(frames.shape[:2], dtype=np.float32)  # [B, T]
         for row, video in enumerate(videos):
             positions[row] = self._positions(video)
         assert self.classifier is not None, "an engine has a classifier"
         output = self.engine.run(frames, torch.from_numpy(positions)).check(self.classifier.name)
-        chosen, scores = output.chosen.cpu().numpy(), output.scores.float().cpu().numpy()
-        probabilities = output.probabilities.float().cpu().numpy()
-        seconds = (time.perf_counter() - begin) / len(group)
-        return [
-            self._prediction(
-                build_selection(replace(video, frames=frames[row]), self.options, Choice(chosen[row], scores[row])),
-                probabilities[row],
-                seconds,
-            )
-            for row, video in enumerate(videos)
+        choices = map(Choice, output.chosen.cpu().numpy(), output.scores.float().cpu().numpy())
+        selections = [
+            build_selection(replace(video, frames=own), self.options, choice)
+            for video, own, choice in zip(videos, frames, choices, strict=False)
         ]
+        return self._predictions(selections, output.probabilities, begin)
 
     def _choose(self, decoded: Decoded) -> Selection | SosamplerError:
         """Return the selection of one video, by the policy where its frames are not chosen yet."""
@@ -191,26 +196,15 @@ class BatchClassifier:
         except InvalidArgument as error:  # too few frames
             return error
 
-    def _classify(self, selections: dict[int, Selection]) -> dict[int, Prediction | Selection]:
+    def _classify(self, group: Sequence[Any]) -> Sequence[Prediction | Selection]:
+        """Classify selections of one shape in one call."""
         if self.classifier is None:
-            kept = self._keep_frames
-            return {index: one if kept else replace(one, frames=None) for index, one in selections.items()}
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, selection in selections.items():
-            assert selection.frames is not None, "a pipeline decodes"
-            groups.setdefault(selection.frames.shape, []).append(index)
-        results: dict[int, Prediction | Selection] = {}
-        for indices in groups.values():
-            begin = time.perf_counter()
-            group = [selections[index] for index in indices]
-            frames = torch.stack([selection.to_torch() for selection in group])  # [B, N, 3, H, W]
-            positions = torch.from_numpy(np.stack([self._positions(selection) for selection in group]))  # [B, N]
-            outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
-            probabilities = outputs.float().cpu().numpy()
-            seconds = (time.perf_counter() - begin) / len(indices)
-            for index, selection, row in zip(indices, group, probabilities, strict=True):
-                results[index] = self._prediction(selection, row, seconds)
-        return results
+            return [replace(selection, frames=None) for selection in group]
+        begin = time.perf_counter()
+        frames = torch.stack([selection.to_torch() for selection in group])  # [B, N, 3, H, W]
+        positions = torch.from_numpy(np.stack([self._positions(selection) for selection in group]))  # [B, N]
+        outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
+        return self._predictions(group, outputs, begin)
 
     def _run_classifier(self, frames: torch.Tensor, positions: torch.Tensor) -> Any:
         """Chosen frames [B, N, 3, H, W] and their positions [B, N] -> probabilities [B, C]."""
@@ -230,33 +224,20 @@ class BatchClassifier:
         ends = metadata.start_seconds + metadata.duration
         return positions_of(video.pts_seconds, begins, (ends if end is None else min(end, ends)) - begins)
 
-    def _prediction(self, selection: Selection, probabilities: np.ndarray, seconds: float) -> Prediction:
+    def _predictions(self, selections: Sequence[Selection], outputs: torch.Tensor, begin: float) -> list[Prediction]:
+        """Return the predictions by probabilities [B, C], which a call that began then gave for these videos."""
         assert self.classifier is not None
-        order = np.argsort(-probabilities, kind="stable")[: self._top]
-        top = tuple((str(self.classifier.class_names[index]), float(probabilities[index])) for index in order)
-        selecting = selection.timing["total"]
-        return Prediction(
-            video=selection.video,
-            label=top[0][0],
-            probability=top[0][1],
-            top=top,
-            probabilities=probabilities,
-            selection=selection if self._keep_frames else replace(selection, frames=None),
-            timing={"select": selecting, "classify": seconds, "total": selecting + seconds},
-        )
-
-
-def _stack(group: Sequence[Decoded], size: int) -> Frames:
-    """Copy the frames of equally large videos once, into one array padded with black videos up to `size`."""
-    if size == 1:
-        return group[0].take()[None]  # without a copy where it was decoded in this process
-    shape = group[0].shape
-    assert shape is not None, "candidates are decoded"
-    frames = np.empty((size, *shape), dtype=np.uint8)
-    for row, decoded in enumerate(group):
-        decoded.take(frames[row])
-    frames[len(group) :] = 0
-    return frames
+        probabilities = outputs.float().cpu().numpy()
+        seconds = (time.perf_counter() - begin) / len(selections)
+        predictions = []
+        for selection, row in zip(selections, probabilities, strict=False):
+            order = np.argsort(-row, kind="stable")[: self._top]
+            top = tuple((str(self.classifier.class_names[index]), float(row[index])) for index in order)
+            kept = selection if self._keep_frames else replace(selection, frames=None)
+            selecting = selection.timing["total"]
+            timing = {"select": selecting, "classify": seconds, "total": selecting + seconds}
+            predictions.append(Prediction(selection.video, *top[0], top, row, kept, timing))
+        return predictions
 
 
 class Pipeline:
