@@ -306,25 +306,5 @@ def test_the_theme_comes_before_the_stray() -> None:
     assert typicality(np.ones(5), np.clip(features @ features.T, 0, 1))[4] == 0
 
 
-def test_what_is_no_number_comes_last() -> None:
-    features = np.ones((4, 3))
-    features[1] = np.nan
-    order, value = typical_order([0.9, np.nan, 0.8, 0.7], features, 4)
-    assert order[-1] == 1 or value[1] == value.min()
+def test_a_single_frame_has_no_movement() -> None:
     assert unrest(np.ones(1), np.ones((1, 1)), 0.1).tolist() == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"num_frames": 4}, "more than the 3 candidates"),
-        ({"alike": 1.0}, "alike=1.0 must be"),
-        ({"clearness": -1}, "clearness"),
-        ({"quality": [1, 2]}, r"give \[T\] and \[T, D\]"),
-        ({"features": "x"}, "not numbers"),
-    ],
-)
-def test_bad_input(changes: dict, says: str) -> None:
-    given_ = {"quality": [1, 1, 1], "features": np.eye(3), "num_frames": 2} | changes
-    with pytest.raises(InvalidArgument, match=says):
-        typical_order(**given_)

@@ -260,37 +260,28 @@ _INK, _FAINT, _ACCENT, _PAPER = (28, 28, 30), (150, 150, 156), (196, 64, 32), (2
 
 @dataclass(frozen=True)
 class SheetRow:
-    """One video on the sheet, as thumbnails, so that many fit into memory."""
+    """One video on the sheet: a selection whose frames are thumbnails, so that many fit into memory."""
 
-    title: str
+    selection: Selection  # without frames
     tiles: list[Image.Image]
-    captions: list[str]
-    candidates: np.ndarray  # seconds [T]
-    chosen: np.ndarray  # seconds [N]
-    span: tuple[float, float]  # first frame's time, end of the video
 
     @classmethod
     def of(cls, selection: Selection) -> SheetRow:
         if selection.frames is None:
             raise InvalidArgument("a contact sheet needs the frames; select with decode=True")
-        meta = selection.metadata
-        captions = [
-            f"{_clock(seconds)}   frame {index}"
-            for index, seconds in zip(selection.frame_indices, selection.pts_seconds, strict=True)
-        ]
-        if selection.scores is not None:
-            captions = [f"{text}   {score:.3f}" for text, score in zip(captions, selection.scores, strict=True)]
-        return cls(
-            title=(
-                f"{Path(selection.video).name}: {len(selection)} of {selection.num_candidates} "
-                f"{selection.candidates.mode} candidates, policy {selection.policy}"
-            ),
-            tiles=[_tile(frame) for frame in selection.frames],
-            captions=captions,
-            candidates=selection.candidates.pts_seconds,
-            chosen=selection.pts_seconds,
-            span=(meta.start_seconds, meta.start_seconds + meta.duration),
-        )
+        return cls(replace(selection, frames=None), [_tile(frame) for frame in selection.frames])
+
+    @property
+    def title(self) -> str:
+        of = f"{len(self.selection)} of {self.selection.num_candidates} {self.selection.candidates.mode} candidates"
+        return f"{Path(self.selection.video).name}: {of}, policy {self.selection.policy}"
+
+    @property
+    def captions(self) -> list[str]:
+        chosen = self.selection
+        scores = [""] * len(chosen) if chosen.scores is None else [f"   {score:.3f}" for score in chosen.scores]
+        frames = zip(chosen.pts_seconds, chosen.frame_indices, scores, strict=True)
+        return [f"{_clock(seconds)}   frame {index}{score}" for seconds, index, score in frames]
 
 
 def _clock(seconds: float) -> str:
@@ -331,39 +322,31 @@ def _draw_row(row: SheetRow, columns: int, width: int) -> Image.Image:
     lines = [row.tiles[i : i + columns] for i in range(0, len(row.tiles), columns)]
     heights = [max(tile.height for tile in line) + 24 for line in lines]
     block = Image.new("RGB", (width, 46 + sum(heights) + 56), _PAPER)
-    draw = ImageDraw.Draw(block)
+    draw, captions, chosen = ImageDraw.Draw(block), row.captions, row.selection
     draw.text((_MARGIN, 14), row.title, font=title_font, fill=_INK)
     top = 46
     for number, (line, height) in enumerate(zip(lines, heights, strict=True)):
         for column, tile in enumerate(line):
             left = _MARGIN + column * (_TILE_WIDTH + _GAP)
             block.paste(tile, (left + (_TILE_WIDTH - tile.width) // 2, top))
-            draw.text((left, top + height - 20), row.captions[number * columns + column], font=text_font, fill=_INK)
+            draw.text((left, top + height - 20), captions[number * columns + column], font=text_font, fill=_INK)
         top += height
-    _draw_timeline(draw, row, top + 20, width, text_font)
-    return block
+    # The timeline has candidates as thin ticks and chosen frames as triangles, distinct without colour.
+    y, left, right = top + 20, _MARGIN, width - _MARGIN
+    begin, length = chosen.metadata.start_seconds, chosen.metadata.duration
 
-
-def _draw_timeline(
-    draw: ImageDraw.ImageDraw, row: SheetRow, y: int, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-) -> None:
-    """Draw candidates as thin ticks and chosen frames as triangles, distinct without colour."""
-    left, right = _MARGIN, width - _MARGIN
-    begin, end = row.span
-    length = max(end - begin, 1e-9)
-
-    def x_of(seconds: float) -> float:
-        return left + (right - left) * min(max((seconds - begin) / length, 0.0), 1.0)
+    def positions(seconds: np.ndarray) -> list[float]:
+        passed: list[float] = np.clip((seconds - begin) / max(length, 1e-9), 0.0, 1.0).tolist()
+        return [left + (right - left) * share for share in passed]
 
     draw.line((left, y, right, y), fill=_FAINT, width=2)
-    for seconds in row.candidates.tolist():
-        draw.line((x_of(seconds), y - 5, x_of(seconds), y + 5), fill=_FAINT, width=1)
-    for seconds in row.chosen.tolist():
-        x = x_of(seconds)
+    for x in positions(chosen.candidates.pts_seconds):
+        draw.line((x, y - 5, x, y + 5), fill=_FAINT, width=1)
+    for x in positions(chosen.pts_seconds):
         draw.polygon([(x, y - 2), (x - 6, y - 14), (x + 6, y - 14)], fill=_ACCENT)
-    draw.text((left, y + 8), _clock(begin), font=font, fill=_FAINT)
-    text = _clock(end)
-    draw.text((right - draw.textlength(text, font=font), y + 8), text, font=font, fill=_FAINT)
+    draw.text((left, y + 8), _clock(begin), font=text_font, fill=_FAINT)
+    draw.text((right, y + 8), _clock(begin + length), font=text_font, fill=_FAINT, anchor="ra")
+    return block
 
 
 IMAGE_FORMATS = ("jpg", "png")

@@ -107,7 +107,9 @@ def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) ->
             frames = decoded.frames
             video = decoded if options.decode else video
         elif policy.needs_frames:
-            frames = opened.read(video.frame_indices, opened.scoring_size(policy.min_size)).frames
+            # Small copies, never larger than stored.
+            size = min(max(_SCORING_SIZE, policy.min_size or 0), video.metadata.width, video.metadata.height)
+            frames = opened.read(video.frame_indices, size).frames
         choice = choose_frames(video, options, frames)
         read = opened.read if options.decode and video.frames is None else None
         selection = build_selection(video, options, choice, read)
@@ -159,10 +161,6 @@ class OpenCandidates:
         if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > MAX_KEPT_BYTES:
             return False
         return min_size is None or (not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height))
-
-    def scoring_size(self, min_size: int | None) -> int:
-        """Return the short side of small copies for scoring; never larger than stored."""
-        return min(max(_SCORING_SIZE, min_size or 0), self.video.metadata.width, self.video.metadata.height)
 
     def decode(self) -> CandidateFrames:
         """Decode every distinct candidate once."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Frames, Indices, Seconds
-from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
 
@@ -55,15 +54,10 @@ class Batch:
     def rows(self, rows: NDArray[Any]) -> Batch:
         """Return some of the videos, with what is cached about them; `rows` as NumPy indexes."""
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return replace(
-            self,
-            counts=self.counts[rows],
-            frames=None if self.frames is None else self.frames[rows],
-            pts_seconds=None if self.pts_seconds is None else self.pts_seconds[rows],
-            indices=None if self.indices is None else self.indices[rows],
-            teacher=None if self.teacher is None else self.teacher.rows(rows),
-            cache={key: _rows_of(value, rows) for key, value in self.cache.items()},
-        )
+        arrays = {name: _rows_of(getattr(self, name), rows) for name in ("counts", "frames", "pts_seconds", "indices")}
+        teacher = None if self.teacher is None else self.teacher.rows(rows)
+        cache = {key: _rows_of(value, rows) for key, value in self.cache.items()}
+        return replace(self, **arrays, teacher=teacher, cache=cache)
 
 
 def _rows_of(value: Any, rows: Indices) -> Any:
@@ -200,15 +194,6 @@ def scores_of(policy: Policy, batch: Batch) -> Scores | None:
         return None if scores is None else np.asarray(scores)
 
     return batch.cached(("scores", id(policy)), compute)
-
-
-def number_of_frames(num_frames: int, num_candidates: int) -> int:
-    """Return N as an int, or raise where there are fewer candidates."""
-    if check_int("num_frames", num_frames) > num_candidates:
-        raise InvalidArgument(
-            f"num_frames={num_frames} is more than the {num_candidates} candidates; choose fewer, or list more"
-        )
-    return int(num_frames)
 
 
 def top(scores: Scores, num_frames: int, counts: Indices | None = None) -> Indices:

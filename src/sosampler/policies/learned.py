@@ -82,7 +82,18 @@ class LearnedPolicy(Policy):
         return expected_of(self.sampler, self.outputs(batch), batch.counts)
 
     def auto_refusal(self) -> str | None:
-        return why_no_number(self.sampler, self.name)
+        sampler = self.sampler
+        if not hasattr(sampler, "look") or not hasattr(sampler, "config"):
+            return (
+                f"{self.name}: the scores of a {type(sampler).__name__} only rank, so that num_frames={AUTO!r} cannot "
+                "be used; give a number, or an SOSampler"
+            )
+        if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
+            return (
+                f"{self.name}: this sampler is not calibrated, so that num_frames={AUTO!r} cannot be used; give a "
+                "number, or train it again, which calibrates it"
+            )
+        return None
 
     def gmacs(self, num_candidates: int) -> float | None:
         return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
@@ -142,25 +153,10 @@ def least_size(preprocessing: Any) -> int:
 # ---- num_frames="auto"
 
 
-def why_no_number(sampler: Any, name: str) -> str | None:
-    """Return what a sampler lacks to decide how many frames are needed, or None."""
-    if not hasattr(sampler, "look") or not hasattr(sampler, "config"):
-        return (
-            f"{name}: the scores of a {type(sampler).__name__} only rank, so that num_frames={AUTO!r} cannot be used; "
-            "give a number, or an SOSampler"
-        )
-    if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
-        return (
-            f"{name}: this sampler is not calibrated, so that num_frames={AUTO!r} cannot be used; give a number, "
-            "or train it again, which calibrates it"
-        )
-    return None
-
-
 def expected_of(sampler: Any, outputs: Any, counts: NDArray[np.int64] | None = None) -> Numbers:
     """Return the accuracy expected of the k best candidates at [:, k - 1], [B, T]; −inf where a video has fewer.
 
-    `outputs` are those of the `look` of a sampler that `why_no_number` does not refuse. The first `counts` [B]
+    `outputs` are those of the `look` of a sampler that `auto_refusal` does not refuse. The first `counts` [B]
     candidates of each video are real; all are if not given.
     """
     settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]

@@ -2,7 +2,7 @@
 
 The N highest scores are often neighbours. These methods trade some score for coverage of the video. All take scores
 [T] of any scale, higher is better, and return N distinct positions in time order; of equal candidates the earlier goes
-first. NaN counts as the lowest score.
+first. NaN counts as the lowest score. Policies call them with valid arguments, so they check none.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Indices
-from sosampler._util.validation import check_float, check_int, one_of
-from sosampler.errors import InvalidArgument
-from sosampler.policies.base import number_of_frames, top
+from sosampler.policies.base import top
 
 Scores = NDArray[np.float64]
 
@@ -44,9 +42,8 @@ def difference_peaks(
     >>> difference_peaks([0, 9, 8, 0, 5, 0, 0, 3], 3).tolist()
     [1, 4, 7]
     """
-    scores, num_frames = _checked(change_scores, num_frames)
-    one_of("by", by, ("prominence", "height"))
-    window = len(scores) // (4 * num_frames) if spacing is None else check_int("spacing", spacing, at_least=0)
+    scores = _without_nan(change_scores)
+    window = len(scores) // (4 * num_frames) if spacing is None else spacing
     peaks, prominences = _peaks(_finite(scores))
     rank = prominences if by == "prominence" else scores[peaks]
     order = np.concatenate([peaks[np.argsort(-rank, kind="stable")], np.argsort(-scores, kind="stable")])
@@ -64,11 +61,10 @@ def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = Non
     >>> temporal_nms([1, 9, 8, 2, 7, 3], 2, window=1).tolist(), temporal_nms([1, 9, 8, 2, 7, 3], 3, window=5).tolist()
     ([1, 4], [1, 2, 4])
     """
-    scores, num_frames = _checked(scores, num_frames)
+    scores = _without_nan(scores)
     if window is None:
         # N - 1 chosen ones block at most 2 window + 1 positions each, and one must be left for the last.
         window = 0 if num_frames == 1 else max(0, ((len(scores) - 1) // (num_frames - 1) - 1) // 2)
-    window = check_int("window", window, at_least=0)
     return _spaced(np.argsort(-scores, kind="stable"), len(scores), num_frames, window)
 
 
@@ -85,9 +81,7 @@ def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth
     >>> aks([9, 8, 7, 0, 1, 2, 3, 4], 4, threshold=0).tolist(), aks([9, 8, 7, 0, 1, 2, 3, 4], 4, max_depth=1).tolist()
     ([0, 1, 2, 7], [0, 1, 6, 7])
     """
-    scores, num_frames = _checked(scores, num_frames)
-    threshold = check_float("threshold", threshold, at_least=0)
-    max_depth = check_int("max_depth", max_depth, at_least=0)
+    scores = _without_nan(scores)
     if threshold == 0:  # checked here, because a difference of rounded means may fall below 0
         return top(scores, num_frames)
     unit = _in_unit(scores)
@@ -122,8 +116,8 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     >>> inverse_transform([1, 1, 1, 1, 1, 1], 3).tolist(), inverse_transform([0, 0, 0, 5, 6, 5, 6, 5], 3).tolist()
     ([1, 3, 5], [4, 5, 6])
     """
-    scores, num_frames = _checked(scores, num_frames)
-    weights = _in_unit(scores) ** check_float("power", power, at_least=0)
+    scores = _without_nan(scores)
+    weights = _in_unit(scores) ** power
     chosen = np.zeros(len(scores), dtype=bool)
     while left := num_frames - int(chosen.sum()):
         rest = np.flatnonzero(~chosen)
@@ -137,16 +131,9 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
 METHODS: dict[str, Callable[[Scores, int], Indices]] = {"aks": aks, "its": inverse_transform, "nms": temporal_nms}
 
 
-def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:
-    """Return the scores [T] with NaN as the lowest there is, and N."""
-    try:
-        numbers = np.array(scores, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument("scores are not numbers; give one number for each candidate") from None
-    if numbers.ndim != 1 or not len(numbers):
-        raise InvalidArgument(f"scores have shape {list(numbers.shape)}; give one number for each candidate, [T]")
-    numbers[np.isnan(numbers)] = -np.inf
-    return numbers, number_of_frames(num_frames, len(numbers))
+def _without_nan(scores: ArrayLike) -> Scores:
+    """Return the scores [T] with NaN as the lowest there is."""
+    return np.where(np.isnan(scores), -np.inf, np.asarray(scores, dtype=np.float64))
 
 
 def _finite(scores: Scores) -> Scores:
@@ -230,10 +217,6 @@ def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
     """
     features = _floats(features)
     width = np.asarray(bandwidth, dtype=features.dtype)
-    if not ((width > 0) & np.isfinite(width)).all():
-        raise InvalidArgument(
-            f"bandwidth={bandwidth!r} must be finite numbers above 0, such as median_bandwidth(features)"
-        )
     return np.asarray(np.exp(-np.square(distances(features)) / (2 * np.square(width)[..., None, None])))
 
 
@@ -277,15 +260,12 @@ def mmr(
     the first by score alone. Scores and similarities are compared as they are: bring scores to 0..1 before.
     Positions [B, N] in time order; of equal ones the earlier.
     """
-    share = check_float("trade_off", trade_off, at_least=0)
-    if share > 1:
-        raise InvalidArgument(f"trade_off={trade_off} must be a number between 0 and 1")
-    table, alike, left = _checked_table(scores, similarity, num_frames, mask)
+    table, alike, left = _floats(scores), _floats(similarity), _may_be_chosen(scores, mask)
     videos = np.arange(len(table))
     nearest = np.zeros_like(table)
     chosen = np.empty((len(table), num_frames), dtype=np.int64)
     for step in range(num_frames):
-        chosen[:, step] = pick = _highest(share * table - (1 - share) * nearest if step else table, left)
+        chosen[:, step] = pick = _highest(trade_off * table - (1 - trade_off) * nearest if step else table, left)
         to_pick = alike[videos, pick]
         nearest = np.maximum(nearest, to_pick) if step else to_pick
         left[videos, pick] = False
@@ -302,12 +282,9 @@ def dpp(
     is added (Chen, Zhang and Zhou 2018). `similarity` must be positive semidefinite, as `gaussian_kernel` is.
     Positions [B, N] in time order; of equal ones the earlier.
     """
-    share = check_float("trade_off", trade_off, at_least=0)
-    if share >= 1:
-        raise InvalidArgument(f"trade_off={trade_off} must be a number from 0 to below 1")
-    table, alike, left = _checked_table(scores, similarity, num_frames, mask)
     # log det(q S q) = 2 sum log q + log det S: the factor of S alone never overflows, whatever the scores.
-    return np.sort(greedy_dpp(share / (1 - share) * table.astype(np.float64), alike, num_frames, left), axis=1)
+    quality = trade_off / (1 - trade_off) * np.asarray(scores, dtype=np.float64)
+    return np.sort(greedy_dpp(quality, np.asarray(similarity), num_frames, _may_be_chosen(scores, mask)), axis=1)
 
 
 def greedy_dpp(quality: Numbers, similarity: Numbers, num_frames: int, left: Mask) -> Indices:
@@ -336,25 +313,8 @@ def _floats(values: ArrayLike) -> Numbers:
     return table if np.issubdtype(table.dtype, np.floating) else table.astype(np.float64)
 
 
-def _checked_table(
-    scores: ArrayLike, similarity: ArrayLike, num_frames: int, mask: Mask | None
-) -> tuple[Numbers, Numbers, Mask]:
-    """Return scores [B, T], similarity [B, T, T] and the candidates that may be chosen, bool [B, T]."""
-    table, alike = _floats(scores), _floats(similarity)
-    batch, num_candidates = table.shape
-    if alike.shape != (batch, num_candidates, num_candidates):
-        raise InvalidArgument(
-            f"the similarity has shape {list(alike.shape)}; for scores of shape {list(table.shape)} give "
-            f"[{batch}, {num_candidates}, {num_candidates}]"
-        )
-    left = np.ones(table.shape, dtype=bool) if mask is None else np.array(mask, dtype=bool)
-    fewest = int(left.sum(1).min()) if batch else num_candidates
-    if check_int("num_frames", num_frames) > fewest:
-        raise InvalidArgument(
-            f"num_frames={num_frames} is more than the {fewest} real candidates of a video; "
-            "choose fewer frames or give more candidates"
-        )
-    return table, alike, left
+def _may_be_chosen(scores: ArrayLike, mask: Mask | None) -> Mask:
+    return np.ones(np.shape(scores), dtype=bool) if mask is None else mask.copy()
 
 
 def _highest(value: Numbers, left: Mask) -> Indices:

@@ -9,9 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler._util.validation import check_float
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Numbers, Policy, Scores, number_of_frames
+from sosampler.policies.base import Batch, Numbers, Policy, Scores
 from sosampler.policies.positional import centre
 from sosampler.policies.score_rules import difference_peaks, distances, greedy_dpp, lower_median
 
@@ -104,19 +103,16 @@ def farthest_first_order(features: ArrayLike, num_frames: int) -> Indices:
     >>> farthest_first_order([[0.0], [1.0], [2.0], [9.0]], 3).tolist()
     [1, 3, 0]
     """
-    descriptors, known, _ = _checked(features)
-    num_frames = number_of_frames(num_frames, len(descriptors))
-    left = np.ones(len(descriptors), dtype=bool)
+    descriptors = np.asarray(features, dtype=np.float64)
     order = np.empty(num_frames, dtype=np.int64)
-    value = -np.abs(np.arange(len(descriptors)) - float(centre(len(descriptors), 1)[0]))
     nearest = np.full(len(descriptors), np.inf)  # distance to a chosen one
+    pick = int(centre(len(descriptors), 1)[0])
     for step in range(num_frames):
-        # Frames without features come last, in time order.
-        able = left & known
-        order[step] = pick = int(np.where(able, value, -np.inf).argmax() if able.any() else left.argmax())
-        left[pick] = False
+        order[step] = pick
         # Differences, not the product form: that loses near-duplicates to cancellation.
-        value = nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
+        nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
+        nearest[pick] = -np.inf  # never again
+        pick = int(nearest.argmax())
     return order
 
 
@@ -133,19 +129,11 @@ def dpp_order(features: ArrayLike, num_frames: int) -> Indices:
     >>> dpp_order([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
     [0, 3]
     """
-    descriptors, known, exponent = _checked(features)
-    num_frames = number_of_frames(num_frames, len(descriptors))
-    distance = distances(descriptors)
-    median = lower_median(distance[known][:, known][np.triu_indices(int(known.sum()), 1)])
+    distance = distances(np.asarray(features, dtype=np.float64))
     # More than half of the pairs equal, or one frame: 1 in the units of the features.
-    width = median if median > 0 else float(np.ldexp(1.0, -exponent))
-    with np.errstate(over="ignore"):  # infinitely far is as good as very far
-        kernel = np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2)
-    # Frames without features come last, in time order, and change the value of no other.
-    quality = np.where(known, 0.0, -np.inf)
-    kernel[~known], kernel[:, ~known] = 0.0, 0.0
-    kernel[np.diag_indices(len(kernel))] = 1.0
-    order: Indices = greedy_dpp(quality[None], kernel[None], num_frames, np.ones((1, len(kernel)), dtype=bool))[0]
+    width = lower_median(distance[np.triu_indices(len(distance), 1)]) or 1.0
+    kernel, left = np.exp(-np.square(distance / width) / 2), np.ones((1, len(distance)), dtype=bool)
+    order: Indices = greedy_dpp(np.zeros(left.shape), kernel[None], num_frames, left)[0]
     return order
 
 
@@ -200,23 +188,6 @@ def _cell_means(image: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
     return means
 
 
-def _checked(features: ArrayLike) -> tuple[Numbers, NDArray[np.bool_], int]:
-    """Features [T, D] within -1..1, which of them are finite, and the power of two by which they were divided.
-
-    A power of two changes no digit, and squares of what is left neither overflow nor vanish.
-    """
-    try:
-        numbers = np.array(features, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument("features are not numbers; give one row of numbers for each candidate") from None
-    if numbers.ndim != 2 or not numbers.size:
-        raise InvalidArgument(f"features have shape {list(numbers.shape)}; give a row for each candidate, [T, D]")
-    known = np.asarray(np.isfinite(numbers).all(1))
-    numbers[~known] = 0
-    exponent = int(np.frexp(np.abs(numbers).max())[1])
-    return np.ldexp(numbers, -exponent), known, exponent
-
-
 # Lower qualities count as this: black frames need not be ranked.
 _MIN_QUALITY = 1e-3
 
@@ -254,22 +225,19 @@ def typical_order(
     >>> order.tolist()
     [1, 2, 0]
     """
-    qualities, similarity = _checked_scores(quality, features)
-    num_frames = number_of_frames(num_frames, len(qualities))
-    if check_float("alike", alike, at_least=0) >= 1:
-        raise InvalidArgument(f"alike={alike} must be a number from 0 to below 1")
-    value = check_float("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
-    value += typicality(qualities, similarity ** check_float("sharpness", sharpness, above=0))
-    value += check_float("movement", movement, at_least=0) * unrest(
-        qualities, similarity, check_float("most_movement", most_movement, at_least=0)
-    )
-    weight = check_float("redundancy", redundancy, at_least=0)
+    qualities, rows = np.asarray(quality, dtype=np.float64), np.asarray(features, dtype=np.float64)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+    similarity = np.clip(unit @ unit.T, 0, 1)
+    value = clearness * np.log(np.maximum(qualities, _MIN_QUALITY))
+    value += typicality(qualities, similarity**sharpness)
+    value += movement * unrest(qualities, similarity, most_movement)
     repetition = np.square(np.clip((similarity - alike) / (1 - alike), 0, 1))
     order = np.empty(num_frames, dtype=np.int64)
     repeated = np.zeros(len(value))
     left = np.ones(len(value), dtype=bool)
     for step in range(num_frames):
-        pick = int(np.where(left, value - weight * repeated, -np.inf).argmax())
+        pick = int(np.where(left, value - redundancy * repeated, -np.inf).argmax())
         order[step], left[pick] = pick, False
         repeated = np.maximum(repeated, repetition[pick])
     return order, value
@@ -293,19 +261,3 @@ def unrest(quality: Numbers, similarity: Numbers, most: float) -> Numbers:
     steps = 1 - np.diag(similarity, 1)  # [T - 1]
     before, after = np.concatenate([steps[:1], steps]), np.concatenate([steps, steps[-1:]])
     return np.asarray(np.minimum((before + after) / 2, most) * np.minimum(1, 2 * quality))
-
-
-def _checked_scores(quality: ArrayLike, features: ArrayLike) -> tuple[Numbers, Numbers]:
-    """Quality [T] within 0..1, and the similarity of all pairs [T, T] within 0..1; what is no number counts as 0."""
-    try:
-        qualities, rows = np.array(quality, dtype=np.float64), np.array(features, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument("quality or features are not numbers; give [T] and [T, D]") from None
-    if qualities.ndim != 1 or rows.ndim != 2 or not rows.size or len(rows) != len(qualities):
-        raise InvalidArgument(
-            f"quality has shape {list(qualities.shape)} and features {list(rows.shape)}; give [T] and [T, D]"
-        )
-    rows[~np.isfinite(rows).all(1)] = 0
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return np.clip(np.nan_to_num(qualities), 0, 1), np.clip(unit @ unit.T, 0, 1)
