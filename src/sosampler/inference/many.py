@@ -126,14 +126,8 @@ class SelectJob:
         if self.out is not None:
             check_out(self.out)
 
-    def run(
-        self,
-        videos: Sequence[Path],
-        *,
-        on_row: Callable[[Row], None] | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> RunSummary:
-        """Select from all videos, and write rows, frames and the contact sheet."""
+    def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
+        """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
         names, is_single = [str(video) for video in videos], len(videos) == 1
         if self.sheet is not None and len(videos) > MAX_ROWS:
             raise InvalidArgument(
@@ -152,10 +146,9 @@ class SelectJob:
             "selections",
             out=self.out,
             identity={**self.options.identity(), **where},
-            on_row=on_row,
-            on_progress=on_progress,
             repeat=self.sheet is not None or is_single,  # a contact sheet needs the pixels of all
             strict=is_single,
+            **callbacks,
         )
         if self.sheet is not None and sheet_rows:
             write_contact_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
@@ -193,14 +186,9 @@ class SelectJob:
 
 
 def classify_videos(
-    pipeline: Pipeline,
-    videos: Sequence[Path],
-    out: Path | None = None,
-    *,
-    on_row: Callable[[Row], None] | None = None,
-    on_progress: OnProgress | None = None,
+    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, **callbacks: Any
 ) -> RunSummary:
-    """Classify all videos, and write their rows."""
+    """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
 
     def work(todo: Sequence[str]) -> Generator[Row, None, None]:
         # A single video gets all cores for its decoding.
@@ -214,10 +202,9 @@ def classify_videos(
         "predictions",
         out=out,
         identity=None if out is None else pipeline.identity(),
-        on_row=on_row,
-        on_progress=on_progress,
         repeat=len(videos) == 1,
         strict=len(videos) == 1,
+        **callbacks,
     )
 
 

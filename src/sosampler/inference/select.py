@@ -227,7 +227,7 @@ def fit_size(size: Size, metadata: VideoMetadata) -> Size:
 
 
 def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
-    """Place candidates on the grid, moved to keyframes where the mode asks for it. Add to the notes what is short."""
+    """Place candidates on the grid, moved to keyframes in these modes. Add to the notes what is short."""
     first, last = _frame_range(reader, options)
     targets = _targets(reader, options, first, last, notes)
     if options.mode == "keyframe":

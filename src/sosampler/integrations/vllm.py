@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from contextlib import closing
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -143,6 +144,9 @@ def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptio
     return SelectOptions(**values, policy=_policy(given.get("policy")), on_short="fewer", threads=1)
 
 
+_loaded = cache(get_policy)  # once a process, not for every request
+
+
 def _policy(given: Any) -> Policy:
     configured = os.environ.get(POLICY_VARIABLE) or FALLBACK_POLICY
     if given is None or given == configured:
@@ -155,19 +159,10 @@ def _policy(given: Any) -> Policy:
     return _loaded(given)
 
 
-@cache
-def _loaded(name: str) -> Policy:
-    """Load a policy once a process, not for every request."""
-    return get_policy(name)
-
-
 def _frames_at(data: bytes, fps: float, values: dict[str, Any]) -> int:
     """Return the maximum number of candidates at that rate."""
-    reader = open_video(data, decoder=values.get("decoder"), threads=1)
-    try:
+    with closing(open_video(data, decoder=values.get("decoder"), threads=1)) as reader:
         return math.ceil(min(reader.metadata.duration * fps, reader.total_num_frames))
-    finally:
-        reader.close()
 
 
 def _bounded(name: str, value: int, maximum: int) -> None:

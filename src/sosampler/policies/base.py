@@ -292,11 +292,8 @@ def expected_by_belief(
 ) -> Numbers:
     """Return the accuracy E_k expected of the k best frames, by scores [B, T], at [:, k - 1].
 
-    Args:
-        class_logits: [B, T, C], the sampler's prediction of the classifier's logits for each frame.
-        log_belief: [B, C], log probabilities of the video's classes.
-        multi_label: whether classes are independent (sigmoid) or exclude each other (softmax).
-        spread: error of the sampler about a single frame.
+    `class_logits` [B, T, C] are the sampler's prediction of the classifier's logits for each frame, `log_belief` [B, C]
+    log probabilities of the video's classes, which are independent (sigmoid) or exclude each other (softmax).
     """
     ranked = np.take_along_axis(np.asarray(class_logits, dtype=np.float64), _best_first(scores)[..., None], axis=1)
     if not multi_label:

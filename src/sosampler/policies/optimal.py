@@ -120,10 +120,8 @@ def optimal_by_enumeration(
             "raise max_subsets, give fewer candidates, or use beam_search"
         )
 
-    def evaluate(rows: Tensor) -> Tensor:
-        return clip_log_confidence(rows.expand(batch, -1, -1))
-
-    return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, check_int("block", block), device)
+    blocks = subset_blocks(num_candidates, num_frames, check_int("block", block))
+    return _best_of(blocks, lambda rows: clip_log_confidence(rows.expand(batch, -1, -1)), mask, device)
 
 
 def optimal_pooled(
@@ -195,7 +193,7 @@ def optimal_mean_logits(
 
     in_cache = _NUMBERS_IN_CACHE if logits.device.type == "cpu" else _MAX_NUMBERS
     block = max(1, min(_BLOCK, _MAX_NUMBERS // max(1, batch), in_cache // num_classes))
-    return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, block, logits.device)
+    return _best_of(subset_blocks(num_candidates, num_frames, block), evaluate, mask, logits.device)
 
 
 def usable_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -208,25 +206,22 @@ def usable_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     return rows
 
 
-def _best_of_all(
+def _best_of(
+    blocks: Iterator[Tensor],
     evaluate: Callable[[Tensor], Tensor],
-    batch: int,
-    num_candidates: int,
-    num_frames: int,
     mask: Tensor | None,
-    block: int,
     device: torch.device | str | None,
 ) -> OptimalChoice:
-    """Return the first of the best subsets in lexicographic order; `evaluate(rows [K, N])` -> [B, K]."""
+    """Return the first of the best subsets, in the order of the blocks; `evaluate(rows [K, N])` -> [B, K]."""
     best, chosen = None, None
-    for rows in subset_blocks(num_candidates, num_frames, block):
-        rows = rows.to(device)
-        values = evaluate(rows)  # [B, K]
+    for block in blocks:
+        values = evaluate(block.to(device))  # [B, K]
+        rows = block.to(values.device)
         if mask is not None:
-            values = values.masked_fill(~mask.to(values.device)[:, rows.to(values.device)].all(-1), -torch.inf)
+            values = values.masked_fill(~mask.to(values.device)[:, rows].all(-1), -torch.inf)
         top = values.amax(1, keepdim=True)
         first = (values >= top - _TIE).to(torch.uint8).argmax(1)
-        value, subset = top[:, 0], rows.to(values.device)[first]
+        value, subset = top[:, 0], rows[first]
         if best is None or chosen is None:
             best, chosen = value, subset
         else:

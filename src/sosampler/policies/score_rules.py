@@ -8,7 +8,7 @@ first. NaN counts as the lowest score. Policies call them with valid arguments, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,13 +19,7 @@ from sosampler.policies.base import top
 Scores = NDArray[np.float64]
 
 
-def difference_peaks(
-    change_scores: ArrayLike,
-    num_frames: int,
-    *,
-    by: Literal["prominence", "height"] = "prominence",
-    spacing: int | None = None,
-) -> Indices:
+def difference_peaks(change_scores: ArrayLike, num_frames: int, *, spacing: int | None = None) -> Indices:
     """Choose where the image changes: local maxima of the change first, then the largest changes left.
 
     Source: keyframe extractors such as Katna and video-keyframe-detector, which keep local maxima of the difference
@@ -34,10 +28,9 @@ def difference_peaks(
     the rest.
 
     A maximum is a run of equal scores with lower ones, or nothing, on either side; its first frame represents it.
-
-    Maxima are ranked `by` their height, or by how far they rise above the valley that parts them from a higher one;
-    outside of the video everything is as low as its lowest score. Frames within `spacing` of a chosen one wait until
-    nothing else is left; a quarter of T / N if not given.
+    Maxima are ranked by how far they rise above the valley that parts them from a higher one; outside of the video
+    everything is as low as its lowest score. Frames within `spacing` of a chosen one wait until nothing else is left; a
+    quarter of T / N if not given.
 
     >>> difference_peaks([0, 9, 8, 0, 5, 0, 0, 3], 3).tolist()
     [1, 4, 7]
@@ -45,8 +38,7 @@ def difference_peaks(
     scores = _without_nan(change_scores)
     window = len(scores) // (4 * num_frames) if spacing is None else spacing
     peaks, prominences = _peaks(_finite(scores))
-    rank = prominences if by == "prominence" else scores[peaks]
-    order = np.concatenate([peaks[np.argsort(-rank, kind="stable")], np.argsort(-scores, kind="stable")])
+    order = np.concatenate([peaks[np.argsort(-prominences, kind="stable")], np.argsort(-scores, kind="stable")])
     return _spaced(order, len(scores), num_frames, window)
 
 
@@ -217,10 +209,10 @@ def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
     """
     features = _floats(features)
     width = np.asarray(bandwidth, dtype=features.dtype)
-    return np.asarray(np.exp(-np.square(distances(features)) / (2 * np.square(width)[..., None, None])))
+    return np.asarray(np.exp(-np.square(_distances(features)) / (2 * np.square(width)[..., None, None])))
 
 
-def distances(features: Numbers) -> Numbers:
+def _distances(features: Numbers) -> Numbers:
     """Return the Euclidean distances between frames: features [..., T, D] -> [..., T, T]."""
     table = np.zeros((*features.shape[:-1], features.shape[-2]), dtype=features.dtype)
     for t in range(features.shape[-2]):
@@ -239,15 +231,13 @@ def median_bandwidth(features: ArrayLike, mask: Mask | None = None) -> Numbers:
     batch, num_candidates = features.shape[:2]
     real = np.ones((batch, num_candidates), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
     pairs = np.triu(real[:, None] & real[:, :, None], 1)
-    table = distances(np.where(real[..., None], features, 0))  # padding may hold anything
-    widths = np.array([lower_median(table[b][pairs[b]]) for b in range(batch)], dtype=features.dtype)
-    return np.where(widths > 0, widths, np.ones_like(widths))
-
-
-def lower_median(values: Numbers) -> float:
-    """Return the median, of an even number the lower one in the middle; 0 of none."""
-    middle = (len(values) - 1) // 2
-    return float(np.partition(values, middle)[middle]) if len(values) else 0.0
+    table = _distances(np.where(real[..., None], features, 0))  # padding may hold anything
+    widths = np.ones(batch, dtype=features.dtype)
+    for b in range(batch):
+        values = table[b][pairs[b]]
+        middle = (len(values) - 1) // 2
+        widths[b] = (np.partition(values, middle)[middle] if len(values) else 0) or 1
+    return widths
 
 
 def mmr(

@@ -12,7 +12,7 @@ from sosampler._util.arrays import Frames, Indices
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Numbers, Policy, Scores
 from sosampler.policies.positional import centre
-from sosampler.policies.score_rules import difference_peaks, distances, greedy_dpp, lower_median
+from sosampler.policies.score_rules import difference_peaks, gaussian_kernel, greedy_dpp, median_bandwidth
 
 # Frames are compared as small images: noise and small shifts average out, and it costs nothing.
 _SIDE = 64  # pixels
@@ -67,7 +67,6 @@ class _GreedyOrder(Policy):
     """Choose the first N of an order by the features of the frames; no candidate has a score of its own."""
 
     needs = frozenset({"frames"})
-
     order: Callable[[ArrayLike, int], Indices]  # features [T, D], N -> the first N
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
@@ -123,17 +122,15 @@ def dpp_order(features: ArrayLike, num_frames: int) -> Indices:
 
     Source: Kulesza and Taskar, "Determinantal Point Processes for Machine Learning", 2012, and for the greedy steps by
     Cholesky rows Chen, Zhang and Zhou, NeurIPS 2018; used on video frames by MDP3 (Sun et al., ICCV 2025). Taken:
-    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores
+    kernel, determinant, greedy steps. Different: no query and no scores, so it is `score_rules.dpp` with equal scores
     and the median distance as bandwidth; the video is not split into segments.
 
     >>> dpp_order([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
     [0, 3]
     """
-    distance = distances(np.asarray(features, dtype=np.float64))
-    # More than half of the pairs equal, or one frame: 1 in the units of the features.
-    width = lower_median(distance[np.triu_indices(len(distance), 1)]) or 1.0
-    kernel, left = np.exp(-np.square(distance / width) / 2), np.ones((1, len(distance)), dtype=bool)
-    order: Indices = greedy_dpp(np.zeros(left.shape), kernel[None], num_frames, left)[0]
+    rows = np.asarray(features, dtype=np.float64)[None]
+    kernel, left = gaussian_kernel(rows, median_bandwidth(rows)), np.ones(rows.shape[:2], dtype=bool)
+    order: Indices = greedy_dpp(np.zeros(left.shape), kernel, num_frames, left)[0]
     return order
 
 

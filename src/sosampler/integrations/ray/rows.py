@@ -96,15 +96,13 @@ class _DecodeActor:
     def __call__(self, batch: Any) -> Iterator[Any]:
         for name in batch.column("video").to_pylist():
             # One by one, so that several large videos are never in memory together.
-            yield _table([name], [self._decode(os.fsdecode(name))])
-
-    def _decode(self, video: str) -> bytes:
-        try:
-            data: bytes = self._process.submit(video).result()
-        except SosamplerError as error:
-            failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
-            return _pack(video, failure, self._last)
-        return data
+            video = os.fsdecode(name)
+            try:
+                data = self._process.submit(video).result()
+            except SosamplerError as error:
+                failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
+                data = _pack(video, failure, self._last)
+            yield _table([name], [data])
 
 
 def serve(pickled_and_last: tuple[bytes, bool]) -> Callable[[str], bytes]:
@@ -156,32 +154,25 @@ def stream_rows(
     videos: Iterable[str], step: Callable[[str], Any], network: NetworkStep | None, settings: RaySettings
 ) -> Iterator[Row]:
     """Yield a row for each video, as they are done, in no order. Call it connected."""
-    coming = iter(videos)
+    coming, decode = iter(videos), Stage(_DecodeActor, (step, network is None))
     while left := dict.fromkeys(islice(coming, _VIDEOS_A_WAVE)):
-        for again in (False, True):
+        for again in (False, True):  # what was lost goes one by one
             if not left:
                 break
-            for row in _one_pass(list(left), step, network, settings, alone=again):
-                if row["video"] in left:
-                    del left[row["video"]]
-                    yield row
+            classify = (
+                None if network is None else Stage(_NetworkActor, (network,), 1 if again else settings.batch_size)
+            )
+            # A few blocks an actor, so that all of them have work until the end.
+            decoders = pool_sizes(import_ray().cluster_resources(), settings, with_network=network is not None).decoders
+            rows_a_block = 1 if again else min(_MAX_VIDEOS_A_BLOCK, max(1, len(left) // (4 * decoders)))
+            rows = [{"video": os.fsencode(video)} for video in left]
+            for table in execute(rows, decode, classify, settings, rows_a_block=rows_a_block):
+                for row in map(json.loads, table.column("data").to_pylist()):
+                    if row["video"] in left:
+                        del left[row["video"]]
+                        yield row
         for video in left:
             yield {"video": video, "error": f"{video}: was lost by the cluster twice; see Ray's logs, or try again"}
-
-
-def _one_pass(
-    videos: list[str], step: Callable[[str], Any], network: NetworkStep | None, settings: RaySettings, *, alone: bool
-) -> Iterator[Row]:
-    """Yield the rows of the videos but for those that were lost."""
-    decode = Stage(_DecodeActor, (step, network is None))
-    classify = None if network is None else Stage(_NetworkActor, (network,), 1 if alone else settings.batch_size)
-    rows = [{"video": os.fsencode(video)} for video in videos]
-    # A few blocks an actor, so that all of them have work until the end.
-    decoders = pool_sizes(import_ray().cluster_resources(), settings, with_network=network is not None).decoders
-    rows_a_block = 1 if alone else min(_MAX_VIDEOS_A_BLOCK, max(1, len(rows) // (4 * decoders)))
-    for table in execute(rows, decode, classify, settings, rows_a_block=rows_a_block):
-        for text in table.column("data").to_pylist():
-            yield json.loads(text)
 
 
 def select_on_ray(
