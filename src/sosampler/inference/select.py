@@ -126,15 +126,8 @@ def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames
             f"{video.video}: {needed} frames were requested but only {count} are there; "
             'ask for fewer, or allow on_short="repeat" or "fewer"'
         )
-    return choose_one(
-        options.resolved_policy,
-        count,
-        min(wanted, count),
-        frames,
-        seed=options.seed,
-        pts_seconds=video.pts_seconds,
-        auto=auto,
-    )
+    policy, number = options.resolved_policy, min(wanted, count)
+    return choose_one(policy, count, number, frames, seed=options.seed, pts_seconds=video.pts_seconds, auto=auto)
 
 
 # ---- an open video
@@ -187,13 +180,8 @@ class OpenCandidates:
 def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
     """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
     began = time.perf_counter()
-    reader = open_video(
-        source,
-        decoder=cast(Any, options.decoder),
-        threads=options.threads,
-        limits=options.limits,
-        folder_fps=options.folder_fps,
-    )
+    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
+    reader = open_video(source, **how)
     try:
         size = options.size if enlarge else fit_size(options.size, reader.metadata)
         opened = time.perf_counter()
@@ -266,8 +254,8 @@ def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int,
     minimum = options.resolved_frames or 1 if options.num_candidates is None else options.min_candidates
     if minimum is not None:
         count = min(count, max(minimum, total))
-    if total < count and options.on_short != "error":
-        notes.append(f"{total} frames for {count} candidates; {_handling(options.on_short, 'frame')}")
+    if total < count:
+        notes += _short(options, "frame", total, f"{count} candidates")
     # The paper's test grid has its own seed, the same for every video.
     seed = None if options.grid == "jitter" else options.seed
     grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
@@ -291,8 +279,7 @@ def _targets_at_rate(
             f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
             'lower fps, or allow on_short="repeat" or "fewer"'
         )
-    handling = _handling(options.on_short, "frame")
-    notes.append(f"{len(distinct)} frames for {len(targets)} moments at {fps:g} fps; {handling}")
+    notes += _short(options, "frame", len(distinct), f"{len(targets)} moments at {fps:g} fps")
     return distinct if options.on_short == "fewer" else targets
 
 
@@ -311,14 +298,15 @@ def _keyframes(
         if np.array_equal(frame_indices, keys[positions]):
             break
         reader.timeline()  # the container's index had other numbers (open groups of pictures): match again with these
-    if len(inside) < len(targets) and options.on_short != "error":
-        handling = _handling(options.on_short, "keyframe")
-        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {handling}")
+    if len(inside) < len(targets):
+        notes += _short(options, "keyframe", len(inside), f"{len(targets)} candidates")
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)
     return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
 
 
-def _handling(on_short: str, what: str) -> str:
-    return f"each {what} is listed once" if on_short == "fewer" else f"{what}s are repeated evenly"
+def _short(options: SelectOptions, what: str, number: int, wanted: str) -> list[str]:
+    """Return the note on a video that has too few frames; none where that is an error anyway."""
+    handling = f"each {what} is listed once" if options.on_short == "fewer" else f"{what}s are repeated evenly"
+    return [] if options.on_short == "error" else [f"{number} {what}s for {wanted}; {handling}"]

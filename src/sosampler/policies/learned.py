@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sosampler.samplers
-from sosampler._util.arrays import Frames, Indices
+from sosampler._util.arrays import Indices
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies.auto import AUTO
 from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
@@ -315,10 +315,3 @@ class General(Policy):
 
     def fingerprint(self) -> str:
         return str(general_sampler().fingerprint())
-
-
-def general_order(frames: Frames, num_frames: int) -> tuple[Indices, Numbers]:
-    """Return N candidates of one video, uint8 [T, H, W, 3], in the order of choice, and the value of each [T]."""
-    batch = Batch(len(frames), np.array([len(frames)]), frames[None])
-    order, value, _ = General()._ranked(batch)
-    return order[0, :num_frames], value[0]

@@ -23,22 +23,14 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RaySettings:
-    """The cluster, and how many actors run on it.
+    """The cluster, and how many actors run on it."""
 
-    Args:
-        address: HOST:PORT of a cluster, "auto" for the one on this machine; None starts one here, unless RAY_ADDRESS
-            names another, and ends it afterwards.
-        decoders: actors that decode, one CPU each; None takes as many as the cluster has.
-        networks: actors that run the networks; None takes one a GPU, or half of the CPUs without GPUs.
-        gpus_each: GPUs of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps them on CPUs.
-        batch_size: videos in one call of a network.
-    """
-
+    # HOST:PORT, or "auto" for the cluster on this machine; None: that of RAY_ADDRESS, or one that is started here.
     address: str | None = None
-    decoders: int | None = None
-    networks: int | None = None
-    gpus_each: float | None = None
-    batch_size: int = 8
+    decoders: int | None = None  # actors that decode, one CPU each; None takes as many as the cluster has
+    networks: int | None = None  # actors that run the networks; None takes one a GPU, or half of the CPUs without GPUs
+    gpus_each: float | None = None  # of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps it on CPUs
+    batch_size: int = 8  # videos in one call of a network
 
     def __post_init__(self) -> None:
         for name in ("decoders", "networks"):
@@ -114,10 +106,7 @@ class Stage:
 def execute(
     rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, rows_a_block: int
 ) -> Iterator[Any]:
-    """Yield the tables of the last stage, as they come, in no order. Call it connected.
-
-    A block that Ray gives up is missing.
-    """
+    """Yield the tables of the last stage, in no order, but for blocks that Ray gives up. Call it connected."""
     ray = import_ray()
     pools = pool_sizes(ray.cluster_resources(), settings, with_network=network is not None)
     with _context(ray):

@@ -191,9 +191,7 @@ def select_on_ray(
         out: a folder for Parquet files, or a file (.parquet, .jsonl, .csv).
         options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
             where that is more.
-        settings: the cluster, and how many actors.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
-        on_progress: called after each video.
     """
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
