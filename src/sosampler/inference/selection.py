@@ -148,10 +148,7 @@ class CandidateFrames:
 
 
 def build_selection(
-    video: CandidateFrames,
-    options: SelectOptions,
-    choice: Choice,
-    read: Callable[[Indices], FrameBatch] | None = None,
+    video: CandidateFrames, options: SelectOptions, choice: Choice, read: Callable[[Indices], FrameBatch] | None = None
 ) -> Selection:
     """Build the selection of a choice, positions [<= N] and scores [D], among the D distinct frames of a video.
 

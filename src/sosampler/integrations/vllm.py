@@ -101,12 +101,9 @@ def load_bytes(data: bytes, num_frames: int = -1, **options: Any) -> tuple[Frame
         selection = whole_patches(selection, 2)
     metadata = video_metadata(selection)
     fields = {name: metadata[name] for name in _METADATA}
-    # The processor must neither drop frames nor number them 0, 1, 2, ...
-    return decoded(selection), {
-        **fields,
-        "video_backend": f"{NAME}_{selection.metadata.decoder}",
-        "do_sample_frames": False,
-    }
+    fields["video_backend"] = f"{NAME}_{selection.metadata.decoder}"
+    fields["do_sample_frames"] = False  # the processor must neither drop frames nor number them 0, 1, 2, ...
+    return decoded(selection), fields
 
 
 def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptions:

@@ -201,13 +201,10 @@ def top(scores: Scores, num_frames: int, counts: Indices | None = None) -> Indic
 
     `counts` [B]: real candidates of each row; those behind them are never chosen.
     """
-    scores = np.asarray(scores)
-    if not np.issubdtype(scores.dtype, np.floating):
-        scores = scores.astype(np.float64)
-    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), axis=-1, kind="stable")
-    if counts is not None:
-        padding = order >= np.asarray(counts)[:, None]
-        order = np.take_along_axis(order, np.argsort(padding, axis=-1, kind="stable"), axis=-1)
+    worst_last = -np.where(np.isnan(scores), -np.inf, scores)  # integers become floats
+    last = worst_last.shape[-1] if counts is None else np.asarray(counts)[:, None]
+    padding = np.broadcast_to(np.arange(worst_last.shape[-1]) >= last, worst_last.shape)
+    order = np.lexsort((worst_last, padding), axis=-1)
     return np.sort(order[..., :num_frames], axis=-1).astype(np.int64)
 
 

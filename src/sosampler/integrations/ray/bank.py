@@ -183,7 +183,7 @@ def _shards(
     """Numbers of the shards that are done, as they come, and how many of their videos failed."""
     coming, decode = iter(shards), Stage(_Decode, (str(work.folder.path),))
     while wave := list(islice(coming, _SHARDS_A_WAVE)):
-        for table in execute([work.row(shard) for shard in wave], decode, network, settings, rows_a_block=1):
+        for table in execute([work.row(shard) for shard in wave], decode, network, settings, max_block=1):
             yield from zip(table.column("shard").to_pylist(), table.column("failed").to_pylist(), strict=True)
 
 

@@ -104,13 +104,15 @@ class Stage:
 
 
 def execute(
-    rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, rows_a_block: int
+    rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, max_block: int
 ) -> Iterator[Any]:
     """Yield the tables of the last stage, in no order, but for blocks that Ray gives up. Call it connected."""
     ray = import_ray()
     pools = pool_sizes(ray.cluster_resources(), settings, with_network=network is not None)
+    # A few blocks an actor, so that all of them have work until the end.
+    block = min(max_block, max(1, len(rows) // (4 * pools.decoders)))
     with _context(ray):
-        data = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / rows_a_block))
+        data = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / block))
         for stage, actors, gpus in ((decode, pools.decoders, None), (network, pools.networks, pools.gpus_each or None)):
             if stage is not None:
                 data = data.map_batches(

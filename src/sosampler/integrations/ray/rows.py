@@ -20,17 +20,7 @@ from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, atte
 from sosampler.inference.many import RunSummary, row_of, run
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
-from sosampler.integrations.ray.cluster import (
-    RaySettings,
-    Stage,
-    absolute,
-    check_address,
-    connected,
-    execute,
-    import_ray,
-    placed,
-    pool_sizes,
-)
+from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
 from sosampler.policies.registry import get_policy, is_policy_name
 
@@ -87,9 +77,11 @@ class _DecodeActor:
     """Decodes videos, in a process of its own: a damaged file that kills it costs one video."""
 
     def __init__(self, step: Callable[[str], Any], last: bool) -> None:
+        from ray import cloudpickle
+
         self._last = last
         # By value, so that a policy of the user's script works in the process too.
-        pickled = import_ray().cloudpickle.dumps(step)
+        pickled = cloudpickle.dumps(step)  # type: ignore[no-untyped-call]
         # Entered for as long as the actor lives; the process ends with it.
         self._process = ProcessPool(1, f"{__name__}:serve", (pickled, last), work="decoding")
 
@@ -159,14 +151,10 @@ def stream_rows(
         for again in (False, True):  # what was lost goes one by one
             if not left:
                 break
-            classify = (
-                None if network is None else Stage(_NetworkActor, (network,), 1 if again else settings.batch_size)
-            )
-            # A few blocks an actor, so that all of them have work until the end.
-            decoders = pool_sizes(import_ray().cluster_resources(), settings, with_network=network is not None).decoders
-            rows_a_block = 1 if again else min(_MAX_VIDEOS_A_BLOCK, max(1, len(left) // (4 * decoders)))
+            block, batch = (1, 1) if again else (_MAX_VIDEOS_A_BLOCK, settings.batch_size)
+            classify = None if network is None else Stage(_NetworkActor, (network,), batch)
             rows = [{"video": os.fsencode(video)} for video in left]
-            for table in execute(rows, decode, classify, settings, rows_a_block=rows_a_block):
+            for table in execute(rows, decode, classify, settings, max_block=block):
                 for row in map(json.loads, table.column("data").to_pylist()):
                     if row["video"] in left:
                         del left[row["video"]]
