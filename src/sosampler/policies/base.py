@@ -151,8 +151,8 @@ class Policy:
         )
 
     def gmacs(self, num_candidates: int) -> float | None:
-        """Return the giga multiply-adds of scoring one video's candidates; None where they are unknown."""
-        return 0.0
+        """Return the giga multiply-adds of scoring one video's candidates; None where unknown, as of oracles."""
+        return None if self.needs_teacher else 0.0
 
     def fingerprint(self) -> str | None:
         """Return what changes with the weights of a learned policy; None for policies without weights."""

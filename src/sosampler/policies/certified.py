@@ -195,8 +195,7 @@ class Incumbent:
 
     def update(self, videos: Tensor, chosen: Tensor, loss: Tensor) -> None:
         """Take subsets [M, T] that are better than what is known of their videos [M]."""
-        pick = _first_of_each(videos, loss)
-        pick = pick[loss[pick] < self.loss[videos[pick]]]
+        pick = (_rank_of(videos, loss) == 0) & (loss < self.loss[videos])
         self.chosen[videos[pick]] = chosen[pick]
         self.loss[videos[pick]] = loss[pick]
 
@@ -260,7 +259,9 @@ class BranchAndBound:
         open_nodes = Nodes(videos, fixed, torch.full_like(self.best.loss, -torch.inf))
         spent = torch.zeros_like(videos)
         while len(open_nodes.video):
-            taken = _most_promising(open_nodes, self.size)
+            # The lowest bounds of each video, about as many of each.
+            rank = _rank_of(open_nodes.video, open_nodes.bound)
+            taken = rank < max(1, self.size // int((rank == 0).sum()))
             nodes = open_nodes.where(taken)
             spent += torch.bincount(nodes.video, minlength=len(spent))
             self.slack[spent >= _PROOF_NODES] = tolerance
@@ -326,7 +327,7 @@ class BranchAndBound:
         order = weights.masked_fill(~free, -1.0).argsort(dim=1, descending=True, stable=True)
         chosen = (nodes.fixed == _IN) | (order.argsort(dim=1) < count[:, None])  # argsort of an order: the ranks
         values = loss_of(self.loss.at(nodes.video), chosen)
-        pick = _first_of_each(nodes.video, values)
+        pick = _rank_of(nodes.video, values) == 0
         video = nodes.video[pick]
         part = self.loss.at(video)
         better = improve_by_swaps(part, chosen[pick], self.real[video])
@@ -371,24 +372,13 @@ def _cost_of_forcing(slopes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return (slopes - last_in).clamp_min(0), (first_out - slopes).clamp_min(0)
 
 
-def _first_of_each(video: Tensor, key: Tensor) -> Tensor:
-    """Indices of the row with the lowest key of each video that occurs; of equal keys the first."""
+def _rank_of(video: Tensor, key: Tensor) -> Tensor:
+    """How many rows of the same video have a lower key, or an equal one and come before: [M] -> [M]."""
     order = key.argsort(stable=True)
     order = order[video[order].argsort(stable=True)]
-    owner = video[order]
-    return order[torch.cat([torch.ones_like(owner[:1], dtype=torch.bool), owner[1:] != owner[:-1]])]
-
-
-def _most_promising(nodes: Nodes, size: int) -> Tensor:
-    """Which nodes [M] bool to solve next: the lowest bounds of each video, about as many of each."""
-    order = nodes.bound.argsort(stable=True)
-    order = order[nodes.video[order].argsort(stable=True)]
-    sizes = nodes.video[order].unique_consecutive(return_counts=True)[1]
+    sizes = video[order].unique_consecutive(return_counts=True)[1]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    rank = torch.arange(len(order), device=order.device) - starts
-    taken = torch.zeros_like(nodes.video, dtype=torch.bool)
-    taken[order] = rank < max(1, size // len(sizes))
-    return taken
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - starts)
 
 
 def certified_mean_logits(
