@@ -20,8 +20,8 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import import_parquet, replacing
-from sosampler.errors import InvalidArgument, SosamplerError, first_line
+from sosampler._util.files import differences, import_parquet, locked, plain, read_settings, replacing, write_text
+from sosampler.errors import InvalidArgument, first_line
 
 Row = dict[str, Any]
 """A selection or a prediction as its `to_dict` returns it, or "video" and "error" of a video that failed."""
@@ -174,8 +174,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 def _write_failures(path: Path, failures: Sequence[Row]) -> None:
     if failures:
-        with replacing(path) as temporary:
-            _write_json_lines(temporary, failures)
+        write_text(path, (json.dumps(row) + "\n" for row in failures))
     else:
         path.unlink(missing_ok=True)
 
@@ -290,25 +289,16 @@ class Parts:
         return self.folder / f"part-{number:06d}.parquet"
 
     def _check(self, about: dict[str, Any]) -> None:
-        now = json.loads(json.dumps({"kind": KIND, "version": VERSION, **about}))
-        path = self.folder / "_run.json"
-        if not path.exists():
-            with _writing(self.folder), replacing(path) as temporary:
-                temporary.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        now = plain({"kind": KIND, "version": VERSION, **about})
+        before = read_settings(self.folder / "_run.json")
+        if before is None:
+            with _writing(self.folder):
+                write_text(self.folder / "_run.json", json.dumps(now, indent=1) + "\n")
             return
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SosamplerError(f"{path}: is not JSON ({error}); give another folder") from error
-        differing = [
-            f"{key}={old.get(key)!r}, now {new.get(key)!r}"
-            for old, new in ((before, now), (before.get("options") or {}, now.get("options") or {}))
-            for key in sorted({*old, *new})
-            if key != "options" and old.get(key) != new.get(key)
-        ]
-        if differing:
+        different = differences(*({**each, "options": None, **(each.get("options") or {})} for each in (before, now)))
+        if different:
             raise InvalidArgument(
-                f"{self.folder}: holds rows made with {'; '.join(differing)}; give the same again to resume, or "
+                f"{self.folder}: holds rows made with {'; '.join(different)}; give the same again to resume, or "
                 "another folder"
             )
 
@@ -359,19 +349,11 @@ class Parts:
 @contextmanager
 def writing_parts(folder: Path, about: dict[str, Any], columns: dict[str, Column]) -> Iterator[Parts]:
     """Lock the folder for one run at a time; rows that still wait are written when the block ends."""
-    import filelock
-
     import_parquet()
     _check_folder(folder)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = filelock.FileLock(folder / _LOCK).acquire(timeout=0)
-        except filelock.Timeout as error:
-            raise SosamplerError(
-                f"{folder}: another process is writing here; wait until it ends, or give another folder"
-            ) from error
-    with lock:
+    with locked(folder / _LOCK, "here"):
         parts = Parts(folder, about, columns)
         try:
             yield parts
