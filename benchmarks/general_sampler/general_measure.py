@@ -32,7 +32,7 @@ from benchmarks.general_sampler.general_sets import (
 )
 from sosampler._util.environment import circumstances
 from sosampler.evaluation.result import interval, resample_counts
-from sosampler.policies.learned import general_order
+from sosampler.policies.base import Batch
 from sosampler.policies.registry import get_policy
 
 POLICIES = ("uniform", "frame-difference", "farthest-first", "dpp", "general")
@@ -56,14 +56,9 @@ def measure(places: Places, put: Callable[..., None], only: Sequence[str] = ()) 
 
 
 def _picked(name: str, frames: NDArray[np.uint8], numbers: Sequence[int]) -> dict[int, list[int]]:
-    """Positions for each N. The general sampler's first n are its choice of n, so that it looks once."""
-    if name == GENERAL:
-        order = general_order(frames, min(max(numbers), len(frames)))[0].tolist()
-        return {count: order[:count] for count in numbers}
-    policy = get_policy(name)
-    return {
-        count: policy.choose(len(frames), min(count, len(frames)), frames, 0).positions.tolist() for count in numbers
-    }
+    """Positions for each N. Policies compute what they need once for the batch."""
+    policy, batch = get_policy(name), Batch(len(frames), np.array([len(frames)]), frames[None])
+    return {count: policy.choose(batch, min(count, len(frames)))[0].tolist() for count in numbers}
 
 
 def _films(places: Places) -> dict[str, Any]:

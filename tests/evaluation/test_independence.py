@@ -29,7 +29,6 @@ from sosampler.evaluation.independence import (
     later_by,
     redundant_pairs,
 )
-from sosampler.policies.score_rules import median_bandwidth
 from sosampler.video.synthetic import encode_video
 
 SIDE, BLOCKS, FPS = 64, 4, 10
@@ -174,9 +173,9 @@ def test_kernel_of_a_distance() -> None:
     np.testing.assert_allclose(kernels(np.array([0.0, 1.0, 2.0, 4.0]), 2.0), np.exp([0, -0.125, -0.5, -2]), rtol=1e-9)
 
 
-def test_bandwidth_is_the_pooled_median_of_the_policies() -> None:
+def test_bandwidth_is_the_median_over_pairs_of_videos() -> None:
     features = torch.randn(5, 6, 9, generator=torch.Generator().manual_seed(0))  # [M, V, D]: 75 pairs of videos
-    expected = float(median_bandwidth(features, pooled=True))
+    expected = float(torch.stack([torch.pdist(moment) for moment in features]).median())
     assert np.median(cross_distances(list(features.unbind(1)))) == pytest.approx(expected, rel=1e-6)
 
 

@@ -18,7 +18,6 @@ import sosampler as so
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference import decode as decode_stream
-from sosampler.inference.decode import FrameTask
 from sosampler.inference.pipeline import Pipeline, Prediction
 from sosampler.policies.base import Batch, Policy
 from sosampler.policies.registry import get_policy
@@ -247,7 +246,7 @@ def test_rules_travel_by_name(
         "named like a rule": Last().renamed("uniform"),
     }[given]
     pipe = Pipeline(policy, Brightness(), num_frames=2, num_candidates=4)
-    assert FrameTask(videos[0], *pipe.decode_steps(1)).can_travel() == (given != "named like a rule")
+    assert pipe.tasks(1)(videos[0]).can_travel() == (given != "named like a rule")
     chosen = pipe(videos[0]).selection.frame_indices.tolist()
     assert chosen == ([25, 35] if given == "named like a rule" else [15, 35])
 

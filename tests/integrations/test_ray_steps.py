@@ -15,11 +15,12 @@ import torch
 import sosampler as so
 from sosampler.errors import MissingDependency, VideoError
 from sosampler.inference.decode import DecodeStep, attempt
+from sosampler.inference.many import row_of
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.pipeline import Pipeline
 from sosampler.inference.select import select_with
 from sosampler.integrations.ray.cluster import absolute
-from sosampler.integrations.ray.rows import NetworkStep, _row
+from sosampler.integrations.ray.rows import NetworkStep
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
 
@@ -51,7 +52,7 @@ def travelled(thing: Any) -> Any:
 
 
 def selected_row(video: str, options: SelectOptions) -> dict[str, Any]:
-    return without_timing(_row(video, attempt(video, lambda: select_with(video, options))))
+    return without_timing(row_of(video, attempt(video, lambda: select_with(video, options))))
 
 
 def without_timing(row: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_a_rule_needs_one_step(videos: list[str]) -> None:
     options = SelectOptions(num_frames=4, threads=1, policy="uniform")
     step = travelled(DecodeStep(options))
     for video in videos:
-        assert without_timing(_row(video, step(video))) == selected_row(video, options)
+        assert without_timing(row_of(video, step(video))) == selected_row(video, options)
 
 
 @pytest.mark.parametrize("on_short", ["repeat", "fewer", "error"])
@@ -86,7 +87,7 @@ def test_a_sampler_chooses_as_in_select(runs: Path, videos: list[str], on_short:
 def test_a_classifier_answers_as_in_a_pipeline(runs: Path, videos: list[str], chooser: str) -> None:
     given = str(runs / chooser) if "sampler" in chooser else chooser
     pipeline = Pipeline(given, runs / "classifier", num_candidates=8, num_frames=4, device="cpu", top=2)
-    frames, _ = pipeline.decode_steps(1)
+    frames = pipeline.tasks(1)("").step
     arguments = {**pipeline.arguments, "classifier": str(runs / "classifier")}
     network = NetworkStep("named", arguments.pop("sampler"), arguments, with_classifier=True, device="cpu")
     rows = travelled(network)([(video, travelled(frames(video))) for video in videos])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.auto import Auto, auto_of
 from sosampler.policies.base import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
+from sosampler.policies.learned import SamplerOutputs, expected_of
 
 VIDEOS, T, CLASSES = 40, 9, 4
 RNG = np.random.default_rng(7)
@@ -93,11 +95,10 @@ def test_the_number_is_what_loops_give(kind: str, auto: Auto) -> None:
     assert len(set(counts.tolist())) > 1 or auto.min == auto.max, "a rule that never decides proves nothing"
 
 
-def of_kind(kind: str, rows: Any = slice(None), columns: Any = slice(None), mask: Any = None) -> np.ndarray:
-    scores = SCORES[rows][:, columns]
+def of_kind(kind: str, rows: Any = slice(None)) -> np.ndarray:
     if kind == "belief":
-        return expected_by_belief(scores, LOGITS[rows][:, columns], BELIEF[rows], mask)
-    return expected_by_confidence(scores, CONFIDENCES[rows][:, columns], mask)
+        return expected_by_belief(SCORES[rows], LOGITS[rows], BELIEF[rows])
+    return expected_by_confidence(SCORES[rows], CONFIDENCES[rows])
 
 
 # ---- what must hold
@@ -158,15 +159,18 @@ def test_the_order_of_candidates_does_not_matter(kind: str) -> None:
 def test_padding_changes_nothing(kind: str) -> None:
     real = np.random.default_rng(2).integers(1, T + 1, VIDEOS)
     mask = np.arange(T) < real[:, None]
-    scores, logits, confidences = (np.where(mask, SCORES, np.nan), LOGITS.copy(), np.where(mask, CONFIDENCES, np.nan))
-    logits[~mask] = np.nan
-    if kind == "belief":
-        expected = expected_by_belief(scores, logits, BELIEF, mask)
-    else:
-        expected = expected_by_confidence(scores, confidences, mask)
+    scores, logits = np.where(mask, SCORES, np.nan), np.where(mask[..., None], LOGITS, np.nan)
+    scoring = {"relevance": (1.0, 0.0), "belief": 1.0, "importance": 1.0} if kind == "belief" else {}
+    sampler = SimpleNamespace(config={"scoring": scoring, "multi_label": False}, calibration=(1.0, 0.0))
+
+    def expect(rows: Any, columns: Any, counts: Any = None) -> np.ndarray:
+        outputs = SamplerOutputs(scores[rows, columns], scores[rows, columns], logits[rows, columns], None)
+        return expected_of(sampler, outputs, counts)
+
+    expected = expect(slice(None), slice(None), real)
     counts = count_frames(expected, Auto(min=2, max=5))
     for row, count in enumerate(real.tolist()):
-        short = of_kind(kind, rows=[row], columns=slice(count))
+        short = expect([row], slice(count))
         np.testing.assert_allclose(expected[row, :count], short[0], rtol=1e-12)
         assert (expected[row, count:] == -np.inf).all()
         assert counts[row] == count_frames(short, Auto(min=2, max=5))[0]
@@ -219,8 +223,6 @@ def test_rules_cannot_decide(policy: str) -> None:
         SelectOptions(num_frames="auto", policy=policy)
 
 
-def test_masks_and_scores_of_another_shape() -> None:
-    with pytest.raises(InvalidArgument, match="mask has shape"):
-        expected_by_confidence(SCORES, CONFIDENCES, np.ones((VIDEOS, T + 1), dtype=bool))
+def test_scores_of_another_shape() -> None:
     with pytest.raises(InvalidArgument, match="scores have shape"):
         expected_by_confidence([1.0, 2.0], [1.0, 2.0])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 import sosampler as so
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import choose_one, pool_size
-from sosampler.policies.learned import CHOICE, FOLDER, GENERAL_SIZE, general_order, general_sampler
+from sosampler.policies.base import Choice, choose_one
+from sosampler.policies.learned import CHOICE, FOLDER, GENERAL_SIZE, general_sampler
 from sosampler.policies.registry import get_policy
 from sosampler.policies.visual import typical_order, typicality, unrest
 from sosampler.samplers.onnx_sampler import OnnxSampler
@@ -54,6 +55,10 @@ def title(size: int = 160) -> np.ndarray:
         (15, 45), "CHAPTER\nTWO", fill=(240, 240, 240), font=ImageFont.load_default(28)
     )
     return np.asarray(canvas)
+
+
+def choose_general(frames: np.ndarray, num_frames: int) -> Choice:
+    return choose_one(get_policy("general"), len(frames), num_frames, frames)
 
 
 def quality(*frames: np.ndarray) -> list[float]:
@@ -177,14 +182,14 @@ class TestTheChoice:
         scenes = photographs()[:4]
         of = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
         frames = np.stack([np.clip(scenes[one] + draw.normal(0, 2, scenes[one].shape), 0, 255) for one in of])
-        order, _ = general_order(frames.astype(np.uint8), 4)
-        assert sorted(of[place] for place in order) == [0, 1, 2, 3]
+        chosen = choose_general(frames.astype(np.uint8), 4).positions
+        assert [of[place] for place in chosen] == [0, 1, 2, 3]
 
     def test_a_still_shot_is_shown_again_rather_than_a_black_frame(self) -> None:
         """Where nothing else is left."""
         still = photographs()[2]
         frames = np.stack([*[still] * 5, np.zeros_like(still), title(), *[still] * 5])
-        assert not {5, 6} & set(general_order(frames, 10)[0].tolist())
+        assert not {5, 6} & set(choose_general(frames, 10).positions.tolist())
 
     def test_faulty_frames_are_left_out(self) -> None:
         good = photographs()[:4]
@@ -205,11 +210,12 @@ class TestTheChoice:
 
     def test_the_first_n_are_the_choice_of_n(self) -> None:
         frames = np.stack([*photographs(), title()])
-        whole, value = general_order(frames, 7)
-        assert sorted(whole.tolist()) == list(range(7))
-        assert whole[0] == value.argmax()
-        for count in range(1, 7):
-            assert general_order(frames, count)[0].tolist() == whole[:count].tolist()
+        first = choose_general(frames, 1)
+        assert first.scores is not None
+        assert first.positions.tolist() == [first.scores.argmax()]
+        choices = [set(choose_general(frames, count).positions.tolist()) for count in range(1, 8)]
+        assert choices[-1] == set(range(7))
+        assert all(fewer < more for fewer, more in pairwise(choices))
 
 
 class TestSelect:
@@ -223,7 +229,7 @@ class TestSelect:
 
     def test_pool_size_and_identity(self) -> None:
         policy = get_policy("general", device="cpu")
-        assert policy.default_candidates(20) == pool_size(20)
+        assert policy.default_candidates(20) == 80
         assert policy.fingerprint() == general_sampler().fingerprint()
         with pytest.raises(InvalidArgument, match="onnxruntime"):
             get_policy("general", device="cuda")
@@ -306,25 +312,5 @@ def test_the_theme_comes_before_the_stray() -> None:
     assert typicality(np.ones(5), np.clip(features @ features.T, 0, 1))[4] == 0
 
 
-def test_what_is_no_number_comes_last() -> None:
-    features = np.ones((4, 3))
-    features[1] = np.nan
-    order, value = typical_order([0.9, np.nan, 0.8, 0.7], features, 4)
-    assert order[-1] == 1 or value[1] == value.min()
+def test_a_single_frame_has_no_movement() -> None:
     assert unrest(np.ones(1), np.ones((1, 1)), 0.1).tolist() == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"num_frames": 4}, "more than the 3 candidates"),
-        ({"alike": 1.0}, "alike=1.0 must be"),
-        ({"clearness": -1}, "clearness"),
-        ({"quality": [1, 2]}, r"give \[T\] and \[T, D\]"),
-        ({"features": "x"}, "not numbers"),
-    ],
-)
-def test_bad_input(changes: dict, says: str) -> None:
-    given_ = {"quality": [1, 1, 1], "features": np.eye(3), "num_frames": 2} | changes
-    with pytest.raises(InvalidArgument, match=says):
-        typical_order(**given_)

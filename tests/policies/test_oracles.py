@@ -19,7 +19,6 @@ from sosampler.policies.optimal import (
     optimal_mean_logits,
     optimal_pooled,
     subset_blocks,
-    subsets,
 )
 from sosampler.samplers.sosampler import label_confidence, log_confidence, top_n
 
@@ -130,7 +129,6 @@ class TestSubsets:
     @pytest.mark.parametrize(("candidates", "number"), [(1, 1), (5, 2), (8, 8), (9, 4)])
     def test_are_all_combinations_in_order_however_they_are_blocked(self, candidates: int, number: int) -> None:
         expected = [list(c) for c in itertools.combinations(range(candidates), number)]
-        assert subsets(candidates, number).tolist() == expected
         blocks = list(subset_blocks(candidates, number, block=7))
         assert max(map(len, blocks)) <= 7
         assert torch.cat(blocks).tolist() == expected

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import sosampler as so
 from sosampler.errors import InvalidArgument
 from sosampler.policies import registry
-from sosampler.policies.base import Batch, Policy, choose_one, pool_size, top
+from sosampler.policies.base import Batch, Policy, choose_one, top
 from sosampler.policies.positional import FRAMEEXIT_ORDER_10, frameexit_order
 from sosampler.policies.registry import METHOD_NAMES, get_policy, list_policies
 from sosampler.policies.score_rules import (
@@ -132,7 +132,7 @@ class TestThoseThatLook:
     def test_which_they_are(self) -> None:
         assert LOOKING == ["frame-difference", "difference-peaks", "farthest-first", "dpp", "general"]
         for name in LOOKING:
-            assert [get_policy(name).default_candidates(n) for n in (1, 8, 20)] == [pool_size(n) for n in (1, 8, 20)]
+            assert [get_policy(name).default_candidates(n) for n in (1, 8, 20)] == [32, 32, 80]
 
     @pytest.mark.parametrize("name", [*LOOKING, *(f"frame-difference+{method}" for method in METHODS)])
     @pytest.mark.parametrize("count", [1, 2, 3, 11])

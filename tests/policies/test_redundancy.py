@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from sosampler.errors import InvalidArgument
 from sosampler.policies.base import top
 from sosampler.policies.score_rules import dpp, gaussian_kernel, median_bandwidth, mmr
 
@@ -62,23 +61,15 @@ class TestKernel:
         assert kernel[0, 2] == 1.0
         assert kernel[0, 1].item() == pytest.approx(math.exp(-0.5), rel=1e-3)
 
-    @pytest.mark.parametrize("bandwidth", [0, -1.0, math.nan, math.inf])
-    def test_bandwidths_that_make_no_kernel_are_refused(self, bandwidth: float) -> None:
-        with pytest.raises(InvalidArgument, match="bandwidth"):
-            gaussian_kernel(np.zeros((3, 2)), bandwidth)
-
     def test_median_bandwidth_is_the_median_over_pairs_of_real_frames(self) -> None:
         _, features = random_videos(4, 6, 1)
         mask = np.ones((4, 6), dtype=bool)
         mask[2, 4:] = False
-        per_video, everything = median_bandwidth(features, mask), median_bandwidth(features, mask, pooled=True)
-        all_pairs = []
+        per_video = median_bandwidth(features, mask)
         for b in range(4):
             real = np.flatnonzero(mask[b]).tolist()
             pairs = [float(np.linalg.norm(features[b, i] - features[b, j])) for i in real for j in real if i < j]
-            all_pairs += pairs
             assert per_video[b].item() == pytest.approx(sorted(pairs)[(len(pairs) - 1) // 2])
-        assert everything.item() == pytest.approx(sorted(all_pairs)[(len(all_pairs) - 1) // 2])
 
     def test_median_bandwidth_of_one_picture_is_one(self) -> None:
         assert median_bandwidth(np.zeros((2, 5, 3))).tolist() == [1.0, 1.0]
@@ -119,14 +110,6 @@ class TestBoth:
         scores[:, 6:], similarity[:, 6:], similarity[:, :, 6:] = math.nan, math.nan, math.nan
         mask = np.tile(np.arange(8) < 6, (5, 1))
         np.testing.assert_array_equal(rule(scores, similarity, 4, mask=mask), alone)
-
-    def test_wrong_inputs_are_refused(self, rule) -> None:  # type: ignore[no-untyped-def]
-        with pytest.raises(InvalidArgument, match=r"trade_off=1\.5"):
-            rule(np.zeros((1, 3)), np.ones((1, 3, 3)), 2, trade_off=1.5)
-        with pytest.raises(InvalidArgument, match=r"similarity has shape \[1, 2, 3\]"):
-            rule(np.zeros((1, 3)), np.ones((1, 2, 3)), 2)
-        with pytest.raises(InvalidArgument, match="num_frames=4"):
-            rule(np.zeros((1, 3)), np.ones((1, 3, 3)), 4)
 
 
 def test_mmr_with_full_trade_off_is_ranking() -> None:

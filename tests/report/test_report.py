@@ -11,7 +11,8 @@ from PIL import Image
 
 from sosampler import select
 from sosampler.errors import InvalidArgument
-from sosampler.inference.many import MAX_ROWS, SheetRow, save_frames, write_contact_sheet
+from sosampler.inference.many import MAX_ROWS, SelectJob, SheetRow, save_frames, write_contact_sheet
+from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import Candidates, Selection
 from sosampler.video.reader import VideoMetadata
 from sosampler.video.synthetic import numbered_frame, read_number
@@ -50,7 +51,7 @@ def numbered_selection(indices: Sequence[int]) -> Selection:
 
 
 def sheet_of(selections: Sequence[Selection], path: Path) -> np.ndarray:
-    write_contact_sheet(selections, path)
+    write_contact_sheet([SheetRow.of(selection) for selection in selections], path)
     with Image.open(path) as picture:
         return np.asarray(picture.convert("RGB"))
 
@@ -180,7 +181,7 @@ def test_a_time_just_below_a_minute_is_rounded_to_the_minute() -> None:
 
 def test_the_sheet_is_written_in_the_format_of_its_ending_and_its_folder_is_made(tmp_path: Path) -> None:
     path = tmp_path / "made" / "for it" / "sheet.webp"
-    write_contact_sheet([numbered_selection([1])], path)
+    write_contact_sheet([SheetRow.of(numbered_selection([1]))], path)
     assert Image.open(path).format == "WEBP"
     assert list(path.parent.iterdir()) == [path]
 
@@ -205,16 +206,15 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> 
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(InvalidArgument, match=r"cannot be written .* give a path such as sheet\.png"):
-        write_contact_sheet([numbered_selection([1])], tmp_path / name)
+        write_contact_sheet([SheetRow.of(numbered_selection([1]))], tmp_path / name)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.png"}
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "at least one"), (MAX_ROWS + 1, f"{MAX_ROWS} videos at most, not 41")])
-def test_no_selection_or_too_many_are_refused(tmp_path: Path, count: int, said: str) -> None:
-    one = selection_of([np.zeros((4, 6, 3), dtype=np.uint8)], [0])
-    with pytest.raises(InvalidArgument, match=said):
-        write_contact_sheet([one] * count, tmp_path / "sheet.png")
+def test_too_many_videos_are_refused(tmp_path: Path) -> None:
+    job = SelectJob(SelectOptions(num_frames=1), sheet=tmp_path / "sheet.png")
+    with pytest.raises(InvalidArgument, match=f"{MAX_ROWS} videos at most, not 41"):
+        job.run([Path("clip.mp4")] * (MAX_ROWS + 1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -226,10 +226,9 @@ def test_as_many_selections_as_allowed_are_drawn(tmp_path: Path) -> None:
     assert len(begins) == MAX_ROWS
 
 
-def test_a_sheet_without_pixels_is_refused(tmp_path: Path) -> None:
+def test_a_sheet_without_pixels_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="decode=True"):
-        write_contact_sheet([selection_of(None, [0])], tmp_path / "sheet.png")
-    assert list(tmp_path.iterdir()) == []
+        SheetRow.of(selection_of(None, [0]))
 
 
 # --- saved frames ----------------------------------------------------------------------------------------------------

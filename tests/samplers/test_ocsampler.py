@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from sosampler.errors import InvalidArgument
-from sosampler.policies.optimal import subsets
 from sosampler.policies.positional import uniform
 from sosampler.samplers.ocsampler import (
     ClipProbs,
@@ -175,7 +174,7 @@ class TestLoss:
     @every_baseline
     @every_reward
     def test_gradient_is_that_of_the_expected_reward(self, likelihood: str, baseline: str, reward: str) -> None:
-        draws, every = 10_000, subsets(5, 2)
+        draws, every = 10_000, torch.combinations(torch.arange(5), 2)
         frame_probs = (3 * torch.randn(1, 5, 3, generator=generator(3), dtype=torch.float64)).softmax(dim=-1)
         labels = one_hot(torch.tensor([1]), 3)
         scores = torch.tensor([[0.5, -0.8, 0.2, 1.0, -0.3]], dtype=torch.float64, requires_grad=True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sosampler.errors import InvalidArgument
-from sosampler.policies.optimal import subsets
 from sosampler.samplers.ocsampler import entropy, plackett_luce_log_prob, sample_without_replacement, set_log_prob
 
 
@@ -94,7 +93,7 @@ class TestSet:
     @pytest.mark.parametrize(("num_candidates", "num_frames"), [(5, 1), (5, 2), (5, 5), (10, 6), (12, 3), (9, 8)])
     @pytest.mark.parametrize("scale", [0.5, 5.0])
     def test_all_subsets_sum_to_one(self, num_candidates: int, num_frames: int, scale: float) -> None:
-        every = subsets(num_candidates, num_frames)
+        every = torch.combinations(torch.arange(num_candidates), num_frames)
         log_weights = normal(1, num_candidates, seed=num_candidates, scale=scale)
         actual = set_log_prob(batch_of(log_weights, len(every)), every)
         assert actual.exp().sum().item() == pytest.approx(1.0, abs=1e-11)

@@ -45,24 +45,24 @@ def attempt(name: str, work: Callable[[], _T]) -> _T | SosamplerError:
     Errors that every other video would meet too, such as a missing package, are raised.
     """
     cause: Exception
-    failure: SosamplerError
+    kind: type[SosamplerError] = VideoError
     try:
         return work()
     except (VideoError, InvalidArgument) as error:
         # Arguments can be invalid for one video only, by its length or range. Then the text lacks the name.
         if name in str(error):
             return error
-        cause, failure = error, type(error)(f"{name}: {error}")
+        cause, kind, reason = error, type(error), str(error)
     except SosamplerError:
         raise
     except MemoryError as error:
-        cause, failure = error, InvalidArgument(f"{name}: does not fit into memory; ask for fewer or smaller frames")
+        cause, kind, reason = error, InvalidArgument, "does not fit into memory; ask for fewer or smaller frames"
     except OSError as error:
-        reason = f"cannot be read ({error.strerror or error}); check its permissions"
-        cause, failure = error, VideoError(f"{name}: {reason}")
+        cause, reason = error, f"cannot be read ({error.strerror or error}); check its permissions"
     except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos continue
+        cause = error
         reason = f"cannot be decoded ({type(error).__name__}: {first_line(error)}); the file may be damaged"
-        cause, failure = error, VideoError(f"{name}: {reason}")
+    failure = kind(f"{name}: {reason}")
     failure.__cause__ = cause
     return failure
 
@@ -86,6 +86,11 @@ class DecodeStep:
     choose: bool = True
     min_size: int = 1  # short side, in pixels, that the network must see, as far as the video has it
 
+    @classmethod
+    def of_candidates(cls, options: SelectOptions) -> DecodeStep:
+        """Return the step that decodes all candidates for the options' policy, which chooses elsewhere."""
+        return cls(options.with_all_candidates(), choose=False, min_size=options.resolved_policy.min_size or 1)
+
     def __call__(self, source: Any) -> Outcome:
         return attempt(source_name(source), lambda: self._decode(source))
 
@@ -106,6 +111,14 @@ class FrameTask:
     step: Callable[[Any], Outcome]
     otherwise: DecodeStep | None = None  # where the candidates are unfit: choose in this process
 
+    def run(self) -> Outcome:
+        """Do it in this process."""
+        return self.settle(self.step(self.source))
+
+    def settle(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the step, or of the other one where the candidates are unfit."""
+        return self.otherwise(self.source) if isinstance(outcome, Unfit) and self.otherwise else outcome
+
     def can_travel(self) -> bool:
         """Return whether another process can do it."""
         named = isinstance(self.step, DecodeStep) and isinstance(self.step.options.policy, str)
@@ -125,17 +138,15 @@ def serve(slots: list[int]) -> Callable[[tuple[FrameTask, int]], _Answer]:
         outcome = task.step(task.source)
         if not slots or not isinstance(outcome, (Selection, CandidateFrames)) or outcome.frames is None:
             return outcome, None
-        filled = attempt(source_name(task.source), lambda: _fill(slots[slot], outcome.frames))
-        if isinstance(filled, SosamplerError):
-            return filled, None
-        return replace(outcome, frames=None), outcome.frames.shape
+        frames = outcome.frames
+        failure = attempt(source_name(task.source), lambda: _fill(slots[slot], frames))
+        return (replace(outcome, frames=None), frames.shape) if failure is None else (failure, None)
 
     return work
 
 
-def _fill(file: int, frames: Frames | None) -> None:
+def _fill(file: int, frames: Frames) -> None:
     """Write the frames into a slot, which then has exactly their size."""
-    assert frames is not None
     os.ftruncate(file, frames.nbytes)
     data = np.ascontiguousarray(frames).data.cast("B")
     written = 0
@@ -174,8 +185,7 @@ class Decoded:
                     raise SosamplerError("a decoding process wrote fewer pixels than it reported; run it again")
                 taken += count
         else:
-            assert isinstance(self.outcome, (Selection, CandidateFrames))
-            assert self.outcome.frames is not None
+            assert isinstance(self.outcome, (Selection, CandidateFrames)) and self.outcome.frames is not None  # noqa: PT018
             if out is None:
                 out = self.outcome.frames
             else:
@@ -189,11 +199,7 @@ class Decoded:
 class FramePool:
     """Decodes `workers` videos at a time, in as many processes, or in threads of this one.
 
-    Args:
-        workers: how many at a time.
-        processes: False for threads of this process.
-        ahead: videos that are decoded beyond those that the caller holds and has not taken.
-        held: videos that the caller holds at most before it takes their frames.
+    The caller holds at most `held` videos before it takes their frames; `ahead` more are decoded beyond these.
     """
 
     def __init__(self, workers: int, *, processes: bool, ahead: int, held: int) -> None:
@@ -210,9 +216,8 @@ class FramePool:
 
     def __exit__(self, *exception: Any) -> None:
         self._pool.__exit__(*exception)
-        files, self._files = self._files, []
-        for file in files:
-            os.close(file)
+        while self._files:
+            os.close(self._files.pop())
 
     def decoded(self, tasks: Iterable[FrameTask]) -> Generator[Decoded, None, None]:
         """Yield outcomes in the order of the tasks. Few are begun ahead; memory does not grow with their number."""
@@ -234,18 +239,13 @@ class FramePool:
         return len(pending) < self._ahead and expected <= MAX_WAITING_BYTES
 
     def _do(self, task: FrameTask, slot: int) -> _Answer:
-        answer: _Answer
         if self._in_process or not task.can_travel():
-            answer = task.step(task.source), None
-        else:
-            try:
-                answer = self._pool.call((replace(task, otherwise=None), slot))
-            except WorkerDied as died:
-                answer = VideoError(died.over(source_name(task.source))), None
-        if isinstance(answer[0], Unfit):
-            assert task.otherwise is not None, "a step that decodes candidates has an alternative"
-            return task.otherwise(task.source), None
-        return answer
+            return task.run(), None
+        try:
+            outcome, shape = self._pool.call((replace(task, otherwise=None), slot))
+        except WorkerDied as died:
+            return VideoError(died.over(source_name(task.source))), None
+        return task.settle(outcome), shape
 
     def _release(self, slot: int, nbytes: int) -> None:
         self._free.append(slot)
@@ -253,21 +253,20 @@ class FramePool:
 
 
 def decoded_batches(
-    videos: Iterable[Any], task_of: Callable[[Any], FrameTask], *, workers: int | None, batch_size: int
+    tasks: Iterable[FrameTask], *, workers: int | None, batch_size: int
 ) -> Generator[list[Decoded], None, None]:
     """Decode videos in parallel and a few ahead; yield `batch_size` in order, fewer where they are large.
 
     Few videos are decoded in threads of this process, many in processes; with workers=0 one after the other, here.
     """
-    coming = iter(videos)
+    coming = iter(tasks)
     first = list(islice(coming, PROCESSES_FROM)) if workers != 0 else []
     count = min(num_cores(), _MAX_WORKERS) if workers is None else max(workers, 1)
     held = min(batch_size, _MAX_BATCH)
     ahead = 1 if workers == 0 else min(held + 2 * count, max(_MAX_AHEAD, 2 * count))
-    tasks = map(task_of, chain(first, coming))
     with (
         FramePool(count, processes=len(first) >= PROCESSES_FROM, ahead=ahead, held=held) as pool,
-        closing(pool.decoded(tasks)) as decoded,
+        closing(pool.decoded(chain(first, coming))) as decoded,
     ):
         batch: list[Decoded] = []
         for video in decoded:

@@ -63,18 +63,11 @@ def run(
     repeat: bool = False,
     strict: bool = False,
 ) -> RunSummary:
-    """Do the videos that have no row in `out` yet, and write their rows as they come.
+    """Do the videos that have no row in `out` yet (`repeat`: all), and write their rows as they come.
 
-    Args:
-        videos: in the order of the rows of a file.
-        work: makes the rows.
-        what: "selections" or "predictions".
-        out: a file (.jsonl, .csv, .parquet) or a folder for Parquet files; None writes nothing.
-        identity: options that must be equal for a run to resume.
-        on_row: called with each new row where none are written, and with that of a single video.
-        on_progress: called after each video.
-        repeat: do all videos, also those that have a row.
-        strict: raise the first failure.
+    Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
+    where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
+    are written, and with that of a single video. `strict` raises the first failure.
     """
     failures: list[Row] = []
     with nullcontext() if out is None else open_rows(out, what, identity or {}) as rows:
@@ -102,9 +95,9 @@ def run(
         return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged)
 
 
-def failure_row(video: str, error: SosamplerError) -> Row:
-    """Return the row of a video that failed."""
-    return {"video": video, "error": str(error)}
+def row_of(video: str, outcome: Any) -> Row:
+    """Return the row of a selection, a prediction, or an error."""
+    return {"video": video, "error": str(outcome)} if isinstance(outcome, SosamplerError) else outcome.to_dict()
 
 
 # ---- selections
@@ -133,44 +126,32 @@ class SelectJob:
         if self.out is not None:
             check_out(self.out)
 
-    def run(
-        self,
-        videos: Sequence[Path],
-        *,
-        on_row: Callable[[Row], None] | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> RunSummary:
-        """Select from all videos, and write rows, frames and the contact sheet."""
-        names = [str(video) for video in videos]
+    def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
+        """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
+        names, is_single = [str(video) for video in videos], len(videos) == 1
         if self.sheet is not None and len(videos) > MAX_ROWS:
             raise InvalidArgument(
                 f"a contact sheet holds {MAX_ROWS} videos at most, not {len(videos)}; use --save-frames instead"
             )
-        folders: dict[str, Path] = {}
-        if self.frames_folder is not None:
+        folders, folder = {}, self.frames_folder
+        if folder is not None:
             # The frames of a single video go into the folder itself.
-            one = len(videos) == 1
-            parts = [self.frames_folder] if one else [self.frames_folder / label for label in labels(list(videos))]
-            folders = dict(zip(names, parts, strict=True))
+            parts = [""] if is_single else labels(list(videos))
+            folders = {name: folder / part for name, part in zip(names, parts, strict=True)}
         sheet_rows: dict[str, SheetRow] = {}
-        folder = self.frames_folder
+        where = {"frames_folder": folder and str(folder), "image_format": self.image_format}
         summary = run(
             names,
             lambda todo: self.rows(todo, folders, sheet_rows),
             "selections",
             out=self.out,
-            identity={
-                **self.options.identity(),
-                "frames_folder": folder and str(folder),
-                "image_format": self.image_format,
-            },
-            on_row=on_row,
-            on_progress=on_progress,
-            repeat=self.sheet is not None or len(videos) == 1,  # a contact sheet needs the pixels of all
-            strict=len(videos) == 1,
+            identity={**self.options.identity(), **where},
+            repeat=self.sheet is not None or is_single,  # a contact sheet needs the pixels of all
+            strict=is_single,
+            **callbacks,
         )
         if self.sheet is not None and sheet_rows:
-            write_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
+            write_contact_sheet([sheet_rows[name] for name in names if name in sheet_rows], self.sheet)
         return summary
 
     def rows(
@@ -184,54 +165,46 @@ class SelectJob:
         many = len(videos) > 1
         options = replace(self.options, threads=self.options.threads or 1) if many else self.options
 
-        def step(video: str) -> Outcome:
-            def work() -> Outcome:
-                selection = select_with(video, options)
-                if folders:
-                    save_frames(selection, folders[video], image_format=self.image_format)
-                if sheet_rows is not None and self.sheet is not None:
-                    sheet_rows[video] = SheetRow.of(selection)
-                return replace(selection, frames=None)
+        def work(video: str) -> Selection:
+            selection = select_with(video, options)
+            if folders:
+                save_frames(selection, folders[video], image_format=self.image_format)
+            if sheet_rows is not None and self.sheet is not None:
+                sheet_rows[video] = SheetRow.of(selection)
+            return replace(selection, frames=None)
 
-            return attempt(video, work)
+        def step(video: str) -> Outcome:
+            return attempt(video, lambda: work(video))
 
         workers = self.workers or min(num_cores(), _MAX_WORKERS) if many else 1
         with FramePool(workers, processes=False, ahead=2 * workers, held=1) as pool:
             for video, decoded in zip(videos, pool.decoded(FrameTask(one, step) for one in videos), strict=True):
-                outcome = decoded.outcome
-                yield failure_row(video, outcome) if isinstance(outcome, SosamplerError) else outcome.to_dict()  # type: ignore[union-attr]
+                yield row_of(video, decoded.outcome)
 
 
 # ---- predictions
 
 
-def classify_rows(pipeline: Pipeline, videos: Sequence[str]) -> Generator[Row, None, None]:
-    """Yield the rows of the videos in their order."""
-    # A single video gets all cores for its decoding.
-    results = iter([pipeline(videos[0], on_error="return")]) if len(videos) == 1 else pipeline.stream(videos)
-    for video, result in zip(videos, results, strict=True):
-        yield failure_row(video, result) if isinstance(result, SosamplerError) else result.to_dict()
-
-
 def classify_videos(
-    pipeline: Pipeline,
-    videos: Sequence[Path],
-    out: Path | None = None,
-    *,
-    on_row: Callable[[Row], None] | None = None,
-    on_progress: OnProgress | None = None,
+    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, **callbacks: Any
 ) -> RunSummary:
-    """Classify all videos, and write their rows."""
+    """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
+
+    def work(todo: Sequence[str]) -> Generator[Row, None, None]:
+        # A single video gets all cores for its decoding.
+        results = [pipeline(todo[0], on_error="return")] if len(todo) == 1 else pipeline.stream(todo)
+        for video, result in zip(todo, results, strict=True):
+            yield row_of(video, result)
+
     return run(
         [str(video) for video in videos],
-        lambda todo: classify_rows(pipeline, todo),
+        work,
         "predictions",
         out=out,
         identity=None if out is None else pipeline.identity(),
-        on_row=on_row,
-        on_progress=on_progress,
         repeat=len(videos) == 1,
         strict=len(videos) == 1,
+        **callbacks,
     )
 
 
@@ -274,37 +247,28 @@ _INK, _FAINT, _ACCENT, _PAPER = (28, 28, 30), (150, 150, 156), (196, 64, 32), (2
 
 @dataclass(frozen=True)
 class SheetRow:
-    """One video on the sheet, as thumbnails, so that many fit into memory."""
+    """One video on the sheet: a selection whose frames are thumbnails, so that many fit into memory."""
 
-    title: str
+    selection: Selection  # without frames
     tiles: list[Image.Image]
-    captions: list[str]
-    candidates: np.ndarray  # seconds [T]
-    chosen: np.ndarray  # seconds [N]
-    span: tuple[float, float]  # first frame's time, end of the video
 
     @classmethod
     def of(cls, selection: Selection) -> SheetRow:
         if selection.frames is None:
             raise InvalidArgument("a contact sheet needs the frames; select with decode=True")
-        meta = selection.metadata
-        captions = [
-            f"{_clock(seconds)}   frame {index}"
-            for index, seconds in zip(selection.frame_indices, selection.pts_seconds, strict=True)
-        ]
-        if selection.scores is not None:
-            captions = [f"{text}   {score:.3f}" for text, score in zip(captions, selection.scores, strict=True)]
-        return cls(
-            title=(
-                f"{Path(selection.video).name}: {len(selection)} of {selection.num_candidates} "
-                f"{selection.candidates.mode} candidates, policy {selection.policy}"
-            ),
-            tiles=[_tile(frame) for frame in selection.frames],
-            captions=captions,
-            candidates=selection.candidates.pts_seconds,
-            chosen=selection.pts_seconds,
-            span=(meta.start_seconds, meta.start_seconds + meta.duration),
-        )
+        return cls(replace(selection, frames=None), [_tile(frame) for frame in selection.frames])
+
+    @property
+    def title(self) -> str:
+        of = f"{len(self.selection)} of {self.selection.num_candidates} {self.selection.candidates.mode} candidates"
+        return f"{Path(self.selection.video).name}: {of}, policy {self.selection.policy}"
+
+    @property
+    def captions(self) -> list[str]:
+        chosen = self.selection
+        scores = [""] * len(chosen) if chosen.scores is None else [f"   {score:.3f}" for score in chosen.scores]
+        frames = zip(chosen.pts_seconds, chosen.frame_indices, scores, strict=True)
+        return [f"{_clock(seconds)}   frame {index}{score}" for seconds, index, score in frames]
 
 
 def _clock(seconds: float) -> str:
@@ -320,19 +284,8 @@ def _tile(frame: np.ndarray) -> Image.Image:
     return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
 
 
-def write_contact_sheet(selections: Sequence[Selection], path: Path) -> None:
-    """Write one block for each selection, one below the other."""
-    write_sheet([SheetRow.of(selection) for selection in selections], path)
-
-
-def write_sheet(rows: Sequence[SheetRow], path: Path) -> None:
-    """Write the sheet of these videos."""
-    if not rows:
-        raise InvalidArgument("a contact sheet needs at least one selection")
-    if len(rows) > MAX_ROWS:
-        raise InvalidArgument(
-            f"a contact sheet holds {MAX_ROWS} videos at most, not {len(rows)}; use --save-frames instead"
-        )
+def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
+    """Write one block for each video, one below the other."""
     columns = min(8, max(len(row.tiles) for row in rows))
     width = 2 * _MARGIN + columns * _TILE_WIDTH + (columns - 1) * _GAP
     blocks = [_draw_row(row, columns, width) for row in rows]
@@ -356,39 +309,31 @@ def _draw_row(row: SheetRow, columns: int, width: int) -> Image.Image:
     lines = [row.tiles[i : i + columns] for i in range(0, len(row.tiles), columns)]
     heights = [max(tile.height for tile in line) + 24 for line in lines]
     block = Image.new("RGB", (width, 46 + sum(heights) + 56), _PAPER)
-    draw = ImageDraw.Draw(block)
+    draw, captions, chosen = ImageDraw.Draw(block), row.captions, row.selection
     draw.text((_MARGIN, 14), row.title, font=title_font, fill=_INK)
     top = 46
     for number, (line, height) in enumerate(zip(lines, heights, strict=True)):
         for column, tile in enumerate(line):
             left = _MARGIN + column * (_TILE_WIDTH + _GAP)
             block.paste(tile, (left + (_TILE_WIDTH - tile.width) // 2, top))
-            draw.text((left, top + height - 20), row.captions[number * columns + column], font=text_font, fill=_INK)
+            draw.text((left, top + height - 20), captions[number * columns + column], font=text_font, fill=_INK)
         top += height
-    _draw_timeline(draw, row, top + 20, width, text_font)
-    return block
+    # The timeline has candidates as thin ticks and chosen frames as triangles, distinct without colour.
+    y, left, right = top + 20, _MARGIN, width - _MARGIN
+    begin, length = chosen.metadata.start_seconds, chosen.metadata.duration
 
-
-def _draw_timeline(
-    draw: ImageDraw.ImageDraw, row: SheetRow, y: int, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
-) -> None:
-    """Draw candidates as thin ticks and chosen frames as triangles, distinct without colour."""
-    left, right = _MARGIN, width - _MARGIN
-    begin, end = row.span
-    length = max(end - begin, 1e-9)
-
-    def x_of(seconds: float) -> float:
-        return left + (right - left) * min(max((seconds - begin) / length, 0.0), 1.0)
+    def positions(seconds: np.ndarray) -> list[float]:
+        passed: list[float] = np.clip((seconds - begin) / max(length, 1e-9), 0.0, 1.0).tolist()
+        return [left + (right - left) * share for share in passed]
 
     draw.line((left, y, right, y), fill=_FAINT, width=2)
-    for seconds in row.candidates.tolist():
-        draw.line((x_of(seconds), y - 5, x_of(seconds), y + 5), fill=_FAINT, width=1)
-    for seconds in row.chosen.tolist():
-        x = x_of(seconds)
+    for x in positions(chosen.candidates.pts_seconds):
+        draw.line((x, y - 5, x, y + 5), fill=_FAINT, width=1)
+    for x in positions(chosen.pts_seconds):
         draw.polygon([(x, y - 2), (x - 6, y - 14), (x + 6, y - 14)], fill=_ACCENT)
-    draw.text((left, y + 8), _clock(begin), font=font, fill=_FAINT)
-    text = _clock(end)
-    draw.text((right - draw.textlength(text, font=font), y + 8), text, font=font, fill=_FAINT)
+    draw.text((left, y + 8), _clock(begin), font=text_font, fill=_FAINT)
+    draw.text((right, y + 8), _clock(begin + length), font=text_font, fill=_FAINT, anchor="ra")
+    return block
 
 
 IMAGE_FORMATS = ("jpg", "png")

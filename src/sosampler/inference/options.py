@@ -5,7 +5,7 @@ Light at import, so that --help is fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class SelectOptions:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse arguments that are valid one by one but contradict each other."""
+        """Refuse arguments that contradict each other."""
         policy = self.resolved_policy
         if self.auto is not None and (refusal := policy.auto_refusal()):
             raise InvalidArgument(refusal)
@@ -119,11 +119,7 @@ class SelectOptions:
     @cached_property
     def auto(self) -> Auto | None:
         """The bounds of num_frames="auto"; None where a number is given."""
-        bounds = (self.auto_min, self.auto_max, self.auto_tolerance)
-        if bounds == (None, None, None) and (self.num_frames is None or isinstance(self.num_frames, int)):
-            return None
-
-        return auto_of(self.num_frames, *bounds)
+        return auto_of(self.num_frames, self.auto_min, self.auto_max, self.auto_tolerance)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the policy object: it may hold a network, and another process resolves it again."""
@@ -159,16 +155,12 @@ class SelectOptions:
         """Return options that list the same candidates and take all of them, without this policy."""
         changes: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
         changes |= {"policy": "all", "num_candidates": self.resolved_candidates, "candidates": self.mode}
-        if self.num_candidates is None:
-            changes["min_candidates"] = (
-                self.resolved_frames
-            )  # T is the policy's default: short videos list what they have
+        if self.num_candidates is None:  # T is the policy's default: short videos list what they have
+            changes["min_candidates"] = self.resolved_frames
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        from dataclasses import asdict
-
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.auto is not None:
             values |= {"num_frames": AUTO, **{f"auto_{name}": value for name, value in asdict(self.auto).items()}}

@@ -9,27 +9,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sosampler._util.arrays import Frames, Seconds
-from sosampler._util.hardware import check_device
+from sosampler._util.hardware import check_device, resolve_device
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
 from sosampler.engine.backends import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, Unfit, decoded_batches
+from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, decoded_batches
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import choose_frames
 from sosampler.inference.selection import CandidateFrames, Selection, build_selection
 from sosampler.policies.auto import Auto
-from sosampler.policies.base import Choice, Policy
-from sosampler.policies.learned import ONNX, least_size, policy_of
-from sosampler.policies.registry import get_policy, is_policy_name
-from sosampler.samplers.registry import load_sampler
+from sosampler.policies.base import Choice
+from sosampler.policies.learned import LearnedPolicy, least_size
+from sosampler.policies.registry import get_policy
 from sosampler.video.candidates import positions_of
 
 ON_ERROR = ("raise", "return")
@@ -38,6 +35,7 @@ DEFAULT_NUM_FRAMES, DEFAULT_NUM_CANDIDATES = 6, 10
 _MIN_SIZE = 256
 # Arguments of `select` that a pipeline sets itself. Without fps, N is the same for all videos, so they share calls.
 _SET_HERE = ("policy", "num_frames", "num_candidates", "min_candidates", "candidates", "size", "decode", "fps")
+_OF_SAMPLERS = ("score", "preprocessing")  # what the engine needs of a sampler
 # On a CPU the engine is made after this many candidates: making it costs as much as scoring a few videos.
 _ENGINE_AFTER = 48
 
@@ -74,16 +72,9 @@ Result = Prediction | SosamplerError
 
 
 class BatchClassifier:
-    """Chooses frames of decoded videos and classifies them, many videos in one call.
+    """Chooses frames of decoded videos and classifies them, many in one call; without a classifier it only chooses.
 
-    Args:
-        options: with the policy, for videos whose frames are not chosen yet.
-        classifier: None returns selections instead of predictions.
-        sampler: the network behind the policy, where the policy takes its N highest scores and nothing else.
-        precision: of the networks; None takes what suits the device.
-        batch_size: videos that share a call at most.
-        top: classes that a prediction lists.
-        keep_frames: keep the pixels in each selection.
+    `sampler` is the network behind the policy, where the policy takes its N highest scores and nothing else.
     """
 
     def __init__(
@@ -143,24 +134,21 @@ class BatchClassifier:
             outcomes = [decoded.outcome for decoded in batch]
             self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
             results: dict[int, Prediction | Selection | SosamplerError] = {}
-            chosen: dict[int, Selection] = {}
-            by_shape: dict[tuple[int, ...], list[int]] = {}  # for the engine
+            groups: dict[
+                tuple[Any, ...], list[int]
+            ] = {}  # that share a call, by whether the engine runs it and by shape
             for index, decoded in enumerate(batch):
-                outcome = decoded.outcome
-                if isinstance(outcome, SosamplerError):
-                    results[index] = outcome
-                elif isinstance(outcome, CandidateFrames) and self._suits_engine(outcome):
-                    assert decoded.shape is not None, "candidates are decoded"
-                    by_shape.setdefault(decoded.shape, []).append(index)
+                if isinstance(decoded.outcome, CandidateFrames) and self._suits_engine(decoded.outcome):
+                    groups.setdefault((True, decoded.shape), []).append(index)
+                    continue
+                results[index] = selection = self._choose(decoded)
+                if isinstance(selection, Selection):
+                    groups.setdefault((False, getattr(selection.frames, "shape", None)), []).append(index)
+            for (by_engine, _), indices in groups.items():
+                if by_engine:
+                    results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
                 else:
-                    selection = self._choose(decoded)
-                    if isinstance(selection, Selection):
-                        chosen[index] = selection
-                    else:
-                        results[index] = selection
-            for indices in by_shape.values():
-                results |= zip(indices, self._run_engine([batch[index] for index in indices]), strict=True)
-            results |= self._classify(chosen)
+                    results |= zip(indices, self._classify([results[index] for index in indices]), strict=True)
             return [results[index] for index in range(len(batch))]
 
     def _suits_engine(self, video: CandidateFrames) -> bool:
@@ -173,29 +161,31 @@ class BatchClassifier:
     def _run_engine(self, group: Sequence[Decoded]) -> list[Prediction]:
         """Score, choose and classify candidates of one shape in one call."""
         begin = time.perf_counter()
-        # A GPU is prepared for each shape anew, so shared calls are all of one size there.
-        padded = len(group) > 1 and self.engine.device.type == "cuda"
-        frames = _stack(group, max(len(group), self._batch_size if padded else 1))  # [B, T, H, W, 3]
+        # A GPU is prepared for each shape anew, so shared calls are all of one size there, padded with black videos.
+        if len(group) == 1:
+            frames = group[0].take()[None]  # without a copy where it was decoded in this process
+        else:
+            size = max(len(group), self._batch_size if self.engine.device.type == "cuda" else 1)
+            frames = np.zeros((size, *(group[0].shape or ())), dtype=np.uint8)  # [B, T, H, W, 3]
+            for row, decoded in enumerate(group):
+                decoded.take(frames[row])
         videos = [decoded.outcome for decoded in group if isinstance(decoded.outcome, CandidateFrames)]
         positions = np.zeros(frames.shape[:2], dtype=np.float32)  # [B, T]
         for row, video in enumerate(videos):
-            positions[row] = self._positions(video.pts_seconds, video)
+            positions[row] = self._positions(video)
         assert self.classifier is not None, "an engine has a classifier"
         output = self.engine.run(frames, torch.from_numpy(positions)).check(self.classifier.name)
-        chosen, scores = output.chosen.cpu().numpy(), output.scores.float().cpu().numpy()
-        probabilities = output.probabilities.float().cpu().numpy()
-        seconds = (time.perf_counter() - begin) / len(group)
-        return [
-            self._prediction(
-                build_selection(replace(video, frames=frames[row]), self.options, Choice(chosen[row], scores[row])),
-                probabilities[row],
-                seconds,
-            )
-            for row, video in enumerate(videos)
+        choices = map(Choice, output.chosen.cpu().numpy(), output.scores.float().cpu().numpy())
+        selections = [
+            build_selection(replace(video, frames=own), self.options, choice)
+            for video, own, choice in zip(videos, frames, choices, strict=False)
         ]
+        return self._predictions(selections, output.probabilities, begin)
 
     def _choose(self, decoded: Decoded) -> Selection | SosamplerError:
         """Return the selection of one video, by the policy where its frames are not chosen yet."""
+        if isinstance(decoded.outcome, SosamplerError):
+            return decoded.outcome
         frames, outcome = decoded.take(), decoded.outcome
         if isinstance(outcome, Selection):
             return replace(outcome, frames=frames)
@@ -206,76 +196,48 @@ class BatchClassifier:
         except InvalidArgument as error:  # too few frames
             return error
 
-    def _classify(self, selections: dict[int, Selection]) -> dict[int, Prediction | Selection]:
+    def _classify(self, group: Sequence[Any]) -> Sequence[Prediction | Selection]:
+        """Classify selections of one shape in one call."""
         if self.classifier is None:
-            kept = self._keep_frames
-            return {index: one if kept else replace(one, frames=None) for index, one in selections.items()}
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, selection in selections.items():
-            assert selection.frames is not None, "a pipeline decodes"
-            groups.setdefault(selection.frames.shape, []).append(index)
-        results: dict[int, Prediction | Selection] = {}
-        for indices in groups.values():
-            begin = time.perf_counter()
-            group = [selections[index] for index in indices]
-            frames = torch.stack([selection.to_torch() for selection in group])  # [B, N, 3, H, W]
-            positions = np.stack([self._positions(selection.pts_seconds, selection) for selection in group])  # [B, N]
-            outputs = check_finite(self._network(frames, torch.from_numpy(positions)), self.classifier.name)
-            probabilities = outputs.float().cpu().numpy()
-            seconds = (time.perf_counter() - begin) / len(indices)
-            for index, selection, row in zip(indices, group, probabilities, strict=True):
-                results[index] = self._prediction(selection, row, seconds)
-        return results
+            return [replace(selection, frames=None) for selection in group]
+        begin = time.perf_counter()
+        frames = torch.stack([selection.to_torch() for selection in group])  # [B, N, 3, H, W]
+        positions = torch.from_numpy(np.stack([self._positions(selection) for selection in group]))  # [B, N]
+        outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
+        return self._predictions(group, outputs, begin)
 
-    @property
-    def _network(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _run_classifier(self, frames: torch.Tensor, positions: torch.Tensor) -> Any:
         """Chosen frames [B, N, 3, H, W] and their positions [B, N] -> probabilities [B, C]."""
         assert self.classifier is not None
         if self.engine is not None:
-            classify: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.engine.classify
-            return classify
-        if self._precision == INT8:
-            return lambda frames, _: self._int8(frames)
-        return self.classifier.clip_probs
+            return self.engine.classify(frames, positions)
+        return self._int8(frames) if self._precision == INT8 else self.classifier.clip_probs(frames, positions)
 
     @cached_property
     def _int8(self) -> Callable[[torch.Tensor], torch.Tensor]:
         return int8_classifier(self.classifier, "onnxruntime")
 
-    def _positions(self, pts_seconds: Seconds, video: Selection | CandidateFrames) -> np.ndarray:
+    def _positions(self, video: Selection | CandidateFrames) -> np.ndarray:
         """Return for each frame the fraction, 0..1, of the video or of start..end that has passed."""
         metadata, start, end = video.metadata, self.options.start, self.options.end
         begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
         ends = metadata.start_seconds + metadata.duration
-        return positions_of(pts_seconds, begins, (ends if end is None else min(end, ends)) - begins)
+        return positions_of(video.pts_seconds, begins, (ends if end is None else min(end, ends)) - begins)
 
-    def _prediction(self, selection: Selection, probabilities: np.ndarray, seconds: float) -> Prediction:
+    def _predictions(self, selections: Sequence[Selection], outputs: torch.Tensor, begin: float) -> list[Prediction]:
+        """Return the predictions by probabilities [B, C], which a call that began then gave for these videos."""
         assert self.classifier is not None
-        order = np.argsort(-probabilities, kind="stable")[: self._top]
-        top = tuple((str(self.classifier.class_names[index]), float(probabilities[index])) for index in order)
-        selecting = selection.timing["total"]
-        return Prediction(
-            video=selection.video,
-            label=top[0][0],
-            probability=top[0][1],
-            top=top,
-            probabilities=probabilities,
-            selection=selection if self._keep_frames else replace(selection, frames=None),
-            timing={"select": selecting, "classify": seconds, "total": selecting + seconds},
-        )
-
-
-def _stack(group: Sequence[Decoded], size: int) -> Frames:
-    """Copy the frames of equally large videos once, into one array padded with black videos up to `size`."""
-    if size == 1:
-        return group[0].take()[None]  # without a copy where it was decoded in this process
-    shape = group[0].shape
-    assert shape is not None, "candidates are decoded"
-    frames = np.empty((size, *shape), dtype=np.uint8)
-    for row, decoded in enumerate(group):
-        decoded.take(frames[row])
-    frames[len(group) :] = 0
-    return frames
+        probabilities = outputs.float().cpu().numpy()
+        seconds = (time.perf_counter() - begin) / len(selections)
+        predictions = []
+        for selection, row in zip(selections, probabilities, strict=False):
+            order = np.argsort(-row, kind="stable")[: self._top]
+            top = tuple((str(self.classifier.class_names[index]), float(row[index])) for index in order)
+            kept = selection if self._keep_frames else replace(selection, frames=None)
+            selecting = selection.timing["total"]
+            timing = {"select": selecting, "classify": seconds, "total": selecting + seconds}
+            predictions.append(Prediction(selection.video, *top[0], top, row, kept, timing))
+        return predictions
 
 
 class Pipeline:
@@ -334,10 +296,10 @@ class Pipeline:
         self.batch_size = check_int("batch_size", batch_size)
         self.top = check_int("top", top)
         self.workers = None if workers is None else check_int("workers", workers, at_least=0)
-        check_int("num_candidates", num_candidates)
+        self.num_candidates = check_int("num_candidates", num_candidates)
         if size is not None:
             check_int("size", size)
-        self.policy, network = _policy(sampler, device)
+        self.policy = get_policy(sampler, device=device)
         if num_frames is None and self.policy.name != "all":
             num_frames = min(DEFAULT_NUM_FRAMES, num_candidates)
         allowed = [each.name for each in fields(SelectOptions) if each.name not in _SET_HERE]
@@ -347,7 +309,7 @@ class Pipeline:
                     f"a pipeline has no option {name!r}; besides its own it takes: {', '.join(allowed)}"
                 )
         # Wrong numbers are refused before a large network is loaded.
-        self._options = SelectOptions(
+        self.options = SelectOptions(
             policy=self.policy,
             num_frames=num_frames,
             num_candidates=num_candidates,
@@ -358,26 +320,27 @@ class Pipeline:
         self.classifier = _classifier(classifier, device, precision, classifier_options)
         # Classifiers themselves have no int8; BatchClassifier does.
         self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
-        if size is None:
-            needed = max(_MIN_SIZE, least_size(self.classifier.preprocessing), self.policy.min_size or 0)
-            self._options = replace(self._options, size=needed)
+        # Short side of the frames that are decoded, where the video is not smaller.
+        self.size = size or max(_MIN_SIZE, least_size(self.classifier.preprocessing), self.policy.min_size or 0)
+        self.options = replace(self.options, size=self.size)
         length = getattr(self.classifier, "length", None)
         if length is not None:
             length.fitted(self.num_frames, self.classifier.name)
-        self._steps: dict[int | None, tuple[DecodeStep, DecodeStep | None]] = {}  # by threads
         # What another machine needs to build the same pipeline.
         self.arguments = {"sampler": sampler, "classifier": classifier, "classifier_options": classifier_options}
         self.arguments |= {"batch_size": batch_size, "top": top, "precision": precision}
         names = ("num_frames", "num_candidates", "candidates", "size", *allowed)
-        self.arguments |= {name: getattr(self._options, name) for name in names}
+        self.arguments |= {name: getattr(self.options, name) for name in names}
         if precision is None and getattr(self.classifier, "precision", "float32") != "float32":
             precision = self.classifier.precision  # type: ignore[attr-defined]  # the object was made with it
+        network = self.policy.sampler if type(self.policy) is LearnedPolicy else None
         # Networks on different devices stay there and are called one after the other.
         apart = getattr(self.classifier, "device", None) not in (None, getattr(network, "device", None))
+        in_torch = isinstance(network, torch.nn.Module) and all(hasattr(network, name) for name in _OF_SAMPLERS)
         self.batch_classifier = BatchClassifier(
-            self._options,
+            self.options,
             self.classifier,
-            sampler=None if apart else network,
+            sampler=network if in_torch and not apart else None,
             precision=precision,
             batch_size=self.batch_size,
             top=self.top,
@@ -385,32 +348,16 @@ class Pipeline:
         )
 
     @property
-    def options(self) -> SelectOptions:
-        """How frames are chosen."""
-        return self._options
-
-    @property
     def num_frames(self) -> int:
         """N; for num_frames="auto" its maximum."""
-        num_frames = self._options.resolved_frames
+        num_frames = self.options.resolved_frames
         assert num_frames is not None, "a pipeline has no fps, so there is a number"
         return num_frames
-
-    @property
-    def num_candidates(self) -> int:
-        assert self._options.num_candidates is not None
-        return self._options.num_candidates
-
-    @property
-    def size(self) -> int:
-        """Short side of the frames that are decoded, where the video is not smaller."""
-        assert isinstance(self._options.size, int)
-        return self._options.size
 
     def __repr__(self) -> str:
         return (
             f"Pipeline({self.policy.name!r}, {self.classifier.name!r}, {self.num_frames} of {self.num_candidates} "
-            f"{self._options.mode} candidates, short side {self.size})"
+            f"{self.options.mode} candidates, short side {self.size})"
         )
 
     def identity(self) -> dict[str, Any]:
@@ -418,7 +365,7 @@ class Pipeline:
         from sosampler.classifiers.factory import classifier_identity
 
         identity = classifier_identity(self.classifier, self.precision)
-        return {**self._options.identity(), "classifier": identity, "precision": self.precision, "top": self.top}
+        return {**self.options.identity(), "classifier": identity, "precision": self.precision, "top": self.top}
 
     def warm_up(self) -> Pipeline:
         """Make the networks ready for speed now; otherwise that is done when there is more than a video or two.
@@ -437,12 +384,8 @@ class Pipeline:
         if isinstance(videos, (list, tuple)):
             return list(self.stream(videos, on_error=on_error or "return"))
         one_of("on_error", on_error or "raise", ON_ERROR)
-        step, otherwise = self.decode_steps(self._options.threads)
-        outcome = step(videos)
-        if isinstance(outcome, Unfit):
-            assert otherwise is not None
-            outcome = otherwise(videos)
-        (result,) = self.batch_classifier([Decoded(outcome)])
+        task = self.tasks(self.options.threads)(videos)
+        (result,) = self.batch_classifier([Decoded(task.run())])
         if isinstance(result, SosamplerError) and on_error != "return":
             raise result
         return result
@@ -457,11 +400,8 @@ class Pipeline:
 
     def _stream(self, videos: Iterable[Any], on_error: str) -> Iterator[Result]:
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
-        step, otherwise = self.decode_steps(self._options.threads or 1)
-        batches = decoded_batches(
-            videos, lambda video: FrameTask(video, step, otherwise), workers=self.workers, batch_size=self.batch_size
-        )
-        with closing(batches):
+        tasks = map(self.tasks(self.options.threads or 1), videos)
+        with closing(decoded_batches(tasks, workers=self.workers, batch_size=self.batch_size)) as batches:
             for batch in batches:
                 for result in self.batch_classifier(batch):
                     assert not isinstance(result, Selection), "there is a classifier"
@@ -469,46 +409,23 @@ class Pipeline:
                         raise result
                     yield result
 
-    def decode_steps(self, threads: int | None) -> tuple[DecodeStep, DecodeStep | None]:
-        """Return how a video is decoded, and how where its candidates are unfit for the sampler.
-
-        Policies without weights choose while they decode; a network gets all candidates.
-        """
-        if threads not in self._steps:
-            options = replace(self._options, threads=threads)
-            otherwise = None
-            if self.policy.spec is not None and not self.policy.has_weights:
-                step = DecodeStep(replace(options, policy=self.policy.spec))
-            elif not self.policy.needs_frames:
-                step = DecodeStep(options)
-            else:
-                step = DecodeStep(options.with_all_candidates(), choose=False, min_size=self.policy.min_size or 1)
-                otherwise = DecodeStep(options)
-            self._steps[threads] = step, otherwise
-        return self._steps[threads]
-
-
-def _policy(given: Any, device: Any) -> tuple[Policy, Any]:
-    """Return the policy; and the torch network, where it is a sampler whose N highest scores are taken."""
-    if isinstance(given, torch.nn.Module) and hasattr(given, "score") and hasattr(given, "preprocessing"):
-        return policy_of(given, device=device), given
-    is_folder = isinstance(given, os.PathLike) or (isinstance(given, str) and not is_policy_name(given))
-    files = ("config.json", "model.safetensors")
-    if device == ONNX or not is_folder or not all((Path(given) / file).is_file() for file in files):
-        return get_policy(given, device=device), None
-    sampler = load_sampler(Path(given)).to(check_device(_default_device(device)))
-    return policy_of(sampler, name=os.fspath(given)), sampler
-
-
-def _default_device(device: Any) -> Any:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    def tasks(self, threads: int | None) -> Callable[[Any], FrameTask]:
+        """Return how a video is decoded: policies without weights choose meanwhile, a network gets all candidates."""
+        options, otherwise = replace(self.options, threads=threads), None
+        if self.policy.spec is not None and not self.policy.has_weights:
+            step = DecodeStep(replace(options, policy=self.policy.spec))
+        elif not self.policy.needs_frames:
+            step = DecodeStep(options)
+        else:
+            step, otherwise = DecodeStep.of_candidates(options), DecodeStep(options)
+        return lambda video: FrameTask(video, step, otherwise)
 
 
 def load_classifier(name: Any, *, device: Any = None, **settings: Any) -> VideoClassifier:
     """`create_classifier` on the GPU if there is one; a network without trained classes is refused."""
     from sosampler.classifiers.factory import create_classifier
 
-    classifier = create_classifier(name, device=_default_device(device), **settings)
+    classifier = create_classifier(name, device=resolve_device(device), **settings)
     if classifier.fresh_head:
         raise InvalidArgument(
             f"classifier {str(name)!r} has a random last layer, so its answers mean nothing; give its weights, or the "

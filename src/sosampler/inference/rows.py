@@ -12,13 +12,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import import_parquet, replacing
-from sosampler.errors import InvalidArgument, SosamplerError, first_line
+from sosampler._util.files import differences, import_parquet, locked, plain, read_settings, replacing, write_text
+from sosampler.errors import InvalidArgument, first_line
 
 Row = dict[str, Any]
 """A selection or a prediction as its `to_dict` returns it, or "video" and "error" of a video that failed."""
@@ -64,13 +67,7 @@ _OF_SELECTION: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _at(*keys: str) -> Callable[[Row], Any]:
-    def value(row: Row) -> Any:
-        part: Any = row
-        for key in keys:
-            part = part[key]
-        return part
-
-    return value
+    return lambda row: reduce(getitem, keys, row)
 
 
 _VIDEO = Column("text", lambda row: as_text(row["video"]))
@@ -96,15 +93,10 @@ def write_parquet(path: Path, rows: Iterable[Row], columns: dict[str, Column], *
     kinds = {"text": pa.string(), "int": pa.int64(), "float": pa.float64()}
     kinds |= {f"{name}s": pa.list_(kind) for name, kind in kinds.items()}
     schema = pa.schema({name: kinds[column.kind] for name, column in columns.items()})
+    cells = ({name: column.value(row) for name, column in columns.items()} for row in rows)
     with pq.ParquetWriter(path, schema) as writer:
-        waiting: list[Row] = []
-        for row in rows:
-            waiting.append({name: column.value(row) for name, column in columns.items()})
-            if len(waiting) == batch:
-                writer.write_table(pa.Table.from_pylist(waiting, schema=schema))
-                waiting = []
-        if waiting:
-            writer.write_table(pa.Table.from_pylist(waiting, schema=schema))
+        while part := list(islice(cells, batch)):
+            writer.write_table(pa.Table.from_pylist(part, schema=schema))
 
 
 def _write_csv(path: Path, rows: Iterable[Row], columns: dict[str, Column]) -> None:
@@ -141,17 +133,15 @@ def check_out(out: Path) -> Path:
     suffix = out.suffix.lower()
     if out.is_dir() and suffix in (".jsonl", ".csv"):
         raise InvalidArgument(f"--out {out}: is a folder; give the name of a file")
-    if out.is_dir() or not suffix:
-        import_parquet()
-        return out
-    if suffix not in SUFFIXES:
-        raise InvalidArgument(
-            f"--out {out}: the ending {out.suffix!r} is unknown; choose one of: {', '.join(SUFFIXES)}, or give a "
-            "folder for Parquet files"
-        )
-    if not out.parent.is_dir():
-        raise InvalidArgument(f"--out {out}: the folder {out.parent} does not exist; make it first")
-    if suffix == ".parquet":
+    if suffix and not out.is_dir():
+        if suffix not in SUFFIXES:
+            raise InvalidArgument(
+                f"--out {out}: the ending {out.suffix!r} is unknown; choose one of: {', '.join(SUFFIXES)}, or give a "
+                "folder for Parquet files"
+            )
+        if not out.parent.is_dir():
+            raise InvalidArgument(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    if suffix not in (".jsonl", ".csv"):
         import_parquet()
     return out
 
@@ -163,11 +153,8 @@ def open_rows(out: Path, what: str, options: dict[str, Any]) -> Iterator[Journal
     `options` must be equal for a run to resume: with other ones a file begins anew, and a folder is refused.
     """
     if check_out(out).suffix and not out.is_dir():
-        journal = Journal(out, options, COLUMNS[what])
-        try:
+        with closing(Journal(out, options, COLUMNS[what])) as journal:
             yield journal
-        finally:
-            journal.close()
     else:
         with writing_parts(out, {"what": what, "options": options}, COLUMNS[what]) as parts:
             yield parts
@@ -187,8 +174,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 def _write_failures(path: Path, failures: Sequence[Row]) -> None:
     if failures:
-        with replacing(path) as temporary:
-            _write_json_lines(temporary, failures)
+        write_text(path, (json.dumps(row) + "\n" for row in failures))
     else:
         path.unlink(missing_ok=True)
 
@@ -303,25 +289,16 @@ class Parts:
         return self.folder / f"part-{number:06d}.parquet"
 
     def _check(self, about: dict[str, Any]) -> None:
-        now = json.loads(json.dumps({"kind": KIND, "version": VERSION, **about}))
-        path = self.folder / "_run.json"
-        if not path.exists():
-            with _writing(self.folder), replacing(path) as temporary:
-                temporary.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        now = plain({"kind": KIND, "version": VERSION, **about})
+        before = read_settings(self.folder / "_run.json")
+        if before is None:
+            with _writing(self.folder):
+                write_text(self.folder / "_run.json", json.dumps(now, indent=1) + "\n")
             return
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise SosamplerError(f"{path}: is not JSON ({error}); give another folder") from error
-        differing = [
-            f"{key}={old.get(key)!r}, now {new.get(key)!r}"
-            for old, new in ((before, now), (before.get("options") or {}, now.get("options") or {}))
-            for key in sorted({*old, *new})
-            if key != "options" and old.get(key) != new.get(key)
-        ]
-        if differing:
+        different = differences(*({**each, "options": None, **(each.get("options") or {})} for each in (before, now)))
+        if different:
             raise InvalidArgument(
-                f"{self.folder}: holds rows made with {'; '.join(differing)}; give the same again to resume, or "
+                f"{self.folder}: holds rows made with {'; '.join(different)}; give the same again to resume, or "
                 "another folder"
             )
 
@@ -362,7 +339,7 @@ class Parts:
         self.num_rows = len(self._videos)
         self._waiting = []
 
-    def finish(self, failures: Sequence[Row], videos: Sequence[str] | None = None) -> None:
+    def finish(self, failures: Sequence[Row], _: Sequence[str] | None = None) -> None:
         """Write what waits, and list what failed."""
         self.flush()
         with _writing(self.folder):
@@ -372,27 +349,16 @@ class Parts:
 @contextmanager
 def writing_parts(folder: Path, about: dict[str, Any], columns: dict[str, Column]) -> Iterator[Parts]:
     """Lock the folder for one run at a time; rows that still wait are written when the block ends."""
-    import filelock
-
     import_parquet()
     _check_folder(folder)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / _LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout as error:
-            raise SosamplerError(
-                f"{folder}: another process is writing here; wait until it ends, or give another folder"
-            ) from error
-    try:
+    with locked(folder / _LOCK, "here"):
         parts = Parts(folder, about, columns)
         try:
             yield parts
         finally:
             parts.flush()
-    finally:
-        lock.release()
 
 
 def _check_folder(folder: Path) -> None:

@@ -93,29 +93,8 @@ def select(
         >>> sel.frame_indices.tolist(), sel.pts_seconds.tolist()
         ([15, 45, 75], [0.5, 1.5, 2.5])
     """
-    options = SelectOptions(
-        num_frames=num_frames,
-        num_candidates=num_candidates,
-        policy=policy,
-        candidates=candidates,
-        grid=grid,
-        fps=fps,
-        start=start,
-        end=end,
-        on_short=on_short,
-        snap_tolerance=snap_tolerance,
-        seed=seed,
-        size=size,
-        decode=decode,
-        decoder=decoder,
-        threads=threads,
-        limits=limits,
-        folder_fps=folder_fps,
-        auto_min=auto_min,
-        auto_max=auto_max,
-        auto_tolerance=auto_tolerance,
-    )
-    return select_with(source, options)
+    options = {name: value for name, value in locals().items() if name != "source"}
+    return select_with(source, SelectOptions(**options))
 
 
 def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Selection:
@@ -128,7 +107,9 @@ def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) ->
             frames = decoded.frames
             video = decoded if options.decode else video
         elif policy.needs_frames:
-            frames = opened.read(video.frame_indices, opened.scoring_size(policy.min_size)).frames
+            # Small copies, never larger than stored.
+            size = min(max(_SCORING_SIZE, policy.min_size or 0), video.metadata.width, video.metadata.height)
+            frames = opened.read(video.frame_indices, size).frames
         choice = choose_frames(video, options, frames)
         read = opened.read if options.decode and video.frames is None else None
         selection = build_selection(video, options, choice, read)
@@ -145,15 +126,8 @@ def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames
             f"{video.video}: {needed} frames were requested but only {count} are there; "
             'ask for fewer, or allow on_short="repeat" or "fewer"'
         )
-    return choose_one(
-        options.resolved_policy,
-        count,
-        min(wanted, count),
-        frames,
-        seed=options.seed,
-        pts_seconds=video.pts_seconds,
-        auto=auto,
-    )
+    policy, number = options.resolved_policy, min(wanted, count)
+    return choose_one(policy, count, number, frames, seed=options.seed, pts_seconds=video.pts_seconds, auto=auto)
 
 
 # ---- an open video
@@ -181,10 +155,6 @@ class OpenCandidates:
             return False
         return min_size is None or (not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height))
 
-    def scoring_size(self, min_size: int | None) -> int:
-        """Return the short side of small copies for scoring; never larger than stored."""
-        return min(max(_SCORING_SIZE, min_size or 0), self.video.metadata.width, self.video.metadata.height)
-
     def decode(self) -> CandidateFrames:
         """Decode every distinct candidate once."""
         batch = self.read(self.video.frame_indices)
@@ -210,13 +180,8 @@ class OpenCandidates:
 def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
     """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
     began = time.perf_counter()
-    reader = open_video(
-        source,
-        decoder=cast(Any, options.decoder),
-        threads=options.threads,
-        limits=options.limits,
-        folder_fps=options.folder_fps,
-    )
+    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
+    reader = open_video(source, **how)
     try:
         size = options.size if enlarge else fit_size(options.size, reader.metadata)
         opened = time.perf_counter()
@@ -250,7 +215,7 @@ def fit_size(size: Size, metadata: VideoMetadata) -> Size:
 
 
 def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
-    """Place candidates on the grid, moved to keyframes where the mode asks for it. Add to the notes what is short."""
+    """Place candidates on the grid, moved to keyframes in these modes. Add to the notes what is short."""
     first, last = _frame_range(reader, options)
     targets = _targets(reader, options, first, last, notes)
     if options.mode == "keyframe":
@@ -289,8 +254,8 @@ def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int,
     minimum = options.resolved_frames or 1 if options.num_candidates is None else options.min_candidates
     if minimum is not None:
         count = min(count, max(minimum, total))
-    if total < count and options.on_short != "error":
-        notes.append(f"{total} frames for {count} candidates; {_handling(options.on_short, 'frame')}")
+    if total < count:
+        notes += _short(options, "frame", total, f"{count} candidates")
     # The paper's test grid has its own seed, the same for every video.
     seed = None if options.grid == "jitter" else options.seed
     grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
@@ -303,9 +268,8 @@ def _targets_at_rate(
     timeline = reader.timeline()
     begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
     ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
-    times = rate_times(
-        begins, min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end), fps
-    )
+    end = min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end)
+    times = rate_times(begins, end, fps)
     targets = np.clip(timeline.index_at(times), first, last - 1)
     distinct = np.unique(targets)
     if len(distinct) == len(targets):
@@ -315,37 +279,34 @@ def _targets_at_rate(
             f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
             'lower fps, or allow on_short="repeat" or "fewer"'
         )
-    handling = _handling(options.on_short, "frame")
-    notes.append(f"{len(distinct)} frames for {len(targets)} moments at {fps:g} fps; {handling}")
+    notes += _short(options, "frame", len(distinct), f"{len(targets)} moments at {fps:g} fps")
     return distinct if options.on_short == "fewer" else targets
 
 
 def _keyframes(
     reader: VideoReader, options: SelectOptions, targets: Indices, first: int, last: int, notes: list[str]
 ) -> Candidates:
-    keys = reader.keyframe_indices()
-    inside = np.flatnonzero((keys >= first) & (keys < last))
-    if not len(inside):
-        raise InvalidArgument(
-            f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
-        )
-    if len(inside) < len(targets) and options.on_short != "error":
-        handling = _handling(options.on_short, "keyframe")
-        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; {handling}")
-    positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
-    frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
-    if not np.array_equal(frame_indices, keys[inside[positions]]):
-        # The container's index did not have the true numbers (open groups of pictures): match again with these.
-        reader.timeline()
+    for _ in range(2):
         keys = reader.keyframe_indices()
         inside = np.flatnonzero((keys >= first) & (keys < last))
-        positions = keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))
-        frame_indices, pts_seconds = reader.locate_keyframes(inside[positions])
+        if not len(inside):
+            raise InvalidArgument(
+                f"{reader.name}: no keyframe lies between start and end; widen the range, or take candidates='exact'"
+            )
+        positions = inside[keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))]
+        frame_indices, pts_seconds = reader.locate_keyframes(positions)
+        if np.array_equal(frame_indices, keys[positions]):
+            break
+        reader.timeline()  # the container's index had other numbers (open groups of pictures): match again with these
+    if len(inside) < len(targets):
+        notes += _short(options, "keyframe", len(inside), f"{len(targets)} candidates")
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)
     return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
 
 
-def _handling(on_short: str, what: str) -> str:
-    return f"each {what} is listed once" if on_short == "fewer" else f"{what}s are repeated evenly"
+def _short(options: SelectOptions, what: str, number: int, wanted: str) -> list[str]:
+    """Return the note on a video that has too few frames; none where that is an error anyway."""
+    handling = f"each {what} is listed once" if options.on_short == "fewer" else f"{what}s are repeated evenly"
+    return [] if options.on_short == "error" else [f"{number} {what}s for {wanted}; {handling}"]

@@ -16,10 +16,6 @@ from sosampler.video.candidates import segment_centres
 from sosampler.video.reader import FrameBatch, VideoMetadata
 
 
-def _listed(values: np.ndarray | None) -> list | None:
-    return None if values is None else values.tolist()
-
-
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """The T frames from which a policy chooses."""
@@ -43,15 +39,8 @@ class Candidates:
         return len(self.frame_indices)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "grid": self.grid,
-            "frame_indices": self.frame_indices.tolist(),
-            "pts_seconds": self.pts_seconds.tolist(),
-            "moved_frames": self.moved_frames.tolist(),
-            "moved_seconds": self.moved_seconds.tolist(),
-            "scores": _listed(self.scores),
-        }
+        """Return all fields, ready for JSON."""
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +124,7 @@ class Selection:
             "num_candidates": self.num_candidates,
             "frame_indices": self.frame_indices.tolist(),
             "pts_seconds": self.pts_seconds.tolist(),
-            "scores": _listed(self.scores),
+            "scores": None if self.scores is None else self.scores.tolist(),
             "candidates": self.candidates.to_dict(),
             "metadata": self.metadata.to_dict(),
             "video_metadata": self.to_video_metadata(),
@@ -159,17 +148,11 @@ class CandidateFrames:
 
 
 def build_selection(
-    video: CandidateFrames,
-    options: SelectOptions,
-    choice: Choice,
-    read: Callable[[Indices], FrameBatch] | None = None,
+    video: CandidateFrames, options: SelectOptions, choice: Choice, read: Callable[[Indices], FrameBatch] | None = None
 ) -> Selection:
-    """Build the selection of a policy's choice among the D distinct frames of a video.
+    """Build the selection of a choice, positions [<= N] and scores [D], among the D distinct frames of a video.
 
-    Args:
-        video: with its frames, unless `read` is given or no pixels are wanted.
-        choice: positions [<= N] among the D frames, scores [D].
-        read: decodes frames by their numbers.
+    `video` has its frames, unless `read` decodes them by their numbers or no pixels are wanted.
     """
     distinct, candidate_of = np.unique(video.candidates.frame_indices, return_inverse=True)  # [D], [T] -> 0..D-1
     positions = choice.positions

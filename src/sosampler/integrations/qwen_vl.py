@@ -49,8 +49,8 @@ def build_messages(
     with `processor_kwargs` of this module. A list of frames alone loses its times, in qwen-vl-utils too.
     """
     one_of("show", show, SHOWN)
-    parts = _each(selections, _as_images(_pillow) if show == "images" else _as_video)
-    return _messages(parts, prompt, system)
+    as_images = _as_images(lambda image: {"type": "image", "image": image})
+    return _messages(selections, as_images if show == "images" else _as_video, prompt, system)
 
 
 def processor_kwargs(selections: Selection | Sequence[Selection]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def openai_messages(
         files = ",".join(_jpeg(image, quality) for image in to_pil(_at_least_two(selection)))
         return [{"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{files}"}}]
 
-    return _messages(_each(selections, _as_images(jpeg) if show == "images" else video), prompt, system)
+    return _messages(selections, _as_images(jpeg) if show == "images" else video, prompt, system)
 
 
 def media_io_kwargs(selection: Selection) -> dict[str, Any]:
@@ -122,10 +122,6 @@ def _as_images(content_of: Callable[[Image.Image], dict[str, Any]]) -> Callable[
     return content
 
 
-def _pillow(image: Image.Image) -> dict[str, Any]:
-    return {"type": "image", "image": image}
-
-
 def _at_least_two(selection: Selection) -> Selection:
     return whole_patches(selection, _PATCH) if len(selection) == 1 else selection
 
@@ -146,11 +142,10 @@ def _listed(selections: Selection | Sequence[Selection]) -> list[Selection]:
     return listed
 
 
-def _each(selections: Selection | Sequence[Selection], show: Callable[[Selection], Content]) -> Content:
-    return [part for selection in _listed(selections) for part in show(selection)]
-
-
-def _messages(parts: Content, prompt: str, system: str | None) -> list[dict[str, Any]]:
+def _messages(
+    selections: Selection | Sequence[Selection], show: Callable[[Selection], Content], prompt: str, system: str | None
+) -> list[dict[str, Any]]:
+    parts = [part for selection in _listed(selections) for part in show(selection)]
     if not isinstance(prompt, str):
         raise InvalidArgument(f"prompt is a {type(prompt).__name__}; give a text")
     opening = [] if system is None else [{"role": "system", "content": system}]

@@ -77,7 +77,13 @@ def load_video(source: Any, num_frames: int | None = None, **options: Any) -> tu
     `source`, `num_frames` and `options` are those of `select`.
     """
     selection = select_with(source, SelectOptions(num_frames=num_frames, **options))
-    return decoded(selection), _import_transformers().video_utils.VideoMetadata(**video_metadata(selection))
+    try:
+        from transformers.video_utils import VideoMetadata
+    except ImportError as error:
+        raise MissingDependency(
+            "transformers is not installed; install it with: pip install 'sosampler[hf]'"
+        ) from error
+    return decoded(selection), VideoMetadata(**video_metadata(selection))
 
 
 class SelectingProcessor:
@@ -99,7 +105,13 @@ class SelectingProcessor:
         self, processor: Any, num_frames: int | None = None, *, one_moment_per_patch: bool = False, **options: Any
     ) -> None:
         self.processor = processor
-        self._video_processor = _video_processor_of(processor)
+        # The part that handles videos: the processor itself, or its member in a Video-LLM's processor.
+        self._video_processor = getattr(processor, "video_processor", processor)
+        if not callable(processor) or not hasattr(self._video_processor, "sample_frames"):
+            raise InvalidArgument(
+                f"a {type(processor).__name__} handles no videos; give what AutoVideoProcessor or, for a Video-LLM, "
+                "AutoProcessor loads"
+            )
         self._one_moment = check_bool("one_moment_per_patch", one_moment_per_patch)
         if options.get("decode") is False:
             raise InvalidArgument("decode=False gives no frames to process; leave it out")
@@ -139,17 +151,6 @@ class SelectingProcessor:
                 )
 
 
-def _video_processor_of(processor: Any) -> Any:
-    """Return the part that handles videos: the processor itself, or its member in a Video-LLM's processor."""
-    video_processor = getattr(processor, "video_processor", processor)
-    if not callable(processor) or not hasattr(video_processor, "sample_frames"):
-        raise InvalidArgument(
-            f"a {type(processor).__name__} handles no videos; give what AutoVideoProcessor or, for a Video-LLM, "
-            "AutoProcessor loads"
-        )
-    return video_processor
-
-
 def _check_same_video(selection: Selection, indices: Indices, metadata: Any) -> None:
     """Refuse another video than the one that the frames were chosen from."""
     if metadata is None:
@@ -169,17 +170,6 @@ def _check_same_video(selection: Selection, indices: Indices, metadata: Any) -> 
         f"frames were chosen from {name} ({expected.width}x{expected.height} pixels, {expected.total_num_frames} "
         f"frames) but the video being read has {actual}; make a sample_indices_fn for each video"
     )
-
-
-def _import_transformers() -> Any:
-    try:
-        import transformers
-        import transformers.video_utils
-    except ImportError as error:
-        raise MissingDependency(
-            "transformers is not installed; install it with: pip install 'sosampler[hf]'"
-        ) from error
-    return transformers
 
 
 __all__ = ["SampleIndices", "SelectingProcessor", "as_sample_indices_fn", "load_video"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from contextlib import closing
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -100,12 +101,9 @@ def load_bytes(data: bytes, num_frames: int = -1, **options: Any) -> tuple[Frame
         selection = whole_patches(selection, 2)
     metadata = video_metadata(selection)
     fields = {name: metadata[name] for name in _METADATA}
-    # The processor must neither drop frames nor number them 0, 1, 2, ...
-    return decoded(selection), {
-        **fields,
-        "video_backend": f"{NAME}_{selection.metadata.decoder}",
-        "do_sample_frames": False,
-    }
+    fields["video_backend"] = f"{NAME}_{selection.metadata.decoder}"
+    fields["do_sample_frames"] = False  # the processor must neither drop frames nor number them 0, 1, 2, ...
+    return decoded(selection), fields
 
 
 def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptions:
@@ -143,6 +141,9 @@ def _options(data: bytes, num_frames: int, given: dict[str, Any]) -> SelectOptio
     return SelectOptions(**values, policy=_policy(given.get("policy")), on_short="fewer", threads=1)
 
 
+_loaded = cache(get_policy)  # once a process, not for every request
+
+
 def _policy(given: Any) -> Policy:
     configured = os.environ.get(POLICY_VARIABLE) or FALLBACK_POLICY
     if given is None or given == configured:
@@ -155,19 +156,10 @@ def _policy(given: Any) -> Policy:
     return _loaded(given)
 
 
-@cache
-def _loaded(name: str) -> Policy:
-    """Load a policy once a process, not for every request."""
-    return get_policy(name)
-
-
 def _frames_at(data: bytes, fps: float, values: dict[str, Any]) -> int:
     """Return the maximum number of candidates at that rate."""
-    reader = open_video(data, decoder=values.get("decoder"), threads=1)
-    try:
+    with closing(open_video(data, decoder=values.get("decoder"), threads=1)) as reader:
         return math.ceil(min(reader.metadata.duration * fps, reader.total_num_frames))
-    finally:
-        reader.close()
 
 
 def _bounded(name: str, value: int, maximum: int) -> None:

@@ -14,20 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Frames, Indices, Seconds
-from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
 
 Scores = NDArray[np.floating[Any]]
 _T = TypeVar("_T")
-
-# Candidates where no number is given: enough to choose from, at least four a frame.
-_POOL = 32
-
-
-def pool_size(num_frames: int) -> int:
-    """Return the default T of policies that choose freely among their candidates."""
-    return max(_POOL, 4 * num_frames)
 
 
 @dataclass(eq=False)
@@ -63,15 +54,10 @@ class Batch:
     def rows(self, rows: NDArray[Any]) -> Batch:
         """Return some of the videos, with what is cached about them; `rows` as NumPy indexes."""
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return replace(
-            self,
-            counts=self.counts[rows],
-            frames=None if self.frames is None else self.frames[rows],
-            pts_seconds=None if self.pts_seconds is None else self.pts_seconds[rows],
-            indices=None if self.indices is None else self.indices[rows],
-            teacher=None if self.teacher is None else self.teacher.rows(rows),
-            cache={key: _rows_of(value, rows) for key, value in self.cache.items()},
-        )
+        arrays = {name: _rows_of(getattr(self, name), rows) for name in ("counts", "frames", "pts_seconds", "indices")}
+        teacher = None if self.teacher is None else self.teacher.rows(rows)
+        cache = {key: _rows_of(value, rows) for key, value in self.cache.items()}
+        return replace(self, **arrays, teacher=teacher, cache=cache)
 
 
 def _rows_of(value: Any, rows: Indices) -> Any:
@@ -112,8 +98,8 @@ class Policy:
             cls.name = cls.__name__
 
     def default_candidates(self, num_frames: int) -> int:
-        """Return T where the user gives none."""
-        return pool_size(num_frames)
+        """Return T where the user gives none: enough to choose from, at least four a frame."""
+        return max(32, 4 * num_frames)
 
     def scores(self, batch: Batch) -> Scores | None:
         """Return the scores [B, T] of all candidates, higher is better; None for a policy without scores."""
@@ -157,17 +143,16 @@ class Policy:
 
     def auto_refusal(self) -> str | None:
         """Return why num_frames="auto" cannot be used, or None where it can."""
-        return None if type(self).expected is not Policy.expected else self.no_auto()
-
-    def no_auto(self) -> str:
+        if type(self).expected is not Policy.expected:
+            return None
         return (
             f"num_frames={AUTO!r} is for trained samplers, which expect an accuracy of each number of frames, and not "
             f"for the policy {self.name!r}; give a number, or the folder of a sampler without a method behind it"
         )
 
     def gmacs(self, num_candidates: int) -> float | None:
-        """Return the giga multiply-adds of scoring one video's candidates; None where they are unknown."""
-        return 0.0
+        """Return the giga multiply-adds of scoring one video's candidates; None where unknown, as of oracles."""
+        return None if self.needs_teacher else 0.0
 
     def fingerprint(self) -> str | None:
         """Return what changes with the weights of a learned policy; None for policies without weights."""
@@ -198,29 +183,17 @@ class Policy:
 
 def scores_of(policy: Policy, batch: Batch) -> Scores | None:
     """Return the policy's scores [B, T], computed once a batch."""
-    return batch.cached(("scores", id(policy)), lambda: _checked_scores(policy, batch))
 
+    def compute() -> Scores | None:
+        scores = policy.scores(batch)
+        if scores is not None and np.shape(scores) != (len(batch), batch.num_candidates):
+            raise InvalidArgument(
+                f"the scores of the policy {policy.name!r} have shape {list(np.shape(scores))}; return a number for "
+                f"each candidate of each video, here [{len(batch)}, {batch.num_candidates}]"
+            )
+        return None if scores is None else np.asarray(scores)
 
-def _checked_scores(policy: Policy, batch: Batch) -> Scores | None:
-    scores = policy.scores(batch)
-    if scores is None:
-        return None
-    scores = np.asarray(scores)
-    if scores.shape != (len(batch), batch.num_candidates):
-        raise InvalidArgument(
-            f"the scores of the policy {policy.name!r} have shape {list(scores.shape)}; return a number for each "
-            f"candidate of each video, here [{len(batch)}, {batch.num_candidates}]"
-        )
-    return scores
-
-
-def number_of_frames(num_frames: int, num_candidates: int) -> int:
-    """Return N as an int, or raise where there are fewer candidates."""
-    if check_int("num_frames", num_frames) > num_candidates:
-        raise InvalidArgument(
-            f"num_frames={num_frames} is more than the {num_candidates} candidates; choose fewer, or list more"
-        )
-    return int(num_frames)
+    return batch.cached(("scores", id(policy)), compute)
 
 
 def top(scores: Scores, num_frames: int, counts: Indices | None = None) -> Indices:
@@ -228,13 +201,10 @@ def top(scores: Scores, num_frames: int, counts: Indices | None = None) -> Indic
 
     `counts` [B]: real candidates of each row; those behind them are never chosen.
     """
-    scores = np.asarray(scores)
-    if not np.issubdtype(scores.dtype, np.floating):
-        scores = scores.astype(np.float64)
-    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), axis=-1, kind="stable")
-    if counts is not None:
-        padding = order >= np.asarray(counts)[:, None]
-        order = np.take_along_axis(order, np.argsort(padding, axis=-1, kind="stable"), axis=-1)
+    worst_last = -np.where(np.isnan(scores), -np.inf, scores)  # integers become floats
+    last = worst_last.shape[-1] if counts is None else np.asarray(counts)[:, None]
+    padding = np.broadcast_to(np.arange(worst_last.shape[-1]) >= last, worst_last.shape)
+    order = np.lexsort((worst_last, padding), axis=-1)
     return np.sort(order[..., :num_frames], axis=-1).astype(np.int64)
 
 
@@ -313,52 +283,36 @@ def expected_by_belief(
     scores: ArrayLike,
     class_logits: ArrayLike,
     log_belief: ArrayLike,
-    mask: ArrayLike | None = None,
     *,
     multi_label: bool = False,
     spread: float = SPREAD,
 ) -> Numbers:
-    """Return the accuracy E_k expected of the k best frames at [:, k - 1]; −inf beyond a video's candidates.
+    """Return the accuracy E_k expected of the k best frames, by scores [B, T], at [:, k - 1].
 
-    Args:
-        scores: [B, T], by which frames are ranked.
-        class_logits: [B, T, C], the sampler's prediction of the classifier's logits for each frame.
-        log_belief: [B, C], log probabilities of the video's classes.
-        mask: bool [B, T], True for a real candidate; None: all are.
-        multi_label: whether classes are independent (sigmoid) or exclude each other (softmax).
-        spread: error of the sampler about a single frame.
+    `class_logits` [B, T, C] are the sampler's prediction of the classifier's logits for each frame, `log_belief` [B, C]
+    log probabilities of the video's classes, which are independent (sigmoid) or exclude each other (softmax).
     """
-    order, real = _best_first(scores, mask)
-    ranked = np.take_along_axis(np.asarray(class_logits, dtype=np.float64), order[..., None], axis=1)
-    ranked = np.where(real[..., None], ranked, 0.0)  # padding may hold anything
+    ranked = np.take_along_axis(np.asarray(class_logits, dtype=np.float64), _best_first(scores)[..., None], axis=1)
     if not multi_label:
         ranked = _log_softmax(ranked)
-    taken = np.arange(1, order.shape[1] + 1, dtype=np.float64)[:, None]  # [T, 1]
+    taken = np.arange(1, ranked.shape[1] + 1, dtype=np.float64)[:, None]  # [T, 1]
     sharpened = np.cumsum(ranked, axis=1) / np.sqrt(taken) / spread  # √k times the mean over k
     wins = 0.5 * (1 + np.tanh(sharpened / 2)) if multi_label else np.exp(_log_softmax(sharpened))
     belief = np.exp(np.asarray(log_belief, dtype=np.float64))[:, None]  # [B, 1, C]
-    return np.where(real, (wins * belief).sum(-1), -np.inf)
+    return np.asarray((wins * belief).sum(-1))
 
 
-def expected_by_confidence(
-    scores: ArrayLike, confidences: ArrayLike, mask: ArrayLike | None = None, *, share: float = SHARE
-) -> Numbers:
-    """Return the accuracy E_k expected of the k best frames at [:, k - 1]; −inf beyond a video's candidates.
+def expected_by_confidence(scores: ArrayLike, confidences: ArrayLike, *, share: float = SHARE) -> Numbers:
+    """Return the accuracy E_k expected of the k best frames, by scores [B, T], at [:, k - 1].
 
-    Args:
-        scores: [B, T], by which frames are ranked.
-        confidences: [B, T] in 0..1, expected of each frame alone.
-        mask: bool [B, T], True for a real candidate; None: all are.
-        share: of the first frame's confidence, below which a frame adds nothing.
+    `confidences` [B, T] in 0..1 are those of each frame alone; below `share` of the first one's a frame adds nothing.
 
     >>> expected_by_confidence([[3.0, 1.0, 2.0]], [[0.8, 0.1, 0.5]]).round(2).tolist()
     [[0.8, 0.9, 0.9]]
     """
-    order, real = _best_first(scores, mask)
-    ranked = np.take_along_axis(np.asarray(confidences, dtype=np.float64), order, axis=1)
-    ranked = np.where(real, ranked, 0.0)
+    ranked = np.take_along_axis(np.asarray(confidences, dtype=np.float64), _best_first(scores), axis=1)
     adds = np.where(ranked >= share * ranked[:, :1], ranked, 0.0)
-    return np.where(real, 1 - np.cumprod(1 - adds, axis=1), -np.inf)
+    return np.asarray(1 - np.cumprod(1 - adds, axis=1))
 
 
 def count_frames(expected: ArrayLike, auto: Auto) -> NDArray[np.int64]:
@@ -377,20 +331,12 @@ def count_frames(expected: ArrayLike, auto: Auto) -> NDArray[np.int64]:
     return np.asarray(1 + (allowed & (inside >= best - auto.tolerance)).argmax(1), dtype=np.int64)
 
 
-def _best_first(scores: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the candidates [B, T] from the highest score to the lowest, masked ones last, and which are real."""
+def _best_first(scores: ArrayLike) -> Indices:
+    """Return the candidates [B, T] from the highest score to the lowest."""
     table = np.asarray(scores, dtype=np.float64)
     if table.ndim != 2 or not table.shape[1]:
         raise InvalidArgument(f"scores have shape {list(table.shape)}; give [videos, candidates] with a candidate each")
-    real = np.ones(table.shape, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-    if real.shape != table.shape or not real.any(1).all():
-        raise InvalidArgument(
-            f"the mask has shape {list(real.shape)} for scores of shape {list(table.shape)}; "
-            "give one of the same shape, with a real candidate in each row"
-        )
-    # Sorted by the mask first, so that padding comes last whatever its score is, NaN too.
-    order = np.lexsort((np.where(real, -table, 0.0), ~real), axis=1)
-    return order, np.take_along_axis(real, order, axis=1)
+    return np.argsort(-table, axis=1, kind="stable")
 
 
 def _log_softmax(logits: Numbers) -> Numbers:

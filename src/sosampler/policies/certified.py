@@ -10,6 +10,7 @@ gap, within a budget of nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,19 +23,12 @@ from sosampler.samplers.sosampler import ACTIVATIONS, check_labels, log_confiden
 _MAX_NUMBERS = 2**22
 
 _MAX_STEPS = 40
-_INFINITY = float("inf")
 
 
-@dataclass(frozen=True)
-class Relaxed:
+class Relaxed(NamedTuple):
     weights: Tensor  # [M, F] solution, 0 where not free
     bound: Tensor  # [M] no choice of `count` free candidates has a lower loss
     slopes: Tensor  # [M, F] derivative of the loss by weight at the point that gave the bound; +inf where not free
-
-
-def lowest_sum(slopes: Tensor, count: Tensor) -> Tensor:
-    """Sum of the `count` [M] lowest slopes [M, F] of each row, count >= 1."""
-    return slopes.sort(dim=1).values.cumsum(1).gather(1, count[:, None] - 1)[:, 0]
 
 
 def relax(loss: ClipLoss, base: Tensor, free: Tensor, count: Tensor, enough: Tensor, tolerance: float) -> Relaxed:
@@ -46,15 +40,16 @@ def relax(loss: ClipLoss, base: Tensor, free: Tensor, count: Tensor, enough: Ten
     """
     loss = ClipLoss(loss.rows * free[..., None], loss.weights)
     w = free * (count.to(base.dtype) / free.sum(1))[:, None]
-    relaxed = Relaxed(w.clone(), torch.full_like(base[:, 0], -_INFINITY), torch.zeros_like(w))
+    relaxed = Relaxed(w.clone(), torch.full_like(base[:, 0], -torch.inf), torch.zeros_like(w))
     rows = torch.arange(len(base), device=base.device)  # those that are not done
     state: _State | None = None
     for _ in range(_MAX_STEPS):
         total = base + torch.einsum("mf,mfk->mk", w, loss.rows)
         value = loss.value(total)
         slopes = torch.einsum("mfk,mk->mf", loss.rows, loss.gradient(total))
-        ranked = slopes.masked_fill(~free, _INFINITY)
-        bound = value - (slopes * w).sum(1) + lowest_sum(ranked, count)
+        ranked = slopes.masked_fill(~free, torch.inf)
+        lowest = ranked.sort(dim=1).values.cumsum(1).gather(1, count[:, None] - 1)[:, 0]  # sum of the `count` lowest
+        bound = value - (slopes * w).sum(1) + lowest
         better = bound > relaxed.bound[rows]
         relaxed.bound[rows[better]] = bound[better]
         relaxed.slopes[rows[better]] = ranked[better]
@@ -68,14 +63,17 @@ def relax(loss: ClipLoss, base: Tensor, free: Tensor, count: Tensor, enough: Ten
         if 2 * left < len(rows):  # leave behind what is done
             rows, base, free, count, enough = (part[going] for part in (rows, base, free, count, enough))
             total, slopes, loss = total[going], slopes[going], loss.at(going)
-            w, low, high, level = (part[going] for part in state)
-            state = (w, low, high, level)
+            state = _State(*(part[going] for part in state))
         state = _newton(loss, total, slopes, free, count, state)
-        w = state[0]
+        w = state.w
     return relaxed
 
 
-_State = tuple[Tensor, Tensor, Tensor, Tensor]  # w, multiplier of w >= 0, of w <= 1 [M, F]; of the sum [M, 1]
+class _State(NamedTuple):
+    w: Tensor  # [M, F]
+    low: Tensor  # multipliers of w >= 0 [M, F]
+    high: Tensor  # of w <= 1 [M, F]
+    level: Tensor  # of the sum [M, 1]
 
 
 def _first_state(w: Tensor, slopes: Tensor, ranked: Tensor, free: Tensor, count: Tensor) -> _State:
@@ -83,7 +81,7 @@ def _first_state(w: Tensor, slopes: Tensor, ranked: Tensor, free: Tensor, count:
     level = -ranked.sort(dim=1).values.gather(1, count[:, None] - 1)
     over = (slopes + level) * free
     spread = over.abs().sum(1, keepdim=True) / free.sum(1, keepdim=True) + 1e-9
-    return w, (over.clamp_min(0) + spread) * free, ((-over).clamp_min(0) + spread) * free, level
+    return _State(w, (over.clamp_min(0) + spread) * free, ((-over).clamp_min(0) + spread) * free, level)
 
 
 def _newton(loss: ClipLoss, total: Tensor, slopes: Tensor, free: Tensor, count: Tensor, state: _State) -> _State:
@@ -105,11 +103,8 @@ def _newton(loss: ClipLoss, total: Tensor, slopes: Tensor, free: Tensor, count: 
     length = torch.minimum(primal, dual)
     # A system too ill-conditioned to solve gives no step; the bound so far holds.
     length = length.masked_fill(~(step.isfinite().all(1, keepdim=True) & step_level.isfinite()), 0.0)
-    w, low, high, level = (
-        old + torch.where(length > 0, length * new, 0.0)
-        for old, new in zip(state, (step, step_low, step_high, step_level), strict=True)
-    )
-    return w, low, high, level
+    steps = zip(state, (step, step_low, step_high, step_level), strict=True)
+    return _State(*(old + torch.where(length > 0, length * new, 0.0) for old, new in steps))
 
 
 def _longest(value: Tensor, step: Tensor) -> Tensor:
@@ -152,8 +147,7 @@ def improve_by_swaps(loss: ClipLoss, chosen: Tensor, free: Tensor, max_steps: in
     for _ in range(max_steps):
         if not len(active):
             break
-        part, now = loss.at(active), chosen[active]
-        leave, enter, gain = _best_swap(part, now, free[active])
+        leave, enter, gain = _best_swap(loss.at(active), chosen[active], free[active])
         helps = gain > _MIN_GAIN
         active, leave, enter = active[helps], leave[helps], enter[helps]
         chosen[active, leave] = False
@@ -166,17 +160,16 @@ def _best_swap(loss: ClipLoss, chosen: Tensor, free: Tensor) -> tuple[Tensor, Te
     rows = loss.rows
     total = torch.einsum("bt,btk->bk", chosen.to(rows.dtype), rows)
     slopes = torch.einsum("btk,bk->bt", rows, loss.gradient(total))
-    infinity = float("inf")
     # Best exchanges by tangent pair one of the highest slopes inside with one of the lowest outside.
     side = min(_SIDE, rows.shape[1])
-    leaving = slopes.masked_fill(~(chosen & free), -infinity).topk(side, dim=1)
-    entering = slopes.masked_fill(chosen | ~free, infinity).topk(side, dim=1, largest=False)
+    leaving = slopes.masked_fill(~(chosen & free), -torch.inf).topk(side, dim=1)
+    entering = slopes.masked_fill(chosen | ~free, torch.inf).topk(side, dim=1, largest=False)
     promise = leaving.values[:, :, None] - entering.values[:, None, :]  # [B, side, side], -inf where impossible
     width = rows.shape[2]
     out = rows.gather(1, leaving.indices[..., None].expand(-1, -1, width))
     new = rows.gather(1, entering.indices[..., None].expand(-1, -1, width))
     after = loss.value(total[:, None, None] - out[:, :, None] + new[:, None])  # [B, side, side]
-    gain = (loss.value(total)[:, None, None] - after).masked_fill(~(promise > 0), -infinity).flatten(1)
+    gain = (loss.value(total)[:, None, None] - after).masked_fill(~(promise > 0), -torch.inf).flatten(1)
     best = gain.argmax(1, keepdim=True)
     leave = leaving.indices.gather(1, best // side)[:, 0]
     enter = entering.indices.gather(1, best % side)[:, 0]
@@ -202,8 +195,7 @@ class Incumbent:
 
     def update(self, videos: Tensor, chosen: Tensor, loss: Tensor) -> None:
         """Take subsets [M, T] that are better than what is known of their videos [M]."""
-        pick = _first_of_each(videos, loss)
-        pick = pick[loss[pick] < self.loss[videos[pick]]]
+        pick = (_rank_of(videos, loss) == 0) & (loss < self.loss[videos])
         self.chosen[videos[pick]] = chosen[pick]
         self.loss[videos[pick]] = loss[pick]
 
@@ -228,27 +220,18 @@ class Equals:
         return (sums - self.rank[video]).clamp(0, 1)
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(NamedTuple):
     """Parts of the search: candidates that are in (1), out (-1) or undecided (0), and a lower bound on the loss."""
 
     video: Tensor  # [M]
     fixed: Tensor  # [M, T] int8
     bound: Tensor  # [M]
 
-    def __len__(self) -> int:
-        return len(self.video)
-
     def where(self, which: Tensor) -> Nodes:
-        return Nodes(self.video[which], self.fixed[which], self.bound[which])
+        return Nodes(*(part[which] for part in self))
 
     def and_also(self, *others: Nodes) -> Nodes:
-        every = (self, *others)
-        return Nodes(
-            torch.cat([nodes.video for nodes in every]),
-            torch.cat([nodes.fixed for nodes in every]),
-            torch.cat([nodes.bound for nodes in every]),
-        )
+        return Nodes(*map(torch.cat, zip(self, *others, strict=True)))
 
 
 class BranchAndBound:
@@ -273,10 +256,12 @@ class BranchAndBound:
         """
         videos = torch.arange(len(self.real), device=self.real.device)
         fixed = torch.where(self.real, 0, _OUT).to(torch.int8)
-        open_nodes = Nodes(videos, fixed, torch.full_like(self.best.loss, -float("inf")))
+        open_nodes = Nodes(videos, fixed, torch.full_like(self.best.loss, -torch.inf))
         spent = torch.zeros_like(videos)
-        while len(open_nodes):
-            taken = _most_promising(open_nodes, self.size)
+        while len(open_nodes.video):
+            # The lowest bounds of each video, about as many of each.
+            rank = _rank_of(open_nodes.video, open_nodes.bound)
+            taken = rank < max(1, self.size // int((rank == 0).sum()))
             nodes = open_nodes.where(taken)
             spent += torch.bincount(nodes.video, minlength=len(spent))
             self.slack[spent >= _PROOF_NODES] = tolerance
@@ -300,7 +285,7 @@ class BranchAndBound:
         self._settle(nodes.where(leaf), (count > 0)[leaf])
         nodes, count = nodes.where(~leaf), count[~leaf]
         free = nodes.fixed == 0
-        if not len(nodes):
+        if not len(nodes.video):
             return nodes
         relaxed = self._relax(nodes, free, count)
         weights = self.equals.earliest(nodes.video, relaxed.weights + (nodes.fixed == _IN))
@@ -334,18 +319,15 @@ class BranchAndBound:
         rows = part.rows.gather(1, where[..., None].expand(-1, -1, part.rows.shape[2]))
         small = relax(ClipLoss(rows, part.weights), base, free.gather(1, where), count, enough, _EXACT / 4)
         weights = torch.zeros_like(free, dtype=base.dtype).scatter_(1, where, small.weights)
-        slopes = torch.full_like(weights, float("inf")).scatter_(1, where, small.slopes)
+        slopes = torch.full_like(weights, torch.inf).scatter_(1, where, small.slopes)
         return Relaxed(weights, small.bound, slopes)
 
     def _round(self, nodes: Nodes, free: Tensor, count: Tensor, weights: Tensor) -> None:
         """Take the largest weights of each node, the best of each video improved by swaps."""
         order = weights.masked_fill(~free, -1.0).argsort(dim=1, descending=True, stable=True)
-        rank = torch.empty_like(order).scatter_(
-            1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-        )
-        chosen = (nodes.fixed == _IN) | (rank < count[:, None])
+        chosen = (nodes.fixed == _IN) | (order.argsort(dim=1) < count[:, None])  # argsort of an order: the ranks
         values = loss_of(self.loss.at(nodes.video), chosen)
-        pick = _first_of_each(nodes.video, values)
+        pick = _rank_of(nodes.video, values) == 0
         video = nodes.video[pick]
         part = self.loss.at(video)
         better = improve_by_swaps(part, chosen[pick], self.real[video])
@@ -355,7 +337,7 @@ class BranchAndBound:
         """Two children of each node, by its most undecided candidate; a node with one subset left stays as it is."""
         leaf = self._left(nodes)[2]
         parents = nodes.where(~leaf)
-        undecided = (weights - 0.5).abs().masked_fill(nodes.fixed != 0, float("inf"))[~leaf].argmin(1, keepdim=True)
+        undecided = (weights - 0.5).abs().masked_fill(nodes.fixed != 0, torch.inf)[~leaf].argmin(1, keepdim=True)
         # Of equal candidates the later go out with it, and the earlier come in with it.
         group, rank = self.equals.group[parents.video], self.equals.rank[parents.video]
         same, own_rank = group == group.gather(1, undecided), rank.gather(1, undecided)
@@ -390,24 +372,13 @@ def _cost_of_forcing(slopes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     return (slopes - last_in).clamp_min(0), (first_out - slopes).clamp_min(0)
 
 
-def _first_of_each(video: Tensor, key: Tensor) -> Tensor:
-    """Indices of the row with the lowest key of each video that occurs; of equal keys the first."""
+def _rank_of(video: Tensor, key: Tensor) -> Tensor:
+    """How many rows of the same video have a lower key, or an equal one and come before: [M] -> [M]."""
     order = key.argsort(stable=True)
     order = order[video[order].argsort(stable=True)]
-    owner = video[order]
-    return order[torch.cat([torch.ones_like(owner[:1], dtype=torch.bool), owner[1:] != owner[:-1]])]
-
-
-def _most_promising(nodes: Nodes, size: int) -> Tensor:
-    """Which nodes [M] bool to solve next: the lowest bounds of each video, about as many of each."""
-    order = nodes.bound.argsort(stable=True)
-    order = order[nodes.video[order].argsort(stable=True)]
-    sizes = nodes.video[order].unique_consecutive(return_counts=True)[1]
+    sizes = video[order].unique_consecutive(return_counts=True)[1]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    rank = torch.arange(len(order), device=order.device) - starts
-    taken = torch.zeros_like(nodes.video, dtype=torch.bool)
-    taken[order] = rank < max(1, size // len(sizes))
-    return taken
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - starts)
 
 
 def certified_mean_logits(
@@ -443,17 +414,14 @@ def certified_mean_logits(
     if not parts:
         empty = torch.zeros(0, dtype=torch.float64, device=logits.device)
         return OptimalChoice(empty.long().reshape(0, num_frames), empty, empty, "certified")
-    return OptimalChoice(
-        torch.cat([part.positions for part in parts]),
-        torch.cat([part.log_confidence for part in parts]),
-        torch.cat([part.log_bound for part in parts]),
-        "certified",
-    )
+    positions, value, bound = map(torch.cat, zip(*parts, strict=True))
+    return OptimalChoice(positions, value, bound, "certified")
 
 
 def _search(
     logits: Tensor, labels: Tensor, real: Tensor, num_frames: int, activation: str, tolerance: float, max_nodes: int
-) -> OptimalChoice:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions [B, N], their log confidence [B], and a bound on that of all subsets [B]."""
     loss = clip_loss(logits, labels, num_frames, activation)
     alone = log_confidence(logits, labels, activation)
     start = improve_by_swaps(loss, torch.zeros_like(real).scatter_(1, top_n(alone, num_frames, real), True), real)
@@ -463,4 +431,4 @@ def _search(
     chosen = equals.earliest(torch.arange(len(real), device=real.device), best.chosen.double()) > 0.5
     positions = chosen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :num_frames].sort(1).values
     value = -loss_of(loss, chosen)
-    return OptimalChoice(positions, value, torch.maximum(value, -bound), "certified")
+    return positions, value, torch.maximum(value, -bound)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import sosampler.samplers
-from sosampler._util.arrays import Frames, Indices
+from sosampler._util.arrays import Indices
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies.auto import AUTO
 from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
@@ -82,7 +82,18 @@ class LearnedPolicy(Policy):
         return expected_of(self.sampler, self.outputs(batch), batch.counts)
 
     def auto_refusal(self) -> str | None:
-        return why_no_number(self.sampler, self.name)
+        sampler = self.sampler
+        if not hasattr(sampler, "look") or not hasattr(sampler, "config"):
+            return (
+                f"{self.name}: the scores of a {type(sampler).__name__} only rank, so that num_frames={AUTO!r} cannot "
+                "be used; give a number, or an SOSampler"
+            )
+        if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
+            return (
+                f"{self.name}: this sampler is not calibrated, so that num_frames={AUTO!r} cannot be used; give a "
+                "number, or train it again, which calibrates it"
+            )
+        return None
 
     def gmacs(self, num_candidates: int) -> float | None:
         return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
@@ -94,7 +105,9 @@ class LearnedPolicy(Policy):
 def run_sampler(sampler: Any, batch: Batch) -> SamplerOutputs:
     """Return a sampler's outputs for all candidates of a batch; those of padding mean nothing."""
     assert batch.frames is not None, "a sampler needs frames"
-    with _lock_of(sampler):
+    with _locks_guard:
+        lock = _locks.setdefault(sampler, threading.Lock())
+    with lock:
         if isinstance(sampler, OnnxSampler):
             return _run_onnx(sampler, batch)
         import torch
@@ -128,12 +141,7 @@ def _run_onnx(sampler: OnnxSampler, batch: Batch) -> SamplerOutputs:
 
 def _array(values: Any) -> np.ndarray:
     """Return a float array of a tensor on any device; an array as it is."""
-    return values if isinstance(values, np.ndarray) else values.float().cpu().numpy()
-
-
-def _lock_of(sampler: Any) -> threading.Lock:
-    with _locks_guard:
-        return _locks.setdefault(sampler, threading.Lock())
+    return values if isinstance(values, np.ndarray) else values.detach().float().cpu().numpy()
 
 
 def least_size(preprocessing: Any) -> int:
@@ -145,56 +153,34 @@ def least_size(preprocessing: Any) -> int:
 # ---- num_frames="auto"
 
 
-def why_no_number(sampler: Any, name: str) -> str | None:
-    """Return what a sampler lacks to decide how many frames are needed, or None."""
-    if not hasattr(sampler, "look") or not hasattr(sampler, "config"):
-        return (
-            f"{name}: the scores of a {type(sampler).__name__} only rank, so that num_frames={AUTO!r} cannot be used; "
-            "give a number, or an SOSampler"
-        )
-    if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
-        return (
-            f"{name}: this sampler is not calibrated, so that num_frames={AUTO!r} cannot be used; give a number, "
-            "or train it again, which calibrates it"
-        )
-    return None
-
-
 def expected_of(sampler: Any, outputs: Any, counts: NDArray[np.int64] | None = None) -> Numbers:
     """Return the accuracy expected of the k best candidates at [:, k - 1], [B, T]; −inf where a video has fewer.
 
-    Args:
-        sampler: `SOSampler` or `OnnxSampler` that `why_no_number` does not refuse.
-        outputs: of its `look`, for B videos with T candidates.
-        counts: real candidates of each video [B], at the front. None: all are real.
+    `outputs` are those of the `look` of a sampler that `auto_refusal` does not refuse. The first `counts` [B]
+    candidates of each video are real; all are if not given.
     """
-    scores, importance, logits = (
-        None if part is None else np.asarray(part.detach().cpu() if hasattr(part, "detach") else part, dtype=np.float64)
-        for part in (outputs.scores, outputs.importance, outputs.class_logits)
-    )
-    assert scores is not None, "samplers give scores"
-    if counts is None:
-        counts = np.full(len(scores), scores.shape[1])
+    settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
+    scores = _array(outputs.scores).astype(np.float64)
     expected = np.full(scores.shape, -np.inf)
+    counts = np.full(len(scores), scores.shape[1]) if counts is None else counts
     for count in np.unique(counts).tolist():
-        rows = np.flatnonzero(counts == count)
-        of_count = scores[rows, :count]
-        settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
-        if has_belief(settings):
-            assert importance is not None and logits is not None, "a belief is drawn from both heads"  # noqa: PT018
-            class_logits = logits[rows, :count]
-            belief = log_belief(settings, importance[rows, :count], class_logits, multi_label=multi_label)
-            expected[rows, :count] = expected_by_belief(of_count, class_logits, belief, multi_label=multi_label)
+        part = np.flatnonzero(counts == count), slice(count)
+        if has_belief(settings):  # drawn from both heads
+            importance, logits = (
+                _array(head)[part].astype(np.float64) for head in (outputs.importance, outputs.class_logits)
+            )
+            belief = log_belief(settings, importance, logits, multi_label=multi_label)
+            expected[part] = expected_by_belief(scores[part], logits, belief, multi_label=multi_label)
         else:
             slope, offset = sampler.calibration
-            expected[rows, :count] = expected_by_confidence(of_count, sigmoid(slope * of_count + offset))
+            expected[part] = expected_by_confidence(scores[part], sigmoid(slope * scores[part] + offset))
     return expected
 
 
 # ---- loading
 
 
-def policy_of(sampler: Any, *, name: str = "sosampler", device: Any = None) -> LearnedPolicy:
+def policy_of(sampler: Any, *, device: Any = None) -> LearnedPolicy:
     """Return the policy of a sampler object, which is moved to `device` if that is given."""
     if isinstance(sampler, OnnxSampler):
         check_light_device(device)
@@ -202,7 +188,7 @@ def policy_of(sampler: Any, *, name: str = "sosampler", device: Any = None) -> L
         from sosampler._util.hardware import check_device
 
         sampler = sampler.to(check_device(device))
-    return LearnedPolicy(sampler, name)
+    return LearnedPolicy(sampler)
 
 
 def load_policy(folder: str | os.PathLike[str], *, device: Any = None, precision: str | None = None) -> LearnedPolicy:
@@ -219,12 +205,10 @@ def load_policy(folder: str | os.PathLike[str], *, device: Any = None, precision
         check_light_device(device)
         policy = LearnedPolicy(_load_onnx(path, stamp), os.fspath(folder))
     else:
-        import torch
+        from sosampler._util.hardware import resolve_device
 
-        from sosampler._util.hardware import check_device
-
-        where = check_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
-        policy = LearnedPolicy(_load_torch(path, stamp[:2], where, precision), os.fspath(folder))
+        sampler = _load_torch(path, stamp[:2], resolve_device(device), precision)
+        policy = LearnedPolicy(sampler, os.fspath(folder))
     policy.spec = os.fspath(folder)
     return policy
 
@@ -250,10 +234,8 @@ def check_light_device(device: Any) -> None:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    if not path.is_file():
-        return 0, 0  # loading reports what is missing
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+    stat = path.stat() if path.is_file() else None  # loading reports what is missing
+    return (0, 0) if stat is None else (stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=_MAX_LOADED)
@@ -294,35 +276,30 @@ def general_sampler() -> OnnxSampler:
     return OnnxSampler.from_pretrained(FOLDER)
 
 
-class General(LearnedPolicy):
+class General(Policy):
     """Choose clear and typical frames that differ, by the quality and the features that a network gives."""
 
     name = "general"
     description = "clear frames that show what the video shows, none twice: a sampler that ships with the package"
+    needs = frozenset({"frames"})
     min_size = GENERAL_SIZE
-
-    def __init__(self) -> None:
-        pass
-
-    @property
-    def sampler(self) -> OnnxSampler:
-        return general_sampler()
+    has_weights = True
 
     def scores(self, batch: Batch) -> Scores:
         return self._ranked(batch)[1]
 
-    def unit_scores(self, batch: Batch) -> Scores:
-        return Policy.unit_scores(self, batch)
+    def features(self, batch: Batch) -> NDArray[Any]:
+        return self._ranked(batch)[2]
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         return np.sort(self._ranked(batch)[0][:, :num_frames], axis=1)
 
-    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers]:
-        """Return the candidates in the order of choice and the value of each, both [B, T], computed once a batch."""
+    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers, Numbers]:
+        """Return the order of choice and the value of each [B, T], and the features [B, T, D], once a batch."""
         return batch.cached("general", lambda: self._rank(batch))
 
-    def _rank(self, batch: Batch) -> tuple[Indices, Numbers]:
-        outputs = self.outputs(batch)
+    def _rank(self, batch: Batch) -> tuple[Indices, Numbers, Numbers]:
+        outputs = run_sampler(general_sampler(), batch)
         quality = sigmoid(outputs.scores.astype(np.float64))
         if not (np.isfinite(quality).all() and np.isfinite(outputs.features).all()):
             raise SosamplerError("the scores of the general sampler are not finite; install sosampler again")
@@ -331,20 +308,10 @@ class General(LearnedPolicy):
         for row, count in enumerate(batch.counts.tolist()):
             features = outputs.features[row, :count]
             order[row, :count], value[row, :count] = typical_order(quality[row, :count], features, count, **CHOICE)
-        return order, value
-
-    def expected(self, batch: Batch) -> Numbers | None:
-        return None
-
-    def auto_refusal(self) -> str | None:
-        return self.no_auto()
+        return order, value, outputs.features
 
     def gmacs(self, num_candidates: int) -> float:
         return GENERAL_GMACS * num_candidates
 
-
-def general_order(frames: Frames, num_frames: int) -> tuple[Indices, Numbers]:
-    """Return N candidates of one video, uint8 [T, H, W, 3], in the order of choice, and the value of each [T]."""
-    batch = Batch(len(frames), np.array([len(frames)]), frames[None])
-    order, value = General()._ranked(batch)
-    return order[0, :num_frames], value[0]
+    def fingerprint(self) -> str:
+        return str(general_sampler().fingerprint())

@@ -53,15 +53,6 @@ def subset_blocks(num_candidates: int, num_frames: int, block: int = _BLOCK) -> 
         yield torch.from_numpy(np.array(rows, dtype=np.int64).reshape(len(rows), num_frames))
 
 
-def subsets(num_candidates: int, num_frames: int) -> Tensor:
-    """Return all subsets, int64 [K, N]; see `subset_blocks` where there are many.
-
-    >>> subsets(4, 2).tolist()
-    [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
-    """
-    return torch.cat(list(subset_blocks(num_candidates, num_frames)))
-
-
 @dataclass(frozen=True)
 class ClipLoss:
     """Minus the log confidence of a clip as a function of the sum of its candidates' rows.
@@ -76,15 +67,12 @@ class ClipLoss:
     def at(self, videos: Tensor | slice) -> ClipLoss:
         return ClipLoss(self.rows[videos], None if self.weights is None else self.weights[videos])
 
-    def _weights(self, total: Tensor) -> Tensor:
-        assert self.weights is not None
-        return self.weights.reshape(len(total), *(1,) * (total.dim() - 2), total.shape[-1])
-
     def value(self, total: Tensor) -> Tensor:
         """Loss of sums [B, ..., K] -> [B, ...]."""
         if self.weights is None:
             return total.logsumexp(-1)
-        return -(torch.nn.functional.logsigmoid(total) * self._weights(total)).sum(-1)  # softplus is cut off at 20
+        weights = self.weights.reshape(len(total), *(1,) * (total.dim() - 2), total.shape[-1])
+        return -(torch.nn.functional.logsigmoid(total) * weights).sum(-1)  # softplus is cut off at 20
 
     def gradient(self, total: Tensor) -> Tensor:
         """[B, K] -> [B, K]."""
@@ -132,10 +120,8 @@ def optimal_by_enumeration(
             "raise max_subsets, give fewer candidates, or use beam_search"
         )
 
-    def evaluate(rows: Tensor) -> Tensor:
-        return clip_log_confidence(rows.expand(batch, -1, -1))
-
-    return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, check_int("block", block), device)
+    blocks = subset_blocks(num_candidates, num_frames, check_int("block", block))
+    return _best_of(blocks, lambda rows: clip_log_confidence(rows.expand(batch, -1, -1)), mask, device)
 
 
 def optimal_pooled(
@@ -154,23 +140,16 @@ def optimal_pooled(
     """
     one_of("activation", activation, ACTIVATIONS)
     batch, num_candidates, width = features.shape
-    mask = real_candidates(mask, batch, num_candidates, num_frames)
-    block = max(1, min(_BLOCK, _MAX_NUMBERS // max(1, batch * num_frames * width)))
+    block = max(1, min(_BLOCK, _MAX_NUMBERS // max(1, batch * check_int("num_frames", num_frames) * width)))
     videos = torch.arange(batch, device=features.device)[:, None, None]
 
     def clip_log_confidence(positions: Tensor) -> Tensor:
         logits = pool_logits(features[videos, positions])  # [B, K, C]
         return log_confidence(logits, check_labels(labels, batch, logits.shape[-1]), activation)
 
+    size, device = (batch, num_candidates, num_frames), features.device
     return optimal_by_enumeration(
-        clip_log_confidence,
-        batch,
-        num_candidates,
-        num_frames,
-        mask=mask,
-        max_subsets=max_subsets,
-        block=block,
-        device=features.device,
+        clip_log_confidence, *size, mask=mask, max_subsets=max_subsets, block=block, device=device
     )
 
 
@@ -214,7 +193,7 @@ def optimal_mean_logits(
 
     in_cache = _NUMBERS_IN_CACHE if logits.device.type == "cpu" else _MAX_NUMBERS
     block = max(1, min(_BLOCK, _MAX_NUMBERS // max(1, batch), in_cache // num_classes))
-    return _best_of_all(evaluate, batch, num_candidates, num_frames, mask, block, logits.device)
+    return _best_of(subset_blocks(num_candidates, num_frames, block), evaluate, mask, logits.device)
 
 
 def usable_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -227,33 +206,28 @@ def usable_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     return rows
 
 
-def _best_of_all(
+def _best_of(
+    blocks: Iterator[Tensor],
     evaluate: Callable[[Tensor], Tensor],
-    batch: int,
-    num_candidates: int,
-    num_frames: int,
     mask: Tensor | None,
-    block: int,
     device: torch.device | str | None,
 ) -> OptimalChoice:
-    """Return the first of the best subsets in lexicographic order; `evaluate(rows [K, N])` -> [B, K]."""
+    """Return the first of the best subsets, in the order of the blocks; `evaluate(rows [K, N])` -> [B, K]."""
     best, chosen = None, None
-    for rows in subset_blocks(num_candidates, num_frames, block):
-        rows = rows.to(device)
-        values = evaluate(rows)  # [B, K]
+    for block in blocks:
+        values = evaluate(block.to(device))  # [B, K]
+        rows = block.to(values.device)
         if mask is not None:
-            real = mask.to(values.device)[:, rows.to(values.device)].all(-1)
-            values = values.masked_fill(~real, -float("inf"))
+            values = values.masked_fill(~mask.to(values.device)[:, rows].all(-1), -torch.inf)
         top = values.amax(1, keepdim=True)
         first = (values >= top - _TIE).to(torch.uint8).argmax(1)
-        value, subset = top[:, 0], rows.to(values.device)[first]
+        value, subset = top[:, 0], rows[first]
         if best is None or chosen is None:
             best, chosen = value, subset
         else:
             better = value > best + _TIE
             best, chosen = torch.where(better, value, best), torch.where(better[:, None], subset, chosen)
-    assert best is not None
-    assert chosen is not None
+    assert best is not None and chosen is not None, "there is a subset"  # noqa: PT018
     return OptimalChoice(chosen, best, best, "enumeration")
 
 
@@ -311,10 +285,7 @@ def beam_search(
 def _grown(beam: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Return every set of the beam [W, n] with one more real candidate, in lexicographic order [K, n + 1]."""
     candidates = np.flatnonzero(real)
-    pairs = np.concatenate(
-        [np.repeat(beam, len(candidates), axis=0), np.tile(candidates, len(beam))[:, None]],
-        axis=1,
-    )
+    pairs = np.column_stack([np.repeat(beam, len(candidates), axis=0), np.tile(candidates, len(beam))])
     pairs = pairs[(pairs[:, :-1] != pairs[:, -1:]).all(1)]
     return np.unique(np.sort(pairs, axis=1), axis=0)
 

@@ -32,9 +32,6 @@ class SemiOptimal(Policy):
         features: NDArray[Any] = batch.teacher.frame_features()
         return features
 
-    def gmacs(self, num_candidates: int) -> None:
-        return None  # it sees what no policy can
-
 
 class SemiOptimalMax(SemiOptimal):
     name = "semi-optimal-max"
@@ -55,6 +52,3 @@ class Optimal(Policy):
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         positions: Indices = batch.teacher.optimal(num_frames)
         return positions
-
-    def gmacs(self, num_candidates: int) -> None:
-        return None

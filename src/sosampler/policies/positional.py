@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sosampler._util.arrays import Indices
@@ -55,8 +57,7 @@ def frameexit(num_candidates: int, num_frames: int) -> Indices:
 class _Positional(Policy):
     """Choose by the number of real candidates."""
 
-    def positions(self, num_candidates: int, num_frames: int) -> Indices:
-        raise NotImplementedError
+    positions: Callable[[int, int], Indices]  # T, N -> positions [N]
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         by_count = {count: self.positions(count, num_frames) for count in np.unique(batch.counts).tolist()}
@@ -67,11 +68,10 @@ class Uniform(_Positional):
     name = "uniform"
     description = "the middle of each of N equal segments"
 
+    positions = staticmethod(uniform)
+
     def default_candidates(self, num_frames: int) -> int:
         return num_frames
-
-    def positions(self, num_candidates: int, num_frames: int) -> Indices:
-        return uniform(num_candidates, num_frames)
 
 
 class Keyframe(Uniform):
@@ -80,34 +80,28 @@ class Keyframe(Uniform):
     candidate_mode = "keyframe"
 
 
-class Everything(_Positional):
+class Everything(Uniform):
     name = "all"
     description = "every candidate"
 
-    def default_candidates(self, num_frames: int) -> int:
-        return num_frames
-
-    def positions(self, num_candidates: int, num_frames: int) -> Indices:
+    @staticmethod
+    def positions(num_candidates: int, num_frames: int) -> Indices:
         return np.arange(num_candidates, dtype=np.int64)
 
 
 class Centre(_Positional):
     name = "centre"
     description = "the N candidates next to the middle"
-
-    def positions(self, num_candidates: int, num_frames: int) -> Indices:
-        return centre(num_candidates, num_frames)
+    positions = staticmethod(centre)
 
 
 class FrameExitOrder(_Positional):
     name = "frameexit"
     description = "the first N of FrameExit's coarse-to-fine order"
+    positions = staticmethod(frameexit)
 
     def default_candidates(self, num_frames: int) -> int:
         return max(10, num_frames)
-
-    def positions(self, num_candidates: int, num_frames: int) -> Indices:
-        return frameexit(num_candidates, num_frames)
 
 
 class Random(Policy):

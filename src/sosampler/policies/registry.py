@@ -23,26 +23,10 @@ from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Ke
 from sosampler.policies.score_rules import METHODS, dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import DifferencePeaks, Dpp, FarthestFirst, FrameDifference
 
+_SIMPLE = (Uniform, Random, Everything, Centre, Keyframe, FrameDifference, FrameExitOrder, DifferencePeaks)
+_OTHERS = (FarthestFirst, Dpp, General, SemiOptimalMax, SemiOptimal, Optimal)
 # Policies of the package, and those that are registered.
-_POLICIES: dict[str, Policy] = {
-    policy.name: policy
-    for policy in (
-        Uniform(),
-        Random(),
-        Everything(),
-        Centre(),
-        Keyframe(),
-        FrameDifference(),
-        FrameExitOrder(),
-        DifferencePeaks(),
-        FarthestFirst(),
-        Dpp(),
-        General(),
-        SemiOptimalMax(),
-        SemiOptimal(),
-        Optimal(),
-    )
-}
+_POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *_OTHERS)}
 for _policy in _POLICIES.values():
     _policy.spec = _policy.name  # registered ones are not known in other processes
 

@@ -2,32 +2,24 @@
 
 The N highest scores are often neighbours. These methods trade some score for coverage of the video. All take scores
 [T] of any scale, higher is better, and return N distinct positions in time order; of equal candidates the earlier goes
-first. NaN counts as the lowest score.
+first. NaN counts as the lowest score. Policies call them with valid arguments, so they check none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Indices
-from sosampler._util.validation import check_float, check_int, one_of
-from sosampler.errors import InvalidArgument
-from sosampler.policies.base import number_of_frames, top
+from sosampler.policies.base import top
 
 Scores = NDArray[np.float64]
 
 
-def difference_peaks(
-    change_scores: ArrayLike,
-    num_frames: int,
-    *,
-    by: Literal["prominence", "height"] = "prominence",
-    spacing: int | None = None,
-) -> Indices:
+def difference_peaks(change_scores: ArrayLike, num_frames: int, *, spacing: int | None = None) -> Indices:
     """Choose where the image changes: local maxima of the change first, then the largest changes left.
 
     Source: keyframe extractors such as Katna and video-keyframe-detector, which keep local maxima of the difference
@@ -36,23 +28,17 @@ def difference_peaks(
     the rest.
 
     A maximum is a run of equal scores with lower ones, or nothing, on either side; its first frame represents it.
-
-    Args:
-        change_scores: [T], such as those of `difference.change_scores`.
-        num_frames: N.
-        by: rank maxima by their height, or by how far they rise above the valley that parts them from a higher one.
-            Outside of the video everything is as low as its lowest score.
-        spacing: frames this close to a chosen one wait until nothing else is left; a quarter of T / N if not given.
+    Maxima are ranked by how far they rise above the valley that parts them from a higher one; outside of the video
+    everything is as low as its lowest score. Frames within `spacing` of a chosen one wait until nothing else is left; a
+    quarter of T / N if not given.
 
     >>> difference_peaks([0, 9, 8, 0, 5, 0, 0, 3], 3).tolist()
     [1, 4, 7]
     """
-    scores, num_frames = _checked(change_scores, num_frames)
-    one_of("by", by, ("prominence", "height"))
-    window = len(scores) // (4 * num_frames) if spacing is None else check_int("spacing", spacing, at_least=0)
+    scores = _without_nan(change_scores)
+    window = len(scores) // (4 * num_frames) if spacing is None else spacing
     peaks, prominences = _peaks(_finite(scores))
-    rank = prominences if by == "prominence" else scores[peaks]
-    order = np.concatenate([peaks[np.argsort(-rank, kind="stable")], np.argsort(-scores, kind="stable")])
+    order = np.concatenate([peaks[np.argsort(-prominences, kind="stable")], np.argsort(-scores, kind="stable")])
     return _spaced(order, len(scores), num_frames, window)
 
 
@@ -61,22 +47,16 @@ def temporal_nms(scores: ArrayLike, num_frames: int, *, window: int | None = Non
 
     Source: the greedy suppression of object detectors, in the one-dimensional form used for moments of a video.
     Different: frames have no extent, so what overlaps is what lies within `window` positions; and when every candidate
-    is chosen or suppressed before there are N, the best suppressed ones fill up.
-
-    Args:
-        scores: [T].
-        num_frames: N.
-        window: positions on either side of a chosen one; 0 is the plain N best. The widest that can never run out of
-            candidates if not given.
+    is chosen or suppressed before there are N, the best suppressed ones fill up. The window, on either side, is the
+    widest that can never run out of candidates if not given; 0 is the plain N best.
 
     >>> temporal_nms([1, 9, 8, 2, 7, 3], 2, window=1).tolist(), temporal_nms([1, 9, 8, 2, 7, 3], 3, window=5).tolist()
     ([1, 4], [1, 2, 4])
     """
-    scores, num_frames = _checked(scores, num_frames)
+    scores = _without_nan(scores)
     if window is None:
         # N - 1 chosen ones block at most 2 window + 1 positions each, and one must be left for the last.
         window = 0 if num_frames == 1 else max(0, ((len(scores) - 1) // (num_frames - 1) - 1) // 2)
-    window = check_int("window", window, at_least=0)
     return _spaced(np.argsort(-scores, kind="stable"), len(scores), num_frames, window)
 
 
@@ -87,20 +67,13 @@ def aks(scores: ArrayLike, num_frames: int, *, threshold: float = 0.8, max_depth
     recursion with its test, mean of the n best minus mean of all at or above `threshold`, its end at `max_depth`,
     and both defaults. Different: scores are of any scale here, so they are brought to 0..1 over the video before they
     are tested; where a budget is odd, the half whose next best frame is better gets the extra one, so that N frames
-    are returned for every N; a segment never gets more budget than it has frames.
-
-    Args:
-        scores: [T].
-        num_frames: N.
-        threshold: 0 always takes (the plain N best), above 1 always splits.
-        max_depth: how often a segment may be split; at 0 the plain N best.
+    are returned for every N; a segment never gets more budget than it has frames. A threshold of 0 always takes (the
+    plain N best), above 1 always splits.
 
     >>> aks([9, 8, 7, 0, 1, 2, 3, 4], 4, threshold=0).tolist(), aks([9, 8, 7, 0, 1, 2, 3, 4], 4, max_depth=1).tolist()
     ([0, 1, 2, 7], [0, 1, 6, 7])
     """
-    scores, num_frames = _checked(scores, num_frames)
-    threshold = check_float("threshold", threshold, at_least=0)
-    max_depth = check_int("max_depth", max_depth, at_least=0)
+    scores = _without_nan(scores)
     if threshold == 0:  # checked here, because a difference of rounded means may fall below 0
         return top(scores, num_frames)
     unit = _in_unit(scores)
@@ -130,16 +103,13 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     taken once, and what is left of the budget is spread over the others likewise (systematic sampling with certain
     units). Where fewer than N candidates have any weight, the rest of the budget is spread evenly in time.
 
-    Args:
-        scores: [T].
-        num_frames: N.
-        power: 0 is the uniform policy, a large one tends to the N best.
+    A power of 0 is the uniform policy, a large one tends to the N best.
 
     >>> inverse_transform([1, 1, 1, 1, 1, 1], 3).tolist(), inverse_transform([0, 0, 0, 5, 6, 5, 6, 5], 3).tolist()
     ([1, 3, 5], [4, 5, 6])
     """
-    scores, num_frames = _checked(scores, num_frames)
-    weights = _in_unit(scores) ** check_float("power", power, at_least=0)
+    scores = _without_nan(scores)
+    weights = _in_unit(scores) ** power
     chosen = np.zeros(len(scores), dtype=bool)
     while left := num_frames - int(chosen.sum()):
         rest = np.flatnonzero(~chosen)
@@ -153,16 +123,9 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
 METHODS: dict[str, Callable[[Scores, int], Indices]] = {"aks": aks, "its": inverse_transform, "nms": temporal_nms}
 
 
-def _checked(scores: ArrayLike, num_frames: int) -> tuple[Scores, int]:
-    """Return the scores [T] with NaN as the lowest there is, and N."""
-    try:
-        numbers = np.array(scores, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument("scores are not numbers; give one number for each candidate") from None
-    if numbers.ndim != 1 or not len(numbers):
-        raise InvalidArgument(f"scores have shape {list(numbers.shape)}; give one number for each candidate, [T]")
-    numbers[np.isnan(numbers)] = -np.inf
-    return numbers, number_of_frames(num_frames, len(numbers))
+def _without_nan(scores: ArrayLike) -> Scores:
+    """Return the scores [T] with NaN as the lowest there is."""
+    return np.where(np.isnan(scores), -np.inf, np.asarray(scores, dtype=np.float64))
 
 
 def _finite(scores: Scores) -> Scores:
@@ -246,14 +209,10 @@ def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
     """
     features = _floats(features)
     width = np.asarray(bandwidth, dtype=features.dtype)
-    if not ((width > 0) & np.isfinite(width)).all():
-        raise InvalidArgument(
-            f"bandwidth={bandwidth!r} must be finite numbers above 0, such as median_bandwidth(features)"
-        )
-    return np.asarray(np.exp(-np.square(distances(features)) / (2 * np.square(width)[..., None, None])))
+    return np.asarray(np.exp(-np.square(_distances(features)) / (2 * np.square(width)[..., None, None])))
 
 
-def distances(features: Numbers) -> Numbers:
+def _distances(features: Numbers) -> Numbers:
     """Return the Euclidean distances between frames: features [..., T, D] -> [..., T, T]."""
     table = np.zeros((*features.shape[:-1], features.shape[-2]), dtype=features.dtype)
     for t in range(features.shape[-2]):
@@ -262,8 +221,8 @@ def distances(features: Numbers) -> Numbers:
     return table
 
 
-def median_bandwidth(features: ArrayLike, mask: Mask | None = None, *, pooled: bool = False) -> Numbers:
-    """Return the median distance between two frames of a video: features [B, T, D] -> [B], or [] over all if pooled.
+def median_bandwidth(features: ArrayLike, mask: Mask | None = None) -> Numbers:
+    """Return the median distance between two frames of a video: features [B, T, D] -> [B].
 
     Of an even number of pairs the lower one in the middle. Where more than half of the pairs are equal frames, or
     there is one frame only, it is 1.
@@ -272,16 +231,13 @@ def median_bandwidth(features: ArrayLike, mask: Mask | None = None, *, pooled: b
     batch, num_candidates = features.shape[:2]
     real = np.ones((batch, num_candidates), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
     pairs = np.triu(real[:, None] & real[:, :, None], 1)
-    table = distances(np.where(real[..., None], features, 0))  # padding may hold anything
-    medians = [lower_median(table[pairs])] if pooled else [lower_median(table[b][pairs[b]]) for b in range(batch)]
-    widths = np.asarray(medians[0] if pooled else medians, dtype=features.dtype)
-    return np.where(widths > 0, widths, np.ones_like(widths))
-
-
-def lower_median(values: Numbers) -> float:
-    """Return the median, of an even number the lower one in the middle; 0 of none."""
-    middle = (len(values) - 1) // 2
-    return float(np.partition(values, middle)[middle]) if len(values) else 0.0
+    table = _distances(np.where(real[..., None], features, 0))  # padding may hold anything
+    widths = np.ones(batch, dtype=features.dtype)
+    for b in range(batch):
+        values = table[b][pairs[b]]
+        middle = (len(values) - 1) // 2
+        widths[b] = (np.partition(values, middle)[middle] if len(values) else 0) or 1
+    return widths
 
 
 def mmr(
@@ -294,15 +250,12 @@ def mmr(
     the first by score alone. Scores and similarities are compared as they are: bring scores to 0..1 before.
     Positions [B, N] in time order; of equal ones the earlier.
     """
-    share = check_float("trade_off", trade_off, at_least=0)
-    if share > 1:
-        raise InvalidArgument(f"trade_off={trade_off} must be a number between 0 and 1")
-    table, alike, left = _checked_table(scores, similarity, num_frames, mask)
+    table, alike, left = _floats(scores), _floats(similarity), _may_be_chosen(scores, mask)
     videos = np.arange(len(table))
     nearest = np.zeros_like(table)
     chosen = np.empty((len(table), num_frames), dtype=np.int64)
     for step in range(num_frames):
-        chosen[:, step] = pick = _highest(share * table - (1 - share) * nearest if step else table, left)
+        chosen[:, step] = pick = _highest(trade_off * table - (1 - trade_off) * nearest if step else table, left)
         to_pick = alike[videos, pick]
         nearest = np.maximum(nearest, to_pick) if step else to_pick
         left[videos, pick] = False
@@ -319,12 +272,9 @@ def dpp(
     is added (Chen, Zhang and Zhou 2018). `similarity` must be positive semidefinite, as `gaussian_kernel` is.
     Positions [B, N] in time order; of equal ones the earlier.
     """
-    share = check_float("trade_off", trade_off, at_least=0)
-    if share >= 1:
-        raise InvalidArgument(f"trade_off={trade_off} must be a number from 0 to below 1")
-    table, alike, left = _checked_table(scores, similarity, num_frames, mask)
     # log det(q S q) = 2 sum log q + log det S: the factor of S alone never overflows, whatever the scores.
-    return np.sort(greedy_dpp(share / (1 - share) * table.astype(np.float64), alike, num_frames, left), axis=1)
+    quality = trade_off / (1 - trade_off) * np.asarray(scores, dtype=np.float64)
+    return np.sort(greedy_dpp(quality, np.asarray(similarity), num_frames, _may_be_chosen(scores, mask)), axis=1)
 
 
 def greedy_dpp(quality: Numbers, similarity: Numbers, num_frames: int, left: Mask) -> Indices:
@@ -353,25 +303,8 @@ def _floats(values: ArrayLike) -> Numbers:
     return table if np.issubdtype(table.dtype, np.floating) else table.astype(np.float64)
 
 
-def _checked_table(
-    scores: ArrayLike, similarity: ArrayLike, num_frames: int, mask: Mask | None
-) -> tuple[Numbers, Numbers, Mask]:
-    """Return scores [B, T], similarity [B, T, T] and the candidates that may be chosen, bool [B, T]."""
-    table, alike = _floats(scores), _floats(similarity)
-    batch, num_candidates = table.shape
-    if alike.shape != (batch, num_candidates, num_candidates):
-        raise InvalidArgument(
-            f"the similarity has shape {list(alike.shape)}; for scores of shape {list(table.shape)} give "
-            f"[{batch}, {num_candidates}, {num_candidates}]"
-        )
-    left = np.ones(table.shape, dtype=bool) if mask is None else np.array(mask, dtype=bool)
-    fewest = int(left.sum(1).min()) if batch else num_candidates
-    if check_int("num_frames", num_frames) > fewest:
-        raise InvalidArgument(
-            f"num_frames={num_frames} is more than the {fewest} real candidates of a video; "
-            "choose fewer frames or give more candidates"
-        )
-    return table, alike, left
+def _may_be_chosen(scores: ArrayLike, mask: Mask | None) -> Mask:
+    return np.ones(np.shape(scores), dtype=bool) if mask is None else mask.copy()
 
 
 def _highest(value: Numbers, left: Mask) -> Indices:

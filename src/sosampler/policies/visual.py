@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler._util.validation import check_float
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Policy, Scores, number_of_frames
+from sosampler.policies.base import Batch, Numbers, Policy, Scores
 from sosampler.policies.positional import centre
-from sosampler.policies.score_rules import difference_peaks, distances, greedy_dpp, lower_median
+from sosampler.policies.score_rules import difference_peaks, gaussian_kernel, greedy_dpp, median_bandwidth
 
-# Differences are taken on small grey images: noise and small shifts average out, and it costs nothing.
-_THUMBNAIL = 64
+# Frames are compared as small images: noise and small shifts average out, and it costs nothing.
+_SIDE = 64  # pixels
 
 
 def change_scores(frames: Frames) -> np.ndarray:
@@ -22,16 +23,16 @@ def change_scores(frames: Frames) -> np.ndarray:
 
     The first frame has none before it and is compared with the second.
     """
-    small = np.stack([_thumbnail(frame) for frame in frames])  # [T, 64, 64]
+    small = np.stack([_thumbnail(frame, "L") for frame in frames])  # [T, 64, 64]
     if len(small) < 2:
         return np.zeros(len(small))
     change = np.abs(np.diff(small, axis=0)).mean(axis=(1, 2)) / 255
     return np.concatenate([change[:1], change])
 
 
-def _thumbnail(frame: np.ndarray) -> np.ndarray:
-    grey = Image.fromarray(frame).convert("L")
-    return np.asarray(grey.resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX, reducing_gap=2.0), dtype=np.float32)
+def _thumbnail(frame: Frames, mode: str) -> NDArray[np.float32]:
+    image = Image.fromarray(frame).convert(mode)
+    return np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BOX, reducing_gap=2.0), dtype=np.float32)
 
 
 class FrameDifference(Policy):
@@ -66,9 +67,7 @@ class _GreedyOrder(Policy):
     """Choose the first N of an order by the features of the frames; no candidate has a score of its own."""
 
     needs = frozenset({"frames"})
-
-    def order(self, features: ArrayLike, num_frames: int) -> Indices:
-        raise NotImplementedError
+    order: Callable[[ArrayLike, int], Indices]  # features [T, D], N -> the first N
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         order = batch.cached(("order", self.name), lambda: self._order(batch))
@@ -83,25 +82,6 @@ class _GreedyOrder(Policy):
         return order
 
 
-class FarthestFirst(_GreedyOrder):
-    name = "farthest-first"
-    description = "again and again the frame least like those chosen, from the middle on"
-
-    def order(self, features: ArrayLike, num_frames: int) -> Indices:
-        return farthest_first_order(features, num_frames)
-
-
-class Dpp(_GreedyOrder):
-    name = "dpp"
-    description = "N frames unlike each other: greedy mode of a determinantal point process"
-
-    def order(self, features: ArrayLike, num_frames: int) -> Indices:
-        return dpp_order(features, num_frames)
-
-
-Features = NDArray[np.float64]
-
-_COLOUR_SIDE = 64  # pixels a side; noise and small shifts average out
 _COLOUR_CELLS = 8  # a side
 _EDGE_CELLS = 4  # a side
 _DIRECTIONS = 8  # over half a turn: an edge from dark to bright is the same as one from bright to dark
@@ -122,20 +102,16 @@ def farthest_first_order(features: ArrayLike, num_frames: int) -> Indices:
     >>> farthest_first_order([[0.0], [1.0], [2.0], [9.0]], 3).tolist()
     [1, 3, 0]
     """
-    descriptors, known, _ = _checked(features)
-    num_frames = number_of_frames(num_frames, len(descriptors))
-    left = np.ones(len(descriptors), dtype=bool)
+    descriptors = np.asarray(features, dtype=np.float64)
     order = np.empty(num_frames, dtype=np.int64)
-    value = -np.abs(np.arange(len(descriptors)) - float(centre(len(descriptors), 1)[0]))
     nearest = np.full(len(descriptors), np.inf)  # distance to a chosen one
+    pick = int(centre(len(descriptors), 1)[0])
     for step in range(num_frames):
-        # Frames without features come last, in time order.
-        order[step] = pick = int(
-            np.where(left & known, value, -np.inf).argmax() if (left & known).any() else left.argmax()
-        )
-        left[pick] = False
+        order[step] = pick
         # Differences, not the product form: that loses near-duplicates to cancellation.
-        value = nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
+        nearest = np.minimum(nearest, np.sqrt(np.square(descriptors - descriptors[pick]).sum(1)))
+        nearest[pick] = -np.inf  # never again
+        pick = int(nearest.argmax())
     return order
 
 
@@ -146,26 +122,28 @@ def dpp_order(features: ArrayLike, num_frames: int) -> Indices:
 
     Source: Kulesza and Taskar, "Determinantal Point Processes for Machine Learning", 2012, and for the greedy steps by
     Cholesky rows Chen, Zhang and Zhou, NeurIPS 2018; used on video frames by MDP3 (Sun et al., ICCV 2025). Taken:
-    kernel, determinant, greedy steps. Different: no query and no scores, so it is `redundancy.dpp` with equal scores
+    kernel, determinant, greedy steps. Different: no query and no scores, so it is `score_rules.dpp` with equal scores
     and the median distance as bandwidth; the video is not split into segments.
 
     >>> dpp_order([[0.0], [0.1], [5.0], [5.1]], 2).tolist()
     [0, 3]
     """
-    descriptors, known, exponent = _checked(features)
-    num_frames = number_of_frames(num_frames, len(descriptors))
-    distance = distances(descriptors)
-    median = lower_median(distance[known][:, known][np.triu_indices(int(known.sum()), 1)])
-    # More than half of the pairs equal, or one frame: 1 in the units of the features.
-    width = median if median > 0 else float(np.ldexp(1.0, -exponent))
-    with np.errstate(over="ignore"):  # infinitely far is as good as very far
-        kernel = np.exp(-np.square(distance / max(width, float(np.finfo(np.float64).tiny))) / 2)
-    # Frames without features come last, in time order, and change the value of no other.
-    quality = np.where(known, 0.0, -np.inf)
-    kernel[~known], kernel[:, ~known] = 0.0, 0.0
-    kernel[np.diag_indices(len(kernel))] = 1.0
-    order: Indices = greedy_dpp(quality[None], kernel[None], num_frames, np.ones((1, len(kernel)), dtype=bool))[0]
+    rows = np.asarray(features, dtype=np.float64)[None]
+    kernel, left = gaussian_kernel(rows, median_bandwidth(rows)), np.ones(rows.shape[:2], dtype=bool)
+    order: Indices = greedy_dpp(np.zeros(left.shape), kernel, num_frames, left)[0]
     return order
+
+
+class FarthestFirst(_GreedyOrder):
+    name = "farthest-first"
+    description = "again and again the frame least like those chosen, from the middle on"
+    order = staticmethod(farthest_first_order)
+
+
+class Dpp(_GreedyOrder):
+    name = "dpp"
+    description = "N frames unlike each other: greedy mode of a determinantal point process"
+    order = staticmethod(dpp_order)
 
 
 def pixel_features(frames: Frames) -> NDArray[np.float32]:
@@ -183,12 +161,7 @@ def pixel_features(frames: Frames) -> NDArray[np.float32]:
         raise InvalidArgument(f"frames are {given}; give images as a NumPy array, uint8 [T, H, W, 3]")
     if not frames.size:
         raise InvalidArgument(f"frames have shape {list(frames.shape)}; give at least one frame with pixels")
-    return np.stack([_descriptor(_colour_thumbnail(frame)) for frame in frames])
-
-
-def _colour_thumbnail(frame: Frames) -> NDArray[np.float32]:
-    small = Image.fromarray(frame).resize((_COLOUR_SIDE, _COLOUR_SIDE), Image.Resampling.BOX, reducing_gap=2.0)
-    return np.asarray(small, dtype=np.float32) / np.float32(255)  # [64, 64, 3]
+    return np.stack([_descriptor(_thumbnail(frame, "RGB") / np.float32(255)) for frame in frames])
 
 
 def _descriptor(image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -207,29 +180,10 @@ def _descriptor(image: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _cell_means(image: NDArray[np.float32], cells: int) -> NDArray[np.float32]:
     """[64, 64, C] -> [cells, cells, C]"""
-    side = _COLOUR_SIDE // cells
+    side = _SIDE // cells
     means: NDArray[np.float32] = image.reshape(cells, side, cells, side, -1).mean(axis=(1, 3))
     return means
 
-
-def _checked(features: ArrayLike) -> tuple[Features, NDArray[np.bool_], int]:
-    """Features [T, D] within -1..1, which of them are finite, and the power of two by which they were divided.
-
-    A power of two changes no digit, and squares of what is left neither overflow nor vanish.
-    """
-    try:
-        numbers = np.array(features, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument("features are not numbers; give one row of numbers for each candidate") from None
-    if numbers.ndim != 2 or not numbers.size:
-        raise InvalidArgument(f"features have shape {list(numbers.shape)}; give a row for each candidate, [T, D]")
-    known = np.asarray(np.isfinite(numbers).all(1))
-    numbers[~known] = 0
-    exponent = int(np.frexp(np.abs(numbers).max())[1])
-    return np.ldexp(numbers, -exponent), known, exponent
-
-
-Numbers = NDArray[np.float64]
 
 # Lower qualities count as this: black frames need not be ranked.
 _MIN_QUALITY = 1e-3
@@ -261,37 +215,26 @@ def typical_order(
     Radev, 2004), the trade against what is chosen is maximal marginal relevance (Carbonell and Goldstein, 1998).
     Different: similarity below `alike` is no repetition, so that themes may be shown more than once, from other sides.
 
-    Args:
-        quality: [T] in 0..1.
-        features: [T, D]; similarity is their cosine, negative ones count as 0.
-        num_frames: N.
-        clearness: weight of the quality.
-        sharpness: power of the similarity in the typicality; a high one counts near relatives alone.
-        movement: weight of the unrest.
-        most_movement: the dissimilarity, 1 - similarity, beyond which unrest does not grow.
-        redundancy: weight of the repetition.
-        alike: from which similarity on a frame begins to repeat another; below 1.
+    Qualities [T] are in 0..1; similarity is the cosine of features [T, D], negative ones count as 0. In the typicality
+    it is taken to the power `sharpness`: a high one counts near relatives alone.
 
     >>> order, value = typical_order([1, 1, 1, 0.01], [[1, 0], [1, 0.1], [0, 1], [1, 0]], 3)
     >>> order.tolist()
     [1, 2, 0]
     """
-    qualities, similarity = _checked_scores(quality, features)
-    num_frames = number_of_frames(num_frames, len(qualities))
-    if check_float("alike", alike, at_least=0) >= 1:
-        raise InvalidArgument(f"alike={alike} must be a number from 0 to below 1")
-    value = check_float("clearness", clearness, at_least=0) * np.log(np.maximum(qualities, _MIN_QUALITY))
-    value += typicality(qualities, similarity ** check_float("sharpness", sharpness, above=0))
-    value += check_float("movement", movement, at_least=0) * unrest(
-        qualities, similarity, check_float("most_movement", most_movement, at_least=0)
-    )
-    weight = check_float("redundancy", redundancy, at_least=0)
+    qualities, rows = np.asarray(quality, dtype=np.float64), np.asarray(features, dtype=np.float64)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+    similarity = np.clip(unit @ unit.T, 0, 1)
+    value = clearness * np.log(np.maximum(qualities, _MIN_QUALITY))
+    value += typicality(qualities, similarity**sharpness)
+    value += movement * unrest(qualities, similarity, most_movement)
     repetition = np.square(np.clip((similarity - alike) / (1 - alike), 0, 1))
     order = np.empty(num_frames, dtype=np.int64)
     repeated = np.zeros(len(value))
     left = np.ones(len(value), dtype=bool)
     for step in range(num_frames):
-        pick = int(np.where(left, value - weight * repeated, -np.inf).argmax())
+        pick = int(np.where(left, value - redundancy * repeated, -np.inf).argmax())
         order[step], left[pick] = pick, False
         repeated = np.maximum(repeated, repetition[pick])
     return order, value
@@ -315,19 +258,3 @@ def unrest(quality: Numbers, similarity: Numbers, most: float) -> Numbers:
     steps = 1 - np.diag(similarity, 1)  # [T - 1]
     before, after = np.concatenate([steps[:1], steps]), np.concatenate([steps, steps[-1:]])
     return np.asarray(np.minimum((before + after) / 2, most) * np.minimum(1, 2 * quality))
-
-
-def _checked_scores(quality: ArrayLike, features: ArrayLike) -> tuple[Numbers, Numbers]:
-    """Quality [T] within 0..1, and the similarity of all pairs [T, T] within 0..1; what is no number counts as 0."""
-    try:
-        qualities, rows = np.array(quality, dtype=np.float64), np.array(features, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidArgument("quality or features are not numbers; give [T] and [T, D]") from None
-    if qualities.ndim != 1 or rows.ndim != 2 or not rows.size or len(rows) != len(qualities):
-        raise InvalidArgument(
-            f"quality has shape {list(qualities.shape)} and features {list(rows.shape)}; give [T] and [T, D]"
-        )
-    rows[~np.isfinite(rows).all(1)] = 0
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return np.clip(np.nan_to_num(qualities), 0, 1), np.clip(unit @ unit.T, 0, 1)

@@ -1,4 +1,4 @@
-"""`prepare` on a Ray cluster: each worker writes whole shards of the bank, and others ask the classifier about them.
+"""`prepare` on a Ray cluster: some workers write whole shards of the bank, others run the classifier on them.
 
 A shard takes its name only once it is whole, so what a dead worker leaves counts for nothing and its shard is made
 again. The bank is the same, byte for byte, as `prepare` makes on one machine. Its folder must lie on a disk that all
@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.files import import_parquet
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
@@ -37,7 +38,7 @@ _OF_FRAMES = ("num_candidates", "fps", "size", "quality", "candidates", "grid", 
 
 @dataclass(frozen=True)
 class Teacher:
-    """The classifier that is asked, as a worker can find it, and how it is asked."""
+    """The classifier that annotates the bank, as a worker can find it, and how it is run."""
 
     name: str  # or the folder of a saved one
     settings: dict[str, Any] = field(default_factory=dict)  # of `create_classifier`: weights, precision, ...
@@ -49,7 +50,7 @@ class Teacher:
         if self.settings.get("weights") is not None:
             object.__setattr__(self, "settings", {**self.settings, "weights": absolute(self.settings["weights"])})
 
-    def asker(self, device: str) -> Any:
+    def annotator(self, device: str) -> Any:
         from sosampler.bank.annotate import TeacherAnnotator
         from sosampler.classifiers.factory import create_classifier
 
@@ -72,26 +73,25 @@ def prepare_on_ray(
     Videos that failed before are tried again (`retry_failed`) on this machine, as is what the cluster left undone.
     """
     folder = BankFolder(Path(os.path.abspath(out)))
-    asker = None if teacher is None else teacher.asker("cpu")
-    listed = manifest
+    annotator = None if teacher is None else teacher.annotator("cpu")
     if manifest is not None and not isinstance(manifest, Manifest):
-        told: dict[str, Any] = {name: arguments.get(name) for name in ("classes", "root", "multi_label")}
-        listed = read_manifest(manifest, **told)
-    assert listed is None or isinstance(listed, Manifest)
-    if listed is not None and listed.items:  # without any, `prepare` says what is wrong
-        work = _Work(folder, listed, _head(listed, arguments), arguments.get("limits") or Limits())
-        _make(work, teacher, asker, settings or RaySettings(), device, on_progress)
-    elif listed is None and teacher is not None:
-        Bank(folder.path)  # says what is wrong with it
-        _make(_Work(folder, None, read_header(folder)), teacher, asker, settings or RaySettings(), device, on_progress)
-    how: dict[str, Any] = dict(arguments)
+        given: dict[str, Any] = {name: arguments.get(name) for name in ("classes", "root", "multi_label")}
+        manifest = read_manifest(manifest, **given)
+    work = None
+    if manifest is not None and manifest.items:  # without any, `prepare` says what is wrong
+        work = _Work(folder, manifest, _header(manifest, arguments), arguments.get("limits") or Limits())
+    elif manifest is None and teacher is not None:
+        Bank(folder.path)  # raises where it cannot be read
+        work = _Work(folder, None, read_header(folder), Limits())
+    if work is not None:
+        _make(work, teacher, annotator, settings or RaySettings(), device, on_progress)
     if teacher is not None:
-        how |= {"features": teacher.features, "batch": teacher.batch}
-    return prepare(listed, asker and asker.classifier, folder.path, **how)
+        arguments |= {"features": teacher.features, "batch": teacher.batch}
+    return prepare(manifest, annotator and annotator.classifier, folder.path, **arguments)
 
 
-def _head(manifest: Manifest, arguments: dict[str, Any]) -> BankHeader:
-    """What `prepare` will find when it looks."""
+def _header(manifest: Manifest, arguments: dict[str, Any]) -> BankHeader:
+    """Return the header that `prepare` compares with the bank's."""
     frames = {name: arguments[name] for name in _OF_FRAMES if name in arguments}
     if frames.get("fps") is not None:
         frames.setdefault("num_candidates", None)
@@ -109,70 +109,69 @@ def _head(manifest: Manifest, arguments: dict[str, Any]) -> BankHeader:
 
 @dataclass(frozen=True)
 class _Work:
-    """A bank, and the videos that it is made from; None where only a classifier is asked."""
+    """A bank, and the videos that it is made from; None where only a classifier is run."""
 
     folder: BankFolder
     manifest: Manifest | None
-    head: BankHeader
-    limits: Limits = field(default_factory=Limits)
+    header: BankHeader
+    limits: Limits
 
     def row(self, shard: int) -> dict[str, Any]:
-        """What a worker is told about a shard."""
+        """Return what a worker needs for a shard."""
         if self.manifest is None or self.folder.frames(shard).exists():
             return {"shard": shard, "work": b""}
-        frames = FrameSettings(**{**self.head.settings, "size": _size(self.head.settings["size"])})
-        own = [self.manifest.items[place] for place in self.head.shard_range(shard)]
+        size = self.header.settings["size"]
+        frames = FrameSettings(**{**self.header.settings, "size": tuple(size) if isinstance(size, list) else size})
+        items = [self.manifest.items[index] for index in self.header.shard_range(shard)]
         tasks = [
             DecodeTask(os.path.abspath(self.manifest.path_of(item)), item.id, item.start, item.end, frames, self.limits)
-            for item in own
+            for item in items
         ]
-        return {"shard": shard, "work": pickle.dumps((own, tasks), protocol=5)}
-
-
-def _size(told: Any) -> Any:
-    return tuple(told) if isinstance(told, list) else told
+        return {"shard": shard, "work": pickle.dumps((items, tasks), protocol=5)}
 
 
 def _make(
     work: _Work,
     teacher: Teacher | None,
-    asker: Any,
+    annotator: Any,
     settings: RaySettings,
     device: str | None,
     on_progress: OnProgress | None,
 ) -> None:
-    """Have all shards made that are missing."""
-    folder, head = work.folder, work.head
-    if asker is not None:
-        from sosampler.bank.annotate import check_classes_fit
+    """Make all shards that are missing."""
+    folder, header = work.folder, work.header
+    if annotator is not None:
+        from sosampler.bank.annotate import Annotation, check_classes_fit
 
-        check_classes_fit(asker.classifier, head.classes, str(folder.path))
+        check_classes_fit(annotator.classifier, header.classes, str(folder.path))
     check_address(settings.address)  # before anything is written
     with writing_bank(folder):
         if work.manifest is not None:
-            head = begin(folder, head, work.manifest.items)
+            header = begin(folder, header, work.manifest.items)
             check_root(folder, work.manifest.root, work.manifest.items)
-        to_do = {shard for shard in range(head.num_shards) if not folder.frames(shard).exists()}
-        if asker is not None:
-            to_do |= set(asker.folder(folder).missing(head.num_shards))
-        if not to_do:
+        missing = {shard for shard in range(header.num_shards) if not folder.frames(shard).exists()}
+        if annotator is not None:
+            missing |= set(annotator.folder(folder).missing(header.num_shards))
+        if not missing:
             return
         with connected(settings.address) as ray:
             network = None
-            if teacher is not None:
+            if annotator is not None:
                 device, settings = placed(device, settings, ray.cluster_resources())
-                _begin_answers(folder, head, asker, on_gpu=device.startswith("cuda"))
-                network = Stage(_Ask, (str(folder.path), teacher, device))
-            before = head.num_items - sum(len(head.shard_range(shard)) for shard in to_do)
-            progress = Progress(head.num_items, done=before, before=before)
-            for shard, failed in _shards(work, sorted(to_do), network, settings):
+                if device.startswith("cuda") and not annotator.batch_given:
+                    annotator.batch = _GPU_BATCH  # unless outputs that are there already were made in others
+                Annotation(folder, header, annotator)  # writes the header of the outputs, once, before workers would
+                network = Stage(_Annotate, (str(folder.path), teacher, device))
+            before = header.num_items - sum(len(header.shard_range(shard)) for shard in missing)
+            progress = Progress(header.num_items, done=before, before=before)
+            for shard, failed in _shards(work, sorted(missing), network, settings):
                 if not folder.frames(shard).exists():
                     raise SosamplerError(
                         f"{folder.path}: a worker wrote {folder.frames(shard).name}, which is not to be seen here; put "
                         "the bank on a disk that all machines share, under the same path"
                     )
                 progress.failed += failed
-                for _ in head.shard_range(shard):
+                for _ in header.shard_range(shard):
                     progress.done += 1
                     if on_progress is not None:
                         on_progress(progress)
@@ -182,20 +181,10 @@ def _shards(
     work: _Work, shards: Sequence[int], network: Stage | None, settings: RaySettings
 ) -> Iterator[tuple[int, int]]:
     """Numbers of the shards that are done, as they come, and how many of their videos failed."""
-    coming = iter(shards)
+    coming, decode = iter(shards), Stage(_Decode, (str(work.folder.path),))
     while wave := list(islice(coming, _SHARDS_A_WAVE)):
-        decode = Stage(_Decode, (str(work.folder.path),))
-        for table in execute([work.row(shard) for shard in wave], decode, network, settings, rows_a_block=1):
+        for table in execute([work.row(shard) for shard in wave], decode, network, settings, max_block=1):
             yield from zip(table.column("shard").to_pylist(), table.column("failed").to_pylist(), strict=True)
-
-
-def _begin_answers(folder: BankFolder, head: BankHeader, asker: Any, *, on_gpu: bool) -> None:
-    """Write the head of the answers here, once, before several workers would."""
-    from sosampler.bank.annotate import Annotation
-
-    if on_gpu and not asker.batch_given:
-        asker.batch = _GPU_BATCH  # unless answers that are there already were given in others
-    Annotation(folder, head, asker)
 
 
 # ---- what runs on the cluster
@@ -208,39 +197,31 @@ class _Decode:
         self._folder, self._pool = BankFolder(Path(folder)), VideoDecoder(1)
 
     def __call__(self, batch: Any) -> Any:
-        shards = batch.column("shard").to_pylist()
-        failed = [self._made(*row) for row in zip(shards, batch.column("work").to_pylist(), strict=True)]
-        return _table(shards, failed)
-
-    def _made(self, shard: int, work: bytes) -> int:
-        """How many of its videos failed."""
-        if work and not self._folder.frames(shard).exists():  # it may be there where only a later step was lost
-            items, tasks = pickle.loads(work)
-            for _ in fill_shard(self._folder, shard, items, self._pool.results(tasks), lambda: None):
-                pass  # written as it comes
-        return len(read_failures(self._folder.failed(shard)))
+        pa, _ = import_parquet()
+        failed = []  # how many videos of each shard
+        for shard, work in zip(batch.column("shard").to_pylist(), batch.column("work").to_pylist(), strict=True):
+            if work and not self._folder.frames(shard).exists():  # it may be there where only a later step was lost
+                items, tasks = pickle.loads(work)
+                for _ in fill_shard(self._folder, shard, items, self._pool.results(tasks), lambda: None):
+                    pass  # written as it comes
+            failed.append(len(read_failures(self._folder.failed(shard))))
+        return pa.table({"shard": batch.column("shard"), "failed": pa.array(failed, pa.int64())})
 
 
-class _Ask:
+class _Annotate:
     """An actor with the classifier."""
 
     def __init__(self, folder: str, teacher: Teacher, device: str) -> None:
         from sosampler.bank.annotate import Annotation
 
         self._folder = BankFolder(Path(folder))
-        head, asker = read_header(self._folder), teacher.asker(device)
-        self._answers = asker.folder(self._folder)
+        annotator = teacher.annotator(device)
+        self._outputs = annotator.folder(self._folder)
         # Entered for as long as the actor lives.
-        self._annotation = Annotation(self._folder, head, asker).__enter__()
+        self._annotation = Annotation(self._folder, read_header(self._folder), annotator).__enter__()
 
     def __call__(self, batch: Any) -> Any:
         for shard in batch.column("shard").to_pylist():
-            if not self._answers.shard(shard).exists():
+            if not self._outputs.shard(shard).exists():
                 self._annotation.annotate([(shard, read_shard(self._folder.frames(shard)))], lambda: None)
         return batch
-
-
-def _table(shards: list[int], failed: list[int]) -> Any:
-    import pyarrow as pa
-
-    return pa.table({"shard": pa.array(shards, pa.int64()), "failed": pa.array(failed, pa.int64())})

@@ -23,22 +23,14 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RaySettings:
-    """The cluster, and how many actors run on it.
+    """The cluster, and how many actors run on it."""
 
-    Args:
-        address: HOST:PORT of a cluster, "auto" for the one on this machine; None starts one here, unless RAY_ADDRESS
-            names another, and ends it afterwards.
-        decoders: actors that decode, one CPU each; None takes as many as the cluster has.
-        networks: actors that run the networks; None takes one a GPU, or half of the CPUs without GPUs.
-        gpus_each: GPUs of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps them on CPUs.
-        batch_size: videos in one call of a network.
-    """
-
+    # HOST:PORT, or "auto" for the cluster on this machine; None: that of RAY_ADDRESS, or one that is started here.
     address: str | None = None
-    decoders: int | None = None
-    networks: int | None = None
-    gpus_each: float | None = None
-    batch_size: int = 8
+    decoders: int | None = None  # actors that decode, one CPU each; None takes as many as the cluster has
+    networks: int | None = None  # actors that run the networks; None takes one a GPU, or half of the CPUs without GPUs
+    gpus_each: float | None = None  # of a network's actor; None takes 1 where the cluster has GPUs, 0 keeps it on CPUs
+    batch_size: int = 8  # videos in one call of a network
 
     def __post_init__(self) -> None:
         for name in ("decoders", "networks"):
@@ -70,8 +62,15 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     where = address or os.environ.get("RAY_ADDRESS") or "local"
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's own messages belong into its log files
+    options: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     try:
-        _connect(ray, where)
+        try:
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except Exception as error:
+            if where != "local":
+                raise _no_cluster(where, error) from error
+            raise SosamplerError(f"Ray cannot be started on this machine ({first_line(error)}); try again") from error
         yield ray
     finally:
         ray.shutdown()
@@ -95,19 +94,6 @@ def _no_cluster(address: str, error: Exception) -> InvalidArgument:
     )
 
 
-def _connect(ray: Any, where: str) -> None:
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # Ray's own messages belong into its log files
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if where == "local":
-        quiet["include_dashboard"] = False
-    try:
-        ray.init(address=where, **quiet)
-    except Exception as error:
-        if where == "local":
-            raise SosamplerError(f"Ray cannot be started on this machine ({first_line(error)}); try again") from error
-        raise _no_cluster(where, error) from error
-
-
 @dataclass(frozen=True)
 class Stage:
     """A pool of actors: tables in, tables out."""
@@ -118,39 +104,33 @@ class Stage:
 
 
 def execute(
-    rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, rows_a_block: int
+    rows: list[dict[str, Any]], decode: Stage, network: Stage | None, settings: RaySettings, *, max_block: int
 ) -> Iterator[Any]:
-    """Yield the tables of the last stage, as they come, in no order. Call it connected.
-
-    A block that Ray gives up is missing.
-    """
+    """Yield the tables of the last stage, in no order, but for blocks that Ray gives up. Call it connected."""
     ray = import_ray()
     pools = pool_sizes(ray.cluster_resources(), settings, with_network=network is not None)
+    # A few blocks an actor, so that all of them have work until the end.
+    block = min(max_block, max(1, len(rows) // (4 * pools.decoders)))
     with _context(ray):
-        data = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / rows_a_block))
-        data = _through(ray, data, decode, pools.decoders, num_cpus=pools.cpus_each)
-        if network is not None:
-            data = _through(
-                ray, data, network, pools.networks, num_cpus=pools.cpus_each, num_gpus=pools.gpus_each or None
-            )
+        data = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / block))
+        for stage, actors, gpus in ((decode, pools.decoders, None), (network, pools.networks, pools.gpus_each or None)):
+            if stage is not None:
+                data = data.map_batches(
+                    stage.actor,
+                    fn_constructor_args=stage.arguments,
+                    batch_size=stage.batch_size,
+                    batch_format="pyarrow",
+                    # A pool that grows is half as large for the first minute. One actor alone is enough to begin.
+                    compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors, initial_size=actors),
+                    num_cpus=pools.cpus_each,
+                    num_gpus=gpus,
+                )
         try:
             yield from data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
         except ray.exceptions.RayError as error:
             raise SosamplerError(
                 f"the Ray cluster failed ({first_line(error)}); finished work stays: run the same again to resume"
             ) from error
-
-
-def _through(ray: Any, data: Any, stage: Stage, at_most: int, **resources: Any) -> Any:
-    return data.map_batches(
-        stage.actor,
-        fn_constructor_args=stage.arguments,
-        batch_size=stage.batch_size,
-        batch_format="pyarrow",
-        # A pool that grows is half as large for the first minute. One actor alone is enough to begin.
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=at_most, initial_size=at_most),
-        **resources,
-    )
 
 
 @contextmanager

@@ -17,20 +17,10 @@ from sosampler._util.progress import OnProgress
 from sosampler._util.workers import ProcessPool, WorkerDied
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt
-from sosampler.inference.many import RunSummary, failure_row, run
+from sosampler.inference.many import RunSummary, row_of, run
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
-from sosampler.integrations.ray.cluster import (
-    RaySettings,
-    Stage,
-    absolute,
-    check_address,
-    connected,
-    execute,
-    import_ray,
-    placed,
-    pool_sizes,
-)
+from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
 from sosampler.policies.registry import get_policy, is_policy_name
 
@@ -74,17 +64,10 @@ class NetworkStep:
         rows = []
         results = self.batch_classifier([Decoded(outcome) for _, outcome in videos])
         for (video, _), result in zip(videos, results, strict=True):
-            rows.append(_row(video, result))
+            rows.append(row_of(video, result))
             if not isinstance(result, SosamplerError):
                 rows[-1].get("selection", rows[-1])["policy"] = self.policy
         return rows
-
-
-def _row(video: str, outcome: Any) -> Row:
-    if isinstance(outcome, SosamplerError):
-        return failure_row(video, outcome)
-    row: Row = outcome if isinstance(outcome, dict) else outcome.to_dict()
-    return row
 
 
 # ---- what runs on the cluster
@@ -94,25 +77,24 @@ class _DecodeActor:
     """Decodes videos, in a process of its own: a damaged file that kills it costs one video."""
 
     def __init__(self, step: Callable[[str], Any], last: bool) -> None:
+        from ray import cloudpickle
+
         self._last = last
         # By value, so that a policy of the user's script works in the process too.
-        pickled = import_ray().cloudpickle.dumps(step)
+        pickled = cloudpickle.dumps(step)  # type: ignore[no-untyped-call]
         # Entered for as long as the actor lives; the process ends with it.
         self._process = ProcessPool(1, f"{__name__}:serve", (pickled, last), work="decoding")
 
     def __call__(self, batch: Any) -> Iterator[Any]:
         for name in batch.column("video").to_pylist():
             # One by one, so that several large videos are never in memory together.
-            yield _table([name], [self._decode(os.fsdecode(name))])
-
-    def _decode(self, video: str) -> bytes:
-        try:
-            data: bytes = self._process.submit(video).result()
-        except WorkerDied as died:
-            return _pack(video, VideoError(died.over(video)), self._last)
-        except SosamplerError as error:
-            return _pack(video, error, self._last)
-        return data
+            video = os.fsdecode(name)
+            try:
+                data = self._process.submit(video).result()
+            except SosamplerError as error:
+                failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
+                data = _pack(video, failure, self._last)
+            yield _table([name], [data])
 
 
 def serve(pickled_and_last: tuple[bytes, bool]) -> Callable[[str], bytes]:
@@ -125,7 +107,7 @@ def serve(pickled_and_last: tuple[bytes, bool]) -> Callable[[str], bytes]:
 def _pack(video: str, outcome: Any, last: bool) -> bytes:
     if isinstance(outcome, Unfit):
         outcome = VideoError(f"{video}: its candidates are too large or too small for the sampler; give another size")
-    return json.dumps(_row(video, outcome)).encode() if last else pickle.dumps(outcome, protocol=5)
+    return json.dumps(row_of(video, outcome)).encode() if last else pickle.dumps(outcome, protocol=5)
 
 
 class _NetworkActor:
@@ -136,8 +118,7 @@ class _NetworkActor:
         self._step = step
 
     def __call__(self, batch: Any) -> Any:
-        names = batch.column("video").to_pylist()
-        data = batch.column("data").to_pylist()
+        names, data = batch.column("video").to_pylist(), batch.column("data").to_pylist()
         videos = [(os.fsdecode(name), pickle.loads(packed)) for name, packed in zip(names, data, strict=True)]
         try:
             rows = self._step(videos)
@@ -150,7 +131,7 @@ class _NetworkActor:
             row = attempt(video, lambda: self._step([(video, outcome)])[0])
         except SosamplerError as error:
             row = error
-        return _row(video, row)
+        return row_of(video, row) if isinstance(row, SosamplerError) else row
 
 
 def _table(names: list[bytes], data: list[bytes]) -> Any:
@@ -165,32 +146,21 @@ def stream_rows(
     videos: Iterable[str], step: Callable[[str], Any], network: NetworkStep | None, settings: RaySettings
 ) -> Iterator[Row]:
     """Yield a row for each video, as they are done, in no order. Call it connected."""
-    coming = iter(videos)
+    coming, decode = iter(videos), Stage(_DecodeActor, (step, network is None))
     while left := dict.fromkeys(islice(coming, _VIDEOS_A_WAVE)):
-        for again in (False, True):
+        for again in (False, True):  # what was lost goes one by one
             if not left:
                 break
-            for row in _one_pass(list(left), step, network, settings, alone=again):
-                if row["video"] in left:
-                    del left[row["video"]]
-                    yield row
+            block, batch = (1, 1) if again else (_MAX_VIDEOS_A_BLOCK, settings.batch_size)
+            classify = None if network is None else Stage(_NetworkActor, (network,), batch)
+            rows = [{"video": os.fsencode(video)} for video in left]
+            for table in execute(rows, decode, classify, settings, max_block=block):
+                for row in map(json.loads, table.column("data").to_pylist()):
+                    if row["video"] in left:
+                        del left[row["video"]]
+                        yield row
         for video in left:
             yield {"video": video, "error": f"{video}: was lost by the cluster twice; see Ray's logs, or try again"}
-
-
-def _one_pass(
-    videos: list[str], step: Callable[[str], Any], network: NetworkStep | None, settings: RaySettings, *, alone: bool
-) -> Iterator[Row]:
-    """Yield the rows of the videos but for those that were lost."""
-    decode = Stage(_DecodeActor, (step, network is None))
-    classify = None if network is None else Stage(_NetworkActor, (network,), 1 if alone else settings.batch_size)
-    rows = [{"video": os.fsencode(video)} for video in videos]
-    # A few blocks an actor, so that all of them have work until the end.
-    decoders = pool_sizes(import_ray().cluster_resources(), settings, with_network=network is not None).decoders
-    rows_a_block = 1 if alone else min(_MAX_VIDEOS_A_BLOCK, max(1, len(rows) // (4 * decoders)))
-    for table in execute(rows, decode, classify, settings, rows_a_block=rows_a_block):
-        for text in table.column("data").to_pylist():
-            yield json.loads(text)
 
 
 def select_on_ray(
@@ -209,9 +179,7 @@ def select_on_ray(
         out: a folder for Parquet files, or a file (.parquet, .jsonl, .csv).
         options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
             where that is more.
-        settings: the cluster, and how many actors.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
-        on_progress: called after each video.
     """
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
@@ -226,7 +194,7 @@ def select_on_ray(
         identity["size"] = size
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
-        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+        step = DecodeStep.of_candidates(options)
     return _run(videos, out, "selections", identity, step, network, settings, on_progress)
 
 
@@ -245,15 +213,14 @@ def classify_on_ray(
     sampler = arguments.pop("sampler")
     if _has_network(policy, sampler):
         sampler = _sent(sampler)
-        step = DecodeStep(options.with_all_candidates(), choose=False, min_size=policy.min_size or 1)
+        step = DecodeStep.of_candidates(options)
     else:
         sampler = policy.spec or sampler
         step = DecodeStep(replace(options, policy=sampler))
     arguments["classifier"] = absolute(arguments["classifier"])
-    settings_of_classifier = dict(arguments["classifier_options"] or {})
-    if settings_of_classifier.get("weights") is not None:
-        settings_of_classifier["weights"] = absolute(settings_of_classifier["weights"])
-    arguments["classifier_options"] = settings_of_classifier
+    classifier_options = arguments["classifier_options"] or {}
+    weights = absolute(classifier_options.get("weights"))
+    arguments["classifier_options"] = {**classifier_options, **({"weights": weights} if weights is not None else {})}
     network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
     identity = {**pipeline.identity(), "precision": arguments["precision"]}
     return _run(videos, out, "predictions", identity, step, network, settings, on_progress)
