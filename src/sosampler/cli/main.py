@@ -9,22 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sosampler import __version__
-from sosampler.cli import (
-    bench,
-    classify,
-    datasets,
-    demo,
-    evaluate,
-    export,
-    prepare,
-    reels,
-    report,
-    reproduce,
-    select,
-    train,
-    ui,
-)
-from sosampler.cli import export as quantize
+from sosampler.cli import bench, classify, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -71,17 +56,17 @@ app.command("classify")(classify.classify_command)
 app.command("train-classifier")(train.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)
-app.add_typer(prepare.bank_app, name="bank")
+app.add_typer(prepare.app, name="bank")
 app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("independence")(evaluate.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
-app.command("report")(report.report_command)
+app.command("report")(evaluate.report_command)
 app.command("export")(export.export_command)
-app.command("quantize")(quantize.quantize_command)
+app.command("quantize")(export.quantize_command)
 app.command("ui")(ui.ui_command)
 app.command("reels")(reels.reels_command)
-app.command("demo")(demo.demo_command)
+app.command("demo")(reels.demo_command)
 app.add_typer(bench.app, name="bench")
 
 
