@@ -19,16 +19,19 @@ from torch import Tensor
 
 from sosampler._util.environment import compare, in_turns
 from sosampler.bank.bank import Bank
+from sosampler.baselines import base
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import candidate_slots
 from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request
 from sosampler.policies import positional
+from sosampler.samplers.registry import load_sampler
+from sosampler.training.baseline_data import bank_views
 
 VIDEOS, BATCH, ROUNDS = 64, 16, 5
 UNIFORM = "uniform"
 
 
-def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any]) -> None:
+def add_throughput(plan: ExperimentPlan, result: dict[str, Any]) -> None:
     """Time every row on the same frames, and add the speed to the rows of a result."""
     location = plan.location
     classifier, bank = location.classifier, location.bank.split(location.split)
@@ -38,7 +41,7 @@ def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any
     for cell in plan.cells:
         name = UNIFORM if cell.recipe.row == UNIFORM else f"{cell.recipe.row} {cell.pair}"
         names.append(name)
-        run = _run_of(plan, cell, frames_by[cell.num_candidates], request)
+        run = _run_of(plan, cell, frames_by[cell.num_candidates])
         if run is not None:
             runs[name] = run
         else:
@@ -52,7 +55,7 @@ def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any
         row |= measured.get(name, {"videos_per_second": None, "times_uniform": None})
     reference = next(cell for cell in plan.cells if cell.recipe.row == UNIFORM)
     result["notes"] += [
-        f"videos a second: {videos} videos with frames in memory on {classifier.device}, seed {request.seeds[0]}, "
+        f"videos a second: {videos} videos with frames in memory on {classifier.device}, seed {plan.seeds[0]}, "
         f"batches of {BATCH}, median of {ROUNDS} rounds; decoding is not included",
         f"times uniform: uniform with {reference.num_frames} of {reference.num_candidates} frames is 1, whatever N a "
         "row has; points to uniform are to uniform with as many frames as the row",
@@ -69,25 +72,20 @@ def frames_in_memory(bank: Bank, num_candidates: int, device: torch.device) -> T
     return torch.from_numpy(np.stack(videos).transpose(0, 1, 4, 2, 3).copy()).to(device)
 
 
-def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor, request: Request) -> Callable[[], None] | None:
+def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable[[], None] | None:
     """Return what is timed for a row; None where it needs a light network that is not available."""
-    from sosampler.samplers.registry import load_sampler
-
     location, classifier = plan.location, plan.location.classifier
     if cell.training is None:
         return uniform_run(classifier, frames, cell.num_frames)
-    folder = cell.training.folder(location.folder(request.out), request.seeds[0])
+    folder = cell.training.folder(plan.folder, plan.seeds[0])
     if not cell.training.is_baseline:
         sampler = load_sampler(folder, device=str(classifier.device))
         sampler.precision = classifier.precision
         return sampler_run(sampler, classifier, frames, cell.num_frames)
-    from sosampler.baselines.base import load_system
-    from sosampler.training.baseline_data import bank_views
-
-    light = light_network_of(request, classifier) if cell.training.needs_light else None
+    light = light_network_of(plan.request, classifier) if cell.training.needs_light else None
     if cell.training.needs_light and light is None:
         return None
-    baseline = load_system(folder, str(classifier.device))
+    baseline = base.load_system(folder, str(classifier.device))
     kept = {name: (baseline.about.get(name) or {}).get("fingerprint") for name in ("heavy", "light")}
     views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
     return baseline_run(baseline, views.some(torch.arange(len(frames))), classifier, light, frames)
@@ -95,14 +93,11 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor, request: Re
 
 def light_network_of(request: Request, classifier: Any) -> Any:
     """Return the light network on the classifier's device and in its precision; None where only features are known."""
-    from sosampler.baselines import base
-
-    if request.light is None:
-        network = None if request.weights is None else base.light_network(request.weights)
+    if hasattr(request.light, "look"):
+        network = copy.deepcopy(request.light)  # its precision is part of what identifies trainings
+    elif request.light is None and request.weights is not None:
+        network = base.light_network(request.weights)
     else:
-        # A copy: its precision is part of what identifies trainings.
-        network = copy.deepcopy(request.light) if hasattr(request.light, "look") else None
-    if network is None:
         return None
     network.precision = classifier.precision
     return network.to(classifier.device)
@@ -135,15 +130,10 @@ def sampler_run(
 
 
 def baseline_run(baseline: Any, views: Any, classifier: Any, light: Any, frames: Tensor) -> Callable[[], None]:
-    """Return a function that runs a baseline's light network on all frames and the classifier frame by frame.
+    """Return a function that runs a baseline's light network, if any, on all frames and the classifier frame by frame.
 
-    Args:
-        baseline: trained.
-        views: features of the same videos as `frames`, by which it decides.
-        classifier: its heavy network.
-        light: its light network, or None where it has none.
+    `views`: features of the same videos as `frames`, by which it decides.
     """
-    from sosampler.baselines import base
 
     def run() -> None:
         output = base.predict(baseline, views)
