@@ -63,8 +63,8 @@ def check_place(folder: Path, kind: str, what: str) -> None:
     if saved not in (None, kind):
         held = f"a saved {saved}" if saved else f"a {_CONFIG} that is not a {what}'s"
         raise InvalidArgument(
-            f"{folder} holds {held}, which would be lost; give another folder to save the {what} in, or remove that one "
-            "first"
+            f"{folder} holds {held}, which would be lost; "
+            f"give another folder to save the {what} in, or remove that one first"
         )
 
 
@@ -168,10 +168,7 @@ _MIN_FREE_BYTES = 16 << 20
 
 @contextmanager
 def locked(lock: Path, what: str) -> Iterator[None]:
-    """Hold a folder, which is made, for writing, by a lock file in it; the system releases it where a process is killed.
-
-    `what`: for messages, such as "this bank".
-    """
+    """Hold a folder for writing, by a lock file in it; the system releases it even where the process is killed."""
     from filelock import FileLock, Timeout
 
     folder = lock.parent

@@ -76,12 +76,13 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable
     """Return what is timed for a row; None where it needs a light network that is not available."""
     location, classifier = plan.location, plan.location.classifier
     if cell.training is None:
-        return uniform_run(classifier, frames, cell.num_frames)
+        positions = torch.from_numpy(positional.uniform(frames.shape[1], cell.num_frames)).to(frames.device)
+        return clip_run(classifier, frames, lambda part: positions.expand(len(part), -1))
     folder = cell.training.folder(plan.folder, plan.seeds[0])
     if not cell.training.is_baseline:
         sampler = load_sampler(folder, device=str(classifier.device))
         sampler.precision = classifier.precision
-        return sampler_run(sampler, classifier, frames, cell.num_frames)
+        return clip_run(classifier, frames, lambda part: sampler.choose(part, cell.num_frames))
     light = light_network_of(plan.request, classifier) if cell.training.needs_light else None
     if cell.training.needs_light and light is None:
         return None
@@ -103,27 +104,15 @@ def light_network_of(request: Request, classifier: Any) -> Any:
     return network.to(classifier.device)
 
 
-def uniform_run(classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH) -> Callable[[], None]:
-    """Return a function that classifies evenly spread frames."""
-    positions = torch.from_numpy(positional.uniform(frames.shape[1], num_frames)).to(frames.device)
-
-    def run() -> None:
-        for part in frames.split(batch):
-            classifier.clip_probs(part[:, positions])
-        _wait(frames.device)
-
-    return run
-
-
-def sampler_run(
-    sampler: Any, classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH
+def clip_run(
+    classifier: Any, frames: Tensor, choose: Callable[[Tensor], Tensor], *, batch: int = BATCH
 ) -> Callable[[], None]:
-    """Return a function that scores all candidates, chooses and classifies."""
+    """Return a function that chooses frames of all videos and classifies them; `choose` returns positions [B, N]."""
 
     def run() -> None:
         for part in frames.split(batch):
-            chosen = sampler.choose(part, num_frames).to(part.device)  # [B, N]
-            classifier.clip_probs(part[torch.arange(len(part), device=part.device)[:, None], chosen])
+            rows = torch.arange(len(part), device=part.device)[:, None]
+            classifier.clip_probs(part[rows, choose(part).to(part.device)])
         _wait(frames.device)
 
     return run
