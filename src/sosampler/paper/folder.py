@@ -29,6 +29,7 @@ TABLES = {"markdown": "table.md", "text": "table.txt", "csv": "table.csv"}
 KIND = "sosampler reproduction"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "transformers")
 _GIT_SECONDS = 20
+_OF_TRAINING = (CHECKPOINT, LOG, RESULT, WEIGHTS)
 _ROW_KEYS = ("policy", "num_frames", "num_candidates", "top1", "mAP", "ci95", "versus_uniform")
 _RESULT_KEYS = (
     *("experiment", "kind", "title", "claim", "bank", "classifier", "metric", "seeds", "paper", "rows", "left_out"),
@@ -77,9 +78,7 @@ class ExperimentFolder:
             return {}
         parts = self._read(EVALUATION).get("parts")
         if not isinstance(parts, dict) or not all(_is_evaluation(part) for part in parts.values()):
-            raise InvalidArgument(
-                f"{self.folder / EVALUATION}: is not what a reproduction writes; delete the folder to start again"
-            )
+            raise self._damaged(EVALUATION, "is not what a reproduction writes")
         return parts
 
     def add_part(self, name: str, part: dict[str, Any]) -> None:
@@ -92,9 +91,7 @@ class ExperimentFolder:
         result = self._read(RESULT_FILE)
         missing = [name for name in _RESULT_KEYS if name not in result]
         if missing:
-            raise InvalidArgument(
-                f"{self.folder / RESULT_FILE}: has no {', '.join(missing[:3])}; delete the folder to start again"
-            )
+            raise self._damaged(RESULT_FILE, f"has no {', '.join(missing[:3])}")
         return result
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -107,14 +104,16 @@ class ExperimentFolder:
                 write_text(self.folder / name, table(result, style))
 
     def _read(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise InvalidArgument(f"{path}: is not JSON ({error}); delete the folder to start again") from error
+            raise self._damaged(name, f"is not JSON ({error})") from error
         if not isinstance(values, dict):
-            raise InvalidArgument(f"{path}: is not a JSON object; delete the folder to start again")
+            raise self._damaged(name, "is not a JSON object")
         return values
+
+    def _damaged(self, name: str, what: str) -> InvalidArgument:
+        return InvalidArgument(f"{self.folder / name}: {what}; delete the folder to start again")
 
 
 def _check_same(what: str, stored: Any, settings: dict[str, Any]) -> None:
@@ -139,28 +138,21 @@ def now() -> str:
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Return the commit of the checkout in a folder and whether files differ from it; None where there is none."""
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
+    command = ["git", "-C", str(folder), "--no-optional-locks", "describe", "--always", "--abbrev=64", "--exclude=*"]
+    try:
+        done = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": bool(dirty)}
 
 
 def write_overview(folder: Path) -> None:
     """Write all finished tables of a bank and a classifier into one page, in the paper's order."""
-    finished = [folder / name for name in list_experiments() if (folder / name / RESULT_FILE).is_file()]
-    pages = [path / TABLES["markdown"] for path in finished if (path / TABLES["markdown"]).is_file()]
-    if pages:
-        write_text(folder / OVERVIEW, "\n".join(page.read_text(encoding="utf-8") for page in pages))
+    pages = [folder / name / TABLES["markdown"] for name in list_experiments()]
+    texts = [page.read_text("utf-8") for page in pages if page.is_file() and (page.parent / RESULT_FILE).is_file()]
+    if texts:
+        write_text(folder / OVERVIEW, "\n".join(texts))
 
 
 # ---- checks before training
@@ -236,6 +228,4 @@ class TrainingChecks:
 
 def has_started(folder: Path) -> bool:
     """Return whether anything of a training is there that other settings must not continue."""
-    return RunFolder(folder).frames.exists() or any(
-        (folder / name).exists() for name in (CHECKPOINT, LOG, RESULT, WEIGHTS)
-    )
+    return any(path.exists() for path in (RunFolder(folder).frames, *map(folder.joinpath, _OF_TRAINING)))

@@ -228,14 +228,9 @@ def empty_result(plan: ExperimentPlan) -> dict[str, Any]:
     left_out = []
     for cell in plan.left_out:
         decides = cell.training is not None and cell.training.is_baseline  # on N by itself
-        num_frames = None if decides else cell.num_frames
-        left_out.append(
-            {
-                **{"row": cell.recipe.row, "title": cell.recipe.title},
-                **{"num_frames": num_frames, "num_candidates": cell.num_candidates},
-                **{"why": cell.why, "paper": _figures_beside(cell, num_frames, column)},
-            }
-        )
+        pair = {"num_frames": None if decides else cell.num_frames, "num_candidates": cell.num_candidates}
+        more = {"why": cell.why, "paper": _figures_beside(cell, pair["num_frames"], column)}
+        left_out.append({"row": cell.recipe.row, "title": cell.recipe.title, **pair, **more})
     return {
         "experiment": experiment.name,
         "kind": experiment.kind,
