@@ -75,13 +75,9 @@ def bench_pipeline(
     """Time every clip, looped to five minutes of 720p, in three keyframe layouts; and measure accuracy on reels.
 
     Args:
-        clips: natural videos.
-        sampler: a sampler or its folder; None: MobileNetV2 with random weights, as fast as a trained one.
-        classifier: a classifier or its folder; None: ResNet-50 with random weights.
+        sampler, classifier: themselves or folders; None: MobileNetV2 and ResNet-50 with random weights, equally fast.
         reels: a folder of `make_reels(to="mp4")` whose test videos are classified; None leaves accuracy out.
-        max_reels: only so many of them.
         work: folder for the videos, which are used again.
-        rounds: how often everything is timed.
         streamed: videos for one and two decoding processes; 0 leaves them out.
     """
     import_decoders()

@@ -37,16 +37,12 @@ def list_command(context: typer.Context, json_output: shared.Json = False) -> No
 @app.command("import")
 def import_command(
     dataset: Annotated[str, Argument(help="activitynet, kinetics, sports1m, coin or frames.")],
-    annotations: Annotated[
-        list[str], Argument(help="Official files; FILE=train, dev or test where the name has no split.")
-    ],
+    annotations: Annotated[list[str], Argument(help="Official files; FILE=train, dev, test if the name has no split.")],
     videos: Annotated[Path, Option(help="Folder with the videos or frame folders, at any depth.")],
     out: Annotated[Path, Option(help="Manifest to write, .csv or .jsonl.")],
-    classes: Annotated[
-        Path | None, Option(help="Class names, one per line: classes of numbers, or their order.")
-    ] = None,
+    classes: Annotated[Path | None, Option(help="Class names, one a line: classes of numbers, or their order.")] = None,
     subset: Annotated[
-        list[Path] | None, Option(help="File that names classes or videos to import; may be repeated.")
+        list[Path] | None, Option(help="File that names classes or videos to import; repeatable.")
     ] = None,
     segments: Annotated[
         bool, Option("--segments", help="Write start and end: Kinetics in whole videos, COIN's annotated part.")
@@ -54,9 +50,7 @@ def import_command(
     split_map: Annotated[
         list[str] | None, Option("--map", help="SUBSET=SPLIT, as validation=dev; by default validation is test.")
     ] = None,
-    layout: Annotated[
-        str, Option(help="Format of frame lists: auto, count (dir n label), range, video (file label).")
-    ] = "auto",
+    layout: Annotated[str, Option(help="Frame lists: auto, count (dir n label), range, video (file label).")] = "auto",
     dev_share: Annotated[float, Option(help="Share of train that becomes dev.")] = 0.0,
     seed: Annotated[int, Option(help="Random seed of the dev split.")] = 0,
     json_output: shared.Json = False,

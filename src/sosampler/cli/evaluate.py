@@ -56,9 +56,7 @@ def evaluate_command(
     csv: Annotated[Path | None, Option(help="Write the rows into this file.")] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="Write everything into this JSON file.")] = None,
     curve: Annotated[Path | None, Option(help="Draw accuracy against cost into this .svg or .png file.")] = None,
-    run: Annotated[
-        Path | None, Option(help="Folder for the results of every video; `sosampler report` makes a page of it.")
-    ] = None,
+    run: Annotated[Path | None, Option(help="Folder for results of every video, for `sosampler report`.")] = None,
     json_output: shared.Json = False,
 ) -> None:
     """Measure policies on the videos of a bank.
@@ -92,14 +90,9 @@ def evaluate_command(
         facts = evaluation.facts
         shared.say(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}")
         typer.echo(evaluation.table())
-    if csv is not None:
-        evaluation.write_csv(csv)
-    if out is not None:
-        evaluation.write_json(out)
-    if curve is not None:
-        evaluation.write_curve(curve)
-    if run is not None:
-        evaluation.write_run(run)
+    for name, path in {"csv": csv, "json": out, "curve": curve, "run": run}.items():
+        if path is not None:
+            getattr(evaluation, f"write_{name}")(path)
 
 
 def _check_files(options: dict[str, Path | None]) -> None:
@@ -162,18 +155,14 @@ def independence_command(
         list[str],
         Option("--classifier", "-c", help="Network of the features: a name or a saved folder; may be repeated."),
     ],
-    weights: Annotated[
-        list[str] | None, Option(help="File of weights; one for each --classifier, 'none' for none.")
-    ] = None,
+    weights: Annotated[list[str] | None, Option(help="Weights: a file for each --classifier, or 'none'.")] = None,
     rates: Annotated[str | None, Option(help="Frames a second, such as 0.5,1,2,4.  [default: 0.1 to 25]")] = None,
     moments: Annotated[int, Option(help="Maximum number of pairs of a video at each rate.")] = 16,
     max_videos: Annotated[int, Option(help="Maximum number of videos; drawn by --seed.")] = 100,
     seed: Annotated[int, Option(help="Seed of the videos that are drawn.")] = 0,
     device: shared.Device = None,
     precision: shared.Precision = None,
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="Folder for independence.json and the figure independence.png.")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder for independence.json and .png.")] = None,
     json_output: shared.Json = False,
 ) -> None:
     """Find the frame rate up to which frames are independent.
@@ -194,10 +183,8 @@ def independence_command(
     )
     written = [] if out is None else [str(path) for path in measured.write(out)]
     shared.say_failures(measured.failures)
-    if json_output:
-        typer.echo(json.dumps({**measured.to_dict(), "files": written}))
-    else:
-        typer.echo("\n".join([measured.table(), *(f"wrote {path}" for path in written)]))
+    text = "\n".join([measured.table(), *(f"wrote {path}" for path in written)])
+    shared.echo({**measured.to_dict(), "files": written}, text, json_output)
     raise typer.Exit(1 if measured.failures else 0)
 
 
@@ -230,7 +217,5 @@ def report_command(
 
     path = write_run_report(runs, out, title=title, videos=videos, bank=bank, experiments=experiments_part, say=note)
     size = path.stat().st_size
-    if json_output:
-        typer.echo(json.dumps({"report": str(path), "bytes": size, "notes": notes}))
-    else:
-        shared.say(f"{path}: {size / 1e6:.1f} MB")
+    result = {"report": str(path), "bytes": size, "notes": notes}
+    shared.echo(result, f"{path}: {size / 1e6:.1f} MB", json_output, err=True)

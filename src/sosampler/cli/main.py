@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sosampler import __version__
-from sosampler.cli import bench, classify, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
+from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -52,7 +52,7 @@ def _root(
 
 
 app.command("select")(select.select_command)
-app.command("classify")(classify.classify_command)
+app.command("classify")(select.classify_command)
 app.command("train-classifier")(train.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)

@@ -56,9 +56,7 @@ Videos = Annotated[
         "Parquet file with a column of paths."
     ),
 ]
-Sampler = Annotated[
-    Path | None, Option("--sampler", "-s", help="Folder of a trained sampler, which chooses the frames.")
-]
+Sampler = Annotated[Path | None, Option("--sampler", "-s", help="Folder of a trained sampler, which chooses frames.")]
 AutoMin = Annotated[int | None, Option(help=f"Minimum frames of -n auto.  [default: {DEFAULT_MIN}]")]
 AutoMax = Annotated[int | None, Option(help=f"Maximum frames of -n auto.  [default: {DEFAULT_MAX}]")]
 AutoTolerance = Annotated[
@@ -97,7 +95,7 @@ Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out 
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Engine = Annotated[str, Option(help="local, or ray: on a cluster, with --out.")]
 Address = Annotated[
-    str | None, Option(help="HOST:PORT of a Ray cluster, or auto.  [default: one that is started on this machine]")
+    str | None, Option(help="HOST:PORT of a Ray cluster, or auto.  [default: one that is started here]")
 ]
 
 
@@ -199,9 +197,9 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def echo(result: dict[str, Any], text: str, json_output: bool) -> None:
-    """Print a result as one JSON object, or as text."""
-    typer.echo(json.dumps(result) if json_output else text)
+def echo(result: dict[str, Any], text: str, json_output: bool, *, err: bool = False) -> None:
+    """Print a result as one JSON object, or as text; with `err` the text goes to standard error."""
+    typer.echo(json.dumps(result) if json_output else text, err=err and not json_output)
 
 
 @contextmanager

@@ -46,15 +46,11 @@ def prepare_command(
     grid: shared.Grid = "uniform",
     seed: Annotated[int, Option(help="For --grid stratified.")] = 0,
     folder_fps: shared.FolderFps = None,
-    classes: Annotated[
-        Path | None, Option(help="The class list, one name per line.  [default: beside the manifest]")
-    ] = None,
+    classes: Annotated[Path | None, Option(help="Class list, one name a line.  [default: beside the manifest]")] = None,
     root: Annotated[Path | None, Option(help="Where relative paths of the manifest start.")] = None,
     features: Annotated[bool, Option(help="Also store the features that a pooled classifier averages.")] = True,
     batch: Annotated[int | None, Option(help="Frames per batch of the network.")] = None,
-    workers: Annotated[
-        int | None, Option(help="Decoding processes.  [default: one per core, fewer for large frames]")
-    ] = None,
+    workers: Annotated[int | None, Option(help="Decoding processes.  [default: cores, fewer for large frames]")] = None,
     videos_per_shard: Annotated[int, Option(help="Videos in a file of the bank.")] = 32,
     retry_failed: Annotated[bool, Option("--retry-failed", help="Try failed videos again.")] = False,
     max_pixels: shared.MaxPixels = None,

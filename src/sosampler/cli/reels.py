@@ -35,9 +35,7 @@ def reels_command(
     min_class_shots: Annotated[int | None, Option(help="Min. number of shots with the class.")] = None,
     seconds_per_shot: Annotated[tuple[float, float] | None, Option(help="Min. and max. seconds of a shot.")] = None,
     fps: Annotated[int | None, Option(help="Frames per second.")] = None,
-    num_candidates: Annotated[
-        int | None, Option("-t", "--num-candidates", help="Frames that a bank stores of each reel.")
-    ] = None,
+    num_candidates: Annotated[int | None, Option("-t", "--num-candidates", help="Frames stored of each reel.")] = None,
     size: Annotated[int | None, Option(help="Side of the frames in pixels.")] = None,
     pan: Annotated[float | None, Option(help="Max. camera move, as a share of its view.")] = None,
     zoom: Annotated[float | None, Option(help="Max. change of the view's size, as a share.")] = None,

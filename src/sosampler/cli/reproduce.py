@@ -37,21 +37,15 @@ def reproduce_command(
     ] = None,
     out: Annotated[Path, Option("--out", "-o", help="Folder of the results.")] = Path("reproduced"),
     weights: Annotated[str | None, Option(help="Start of the samplers' MobileNetV2: a file, or 'pretrained'.")] = None,
-    light: Annotated[
-        str | None, Option(help="Light network of baselines: folder of a sampler, or features of the bank.")
-    ] = None,
+    light: Annotated[str | None, Option(help="Light network: folder of a sampler, or features of the bank.")] = None,
     seeds: Annotated[str, Option(help="Separated by commas; each sampler is trained with each.")] = "0,1,2",
     epochs: Annotated[int | None, Option(help="Instead of those of the recipes.")] = None,
-    setting: Annotated[
-        list[str] | None, Option("--set", help="KEY=VALUE of every sampler's recipe, e.g. batch_size=32.")
-    ] = None,
+    setting: Annotated[list[str] | None, Option("--set", help="KEY=VALUE of every recipe, e.g. batch_size=32.")] = None,
     bootstrap: shared.Bootstrap = 2000,
     device: shared.Device = None,
     precision: shared.Precision = None,
     workers: Annotated[int | None, Option(min=0, help="Threads or processes that decode.")] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print what would be trained and evaluated, and write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be run, and write nothing.")] = False,
     json_output: shared.Json = False,
 ) -> None:
     """Make the paper's tables and figures from your bank.

@@ -103,14 +103,10 @@ def train_command(
 
 
 def train_classifier_command(
-    data: Annotated[
-        Path, Argument(help="A folder with one folder a class (images or videos), a CSV or JSONL, or a bank.")
-    ],
+    data: Annotated[Path, Argument(help="A folder of class folders (images or videos), a CSV or JSONL, or a bank.")],
     out: Annotated[Path, Option(help="Folder for the best weights, the log and the result.")],
     classifier: Annotated[str, Option("--classifier", "-c", help="A name; see docs/classifiers.md.")] = "resnet50",
-    weights: Annotated[
-        str | None, Option(help="Start from this file, or from 'pretrained' weights on the web.")
-    ] = None,
+    weights: Annotated[str | None, Option(help="Start from this file, or 'pretrained' weights on the web.")] = None,
     option: shared.ClassifierOption = None,
     input_size: shared.InputSize = None,
     epochs: Annotated[int | None, Option(help="Passes over the training split (30).")] = None,

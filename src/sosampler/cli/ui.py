@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -24,12 +24,8 @@ def ui_command(
         list[Path] | None,
         Option("--sampler", "-s", help="Folder of a trained sampler to show; may be given several times."),
     ] = None,
-    device: Annotated[
-        str | None, Option(help="Of trained samplers: cpu, cuda, ...  [default: the GPU if there is one]")
-    ] = None,
-    host: Annotated[
-        str, Option(help="Address to listen on. Another one opens the page to everyone who reaches it.")
-    ] = "127.0.0.1",
+    device: shared.Device = None,
+    host: Annotated[str, Option(help="Address to listen on; others open the page to all who reach it.")] = "127.0.0.1",
     port: Annotated[int | None, Option(help="0: any free one.  [default: 7860, or the next free one]")] = None,
     max_upload: Annotated[str, Option(help="Largest upload, such as 500MB or 2GB.")] = "1GB",
     max_videos: Annotated[int, Option(help="Videos on the page at most.")] = 50,
@@ -75,11 +71,7 @@ def ui_command(
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Handle SIGTERM as Ctrl-C, so that uploads are removed then too."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

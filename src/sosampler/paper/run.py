@@ -97,15 +97,10 @@ def reproduce(
             with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
         classifiers: saved folders, teachers of the banks, "NAME=" and either, or {name: ...}; None: all teachers of
             each bank. GMACs, throughput, independence and networks of clips need a saved folder.
-        weights: start of the samplers' backbones, and of the light network of baselines.
-        light: another light network for baselines, as `train` takes it.
-        seeds: each sampler is trained with each.
+        weights, light: of backbones and light networks; with device, precision and workers as for `train`.
         epochs, settings: of every sampler instead of those of its recipe, for example {"batch_size": 32}; baselines
             take only the epochs.
-        device, precision, workers: as for `train` and `evaluate`.
-        bootstrap: resamples of the videos for 95 % intervals.
         num_cases: videos in figures of single videos.
-        say: called with a line of text for each step.
     """
     plans = _checked_plans(**locals())
     runner = _Runner(plans)
@@ -113,7 +108,7 @@ def reproduce(
     for plan in plans:
         reproductions.append(runner.run(plan))
         write_overview(plan.folder)
-    _check_any([(one.experiment.name, one.refused) for one in reproductions])
+    _check_any(reproductions)
     return reproductions
 
 
@@ -138,7 +133,7 @@ def _checked_plans(
     for location in locations:
         check_apart(request.out, location.bank)
         plans += [make_plan(experiment, location, request) for experiment in experiments_of(names, location.data)]
-    _check_any([(plan.experiment.name, plan.refused) for plan in plans])
+    _check_any(plans)
     checks = TrainingChecks(request)
     for plan in plans:
         if not plan.refused:
@@ -150,10 +145,10 @@ def _checked_plans(
     return plans
 
 
-def _check_any(refused: Sequence[tuple[str, str]]) -> None:
-    """Raise where nothing at all can be done, given (experiment, reason) of each."""
-    if refused and all(why for _, why in refused):
-        raise InvalidArgument(": ".join(refused[0]))
+def _check_any(made: Sequence[ExperimentPlan | Reproduction]) -> None:
+    """Raise where nothing at all can be done."""
+    if all(one.refused for one in made):
+        raise InvalidArgument(f"{made[0].experiment.name}: {made[0].refused}")
 
 
 def _plan_dict(plan: ExperimentPlan) -> dict[str, Any]:
