@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import av
 import numpy as np
 
 from sosampler._util.environment import circumstances, compare, in_turns
@@ -51,8 +52,6 @@ def looped_video(clip: Path, out: Path, *, keyframe_interval: int | None, width:
 
 
 def encode_chunk(clip: Path, out: Path, *, frames: int, keyframe_interval: int | None, width: int, height: int) -> None:
-    import av
-
     options = {"preset": "medium", "crf": "23"}
     if keyframe_interval is not None:
         options["x264-params"] = f"keyint={keyframe_interval}:min-keyint={keyframe_interval}:scenecut=0"
@@ -67,8 +66,6 @@ def encode_chunk(clip: Path, out: Path, *, frames: int, keyframe_interval: int |
 
 
 def _frames_forever(clip: Path) -> Iterator:  # yields av.VideoFrame
-    import av
-
     while True:
         frames_before = 0
         with av.open(str(clip)) as container:
@@ -81,8 +78,6 @@ def _frames_forever(clip: Path) -> Iterator:  # yields av.VideoFrame
 
 def join_packets(parts: list[Path], out: Path) -> None:
     """Concatenate videos of the same encoding without encoding again."""
-    import av
-
     with av.open(str(parts[0])) as first, av.open(str(out), "w") as container:
         copy = container.add_stream_from_template(first.streams.video[0])
         offset = 0  # ticks

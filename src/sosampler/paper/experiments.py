@@ -259,8 +259,3 @@ def column_for(
     most_common = "resnet50" if "resnet50" in networks else networks[0]
     network = classifier if classifier in networks else most_common
     return PaperColumn(tuple(tables), chosen, network, chosen == data, network == classifier)
-
-
-def metric_for(data: str | None, of_bank: str) -> str:
-    """Return the paper's metric for a data set; the bank's own for others."""
-    return of_bank if data is None else str(data_sets()[data]["metric"])

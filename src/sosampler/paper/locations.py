@@ -15,7 +15,7 @@ from sosampler._util.hardware import resolve_device
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import InvalidArgument
-from sosampler.paper.experiments import data_sets, named_data_set, paper_classifier
+from sosampler.paper.experiments import named_data_set, paper_classifier
 from sosampler.training.checkpoints import bank_identity
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -82,15 +82,6 @@ class Location:
                 split = item.split or "train"
                 largest[split] = max(largest[split], len(self.bank[index]))
         return largest
-
-    def note_on_name(self) -> str:
-        """Return a warning where the user's name is none of the paper's data sets; else an empty text."""
-        if self.data is not None or not self.named:
-            return ""
-        return (
-            f"--bank {self.bank_name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of "
-            "another one and for orientation only"
-        )
 
 
 def find_locations(

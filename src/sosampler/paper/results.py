@@ -14,7 +14,6 @@ from sosampler.paper.experiments import (
     PaperColumn,
     column_for,
     data_sets,
-    metric_for,
     read_paper,
 )
 from sosampler.paper.plan import ExperimentPlan, PlannedCell
@@ -211,7 +210,8 @@ def metric_of(plan: ExperimentPlan) -> str:
     """Return the metric of an experiment: the paper's for its data sets, the bank's own for others."""
     if plan.experiment.kind == FIDELITY:
         return FIDELITY
-    return metric_for(plan.location.data, "mAP" if plan.location.bank.multi_label else "top1")
+    own = "mAP" if plan.location.bank.multi_label else "top1"
+    return str(data_sets()[plan.location.data]["metric"]) if plan.location.data else own
 
 
 def _column_of(plan: ExperimentPlan) -> PaperColumn | None:

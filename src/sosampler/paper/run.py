@@ -17,7 +17,16 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.independence import independence
 from sosampler.evaluation.result import VIDEOS_FILE, Evaluation
 from sosampler.figures.cost_curve import write_cost_curve
-from sosampler.paper.experiments import CASES, CURVE, INDEPENDENCE, THROUGHPUT, Experiment, Pair, experiments_of
+from sosampler.paper.experiments import (
+    CASES,
+    CURVE,
+    INDEPENDENCE,
+    THROUGHPUT,
+    Experiment,
+    Pair,
+    data_sets,
+    experiments_of,
+)
 from sosampler.paper.folder import RUN, TABLES, ExperimentFolder, TrainingChecks, has_started, now, write_overview
 from sosampler.paper.locations import find_locations
 from sosampler.paper.plan import ExperimentPlan, PlannedCell, Training, checked_request, make_plan, train_one
@@ -139,9 +148,11 @@ def _checked_plans(
         if not plan.refused:
             ExperimentFolder(plan).check(plan.settings())
             checks.check(plan)
-    for note in dict.fromkeys(location.note_on_name() for location in locations):
-        if note:
-            request.say(note)
+    for name in dict.fromkeys(location.bank_name for location in locations if location.named and not location.data):
+        request.say(
+            f"--bank {name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of another one "
+            "and for orientation only"
+        )
     return plans
 
 

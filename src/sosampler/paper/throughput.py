@@ -20,7 +20,6 @@ from torch import Tensor
 from sosampler._util.environment import compare, in_turns
 from sosampler.bank.bank import Bank
 from sosampler.baselines import base
-from sosampler.errors import InvalidArgument
 from sosampler.evaluation.batches import candidate_slots
 from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request
 from sosampler.policies import positional
@@ -65,8 +64,6 @@ def add_throughput(plan: ExperimentPlan, result: dict[str, Any]) -> None:
 def frames_in_memory(bank: Bank, num_candidates: int, device: torch.device) -> Tensor:
     """Return uint8 [V, T, 3, H, W] of the first labelled videos, all in the size of the first, on the device."""
     indices = [index for index, item in enumerate(bank.items) if item.labels][:VIDEOS]
-    if not indices:
-        raise InvalidArgument(f"{bank.path}: no video of this part has a label; give another split")
     size = bank[indices[0]].height, bank[indices[0]].width
     videos = [bank[index].frames(candidate_slots(len(bank[index]), num_candidates)[0], size=size) for index in indices]
     return torch.from_numpy(np.stack(videos).transpose(0, 1, 4, 2, 3).copy()).to(device)
