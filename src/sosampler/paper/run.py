@@ -17,16 +17,7 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.independence import independence
 from sosampler.evaluation.result import VIDEOS_FILE, Evaluation
 from sosampler.figures.cost_curve import write_cost_curve
-from sosampler.paper.experiments import (
-    CASES,
-    CURVE,
-    INDEPENDENCE,
-    THROUGHPUT,
-    Experiment,
-    Pair,
-    data_sets,
-    experiments_of,
-)
+from sosampler.paper.experiments import CASES, CURVE, INDEPENDENCE, THROUGHPUT, Experiment, data_sets, experiments_of
 from sosampler.paper.folder import RUN, TABLES, ExperimentFolder, TrainingChecks, has_started, now, write_overview
 from sosampler.paper.locations import find_locations
 from sosampler.paper.plan import ExperimentPlan, PlannedCell, Training, checked_request, make_plan, train_one
@@ -150,8 +141,8 @@ def _checked_plans(
             checks.check(plan)
     for name in dict.fromkeys(location.bank_name for location in locations if location.named and not location.data):
         request.say(
-            f"--bank {name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of another one "
-            "and for orientation only"
+            f"--bank {name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of another "
+            "one and for orientation only"
         )
     return plans
 
@@ -351,7 +342,7 @@ def evaluate_part(plan: ExperimentPlan, num_candidates: int) -> tuple[Evaluation
     """
     location, request, cells = plan.location, plan.request, plan.parts[num_candidates]
 
-    def evaluated(policies: dict[str, str], pairs: Iterable[Pair]) -> Evaluation:
+    def evaluated(policies: dict[str, str], pairs: Iterable[tuple[int, int]]) -> Evaluation:
         return evaluate(
             location.bank.path,
             policies,
@@ -421,7 +412,7 @@ def _draw_curves(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> 
 # ---- cases: single videos on which a sampler does well or badly, chosen by their numbers and not by hand
 
 
-def chosen_cases(videos: RunVideos, sampler: str, pair: Pair, *, success: bool) -> list[int]:
+def chosen_cases(videos: RunVideos, sampler: str, pair: tuple[int, int], *, success: bool) -> list[int]:
     """Return indices of videos that the sampler gets right and uniform wrong (or not), the largest lead first."""
     of_sampler, of_uniform = videos.predictions((sampler, *pair)), videos.predictions((UNIFORM, *pair))
     return cases(of_sampler, of_uniform, success=success)
