@@ -17,13 +17,9 @@ class _Group(TyperGroup):
     """Prints each command's whole summary, over several lines where it is long, instead of cutting it off."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [
-            (name, command.get_short_help_str(limit=1000))
-            for name, command in self.commands.items()
-            if not command.hidden
-        ]
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in shown.items()])
 
 
 # Plain help text: importing rich for its boxes takes longer than everything else together.
@@ -71,16 +67,9 @@ app.add_typer(bench.app, name="bench")
 
 
 # Which extra brings a package that the light core lacks.
-_EXTRAS = {
-    "transformers": "hf",
-    "torchcodec": "torchcodec",
-    "ray": "ray",
-    "openvino": "openvino",
-    "onnx": "onnx",
-} | dict.fromkeys(
-    ("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow", "sklearn", "matplotlib", "jinja2"),
-    "train",
-)
+_EXTRAS = {name: name for name in ("torchcodec", "ray", "openvino", "onnx")} | {"transformers": "hf"}
+_EXTRAS |= dict.fromkeys(("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow"), "train")
+_EXTRAS |= dict.fromkeys(("sklearn", "matplotlib", "jinja2"), "train")
 
 
 def main() -> None:
