@@ -68,13 +68,8 @@ def import_command(
         mapping[word] = split
     imported = import_dataset(dataset, annotations, subset=subset or (), split_map=mapping, **options)
     classes_file, missing_file = imported.write(out)
-    result = {
-        "dataset": dataset,
-        "out": str(out),
-        "classes_file": str(classes_file),
-        "missing_file": str(missing_file),
-        **imported.to_dict(),
-    }
+    files = {"classes_file": str(classes_file), "missing_file": str(missing_file)}
+    result = {"dataset": dataset, "out": str(out), **files, **imported.to_dict()}
     shared.echo(result, _describe(result), json_output)
 
 

@@ -83,12 +83,7 @@ MaxPixels = Annotated[int | None, Option(help="Refuse larger frames.")]
 MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")]
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
 Out = Annotated[
-    Path | None,
-    Option(
-        "--out",
-        "-o",
-        help="Write a row per video: .parquet, .jsonl, .csv, or a folder of Parquet files; resumes if killed.",
-    ),
+    Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
 Bootstrap = Annotated[int, Option(help="Resamples for 95 % intervals; 0 for none.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out holds another run.")]
@@ -166,11 +161,10 @@ def listed(text: str | None) -> list[str]:
 
 def check_engine(engine: str, address: str | None) -> bool:
     """Return whether the engine is Ray."""
-    if one_of("--engine", engine, ("local", "ray")) == "ray":
-        return True
-    if address is not None:
+    on_ray = one_of("--engine", engine, ("local", "ray")) == "ray"
+    if address is not None and not on_ray:
         raise InvalidArgument(f"--address {address} is of --engine ray; add that, or leave the address out")
-    return False
+    return on_ray
 
 
 def check_ray_out(out: Path | None, **unsupported: Any) -> Path:

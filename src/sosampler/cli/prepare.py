@@ -64,11 +64,10 @@ def prepare_command(
     options = locals()
     arguments = shared.given(options, *_OF_FRAMES) | {"limits": shared.limits_of(options)}
     settings = shared.given(options, *_OF_CLASSIFIER)
-    if classifier is None and (settings or option or device is not None):
-        stray = [*settings, *(["device"] if device is not None else [])] or ["option"]
+    stray = [f"--{name.replace('_', '-')}" for name in shared.given(options, *_OF_CLASSIFIER, "device")]
+    if classifier is None and (stray or option):
         raise InvalidArgument(
-            f"{', '.join(f'--{name}' for name in stray).replace('_', '-')} configures a classifier, but none is given; "
-            "add --classifier"
+            f"{', '.join(stray or ['--option'])} configures a classifier, but none is given; add --classifier"
         )
     settings |= shared.key_values(option)
     annotation: dict[str, Any] = {"features": features, "batch": batch}

@@ -30,9 +30,7 @@ def reproduce_command(
     classifier: Annotated[
         list[str] | None,
         Option(
-            "--classifier",
-            "-c",
-            help="[NAME=] and a saved folder or a teacher of the bank; may be repeated.  [default: all teachers]",
+            "--classifier", "-c", help="[NAME=] and a saved folder or teacher; repeatable.  [default: all teachers]"
         ),
     ] = None,
     out: Annotated[Path, Option("--out", "-o", help="Folder of the results.")] = Path("reproduced"),

@@ -34,11 +34,7 @@ def train_command(
     ] = None,
     classifier: Annotated[
         str | None,
-        Option(
-            "--classifier",
-            "-c",
-            help="The teacher, or for a baseline the source of its features: a saved folder, a fingerprint or a name.",
-        ),
+        Option("--classifier", "-c", help="The teacher, or features of a baseline: saved folder, fingerprint or name."),
     ] = None,
     weights: Annotated[
         str | None,

@@ -94,9 +94,8 @@ def _read_experiments() -> dict[str, Experiment]:
             given["pairs"] = [tuple(pair) for pair in given["pairs"]]
             given |= {key: tuple(given.get(key, ())) for key in ("classifier", "data", "pairs", "exceptions")}
             rows.append(RowRecipe(**given))
-        experiments[name] = Experiment(
-            name, data=data, rows=tuple(rows), tables=tuple(values.pop("tables", ())), **values
-        )
+        tables = tuple(values.pop("tables", ()))
+        experiments[name] = Experiment(name, data=data, rows=tuple(rows), tables=tables, **values)
     return experiments
 
 
