@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -75,9 +77,6 @@ def train_command(
     Several GPUs: accelerate launch --num_processes 2 -m sosampler train ...; without GPUs: torchrun --nproc-per-node 2.
     """
     options = shared.without(locals(), "setting", "json_output")
-    import os
-    import time
-
     from sosampler import train  # raises where packages are missing
     from sosampler.baselines.recipe import recipe_settings, refuse_light
     from sosampler.baselines.registry import list_systems
