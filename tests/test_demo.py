@@ -148,11 +148,11 @@ def test_other_settings_are_refused(run: Any, out: Path) -> None:
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "holiday.mp4").write_bytes(b"mine")
-    with pytest.raises(InvalidArgument, match=r"holds other things \(holiday.mp4\); give a new folder"):
+    with pytest.raises(InvalidArgument, match=r"holds other files \(holiday.mp4\); give a new folder"):
         run_demo(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["holiday.mp4"]
     (tmp_path / "demo.json").write_text("mine too")
-    with pytest.raises(InvalidArgument, match=r"demo.json is not JSON"):
+    with pytest.raises(InvalidArgument, match=r"demo.json: is not JSON"):
         run_demo(tmp_path)
     assert (tmp_path / "demo.json").read_text() == "mine too"
 
@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_made_is_refused(monkeypatch: Any, capsys: Any, 
     assert command(monkeypatch, "--out", str(tmp_path / name), "--json") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(f"sosampler: --out {tmp_path / name}: the folder cannot be made")
+    assert captured.err.startswith(f"sosampler: {tmp_path / name}: the folder cannot be made")
 
 
 @pytest.mark.slow

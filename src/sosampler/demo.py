@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.files import replacing
+from sosampler._util.files import begin, plain, read_settings, write_text
 from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency
@@ -24,13 +25,10 @@ from sosampler.errors import InvalidArgument, MissingDependency
 if TYPE_CHECKING:
     from sosampler.evaluation.result import Evaluation
 
-
 Say = Callable[[str], None]
 
 SETTINGS_FILE = "demo.json"
-LEARNED = "sosampler"
-"""Name of the sampler among the policies."""
-
+LEARNED = "sosampler"  # the sampler among the policies
 _POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
 _SHOWN = ("uniform", LEARNED, "semi-optimal")  # in the summary
 _CLIP_SEED = 1_000_000  # clips have other images than the videos
@@ -74,22 +72,12 @@ _CLIPS: dict[str, Any] = {**_VIDEOS, "num_shots": 1, "share": 1.0, "num_candidat
 
 
 def run_demo(
-    out: str | os.PathLike[str],
-    *,
-    seed: int = 0,
-    settings: DemoSettings | None = None,
-    say: Say = lambda text: None,
+    out: str | os.PathLike[str], *, seed: int = 0, settings: DemoSettings | None = None, say: Say = lambda text: None
 ) -> dict[str, Any]:
-    """Run the demonstration and return the evaluation as evaluation.json holds it.
+    """Run the demonstration and return the evaluation as evaluation.json holds it; `say` is given a line for each step.
 
     Below `out`: videos/ (mp4 files), clips/, classifier/, bank/, sampler/, evaluation.json, videos.jsonl and
     report/index.html. Killed and called again, it resumes. A folder with anything else in it is refused.
-
-    Args:
-        out: a new folder, or one of the same demonstration.
-        seed: of images, networks and everything that is drawn at random.
-        settings: a smaller or larger one.
-        say: called with a line of text for each step.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -107,27 +95,18 @@ def run_demo(
     chosen = settings or DemoSettings()
     folder, num_videos = Path(out), sum(chosen.videos.values())
     _claim(folder, {"demo": 1, "seed": check_int("seed", seed, at_least=0), **asdict(chosen)})
-    steps = _Steps(say)
+    steps, make = _Steps(say), partial(make_reels, "procedural", num_classes=chosen.num_classes)
     with steps.step("writing videos"), progress_bar("writing videos", num_videos) as writing:
-        make_reels(
-            "procedural",
+        make(
             folder / "videos",
             to="mp4",
             recipe={**_VIDEOS, "num_candidates": chosen.num_candidates},
             counts=chosen.videos,
             seed=seed,
-            num_classes=chosen.num_classes,
             on_progress=lambda progress: writing.reach(progress.done),
         )
     with steps.step("training a classifier on trimmed clips"):
-        clips = make_reels(
-            "procedural",
-            folder / "clips",
-            recipe=_CLIPS,
-            counts=chosen.clips,
-            seed=_CLIP_SEED + seed,
-            num_classes=chosen.num_classes,
-        )
+        clips = make(folder / "clips", recipe=_CLIPS, counts=chosen.clips, seed=_CLIP_SEED + seed)
         classifier = train_classifier(
             clips,
             chosen.network,
@@ -202,7 +181,7 @@ def run_demo(
         "report": str(report),
         "evaluation": str(folder / EVALUATION_FILE),
     }
-    _write_json(folder / EVALUATION_FILE, result)
+    write_text(folder / EVALUATION_FILE, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     say(f"\n{evaluation.table()}\n")
     say(_summary(evaluation, chosen))
     total = sum(seconds for _, seconds in steps.done)
@@ -223,23 +202,11 @@ def _summary(evaluation: Evaluation, settings: DemoSettings) -> str:
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:
     """Write the settings into a new folder, or check that they are the same."""
-    file = folder / SETTINGS_FILE
-    settings = json.loads(json.dumps(settings))  # as it comes back from the file
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(f"--out {folder}: the folder cannot be made ({error.strerror}); give another") from error
-    if not file.is_file():
-        foreign = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-        if foreign:
-            raise InvalidArgument(f"--out {folder}: holds other things ({', '.join(foreign[:3])}); give a new folder")
-        _write_json(file, settings)
-        return
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidArgument(f"--out {folder}: {SETTINGS_FILE} is not JSON ({error}); give a new folder") from error
-    if stored != settings:
+    file, settings = folder / SETTINGS_FILE, plain(settings)
+    stored = read_settings(file)
+    if stored is None:
+        begin(file, settings)
+    elif stored != settings:
         difference = ""
         if isinstance(stored, dict):
             names = [name for name in settings if stored.get(name) != settings[name]]
@@ -248,11 +215,6 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
             f"--out {folder}: holds a demonstration with other settings{difference}; give the same to resume it, or a "
             "new folder"
         )
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 class _Steps:

@@ -21,7 +21,7 @@ from sosampler.bank.format import BankFolder
 from sosampler.bank.writer import locked
 from sosampler.paper.experiments import EXPERIMENTS
 from sosampler.paper.locations import find_locations
-from sosampler.paper.plan import make_plan
+from sosampler.paper.plan import Request, make_plan
 from sosampler.paper.run import reproduce
 from tests.sampler_banks import make_bank
 
@@ -54,7 +54,7 @@ def test_what_is_trained_is_what_reproduce_asks_for(
 ) -> None:
     (place,) = find_locations({"any": bank.path})
     changes = {"batch_size": 8, "epochs": 40}
-    asked = make_plan(EXPERIMENTS[experiment], place, changes=changes, weights=None, light="light")
+    asked = make_plan(EXPERIMENTS[experiment], place, Request(Path("out"), (0,), changes, light="light"))
     places = scripts["paper_places"]
     spec = places.Spec("x", "x", "any", "bank", 16, "by-hand", "c", (), epochs=40, settings={"batch_size": 8})
     # Systems need features, which this bank has none of.

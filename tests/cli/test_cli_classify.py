@@ -329,5 +329,5 @@ def test_weights_and_options_of_the_classifier(cli: Cli, videos: Path, classifie
 
 
 def test_help_loads_no_torch() -> None:
-    code = "import sys, sosampler.cli.classify; assert not {'torch', 'numpy', 'av'} & set(sys.modules)"
+    code = "import sys, sosampler.cli.select; assert not {'torch', 'numpy', 'av'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

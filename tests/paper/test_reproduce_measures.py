@@ -82,7 +82,7 @@ def row(policy: str, score: float, difference: float, **more: Any) -> dict[str, 
 
 def test_means_and_deviations_over_seeds(taught: Bank) -> None:
     (place,) = find_locations({"own": taught})
-    plan = make_plan(EXPERIMENTS["table6"], place, changes=SMALL)
+    plan = make_plan(EXPERIMENTS["table6"], place, Request(Path("out"), (0, 1, 2), SMALL))
     scores, differences = [0.5, 0.6, 0.8], [0.1, 0.25, 0.4]
     names = {cell.training.name for cell in plan.cells if cell.training}
     rows = [
@@ -92,7 +92,7 @@ def test_means_and_deviations_over_seeds(taught: Bank) -> None:
     ]
     rows.append(row("uniform", 0.4, 0.0))
     column = column_for(("table6",), "activitynet", "timesformer")
-    found = result_rows(plan, {"T=10": {"rows": rows}}, (0, 1, 2), "top1", column)
+    found = result_rows(plan, {"T=10": {"rows": rows}}, "top1", column)
     assert [one["row"] for one in found] == [cell.recipe.row for cell in plan.cells]
     uniform, trained = found[0], found[1]
     assert (uniform["score"], uniform["score_sd"], uniform["seeds"]) == (40.0, None, 0)
@@ -110,7 +110,7 @@ def test_means_and_deviations_over_seeds(taught: Bank) -> None:
     assert drawn[1]["top1"] == pytest.approx(np.mean(scores))
     assert drawn[1]["policy"] == "MSE, label"
     # In another metric than the one that the evaluation compares by: from the scores of each seed.
-    others = result_rows(plan, {"T=10": {"rows": rows}}, (0, 1, 2), "mAP", column)[1]
+    others = result_rows(plan, {"T=10": {"rows": rows}}, "mAP", column)[1]
     points = [100 * (score / 2 - 0.2) for score in scores]
     assert others["versus_uniform"] == pytest.approx(np.mean(points))
     assert others["versus_uniform_sd"] == pytest.approx(np.std(points, ddof=1))
@@ -124,7 +124,7 @@ def test_means_and_deviations_over_seeds(taught: Bank) -> None:
 
 def test_values_of_a_dial_are_rows_of_their_own(taught: Bank) -> None:
     (place,) = find_locations({"own": taught})
-    plan = make_plan(EXPERIMENTS["figureI"], place, changes=SMALL, light="x")
+    plan = make_plan(EXPERIMENTS["figureI"], place, Request(Path("out"), (0,), SMALL, light="x"))
     recipe = next(one.recipe for one in plan.left_out if one.recipe.row == "frameexit")
     assert "features" in next(one.why for one in plan.left_out if one.recipe.row == "frameexit")
     from sosampler.paper.plan import PlannedCell, Training
@@ -144,8 +144,8 @@ def test_figures_of_the_paper_beside_rows_that_are_left_out(tmp_path: Path) -> N
     (place,) = find_locations({"activitynet": bank})
     found = {}
     for name in ("figureI", "table3"):
-        plan = make_plan(EXPERIMENTS[name], place, changes=SMALL)
-        left_out = empty_result(plan, Request(tmp_path / "out", (0,)))["left_out"]
+        plan = make_plan(EXPERIMENTS[name], place, Request(tmp_path / "out", (0,), SMALL))
+        left_out = empty_result(plan)["left_out"]
         found |= {(name, row["row"], row["num_frames"]): row["paper"] for row in left_out}
     assert found["figureI", "sosampler", 4]["score"] == 76.2
     assert found["figureI", "scsampler", 6] is None, "nobody knows for which of the N it would be"
@@ -242,7 +242,7 @@ def test_systems_are_compared_with_what_lies_there(
     others: dict[str, Any] = {"device": "cpu", "precision": None, "workers": 1, "bootstrap": 10, "num_cases": 2}
     for light, sentence in ((folder / "light", ""), (tmp_path / "light", "liteeval|adaframe.*light.fingerprint was")):
         request = checked_request(folder / "out", 0, 1, SMALL, None, light, **others)
-        plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, light=request.light)
+        plan = make_plan(EXPERIMENTS["tableII"], place, request)
         assert {"frameexit", "adaframe"} <= {training.sampler for training in plan.trainings}
         with pytest.raises(InvalidArgument, match=sentence) if sentence else nullcontext():
             TrainingChecks(request).check(plan)
@@ -250,7 +250,7 @@ def test_systems_are_compared_with_what_lies_there(
     network = timm.create_model(TINY.removeprefix("timm:"), pretrained=False)
     save_file({key: value.contiguous() for key, value in network.state_dict().items()}, tmp_path / "tiny.safetensors")
     request = checked_request(tmp_path / "out", 0, 1, SMALL, tmp_path / "tiny.safetensors", None, **others)
-    plan = make_plan(EXPERIMENTS["tableII"], place, changes=request.changes, weights=request.weights)
+    plan = make_plan(EXPERIMENTS["tableII"], place, request)
     with pytest.raises(WeightsError, match=r"the light network of baselines, MobileNetV2.*; give --light as well"):
         TrainingChecks(request).check(plan)
 
@@ -330,7 +330,7 @@ def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
     so.add_teacher(bank, classifier)
     (place,) = find_locations({"activitynet": bank}, {"timesformer": classifier})
     assert (place.data, place.paper_classifier, place.classifier) == ("activitynet", "timesformer", classifier)
-    plan = make_plan(EXPERIMENTS["table3"], place, changes=SMALL, weights="x")
+    plan = make_plan(EXPERIMENTS["table3"], place, Request(tmp_path / "out", (0,), SMALL, weights="x"))
     why = {one.recipe.row: one.why for one in plan.left_out}
     assert set(why) == {"liteeval", "frameexit", "ocsampler"}
     assert "clips does not" in why["ocsampler"]

@@ -24,7 +24,6 @@ from sosampler.paper.experiments import (
     data_sets,
     experiments_of,
     list_experiments,
-    metric_for,
     named_data_set,
     paper_classifier,
     read_paper,
@@ -205,11 +204,7 @@ def test_names_of_networks() -> None:
     assert [paper_classifier(name) for name in others] == [None] * len(others)
     assert paper_classifier("timm:resnet50.a1_in1k") == "resnet50"
     assert all(paper_classifier(name) == name for name in read_paper()["classifiers"])
-    assert (metric_for("activitynet", "top1"), metric_for(None, "top1"), metric_for("coin", "mAP")) == (
-        "mAP",
-        "top1",
-        "top1",
-    )
+    assert (data_sets()["activitynet"]["metric"], data_sets()["coin"]["metric"]) == ("mAP", "top1")
 
 
 def test_names_of_data_sets() -> None:

@@ -286,10 +286,9 @@ def test_a_light_network_is_known_by_its_content(bank: Bank, tmp_path: Path) -> 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(tmp_path / name)
-        others = {"device": None, "precision": None, "workers": None, "bootstrap": 0, "num_cases": 2}
-        request = checked_request(tmp_path / "out", 0, 1, SMALL, None, tmp_path / name, **others)
-        plan = make_plan(EXPERIMENTS["table6"], find_locations(bank)[0], changes=request.changes, light=request.light)
-        told.append(plan.settings(request)["light"])
+        request = checked_request(tmp_path / "out", 0, 1, SMALL, None, tmp_path / name)
+        plan = make_plan(EXPERIMENTS["table6"], find_locations(bank)[0], request)
+        told.append(plan.settings()["light"])
     assert told[0] == told[1] != told[2]
 
 

@@ -58,11 +58,11 @@ def test_the_light_network_is_as_precise_as_the_classifier(given: str, monkeypat
 def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = torch.arange(3 * 8, dtype=torch.uint8).reshape(3, 8, 1, 1, 1).expand(-1, -1, 3, 2, 2)
     seen = Counting()
-    throughput.uniform_run(seen, frames, 2, batch=2)()
+    throughput.clip_run(seen, frames, lambda part: torch.tensor([2, 6]).expand(len(part), -1), batch=2)()
     assert torch.cat(seen.clips).tolist() == [[2, 6], [10, 14], [18, 22]]
     assert [len(clip) for clip in seen.clips] == [2, 1]
     seen = Counting()
-    throughput.sampler_run(seen, seen, frames, 2, batch=2)()
+    throughput.clip_run(seen, frames, lambda part: seen.choose(part, 2), batch=2)()
     assert torch.cat(seen.clips).tolist() == [[6, 7], [14, 15], [22, 23]]
 
     from sosampler.baselines import base

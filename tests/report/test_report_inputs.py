@@ -12,7 +12,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from sosampler.cli.report import report_command
+from sosampler.cli.evaluate import report_command
 from sosampler.errors import InvalidArgument
 from sosampler.paper.tables import grid_of
 from sosampler.report.load import independence_grid

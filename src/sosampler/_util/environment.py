@@ -1,10 +1,11 @@
-"""Timing several ways of doing one thing in turns, so that a busy machine troubles all of them alike."""
+"""Time several ways of doing one thing in turns, so that a busy machine affects all alike; describe the machine."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -17,7 +18,7 @@ from sosampler import __version__
 
 
 def in_turns(ways: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way in each round. Every round runs all of them once; one more before warms the file cache."""
+    """Return the seconds of each way in each round; one more round before warms the file cache."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -29,7 +30,7 @@ def in_turns(ways: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, li
 
 
 def compare(seconds: dict[str, list[float]], *, way: str, reference: str) -> dict[str, Any]:
-    """How many times faster `way` is than `reference`: of the medians, and in the worst and the best round."""
+    """Return how many times faster a way is than a reference: of the medians, and in the worst and the best round."""
     by_round = sorted(r / w for r, w in zip(seconds[reference], seconds[way], strict=True))
     return {
         "way": way,
@@ -40,39 +41,32 @@ def compare(seconds: dict[str, list[float]], *, way: str, reference: str) -> dic
 
 
 def peak_memory_mb() -> float:
-    """The most memory that this process has had so far."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent had before it started this process
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 1024
+    """Return the most memory that this process has had so far."""
+    # Where it can be read: getrusage would count what the parent had before it started this process.
+    peak = re.search(r"^VmHWM:\s*(\d+)", _read(Path("/proc/self/status")), re.MULTILINE)
+    if peak:
+        return int(peak[1]) / 1024
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
 def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Versions and machine, for the head of every result file."""
+    """Return versions and machine, for the head of every result file."""
     versions = {"sosampler": __version__, "python": platform.python_version()}
     for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "versions": versions,
-        "machine": {
-            "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
+    cpu = re.search(r"^model name\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    machine = {
+        "cpu": cpu[1].strip() if cpu else platform.processor() or "unknown",
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
+    return {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "versions": versions, "machine": machine}
 
 
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -49,30 +49,23 @@ def saved_kind(path: Any) -> str | None:
     if not isinstance(path, (str, Path)) or not (Path(path) / _CONFIG).is_file():
         return None
     try:
-        config = json.loads((Path(path) / _CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, OSError):
+        kind = json.loads((Path(path) / _CONFIG).read_text(encoding="utf-8"))["kind"]
+    except (ValueError, OSError, KeyError, TypeError):
         return ""
-    kind = config.get("kind") if isinstance(config, dict) else None
     return kind if isinstance(kind, str) else ""
 
 
 def check_place(folder: Path, kind: str, what: str) -> None:
-    """Check that a folder holds nothing, or something of the same kind.
-
-    Args:
-        kind: what will be in its config.json.
-        what: how messages call it, "sampler".
-    """
+    """Check that a folder holds nothing, or something of the same kind; messages call it `what`."""
     if folder.exists() and not folder.is_dir():
         raise InvalidArgument(f"{folder} is a file; give a folder to save the {what} in")
     saved = saved_kind(folder)
-    if saved in (None, kind):
-        return
-    held = f"a saved {saved}" if saved else f"a {_CONFIG} that is not a {what}'s"
-    raise InvalidArgument(
-        f"{folder} holds {held}, which would be lost; "
-        f"give another folder to save the {what} in, or remove that one first"
-    )
+    if saved not in (None, kind):
+        held = f"a saved {saved}" if saved else f"a {_CONFIG} that is not a {what}'s"
+        raise InvalidArgument(
+            f"{folder} holds {held}, which would be lost; "
+            f"give another folder to save the {what} in, or remove that one first"
+        )
 
 
 def at(path: Path, line: int) -> str:
@@ -104,25 +97,21 @@ def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, stripped text) of every line that is not blank."""
     # Not splitlines(): it also breaks at characters that may be part of a name.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
-        stripped = line.strip()
-        if stripped:
-            yield number, stripped
+        if line.strip():
+            yield number, line.strip()
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of the line it ends on, cells) of every row of a CSV that is not blank."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    while True:
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise InvalidArgument(
-                f"{at(path, reader.line_num)}: is not CSV ({error}); check the quotes of this line"
-            ) from error
-        if any(cell.strip() for cell in cells):
-            yield reader.line_num, cells
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise InvalidArgument(
+            f"{at(path, reader.line_num)}: is not CSV ({error}); check the quotes of this line"
+        ) from error
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -137,15 +126,14 @@ def parse_json(text: str, where: str) -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=unique)
+    except InvalidArgument:
+        raise
     except json.JSONDecodeError as error:
         line = f", line {error.lineno}" if "\n" in text else ""
         raise InvalidArgument(
             f"{where}{line}: is not JSON ({error.msg} at column {error.colno}); check the file"
         ) from error
-    except (RecursionError, ValueError) as error:
-        # Nested too deeply, or a number of thousands of digits.
-        if isinstance(error, InvalidArgument):
-            raise
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
         raise InvalidArgument(f"{where}: the JSON cannot be read ({error}); check the file") from error
 
 
@@ -180,12 +168,7 @@ _MIN_FREE_BYTES = 16 << 20
 
 @contextmanager
 def locked(lock: Path, what: str) -> Iterator[None]:
-    """Hold a folder for writing, by a lock file in it; the system releases it even where the process is killed.
-
-    Args:
-        lock: the lock file; its folder is made.
-        what: for messages, such as "this bank".
-    """
+    """Hold a folder for writing, by a lock file in it; the system releases it even where the process is killed."""
     from filelock import FileLock, Timeout
 
     folder = lock.parent
@@ -193,13 +176,11 @@ def locked(lock: Path, what: str) -> Iterator[None]:
     try:
         held = FileLock(lock).acquire(timeout=0)
     except Timeout as error:
-        raise SosamplerError(
-            f"{folder}: another process is writing {what}; wait until it ends, or give another folder"
-        ) from error
+        text = f"another process is writing {what}; wait until it ends, or give another folder"
+        raise SosamplerError(f"{folder}: {text}") from error
     except (OSError, NotImplementedError) as error:
-        raise SosamplerError(
-            f"{folder}: cannot be locked against other writers ({error}); use a folder on another disk"
-        ) from error
+        text = f"cannot be locked against other writers ({error}); use a folder on another disk"
+        raise SosamplerError(f"{folder}: {text}") from error
     with held:
         free = shutil.disk_usage(folder).free
         if free < _MIN_FREE_BYTES:
@@ -216,10 +197,8 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
     >>> differences({"size": 256, "fps": None}, {"size": 128})
     ['size=256, now 128']
     """
-    names = sorted({*saved, *given})
-    return [
-        f"{name}={saved.get(name)!r}, now {given.get(name)!r}" for name in names if saved.get(name) != given.get(name)
-    ]
+    changed = [name for name in sorted({*saved, *given}) if saved.get(name) != given.get(name)]
+    return [f"{name}={saved.get(name)!r}, now {given.get(name)!r}" for name in changed]
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

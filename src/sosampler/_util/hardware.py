@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,16 +49,13 @@ def free_memory() -> int:
 
 def free_shared_memory() -> int | None:
     """Return the free bytes of /dev/shm; None where there is none. Docker gives 64 MB by default."""
-    if not _SHARED.is_dir():
-        return None
-    stats = os.statvfs(_SHARED)
-    return stats.f_bavail * stats.f_frsize
+    return shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None
 
 
 def _free_on_the_machine() -> int:
-    for line in _text(_PROC / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
+    available = _statistic(_PROC / "meminfo", "MemAvailable:")
+    if available is not None:
+        return available << 10
     if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return _UNKNOWN_MEMORY
@@ -74,7 +72,7 @@ def _left_in_groups() -> Iterator[int]:
             limit, used = _number(folder / limit_file), _number(folder / used_file)
             if limit is not None and used is not None:
                 # Inactive page cache is given up when memory runs short.
-                yield limit - used + _statistic(folder / "memory.stat", cached)
+                yield limit - used + (_statistic(folder / "memory.stat", cached) or 0)
 
 
 def _quotas() -> Iterator[float]:
@@ -104,14 +102,14 @@ def _number(path: Path) -> int | None:
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-def _statistic(path: Path, name: str) -> int:
-    return next((int(line.split()[1]) for line in _text(path).splitlines() if line.split()[:1] == [name]), 0)
+def _statistic(path: Path, name: str) -> int | None:
+    return next((int(line.split()[1]) for line in _text(path).splitlines() if line.split()[:1] == [name]), None)
 
 
 def _text(path: Path) -> str:
     """Read a system file; empty where it is missing or not readable."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -127,10 +125,10 @@ def check_device(given: Any) -> torch.device:
         device = torch.device(given)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise InvalidArgument(
-            f"device={given!r} cannot be used here ({first_line(error)}); choose one of: " + ", ".join(["cpu", *there])
+            f"device={given!r} cannot be used here ({first_line(error)}); choose one of: {', '.join(there)}"
         ) from error
     return device
 
@@ -195,8 +193,7 @@ def bfloat16_crashes() -> bool:
 @cache
 def bfloat16_gain() -> float | None:
     """Return the speed of bfloat16 relative to float32; 0 if it ends the process, None where it is not supported."""
-    info = _PROC / "cpuinfo"
-    if not info.exists() or not any(flag in info.read_text(errors="replace") for flag in _BFLOAT16_FLAGS):
+    if not any(flag in _text(_PROC / "cpuinfo") for flag in _BFLOAT16_FLAGS):
         return None
     try:
         trial = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, text=True, timeout=_TRIAL_SECONDS)
@@ -222,10 +219,7 @@ _SETTINGS = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: -1}
 
 @cache
 def keep_memory() -> bool:
-    """Let freed memory stay with the process; return whether that is possible (glibc) and not switched off.
-
-    SOSAMPLER_KEEP_MEMORY=0 in the environment keeps the allocator's own thresholds.
-    """
+    """Let freed memory stay with the process; return whether that is possible (glibc) and not switched off."""
     if os.environ.get(KEEP, "1") == "0" or platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass
@@ -22,38 +22,28 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-class Bar(Protocol):
-    """A progress bar."""
+class Bar:
+    """A progress bar; without one of rich it shows nothing."""
 
-    def advance(self, by: int = 1, text: str = "") -> None: ...
-
-    def reach(self, done: int) -> None: ...
-
-
-class _Quiet:
-    def advance(self, by: int = 1, text: str = "") -> None:
-        pass
-
-    def reach(self, done: int) -> None:
-        pass
-
-
-class _Rich:
-    def __init__(self, progress: Any, task: Any) -> None:
+    def __init__(self, progress: Any = None, task: Any = None) -> None:
         self._progress, self._task = progress, task
 
     def advance(self, by: int = 1, text: str = "") -> None:
-        self._progress.update(self._task, advance=by, **({"text": text} if text else {}))
+        self._update(advance=by, **({"text": text} if text else {}))
 
     def reach(self, done: int) -> None:
-        self._progress.update(self._task, completed=done)
+        self._update(completed=done)
+
+    def _update(self, **changes: Any) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, **changes)
 
 
 @contextmanager
 def progress_bar(what: str, total: int, *, done: int = 0) -> Iterator[Bar]:
     """Show a bar for `total` steps of which `done` are done; silent where standard error is no terminal."""
     if not sys.stderr.isatty() or total <= done:
-        yield _Quiet()
+        yield Bar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -65,4 +55,4 @@ def progress_bar(what: str, total: int, *, done: int = 0) -> Iterator[Bar]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True)) as progress:
-        yield _Rich(progress, progress.add_task(what, total=total, completed=done, text=""))
+        yield Bar(progress, progress.add_task(what, total=total, completed=done, text=""))

@@ -47,9 +47,7 @@ Work = Callable[[Any], Any]
 """A function that a child process applies to each task."""
 
 
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return usable_cores()
+num_cores = usable_cores
 
 
 def in_order(
@@ -57,16 +55,11 @@ def in_order(
     tasks: Iterable[Task],
     has_room: Callable[[Sequence[Future[Result]]], bool],
 ) -> Iterator[Result]:
-    """Yield results in the order of the tasks, while a bounded window of futures is under way.
+    """Yield results in the order of the tasks, which are taken only as far ahead as there is room.
 
-    Args:
-        submit: starts a task.
-        tasks: taken one by one, only as many ahead as there is room for.
-        has_room: whether another task may start, given the futures that are under way or wait to be taken; one always
-            may where there are none.
-
-    Where the iteration ends early, tasks that have not started are cancelled. Where `tasks` raises, the results of the
-    tasks before come first.
+    `has_room`: whether another task may start, given the futures that are under way or wait to be taken; one always may
+    where there are none. Where the iteration ends early, tasks that have not started are cancelled. Where `tasks`
+    raises, the results of the tasks before come first.
     """
     pending: deque[Future[Result]] = deque()
     remaining, failure, is_exhausted = iter(tasks), None, False
@@ -89,26 +82,19 @@ def in_order(
             future.cancel()
 
 
-class ProcessEnded(Exception):
-    """How a child process ended."""
-
-    def __init__(self, code: int) -> None:
-        self.by_signal = code < 0
-        super().__init__(f"ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}")
-
-
 class WorkerDied(SosamplerError):
-    """A child process died while it worked on a task."""
+    """A child process died while it worked on a task; `code`: its exit code, or the negative number of a signal."""
 
-    def __init__(self, ended: ProcessEnded, work: str) -> None:
-        self._ended = ended
+    def __init__(self, code: int, work: str) -> None:
+        self._by_signal = code < 0
+        self._ended = f"ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
         super().__init__(
-            f"a process for {work} {ended}; run it again to continue, with more free memory if that ran out"
+            f"a process for {work} {self._ended}; run it again to continue, with more free memory if that ran out"
         )
 
     def over(self, name: str) -> str:
         """Return what happened as the failure of one video."""
-        why = "the file may be damaged, or memory ran out" if self._ended.by_signal else "its output above tells why"
+        why = "the file may be damaged, or memory ran out" if self._by_signal else "its output above tells why"
         return f"{name}: the process that decoded it {self._ended}; {why}"
 
 
@@ -119,9 +105,8 @@ class ProcessPool:
 
     Args:
         num_processes: how many at most; with 0 one thread of this process does the work.
-        server: "module:function"; the function is called once in each process, with `config`, and returns the function
-            that is applied to each task.
-        config: anything that can be pickled.
+        server: "module:function"; the function is called once in each process, with `config`, which is pickled, and
+            returns the function that is applied to each task.
         files: open files that the processes inherit under the same numbers.
         work: for messages, such as "rendering".
     """
@@ -178,8 +163,7 @@ class ProcessPool:
             with self._lock:
                 self._processes.remove(process)
             _close(process)
-            ended = ProcessEnded(process.returncode)
-            raise WorkerDied(ended, self._name) from ended
+            raise WorkerDied(process.returncode, self._name) from None
         if not succeeded:
             raise result
         return result
@@ -247,16 +231,11 @@ def _attempt(work: Work, task: Any) -> tuple[bool, Any]:
 
 # ---- shared memory
 
-
 Pixels = NDArray[np.uint8]
 
 
 class SharedPixels:
-    """Memory that grows as needed; `file` is its number, for this process and for those that inherit it.
-
-    Args:
-        file: memory that another process has opened; None for new memory.
-    """
+    """Memory that grows as needed: new, or by its `file` that another process has opened and this one inherits."""
 
     def __init__(self, file: int | None = None) -> None:
         self._is_owner = file is None

@@ -10,10 +10,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import av
 import numpy as np
 
 from sosampler._util.environment import circumstances, compare, in_turns
@@ -49,8 +52,6 @@ def looped_video(clip: Path, out: Path, *, keyframe_interval: int | None, width:
 
 
 def encode_chunk(clip: Path, out: Path, *, frames: int, keyframe_interval: int | None, width: int, height: int) -> None:
-    import av
-
     options = {"preset": "medium", "crf": "23"}
     if keyframe_interval is not None:
         options["x264-params"] = f"keyint={keyframe_interval}:min-keyint={keyframe_interval}:scenecut=0"
@@ -65,8 +66,6 @@ def encode_chunk(clip: Path, out: Path, *, frames: int, keyframe_interval: int |
 
 
 def _frames_forever(clip: Path) -> Iterator:  # yields av.VideoFrame
-    import av
-
     while True:
         frames_before = 0
         with av.open(str(clip)) as container:
@@ -79,8 +78,6 @@ def _frames_forever(clip: Path) -> Iterator:  # yields av.VideoFrame
 
 def join_packets(parts: list[Path], out: Path) -> None:
     """Concatenate videos of the same encoding without encoding again."""
-    import av
-
     with av.open(str(parts[0])) as first, av.open(str(out), "w") as container:
         copy = container.add_stream_from_template(first.streams.video[0])
         offset = 0  # ticks
@@ -98,37 +95,31 @@ def join_packets(parts: list[Path], out: Path) -> None:
                 offset += round(stream.frames / FPS / stream.time_base)
 
 
-# Pairs that are compared, and the required ratio by keyframe layout; None: reported only.
-_BARS: list[tuple[str, str, dict[str, float] | None]] = [
+# Pairs that are compared, and the required ratio by keyframe layout; others are reported only.
+_BARS: list[tuple[str, str, dict[str, float]]] = [
     ("keyframe T=32", "torchcodec exact T=32", {"gop250": 20, "default": 15, "gop30": 4}),
-    ("keyframe T=32", "torchcodec same keyframes T=32, approximate", None),
-    ("keyframe T=32", "torchcodec same keyframes T=32, exact", None),
+    ("keyframe T=32", "torchcodec same keyframes T=32, approximate", {}),
+    ("keyframe T=32", "torchcodec same keyframes T=32, exact", {}),
     ("exact T=32", "torchcodec exact T=32", {"gop250": 1, "default": 1, "gop30": 1}),
-    ("keyframe T=10", "torchcodec exact N=6", None),
+    ("keyframe T=10", "torchcodec exact N=6", {}),
     ("keyframe T=10, 2 threads", "torchcodec exact N=6", {"gop30": 1}),
     ("keyframe T=10, 2 threads", "torchcodec exact N=6, 2 threads", {"gop30": 1}),
-    ("exact T=32, 2 threads", "torchcodec exact T=32, 2 threads", None),
-    ("exact T=32, 2 threads", "exact T=32", None),
-    ("keyframe T=32, 2 threads", "keyframe T=32", None),
+    ("exact T=32, 2 threads", "torchcodec exact T=32, 2 threads", {}),
+    ("exact T=32, 2 threads", "exact T=32", {}),
+    ("keyframe T=32, 2 threads", "keyframe T=32", {}),
 ]
 
 
 def read_exact(video: Path, count: int, threads: int) -> FrameBatch:
-    reader = open_video(video, threads=threads)
-    try:
+    with closing(open_video(video, threads=threads)) as reader:
         return reader.read(segment_centres(reader.total_num_frames, count))
-    finally:
-        reader.close()
 
 
 def read_keyframes(video: Path, count: int, threads: int) -> FrameBatch:
-    reader = open_video(video, threads=threads)
-    try:
+    with closing(open_video(video, threads=threads)) as reader:
         centres = segment_centres(reader.total_num_frames, count)
         frames, _ = reader.locate_keyframes(keyframe_positions(centres, reader.keyframe_indices()))
         return reader.read(frames)
-    finally:
-        reader.close()
 
 
 def read_torchcodec(video: Path, count: int, threads: int) -> Any:
@@ -148,20 +139,19 @@ def read_torchcodec_indices(video: Path, indices: list[int], seek_mode: Literal[
 
 def _variants(video: Path) -> dict[str, Callable[[], Any]]:
     keyframes = read_keyframes(video, 32, 1).frame_indices.tolist()
-    return {
+    variants: dict[str, Callable[[], Any]] = {
         "torchcodec same keyframes T=32, approximate": lambda: read_torchcodec_indices(video, keyframes, "approximate"),
         "torchcodec same keyframes T=32, exact": lambda: read_torchcodec_indices(video, keyframes, "exact"),
-        "torchcodec exact T=32": lambda: read_torchcodec(video, 32, 1),
-        "torchcodec exact T=32, 2 threads": lambda: read_torchcodec(video, 32, 2),
-        "exact T=32": lambda: read_exact(video, 32, 1),
-        "exact T=32, 2 threads": lambda: read_exact(video, 32, 2),
-        "keyframe T=32": lambda: read_keyframes(video, 32, 1),
-        "keyframe T=32, 2 threads": lambda: read_keyframes(video, 32, 2),
-        "torchcodec exact N=6": lambda: read_torchcodec(video, 6, 1),
-        "torchcodec exact N=6, 2 threads": lambda: read_torchcodec(video, 6, 2),
-        "keyframe T=10": lambda: read_keyframes(video, 10, 1),
-        "keyframe T=10, 2 threads": lambda: read_keyframes(video, 10, 2),
     }
+    for name, read, count in (
+        ("torchcodec exact T=32", read_torchcodec, 32),
+        ("exact T=32", read_exact, 32),
+        ("keyframe T=32", read_keyframes, 32),
+        ("torchcodec exact N=6", read_torchcodec, 6),
+        ("keyframe T=10", read_keyframes, 10),
+    ):
+        variants |= {name: partial(read, video, count, 1), f"{name}, 2 threads": partial(read, video, count, 2)}
+    return variants
 
 
 def bench_decode(
@@ -206,12 +196,12 @@ def _compared(seconds: dict[str, list[float]], layout: str) -> Iterator[dict[str
     same = [reference for _, reference, _ in _BARS if "same keyframes" in reference]
     for variant, reference, bars in _BARS:
         row = compare(seconds, way=variant, reference=reference)
-        bar = (bars or {}).get(layout)
-        more: dict[str, Any] = {}
+        bar = bars.get(layout)
+        row |= {"bar": bar, "met": None if bar is None else row["times_faster"] >= bar}
         if (variant, reference) == ("keyframe T=32", "torchcodec exact T=32"):
             ratios = [compare(seconds, way=variant, reference=other)["times_faster"] for other in same]
-            more = {"torchcodec_same_keyframes": ratios}  # approximate, exact
-        yield {**row, "bar": bar, "met": None if bar is None else row["times_faster"] >= bar, **more}
+            row["torchcodec_same_keyframes"] = ratios  # approximate, exact
+        yield row
 
 
 def looped_videos(clips: list[Path], work: Path, say: Callable[[str], None]) -> Iterator[tuple[Path, Path, str]]:
@@ -258,15 +248,20 @@ def bench_hour(clip: Path, *, work: Path, say: Callable[[str], None] = lambda te
     return {"seconds": 3600, "bytes": video.stat().st_size, "bar_grown_mb": 500, "rows": rows}
 
 
+def ratio_lines(videos: list[dict[str, Any]]) -> list[str]:
+    """Return a header and every comparison of every video as text."""
+    rows = [("clip", "keyframes", "variant", "reference", "times faster")]
+    for video in videos:
+        for row in video["comparisons"]:
+            rows.append((video["clip"], video["layout"], row["way"], row["reference"], f"{row['times_faster']:.2f}"))
+    return [
+        f"{clip:<34}{layout:<11}{way:<32}{reference:<46}{ratio:>12}" for clip, layout, way, reference, ratio in rows
+    ]
+
+
 def table(result: dict[str, Any]) -> str:
     """Return the ratios as text."""
-    lines = [f"{'clip':<26}{'keyframes':<11}{'variant':<28}{'reference':<46}{'times faster':>12}"]
-    for video in result["videos"]:
-        for row in video["comparisons"]:
-            lines.append(
-                f"{video['clip']:<26}{video['layout']:<11}{row['way']:<28}{row['reference']:<46}"
-                f"{row['times_faster']:>12.2f}"
-            )
+    lines = ratio_lines(result["videos"])
     for row in result.get("hour", {}).get("rows", []):
         lines.append(
             f"one hour, {row['what']} {row['candidates']}: memory grew by {row['grown_mb']:.0f} MB, "

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from sosampler._util.environment import circumstances, compare, in_turns
+from sosampler._util.hardware import resolve_device
 from sosampler.bench import decode
+from sosampler.classifiers.factory import create_classifier
+from sosampler.datasets.manifest import read_manifest
+from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from sosampler.datasets.manifest import Manifest
-    from sosampler.inference.pipeline import Pipeline
-
+from sosampler.inference.decode import DecodeStep, FramePool, FrameTask
+from sosampler.inference.options import SelectOptions
+from sosampler.inference.pipeline import Pipeline
+from sosampler.inference.select import select_with
+from sosampler.samplers.registry import load_sampler
+from sosampler.samplers.sosampler import SOSampler
+from sosampler.video.torchcodec_reader import import_decoders
 
 Say = Callable[[str], None]
 Label = Callable[[Path], int]  # from a file to the number of a class
 
 NUM_CANDIDATES, NUM_FRAMES = 10, 6
+_CANDIDATES: dict[str, Any] = {"num_candidates": NUM_CANDIDATES, "candidates": "keyframe"}
 OURS, OURS_THREADS, OURS_PLAIN = "pipeline", "pipeline, 2 threads", "pipeline, networks as they are"
 UNIFORM, UNIFORM_THREADS, UNIFORM_FAST = "torchcodec", "torchcodec, 2 threads", "torchcodec, pipeline's classifier"
 UNIFORM_FAST_THREADS = "torchcodec, pipeline's classifier, 2 threads"
@@ -65,19 +75,11 @@ def bench_pipeline(
     """Time every clip, looped to five minutes of 720p, in three keyframe layouts; and measure accuracy on reels.
 
     Args:
-        clips: natural videos.
-        sampler: a sampler or its folder; None: MobileNetV2 with random weights, as fast as a trained one.
-        classifier: a classifier or its folder; None: ResNet-50 with random weights.
+        sampler, classifier: themselves or folders; None: MobileNetV2 and ResNet-50 with random weights, equally fast.
         reels: a folder of `make_reels(to="mp4")` whose test videos are classified; None leaves accuracy out.
-        max_reels: only so many of them.
         work: folder for the videos, which are used again.
-        rounds: how often everything is timed.
         streamed: videos for one and two decoding processes; 0 leaves them out.
-        device: of the networks.
-        say: called with a line of text for each step.
     """
-    from sosampler.video.torchcodec_reader import import_decoders
-
     import_decoders()
     if reels is not None and (sampler is None or classifier is None):
         raise InvalidArgument("accuracy on reels needs networks that know them; give sampler and classifier too")
@@ -94,7 +96,7 @@ def bench_pipeline(
         "classifier": network.name,
         "gmacs": {"sampler": network_of_sampler.gmacs(NUM_CANDIDATES), "classifier": network.gmacs(NUM_FRAMES)},
         "weights": "random" if sampler is None or classifier is None else "trained",
-        "threads_of_the_networks": _num_threads(),
+        "threads_of_the_networks": torch.get_num_threads(),
         "seconds_to_make_all_ways_ready": ready,
         "rounds": rounds,
         "videos": [],
@@ -114,19 +116,12 @@ def bench_pipeline(
     return result
 
 
-def _num_threads() -> int:
-    import torch
-
-    return int(torch.get_num_threads())
-
-
 def _baselines(seconds: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     """Return how many times as fast the pipeline is, round by round of each video, with as many decoding threads."""
 
     def rounds(variant: str, reference: str) -> list[list[float]]:
-        return [
-            [theirs / ours for ours, theirs in zip(video[variant], video[reference], strict=True)] for video in seconds
-        ]
+        pairs = [zip(video[variant], video[reference], strict=True) for video in seconds]
+        return [[theirs / ours for ours, theirs in of_video] for of_video in pairs]
 
     by_threads = {"1 thread": rounds(OURS, UNIFORM_FAST), "2 threads": rounds(OURS_THREADS, UNIFORM_FAST_THREADS)}
     ratios: dict[str, Any] = {"torchcodec_uniform": by_threads}
@@ -139,14 +134,8 @@ def _baselines(seconds: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
 
 
 def _networks(sampler: Any, classifier: Any, device: str | None) -> tuple[Any, Any]:
-    import torch
-
-    from sosampler.classifiers.factory import create_classifier
-    from sosampler.samplers.registry import load_sampler
-    from sosampler.samplers.sosampler import SOSampler
-
     torch.manual_seed(0)
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = resolve_device(device)
     if sampler is None:
         sampler = SOSampler().freeze()
     elif isinstance(sampler, (str, Path)):
@@ -158,10 +147,6 @@ def _networks(sampler: Any, classifier: Any, device: str | None) -> tuple[Any, A
 
 def _labels(sampler: Any, classifier: Any) -> dict[str, Label]:
     """Return all variants whose packages are installed."""
-    from sosampler.engine.frame_engine import FrameEngine
-    from sosampler.inference.options import SelectOptions
-    from sosampler.inference.select import select_with
-
     engine = FrameEngine(sampler, classifier, num_frames=NUM_FRAMES)
 
     def pipeline(threads: int) -> Label:
@@ -169,7 +154,7 @@ def _labels(sampler: Any, classifier: Any) -> dict[str, Label]:
         return lambda path: int(pipe(path).probabilities.argmax())
 
     size = _pipeline(sampler, classifier).size
-    options = SelectOptions(policy=sampler, num_frames=NUM_FRAMES, threads=1, **_candidates(size))
+    options = SelectOptions(policy=sampler, num_frames=NUM_FRAMES, threads=1, size=size, **_CANDIDATES)
 
     def plain(path: Path) -> int:
         chosen = select_with(path, options, enlarge=False)
@@ -196,40 +181,21 @@ def _labels(sampler: Any, classifier: Any) -> dict[str, Label]:
     return variants
 
 
-def _candidates(size: int) -> dict[str, Any]:
-    return {"num_candidates": NUM_CANDIDATES, "candidates": "keyframe", "size": size}
-
-
 def _pipeline(sampler: Any, classifier: Any, **options: Any) -> Pipeline:
-    from sosampler.inference.pipeline import Pipeline
-
-    return Pipeline(
-        sampler,
-        classifier,
-        num_candidates=NUM_CANDIDATES,
-        num_frames=NUM_FRAMES,
-        candidates="keyframe",
-        **options,
-    )
+    return Pipeline(sampler, classifier, num_frames=NUM_FRAMES, **_CANDIDATES, **options)
 
 
 def _by_transformers(classifier: Any) -> Label:
     """Sample, decode, resize and normalise by transformers; then run the network."""
-    import torch
     from transformers import VideoMAEVideoProcessor
 
-    preprocessing = classifier.preprocessing
-
-    def sides(size: tuple[int, int]) -> dict[str, int]:
-        return {"height": size[0], "width": size[1]}
-
+    preprocessing, sides = classifier.preprocessing, ("height", "width")
+    resize = preprocessing.resize
     processor = VideoMAEVideoProcessor(
         do_sample_frames=True,
         num_frames=NUM_FRAMES,
-        size={"shortest_edge": preprocessing.resize}
-        if isinstance(preprocessing.resize, int)
-        else sides(preprocessing.resize),
-        crop_size=sides(preprocessing.size),
+        size={"shortest_edge": resize} if isinstance(resize, int) else dict(zip(sides, resize, strict=True)),
+        crop_size=dict(zip(sides, preprocessing.size, strict=True)),
         image_mean=list(preprocessing.mean),
         image_std=list(preprocessing.std),
     )
@@ -257,9 +223,7 @@ def _timed(video: Path, labels: dict[str, Label], rounds: int) -> dict[str, Any]
 
 def _accuracy(reels: Path, labels: dict[str, Label], classes: Sequence[str], limit: int | None) -> dict[str, Any]:
     """Measure how often each variant is right on the test reels, and how long it takes a reel."""
-    from sosampler.datasets.manifest import read_manifest
-
-    manifest: Manifest = read_manifest(reels / "manifest.csv").split("test")
+    manifest = read_manifest(reels / "manifest.csv").split("test")
     items = list(manifest.items)[:limit]
     truth = [list(classes).index(manifest.classes[item.labels[0]]) for item in items]
     paths = [manifest.path_of(item) for item in items]
@@ -288,7 +252,7 @@ def _accuracy(reels: Path, labels: dict[str, Label], classes: Sequence[str], lim
 
 def _workers(videos: list[Path], sampler: Any, classifier: Any, count: int, rounds: int) -> dict[str, Any]:
     """Measure videos a second of the decoding processes alone, once they run; and to the label, with their start."""
-    paths = [videos[number % len(videos)] for number in range(count)]
+    paths = list(itertools.islice(itertools.cycle(videos), count))
     seconds: dict[str, list[float]] = {"1 decoding": [], "2 decoding": []}
     for _ in range(rounds):
         for workers, times in enumerate(seconds.values(), start=1):
@@ -315,10 +279,7 @@ def _workers(videos: list[Path], sampler: Any, classifier: Any, count: int, roun
 
 def _decode(paths: Sequence[Path], workers: int) -> float:
     """Return seconds for all candidates of all videos, by processes that are warmed up."""
-    from sosampler.inference.decode import DecodeStep, FramePool, FrameTask
-    from sosampler.inference.options import SelectOptions
-
-    step = DecodeStep(SelectOptions(policy="all", threads=1, **_candidates(256)), choose=False)
+    step = DecodeStep(SelectOptions(policy="all", threads=1, size=256, **_CANDIDATES), choose=False)
 
     def tasks(some: Sequence[Path]) -> Iterator[FrameTask]:
         return (FrameTask(path, step) for path in some)
@@ -337,13 +298,7 @@ def _decode(paths: Sequence[Path], workers: int) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """Return speed by clip and layout, accuracy, then the rest."""
-    lines = [f"{'clip':<34}{'keyframes':<11}{'variant':<32}{'reference':<46}{'times faster':>12}"]
-    for video in result["videos"]:
-        for row in video["comparisons"]:
-            lines.append(
-                f"{video['clip']:<34}{video['layout']:<11}{row['way']:<32}{row['reference']:<46}"
-                f"{row['times_faster']:>12.2f}"
-            )
+    lines = decode.ratio_lines(result["videos"])
     accuracy = result.get("accuracy")
     if accuracy is None:
         lines.append("accuracy: not measured; give a trained sampler, its classifier and reels")

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
+
+from sosampler.cli import options as shared
 
 app = typer.Typer(
     help="Measure speed on your machine, as ratios in one run.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Clips = Annotated[list[Path], typer.Argument(help="Natural videos; each is looped to five minutes of 720p.")]
-Work = Annotated[Path, typer.Option("--work", help="Folder for the videos; they are used again.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often everything is timed.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the result into this JSON file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Clips = Annotated[list[Path], Argument(help="Natural videos; each is looped to five minutes of 720p.")]
+Work = Annotated[Path, Option("--work", help="Folder for the videos; they are used again.")]
+Rounds = Annotated[int, Option("--rounds", min=1, help="How often everything is timed.")]
+Out = Annotated[Path | None, Option("--out", "-o", help="Write the result into this JSON file.")]
 
 
 @app.command("decode")
@@ -24,9 +26,9 @@ def decode_command(
     clips: Clips,
     work: Work = Path(".bench"),
     rounds: Rounds = 3,
-    hour: Annotated[bool, typer.Option("--hour/--no-hour", help="Also measure memory on a one-hour video.")] = True,
+    hour: Annotated[bool, Option("--hour/--no-hour", help="Also measure memory on a one-hour video.")] = True,
     out: Out = None,
-    json_output: Json = False,
+    json_output: shared.Json = False,
 ) -> None:
     """Decode candidates, against torchcodec.
 
@@ -35,47 +37,34 @@ def decode_command(
     _check_files(clips)
     from sosampler.bench.decode import bench_decode, table
 
-    result = bench_decode(clips, work=work, rounds=rounds, hour=hour, say=lambda text: typer.echo(text, err=True))
+    result = bench_decode(clips, work=work, rounds=rounds, hour=hour, say=shared.say)
     _write(result, table(result), out, json_output)
 
 
 @app.command("pipeline")
 def pipeline_command(
     clips: Clips,
-    sampler: Annotated[Path | None, typer.Option("--sampler", "-s", help="Folder of a trained sampler.")] = None,
+    sampler: Annotated[Path | None, Option("--sampler", "-s", help="Folder of a trained sampler.")] = None,
     classifier: Annotated[
-        Path | None, typer.Option("--classifier", "-c", help="Folder of its classifier.  [default: a random ResNet-50]")
+        Path | None, Option("--classifier", "-c", help="Folder of its classifier.  [default: a random ResNet-50]")
     ] = None,
-    reels: Annotated[
-        Path | None, typer.Option("--reels", help="Folder of `sosampler reels --to mp4`, for the accuracy.")
-    ] = None,
+    reels: Annotated[Path | None, Option(help="Folder of `sosampler reels --to mp4`, for the accuracy.")] = None,
     work: Work = Path(".bench"),
     rounds: Rounds = 3,
-    streamed: Annotated[int, typer.Option("--streamed", min=0, help="Videos for one and two decoders.")] = 24,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
-    ] = None,
+    streamed: Annotated[int, Option(min=0, help="Videos for one and two decoders.")] = 24,
+    device: shared.Device = None,
     out: Out = None,
-    json_output: Json = False,
+    json_output: shared.Json = False,
 ) -> None:
     """Go from file to label, against uniform frames.
 
     Keyframe candidates and a sampler are compared with uniform frames and the same classifier.
     """
+    options = shared.without(locals(), "out", "json_output")
     _check_files(clips)
     from sosampler.bench.pipeline import bench_pipeline, table
 
-    result = bench_pipeline(
-        clips,
-        sampler=sampler,
-        classifier=classifier,
-        reels=reels,
-        work=work,
-        rounds=rounds,
-        streamed=streamed,
-        device=device,
-        say=lambda text: typer.echo(text, err=True),
-    )
+    result = bench_pipeline(**options, say=shared.say)
     _write(result, table(result), out, json_output)
 
 
@@ -92,10 +81,9 @@ def _check_files(clips: list[Path]) -> None:
 
 def _write(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:
     """Print a result, and write it where --out is given."""
-    from sosampler._util.files import replacing
+    from sosampler._util.files import write_text
 
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as temporary:
-            temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    typer.echo(json.dumps(result) if json_output else text)
+        write_text(out, json.dumps(result, indent=1) + "\n")
+    shared.echo(result, text, json_output)

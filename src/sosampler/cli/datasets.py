@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
+
+from sosampler.cli import options as shared
+from sosampler.errors import InvalidArgument
 
 app = typer.Typer(help="Public data sets, and manifests made from their official files.", rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
-def list_command(
-    context: typer.Context,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def list_command(context: typer.Context, json_output: shared.Json = False) -> None:
     """List the public data sets that can be imported: videos, classes, metric, where to get them."""
     if context.invoked_subcommand is not None:
         return
@@ -35,77 +36,50 @@ def list_command(
 
 @app.command("import")
 def import_command(
-    dataset: Annotated[str, typer.Argument(help="activitynet, kinetics, sports1m, coin or frames.")],
-    annotations: Annotated[
-        list[str], typer.Argument(help="Official files; FILE=train, dev or test where the name has no split.")
-    ],
-    videos: Annotated[Path, typer.Option("--videos", help="Folder with the videos or frame folders, at any depth.")],
-    out: Annotated[Path, typer.Option("--out", help="Manifest to write, .csv or .jsonl.")],
-    classes: Annotated[
-        Path | None, typer.Option("--classes", help="Class names, one per line: classes of numbers, or their order.")
-    ] = None,
+    dataset: Annotated[str, Argument(help="activitynet, kinetics, sports1m, coin or frames.")],
+    annotations: Annotated[list[str], Argument(help="Official files; FILE=train, dev, test if the name has no split.")],
+    videos: Annotated[Path, Option(help="Folder with the videos or frame folders, at any depth.")],
+    out: Annotated[Path, Option(help="Manifest to write, .csv or .jsonl.")],
+    classes: Annotated[Path | None, Option(help="Class names, one a line: classes of numbers, or their order.")] = None,
     subset: Annotated[
-        list[Path] | None,
-        typer.Option("--subset", help="File that names classes or videos to import; may be repeated."),
+        list[Path] | None, Option(help="File that names classes or videos to import; repeatable.")
     ] = None,
     segments: Annotated[
-        bool, typer.Option("--segments", help="Write start and end: Kinetics in whole videos, COIN's annotated part.")
+        bool, Option("--segments", help="Write start and end: Kinetics in whole videos, COIN's annotated part.")
     ] = False,
     split_map: Annotated[
-        list[str] | None, typer.Option("--map", help="SUBSET=SPLIT, as validation=dev; by default validation is test.")
+        list[str] | None, Option("--map", help="SUBSET=SPLIT, as validation=dev; by default validation is test.")
     ] = None,
-    layout: Annotated[
-        str,
-        typer.Option("--layout", help="Format of frame lists: auto, count (dir n label), range, video (file label)."),
-    ] = "auto",
-    dev_share: Annotated[float, typer.Option("--dev-share", help="Share of train that becomes dev.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the dev split.")] = 0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    layout: Annotated[str, Option(help="Frame lists: auto, count (dir n label), range, video (file label).")] = "auto",
+    dev_share: Annotated[float, Option(help="Share of train that becomes dev.")] = 0.0,
+    seed: Annotated[int, Option(help="Random seed of the dev split.")] = 0,
+    json_output: shared.Json = False,
 ) -> None:
     """Turn a data set's official files into a manifest. Missing videos are counted and listed in OUT.missing.txt."""
+    options = shared.without(locals(), "dataset", "annotations", "subset", "split_map", "out", "json_output")
     from sosampler.datasets.importers.build import check_out, import_dataset
 
     check_out(out, [*map(Path, annotations), *(subset or []), *([classes] if classes else [])])
-    imported = import_dataset(
-        dataset,
-        annotations,
-        videos=videos,
-        classes=classes,
-        subset=subset or (),
-        segments=segments,
-        split_map=_parse_map(split_map or []),
-        layout=layout,
-        dev_share=dev_share,
-        seed=seed,
-    )
-    classes_file, missing_file = imported.write(out)
-    result = {
-        "dataset": dataset,
-        "out": str(out),
-        "classes_file": str(classes_file),
-        "missing_file": str(missing_file),
-        **imported.to_dict(),
-    }
-    typer.echo(json.dumps(result) if json_output else _describe(result))
-
-
-def _parse_map(pairs: list[str]) -> dict[str, str]:
-    from sosampler.errors import InvalidArgument
-
     mapping = {}
-    for pair in pairs:
+    for pair in split_map or []:
         word, equals, split = pair.partition("=")
         if not word or not equals:
             raise InvalidArgument(f"--map {pair!r} is not SUBSET=SPLIT; write for example --map validation=dev")
         mapping[word] = split
-    return mapping
+    imported = import_dataset(dataset, annotations, subset=subset or (), split_map=mapping, **options)
+    classes_file, missing_file = imported.write(out)
+    files = {"classes_file": str(classes_file), "missing_file": str(missing_file)}
+    result = {"dataset": dataset, "out": str(out), **files, **imported.to_dict()}
+    shared.echo(result, _describe(result), json_output)
 
 
 def _describe(result: dict[str, Any]) -> str:
     splits = ", ".join(f"{count} {name}" for name, count in result["splits"].items())
-    lines = [f"{result['videos']} videos of {result['classes']} classes ({splits}) written to {result['out']}"]
-    lines.append(f"classes in {result['classes_file']}")
-    lines.append(f"{result['missing']} videos are missing, listed in {result['missing_file']}")
+    lines = [
+        f"{result['videos']} videos of {result['classes']} classes ({splits}) written to {result['out']}",
+        f"classes in {result['classes_file']}",
+        f"{result['missing']} videos are missing, listed in {result['missing_file']}",
+    ]
     notes = {
         "unlabelled": "without a label, not imported",
         "overlapping": "removed from training, since their video is also in a later split",

@@ -1,4 +1,4 @@
-"""`sosampler evaluate`."""
+"""`sosampler evaluate`, `sosampler independence` and `sosampler report`."""
 
 from __future__ import annotations
 
@@ -8,131 +8,91 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from sosampler.cli.options import AutoMax, AutoMin
+from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
 
 
 def evaluate_command(
-    bank: Annotated[Path, typer.Argument(help="A bank with the outputs of a classifier.")],
+    bank: Annotated[Path, Argument(help="A bank with the outputs of a classifier.")],
     policies: Annotated[
         str | None,
-        typer.Option(
-            "--policies",
+        Option(
             help="Separated by commas: uniform, random, centre, frameexit, all, keyframe, frame-difference, "
-            "difference-peaks, "
-            "farthest-first, dpp, general; the oracles semi-optimal, semi-optimal-max, optimal; folders of samplers, "
-            "also as NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a folder or a policy with scores avoids redundant "
-            "frames; +aks, +its or +nms spreads the choice in time. Folders of trained baselines too: "
-            "FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
-            "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]",
+            "difference-peaks, farthest-first, dpp, general; the oracles semi-optimal, semi-optimal-max, optimal; "
+            "folders of samplers, also as NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a folder or a policy with "
+            "scores avoids redundant frames; +aks, +its or +nms spreads the choice in time. Folders of trained "
+            "baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
+            "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
         ),
     ] = None,
-    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="One policy; may be repeated.")] = None,
+    policy: Annotated[list[str] | None, Option("--policy", "-p", help="One policy; may be repeated.")] = None,
     num_frames: Annotated[
-        str,
-        typer.Option("-n", "--num-frames", help="N, or several separated by commas; with auto, samplers decide on N."),
+        str, Option("-n", "--num-frames", help="N, or several separated by commas; with auto, samplers decide on N.")
     ] = "6",
-    num_candidates: Annotated[
-        str, typer.Option("-t", "--num-candidates", help="T, or several separated by commas.")
-    ] = "10",
-    pairs: Annotated[
-        str | None, typer.Option("--pairs", help="Instead, N/T pairs separated by commas, for example 8/30,16/60.")
-    ] = None,
+    num_candidates: Annotated[str, Option("-t", "--num-candidates", help="T, or several separated by commas.")] = "10",
+    pairs: Annotated[str | None, Option(help="Instead, N/T pairs separated by commas, for example 8/30,16/60.")] = None,
     classifier: Annotated[
-        str | None, typer.Option("--classifier", "-c", help="Folder of the saved classifier, or name of a teacher.")
+        str | None, Option("--classifier", "-c", help="Folder of the saved classifier, or name of a teacher.")
     ] = None,
-    views: Annotated[
-        int | None, typer.Option("--views", help="Which teacher, where the bank has outputs for several views.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="train, dev or test.  [default: test, else dev, else train]")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the random policy and the bootstrap.")] = 0,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamples for 95 % intervals; 0 for none.")] = 2000,
-    beam_width: Annotated[
-        int, typer.Option("--beam-width", help="Beam width of the optimal policy where a classifier must be run.")
-    ] = 16,
-    auto_min: AutoMin = None,
-    auto_max: AutoMax = None,
+    views: Annotated[int | None, Option(help="Which teacher, where the bank has outputs for several views.")] = None,
+    split: Annotated[str | None, Option(help="train, dev or test.  [default: test, else dev, else train]")] = None,
+    seed: Annotated[int, Option(help="Seed of the random policy and the bootstrap.")] = 0,
+    bootstrap: shared.Bootstrap = 2000,
+    beam_width: Annotated[int, Option(help="Beam width of the optimal policy where a classifier must be run.")] = 16,
+    auto_min: shared.AutoMin = None,
+    auto_max: shared.AutoMax = None,
     auto_tolerance: Annotated[
         str | None,
-        typer.Option(
-            "--auto-tolerance",
+        Option(
             help="Expected loss that -n auto accepts for fewer frames, or several separated by commas.  "
-            f"[default: {DEFAULT_TOLERANCE}]",
+            f"[default: {DEFAULT_TOLERANCE}]"
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows into this file.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write everything into this JSON file.")] = None,
-    curve: Annotated[
-        Path | None, typer.Option("--curve", help="Draw accuracy against cost into this .svg or .png file.")
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--run", help="Folder for the results of every video; `sosampler report` makes a page of it."),
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: shared.Device = None,
+    precision: shared.Precision = None,
+    csv: Annotated[Path | None, Option(help="Write the rows into this file.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write everything into this JSON file.")] = None,
+    curve: Annotated[Path | None, Option(help="Draw accuracy against cost into this .svg or .png file.")] = None,
+    run: Annotated[Path | None, Option(help="Folder for results of every video, for `sosampler report`.")] = None,
+    json_output: shared.Json = False,
 ) -> None:
     """Measure policies on the videos of a bank.
 
     Policies, trained samplers and baselines are compared by accuracy, cost and their distance to the optimum.
     """
-    names = [*_texts(policies), *(policy or [])]
-    if policies is not None and not _texts(policies):
+    options = shared.without(locals(), "policies", "policy", "csv", "out", "curve", "run", "json_output")
+    names = [*shared.listed(policies), *(policy or [])]
+    if policies is not None and not shared.listed(policies):
         raise InvalidArgument("--policies is empty; name some policies, or leave it out for the default")
-    numbers = _numbers("-n", num_frames, or_auto=True), _numbers("-t", num_candidates)
-    tolerances = None if auto_tolerance is None else _tolerances(auto_tolerance)
-    listed = None if pairs is None else [_pair(text) for text in _texts(pairs)]
+    if names:
+        options["policies"] = names
+    options["num_frames"] = _numbers("-n", num_frames, or_auto=True)
+    options["num_candidates"] = _numbers("-t", num_candidates)
+    if auto_tolerance is not None:
+        options["auto_tolerance"] = _floats("--auto-tolerance", auto_tolerance, "0.01,0.02")
+    if pairs is not None:
+        options["pairs"] = [_pair(text) for text in shared.listed(pairs)]
     _check_files({"--csv": csv, "--out": out, "--curve": curve})
     if run is not None:
         _check_folder("--run", run)
 
     from sosampler import evaluate  # raises with what to install
-    from sosampler.cli.options import show_progress
 
-    given: dict[str, Any] = {"policies": names} if names else {}
-    with show_progress("evaluating") as on_progress:
-        evaluation = evaluate(
-            bank,
-            **given,
-            num_frames=numbers[0],
-            num_candidates=numbers[1],
-            pairs=listed,
-            classifier=classifier,
-            views=views,
-            split=split,
-            seed=seed,
-            bootstrap=bootstrap,
-            device=device,
-            precision=precision,
-            beam_width=beam_width,
-            auto_min=auto_min,
-            auto_max=auto_max,
-            auto_tolerance=tolerances,
-            on_progress=on_progress,
-            say=lambda text: typer.echo(f"note: {text}", err=True),
-        )
+    with shared.show_progress("evaluating") as on_progress:
+        evaluation = evaluate(**options, on_progress=on_progress, say=lambda text: shared.say(f"note: {text}"))
     # Printed first, so that the numbers are not lost if a file cannot be written.
     if json_output:
         typer.echo(json.dumps(evaluation.to_dict()))
     else:
         facts = evaluation.facts
-        typer.echo(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}", err=True)
+        shared.say(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}")
         typer.echo(evaluation.table())
-    if csv is not None:
-        evaluation.write_csv(csv)
-    if out is not None:
-        evaluation.write_json(out)
-    if curve is not None:
-        evaluation.write_curve(curve)
-    if run is not None:
-        evaluation.write_run(run)
+    for name, path in {"csv": csv, "json": out, "curve": curve, "run": run}.items():
+        if path is not None:
+            getattr(evaluation, f"write_{name}")(path)
 
 
 def _check_files(options: dict[str, Path | None]) -> None:
@@ -162,24 +122,20 @@ def _check_folder(option: str, folder: Path, given: Path | None = None) -> None:
         raise InvalidArgument(f"{option} {given or folder}: nothing can be written into {existing}; give another path")
 
 
-def _texts(given: str | None) -> list[str]:
-    return [text.strip() for text in (given or "").split(",") if text.strip()]
-
-
 def _numbers(option: str, given: str, *, or_auto: bool = False) -> list[Any]:
-    texts = _texts(given)
+    texts = shared.listed(given)
     if not texts or not all(text.isdecimal() or (or_auto and text == AUTO) for text in texts):
         allowed, example = (f"ints or {AUTO}", f"1,2,4,{AUTO}") if or_auto else ("ints", "1,2,4")
         raise InvalidArgument(f"{option} {given!r} must be {allowed} separated by commas, for example {example}")
     return [text if text == AUTO else int(text) for text in texts]
 
 
-def _tolerances(given: str) -> list[float]:
+def _floats(option: str, given: str, example: str) -> list[float]:
     try:
-        return [float(text) for text in _texts(given)]
+        return [float(text) for text in shared.listed(given)]
     except ValueError:
         raise InvalidArgument(
-            f"--auto-tolerance {given!r} must be numbers separated by commas, for example 0.01,0.02"
+            f"{option} {given!r} must be numbers separated by commas, for example {example}"
         ) from None
 
 
@@ -190,66 +146,76 @@ def _pair(text: str) -> tuple[int | str, int]:
     return (frames if frames == AUTO else int(frames)), int(candidates)
 
 
-# ---- `sosampler independence`
+# ---- `sosampler independence` and `sosampler report`
 
 
 def independence_command(
-    videos: Annotated[
-        list[str], typer.Argument(help="Videos, folders of videos, one manifest (CSV, JSONL), or one bank.")
-    ],
+    videos: Annotated[list[str], Argument(help="Videos, folders of videos, one manifest (CSV, JSONL), or one bank.")],
     classifier: Annotated[
         list[str],
-        typer.Option("--classifier", "-c", help="Network of the features: a name or a saved folder; may be repeated."),
+        Option("--classifier", "-c", help="Network of the features: a name or a saved folder; may be repeated."),
     ],
-    weights: Annotated[
-        list[str] | None,
-        typer.Option("--weights", help="File of weights; one for each --classifier, 'none' for none."),
-    ] = None,
-    rates: Annotated[
-        str | None, typer.Option("--rates", help="Frames a second, such as 0.5,1,2,4.  [default: 0.1 to 25]")
-    ] = None,
-    moments: Annotated[int, typer.Option("--moments", help="Maximum number of pairs of a video at each rate.")] = 16,
-    max_videos: Annotated[int, typer.Option("--max-videos", help="Maximum number of videos; drawn by --seed.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the videos that are drawn.")] = 0,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ...; default: the GPU if there is one.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for independence.json and the figure independence.png.")
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    weights: Annotated[list[str] | None, Option(help="Weights: a file for each --classifier, or 'none'.")] = None,
+    rates: Annotated[str | None, Option(help="Frames a second, such as 0.5,1,2,4.  [default: 0.1 to 25]")] = None,
+    moments: Annotated[int, Option(help="Maximum number of pairs of a video at each rate.")] = 16,
+    max_videos: Annotated[int, Option(help="Maximum number of videos; drawn by --seed.")] = 100,
+    seed: Annotated[int, Option(help="Seed of the videos that are drawn.")] = 0,
+    device: shared.Device = None,
+    precision: shared.Precision = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder for independence.json and .png.")] = None,
+    json_output: shared.Json = False,
 ) -> None:
     """Find the frame rate up to which frames are independent.
 
     Exit code 1 if some videos could not be read.
     """
+    options = shared.without(locals(), "videos", "classifier", "weights", "rates", "out", "json_output")
     from sosampler import independence  # raises with what to install
-    from sosampler.evaluation.independence import RATES
 
-    try:
-        steps = RATES if rates is None else [float(part) for part in rates.split(",")]
-    except ValueError as error:
-        raise InvalidArgument(f"--rates {rates!r} must be numbers such as 0.5,1,2,4") from error
+    if rates is not None:
+        options["rates"] = _floats("--rates", rates, "0.5,1,2,4")
+    if weights:
+        options["weights"] = [None if file.lower() == "none" else file for file in weights]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fails before the long work
-    result = independence(
-        videos[0] if len(videos) == 1 else videos,
-        classifiers=classifier,
-        weights=[None if file.lower() == "none" else file for file in weights] if weights else None,
-        rates=steps,
-        moments=moments,
-        max_videos=max_videos,
-        seed=seed,
-        device=device,
-        precision=precision,
-        say=lambda text: typer.echo(text, err=True),
+    measured = independence(
+        videos[0] if len(videos) == 1 else videos, classifiers=classifier, **options, say=shared.say
     )
-    written = [] if out is None else [str(path) for path in result.write(out)]
-    for failure in result.failures[:10]:
-        typer.echo(f"failed: {failure['error']}", err=True)
-    if json_output:
-        typer.echo(json.dumps({**result.to_dict(), "files": written}))
-    else:
-        typer.echo("\n".join([result.table(), *(f"wrote {path}" for path in written)]))
-    raise typer.Exit(1 if result.failures else 0)
+    written = [] if out is None else [str(path) for path in measured.write(out)]
+    shared.say_failures(measured.failures)
+    text = "\n".join([measured.table(), *(f"wrote {path}" for path in written)])
+    shared.echo({**measured.to_dict(), "files": written}, text, json_output)
+    raise typer.Exit(1 if measured.failures else 0)
+
+
+def report_command(
+    runs: Annotated[
+        list[Path],
+        Argument(
+            help="Folders of `sosampler evaluate --run`, `demo`, `reproduce` or `independence`, or the JSON file of an "
+            "evaluation."
+        ),
+    ],
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file.")] = Path("report.html"),
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
+    videos: Annotated[int, Option(help="Maximum number of videos shown of each run.")] = 12,
+    bank: Annotated[Path | None, Option(help="Bank with the frames, if it is not where the run names it.")] = None,
+    json_output: shared.Json = False,
+) -> None:
+    """Make one HTML page of one or several runs.
+
+    It has the main comparison, tables, curves, and videos with the chosen frames.
+    """
+    from sosampler.paper.page import experiments_part
+    from sosampler.report.run_report import write_run_report
+
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        shared.say(f"note: {text}")
+
+    path = write_run_report(runs, out, title=title, videos=videos, bank=bank, experiments=experiments_part, say=note)
+    size = path.stat().st_size
+    result = {"report": str(path), "bytes": size, "notes": notes}
+    shared.echo(result, f"{path}: {size / 1e6:.1f} MB", json_output, err=True)

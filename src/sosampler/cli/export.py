@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
+from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 
 
 def export_command(
-    sampler: Annotated[
-        str, typer.Argument(metavar="RUN", help="The folder of a trained sampler, or its id on the Hugging Face hub.")
-    ],
-    format: Annotated[str, typer.Option("--format", "-f", help="onnx.")] = "onnx",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A .onnx file or a folder.  [default: RUN/model.onnx]"),
-    ] = None,
-    half: Annotated[
-        bool, typer.Option("--half", help="Round weights to half precision: a file of half the size.")
-    ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    sampler: Annotated[str, Argument(metavar="RUN", help="Folder of a trained sampler, or its id on Hugging Face.")],
+    format: Annotated[str, Option("--format", "-f", help="onnx.")] = "onnx",
+    out: Annotated[Path | None, Option("--out", "-o", help=".onnx file or folder.  [default: RUN/model.onnx]")] = None,
+    half: Annotated[bool, Option("--half", help="Round weights to half precision: a file of half the size.")] = False,
+    json_output: shared.Json = False,
 ) -> None:
     """Export a trained sampler to ONNX, for any number of videos and candidates.
 
@@ -34,31 +27,18 @@ def export_command(
     from sosampler.samplers.export import export_sampler
 
     done = export_sampler(sampler, format=format, out=out, half=half)
-    if json_output:
-        typer.echo(json.dumps(done.to_dict()))
-    else:
-        typer.echo(
-            f"{done.file}: {done.bytes / 1e6:.1f} MB; its scores differ from torch's by {done.difference:.1e} at most",
-            err=True,
-        )
+    text = f"{done.file}: {done.bytes / 1e6:.1f} MB; its scores differ from torch's by {done.difference:.1e} at most"
+    shared.echo(done.to_dict(), text, json_output, err=True)
 
 
 def quantize_command(
-    classifier: Annotated[str, typer.Argument(help="Folder of a saved classifier, or the name of one.")],
-    bank: Annotated[
-        Path | None, typer.Option("--bank", "-b", help="Calibrate on training videos of this bank.")
-    ] = None,
-    videos: Annotated[
-        list[str] | None,
-        typer.Option("--videos", help="Calibrate on these videos, given as in classify; repeatable."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder to write.  [default: the classifier's own]"),
-    ] = None,
-    weights: Annotated[str | None, typer.Option("--weights", help="A file with the classifier's weights.")] = None,
-    num_frames: Annotated[int, typer.Option("--num-frames", "-n", min=1, help="Calibration frames.")] = 256,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    classifier: Annotated[str, Argument(help="Folder of a saved classifier, or the name of one.")],
+    bank: Annotated[Path | None, Option("--bank", "-b", help="Calibrate on training videos of this bank.")] = None,
+    videos: Annotated[list[str] | None, Option(help="Calibrate on these videos, as in classify; repeatable.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder to write.  [default: the classifier's own]")] = None,
+    weights: shared.Weights = None,
+    num_frames: Annotated[int, Option("--num-frames", "-n", min=1, help="Calibration frames.")] = 256,
+    json_output: shared.Json = False,
 ) -> None:
     """Quantize a classifier to int8 for fast inference on a CPU, used by `classify --precision int8`.
 
@@ -77,14 +57,10 @@ def quantize_command(
     if bank is not None:
         frames = bank_frames(bank, num_frames)
     else:
-        assert videos, "checked above"
-        frames = video_frames(listed_videos(videos), num_frames, least_size(network.preprocessing))
+        frames = video_frames(listed_videos(videos or []), num_frames, least_size(network.preprocessing))
     done = quantize_classifier(network, frames, out)
-    if json_output:
-        typer.echo(json.dumps(done.to_dict()))
-    else:
-        typer.echo(
-            f"{done.file}: {done.bytes / 1e6:.1f} MB from {done.num_frames} frames; of {done.num_compared} others it "
-            f"names the same class as float32 for {100 * done.same_class:.1f} %",
-            err=True,
-        )
+    text = (
+        f"{done.file}: {done.bytes / 1e6:.1f} MB from {done.num_frames} frames; of {done.num_compared} others it names "
+        f"the same class as float32 for {100 * done.same_class:.1f} %"
+    )
+    shared.echo(done.to_dict(), text, json_output, err=True)

@@ -9,22 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sosampler import __version__
-from sosampler.cli import (
-    bench,
-    classify,
-    datasets,
-    demo,
-    evaluate,
-    export,
-    prepare,
-    reels,
-    report,
-    reproduce,
-    select,
-    train,
-    ui,
-)
-from sosampler.cli import export as quantize
+from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -32,13 +17,9 @@ class _Group(TyperGroup):
     """Prints each command's whole summary, over several lines where it is long, instead of cutting it off."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [
-            (name, command.get_short_help_str(limit=1000))
-            for name, command in self.commands.items()
-            if not command.hidden
-        ]
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in shown.items()])
 
 
 # Plain help text: importing rich for its boxes takes longer than everything else together.
@@ -67,35 +48,28 @@ def _root(
 
 
 app.command("select")(select.select_command)
-app.command("classify")(classify.classify_command)
+app.command("classify")(select.classify_command)
 app.command("train-classifier")(train.train_classifier_command)
 app.add_typer(datasets.app, name="datasets")
 app.command("prepare")(prepare.prepare_command)
-app.add_typer(prepare.bank_app, name="bank")
+app.add_typer(prepare.app, name="bank")
 app.command("train")(train.train_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("independence")(evaluate.independence_command)
 app.command("reproduce")(reproduce.reproduce_command)
-app.command("report")(report.report_command)
+app.command("report")(evaluate.report_command)
 app.command("export")(export.export_command)
-app.command("quantize")(quantize.quantize_command)
+app.command("quantize")(export.quantize_command)
 app.command("ui")(ui.ui_command)
 app.command("reels")(reels.reels_command)
-app.command("demo")(demo.demo_command)
+app.command("demo")(reels.demo_command)
 app.add_typer(bench.app, name="bench")
 
 
 # Which extra brings a package that the light core lacks.
-_EXTRAS = {
-    "transformers": "hf",
-    "torchcodec": "torchcodec",
-    "ray": "ray",
-    "openvino": "openvino",
-    "onnx": "onnx",
-} | dict.fromkeys(
-    ("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow", "sklearn", "matplotlib", "jinja2"),
-    "train",
-)
+_EXTRAS = {name: name for name in ("torchcodec", "ray", "openvino", "onnx")} | {"transformers": "hf"}
+_EXTRAS |= dict.fromkeys(("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow"), "train")
+_EXTRAS |= dict.fromkeys(("sklearn", "matplotlib", "jinja2"), "train")
 
 
 def main() -> None:

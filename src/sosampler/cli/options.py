@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer import Argument, Option
 
+from sosampler._util.progress import Bar, OnProgress, Progress, progress_bar
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.auto import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:
-    from sosampler._util.progress import OnProgress, Progress
     from sosampler.inference.many import RunSummary
     from sosampler.inference.rows import Row
 
@@ -45,75 +46,75 @@ def number_or_auto(text: str) -> int | str:
 
 def num_frames_option(help_text: str) -> Any:
     """Return the option `-n` with this help."""
-    return typer.Option("-n", "--num-frames", metavar="INTEGER|auto", parser=number_or_auto, help=help_text)
+    return Option("-n", "--num-frames", metavar="INTEGER|auto", parser=number_or_auto, help=help_text)
 
 
 Videos = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         help="Video files, folders of videos, folders of frame images, patterns in quotes, or a CSV, JSONL or "
         "Parquet file with a column of paths."
     ),
 ]
-Sampler = Annotated[
-    Path | None, typer.Option("--sampler", "-s", help="Folder of a trained sampler, which chooses the frames.")
-]
-AutoMin = Annotated[
-    int | None, typer.Option("--auto-min", help=f"Minimum frames of -n auto.  [default: {DEFAULT_MIN}]")
-]
-AutoMax = Annotated[
-    int | None, typer.Option("--auto-max", help=f"Maximum frames of -n auto.  [default: {DEFAULT_MAX}]")
-]
+Sampler = Annotated[Path | None, Option("--sampler", "-s", help="Folder of a trained sampler, which chooses frames.")]
+AutoMin = Annotated[int | None, Option(help=f"Minimum frames of -n auto.  [default: {DEFAULT_MIN}]")]
+AutoMax = Annotated[int | None, Option(help=f"Maximum frames of -n auto.  [default: {DEFAULT_MAX}]")]
 AutoTolerance = Annotated[
     float | None,
-    typer.Option(
-        "--auto-tolerance",
-        help=f"How much accuracy -n auto may give up for fewer frames.  [default: {DEFAULT_TOLERANCE}]",
-    ),
+    Option(help=f"How much accuracy -n auto may give up for fewer frames.  [default: {DEFAULT_TOLERANCE}]"),
 ]
-Candidates = Annotated[
-    str | None, typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.  [default: exact]")
-]
-Grid = Annotated[str, typer.Option("--grid", help="Where candidates lie: uniform, linspace, stratified or jitter.")]
-Start = Annotated[float | None, typer.Option("--start", help="First moment, in seconds of the timestamps.")]
-End = Annotated[float | None, typer.Option("--end", help="End, in seconds of the timestamps.")]
-OnShort = Annotated[str, typer.Option("--on-short", help="Too few frames: repeat, fewer or error.")]
-SnapTolerance = Annotated[float, typer.Option("--snap-tolerance", help="Seconds, for --candidates snap.")]
-Seed = Annotated[int, typer.Option("--seed", help="For random choices.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...  [default: the GPU if there is one]")]
-Decoder = Annotated[str, typer.Option("--decoder", help="pyav or torchcodec.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Per video.  [default: all for one video, 1 for many]")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Videos decoded at a time.  [default: one a core]")]
-FolderFps = Annotated[float | None, typer.Option("--folder-fps", help="Rate of a folder of frame images.")]
-MaxPixels = Annotated[int | None, typer.Option("--max-pixels", help="Refuse larger frames.")]
-MaxFrames = Annotated[int | None, typer.Option("--max-frames", help="Refuse videos with more frames.")]
-MaxDuration = Annotated[float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")]
+Candidates = Annotated[str | None, Option(help="exact, keyframe (many times faster) or snap.  [default: exact]")]
+Grid = Annotated[str, Option(help="Where candidates lie: uniform, linspace, stratified or jitter.")]
+Start = Annotated[float | None, Option(help="First moment, in seconds of the timestamps.")]
+End = Annotated[float | None, Option(help="End, in seconds of the timestamps.")]
+OnShort = Annotated[str, Option(help="Too few frames: repeat, fewer or error.")]
+SnapTolerance = Annotated[float, Option(help="Seconds, for --candidates snap.")]
+Seed = Annotated[int, Option(help="For random choices.")]
+Weights = Annotated[str | None, Option(help="A file with the classifier's weights.")]
+ClassifierOption = Annotated[list[str] | None, Option(help="KEY=VALUE of the classifier, e.g. head=frameexit.")]
+InputSize = Annotated[int | None, Option(help="Height and width of its input.")]
+Device = Annotated[str | None, Option(help="cpu, cuda, ...  [default: the GPU if there is one]")]
+Precision = Annotated[str | None, Option(help="float32, bfloat16 or float16.")]
+Decoder = Annotated[str, Option(help="pyav or torchcodec.")]
+Threads = Annotated[int | None, Option(help="Per video.  [default: all for one video, 1 for many]")]
+Workers = Annotated[int | None, Option(help="Videos decoded at a time.  [default: one a core]")]
+FolderFps = Annotated[float | None, Option(help="Rate of a folder of frame images.")]
+MaxPixels = Annotated[int | None, Option(help="Refuse larger frames.")]
+MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")]
+MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="Write a row per video: .parquet, .jsonl, .csv, or a folder of Parquet files; resumes if killed.",
-    ),
+    Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Engine = Annotated[str, typer.Option("--engine", help="local, or ray: on a cluster, with --out.")]
-ADDRESS_HELP = "HOST:PORT of a Ray cluster, or auto.  [default: one that is started on this machine]"
-Address = Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)]
+Bootstrap = Annotated[int, Option(help="Resamples for 95 % intervals; 0 for none.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out holds another run.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
+Engine = Annotated[str, Option(help="local, or ray: on a cluster, with --out.")]
+Address = Annotated[
+    str | None, Option(help="HOST:PORT of a Ray cluster, or auto.  [default: one that is started here]")
+]
 
 
-def select_arguments(given: dict[str, Any]) -> dict[str, Any]:
+def without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the options but for those with these names."""
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def given(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return those of the named options that the user gave."""
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def select_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `select` among the options of a command, with its limits; not the policy."""
     names = {field.name for field in fields(SelectOptions)} - {"policy"}
-    return {**{name: value for name, value in given.items() if name in names}, "limits": limits_of(given)}
+    return {**{name: value for name, value in options.items() if name in names}, "limits": limits_of(options)}
 
 
-def limits_of(given: dict[str, Any]) -> Any:
+def limits_of(options: dict[str, Any]) -> Any:
     """Return the `Limits` that the options --max-* set."""
     from sosampler.video.limits import Limits
 
-    names = ("max_pixels", "max_frames", "max_duration")
-    return Limits(**{name: given[name] for name in names if given[name] is not None})
+    return Limits(**given(options, "max_pixels", "max_frames", "max_duration"))
 
 
 def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | None:
@@ -127,14 +128,14 @@ def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | 
     return sampler
 
 
-def key_values(texts: Sequence[str]) -> dict[str, Any]:
+def key_values(texts: Sequence[str] | None) -> dict[str, Any]:
     """Parse KEY=VALUE options of a classifier; ints, floats, true and false are read as such, the rest as text.
 
     >>> key_values(["head=frameexit", "num_frames=16", "drop_rate=0.5", "stride_on_1x1=true"])
     {'head': 'frameexit', 'num_frames': 16, 'drop_rate': 0.5, 'stride_on_1x1': True}
     """
     values: dict[str, Any] = {}
-    for text in texts:
+    for text in texts or ():
         key, separator, value = text.partition("=")
         if not separator or not key.isidentifier() or not value:
             raise InvalidArgument(f"--option {text!r} must be KEY=VALUE, for example head=frameexit")
@@ -153,25 +154,27 @@ def _value(text: str) -> Any:
     return text
 
 
+def listed(text: str | None) -> list[str]:
+    """Return the parts of an option that are separated by commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 def check_engine(engine: str, address: str | None) -> bool:
     """Return whether the engine is Ray."""
-    if one_of("--engine", engine, ("local", "ray")) == "ray":
-        return True
-    if address is not None:
+    on_ray = one_of("--engine", engine, ("local", "ray")) == "ray"
+    if address is not None and not on_ray:
         raise InvalidArgument(f"--address {address} is of --engine ray; add that, or leave the address out")
-    return False
+    return on_ray
 
 
 def check_ray_out(out: Path | None, **unsupported: Any) -> Path:
     """Return --out; `unsupported` are options, by name, that a cluster cannot do."""
     from sosampler.inference.rows import check_out
 
-    for option, value in unsupported.items():
-        if value is not None:
-            raise InvalidArgument(
-                f"--{option.replace('_', '-')} does not go with --engine ray, which gives rows without pixels; "
-                "leave it out"
-            )
+    for option in given(unsupported, *unsupported):
+        raise InvalidArgument(
+            f"--{option.replace('_', '-')} does not go with --engine ray, which gives rows without pixels; leave it out"
+        )
     if out is None:
         raise InvalidArgument(
             "--engine ray prints no rows; write them with --out FOLDER, or to a .parquet, .jsonl or .csv file"
@@ -184,42 +187,36 @@ def check_ray_out(out: Path | None, **unsupported: Any) -> Path:
 _SECONDS_BETWEEN_LINES = 30.0
 
 
+def say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def echo(result: dict[str, Any], text: str, json_output: bool, *, err: bool = False) -> None:
+    """Print a result as one JSON object, or as text; with `err` the text goes to standard error."""
+    typer.echo(json.dumps(result) if json_output else text, err=err and not json_output)
+
+
 @contextmanager
 def show_progress(what: str, *, lines: bool = True) -> Iterator[OnProgress]:
     """Give a function to call after each video: a bar on a terminal, elsewhere lines with rate and time left."""
-    begin = time.monotonic()  # the time of the first video counts too
+    begin = last = time.monotonic()  # the time of the first video counts too
+    bar: Bar | None = None
     with ExitStack() as stack:
-        show: Callable[[Progress], None] | None = None
 
         def on_progress(progress: Progress) -> None:
-            nonlocal show
-            if show is None:
+            nonlocal bar, last
+            if bar is None:
                 if progress.before:
-                    typer.echo(f"continuing: {progress.before} of {progress.total} videos are done", err=True)
-                show = _bar(what, progress, stack) if sys.stderr.isatty() or not lines else _lines(what, begin)
-            show(progress)
+                    say(f"continuing: {progress.before} of {progress.total} videos are done")
+                bar = stack.enter_context(progress_bar(what, progress.total, done=progress.before))
+            bar.advance(text=f"{progress.failed} failed" if progress.failed else "")
+            now = time.monotonic()
+            is_due = now - last >= _SECONDS_BETWEEN_LINES or progress.done == progress.total
+            if is_due and lines and not sys.stderr.isatty():
+                last = now
+                say(line_of(what, progress, now - begin))
 
         yield on_progress
-
-
-def _bar(what: str, first: Progress, stack: ExitStack) -> Callable[[Progress], None]:
-    from sosampler._util.progress import progress_bar
-
-    bar = stack.enter_context(progress_bar(what, first.total, done=first.before))
-    return lambda progress: bar.advance(text=f"{progress.failed} failed" if progress.failed else "")
-
-
-def _lines(what: str, begin: float) -> Callable[[Progress], None]:
-    last = begin
-
-    def show(progress: Progress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _SECONDS_BETWEEN_LINES or progress.done == progress.total:
-            last = now
-            typer.echo(line_of(what, progress, now - begin), err=True)
-
-    return show
 
 
 def line_of(what: str, progress: Progress, seconds: float) -> str:
@@ -243,32 +240,29 @@ def _clock(seconds: float) -> str:
 
 # ---- results
 
-# Failures that are printed; all are in the file of failures.
-_MAX_PRINTED = 10
+_MAX_PRINTED = 10  # failures; all are in the file of failures
 _VERBS = {"selections": "selecting", "predictions": "classifying"}
 
 
+def say_failures(failures: Sequence[dict[str, Any]]) -> None:
+    for failure in failures[:_MAX_PRINTED]:
+        say(f"failed: {failure['error']}")
+
+
 def run_and_report(
-    work: Callable[[Callable[[Row], None], OnProgress], RunSummary],
-    what: str,
-    *,
-    one: bool,
-    json_output: bool,
-    ray: bool,
-) -> int:
-    """Run over all videos, print rows or a summary, and return the exit code: 1 if some failed.
+    work: Callable[..., RunSummary], videos: Sequence[Path], what: str, *, json_output: bool, on_ray: bool
+) -> NoReturn:
+    """Run over all videos, print rows or a summary, and exit: with code 1 if some failed.
 
     Args:
-        work: takes functions to call with each row and after each video.
+        work: takes the videos, `on_progress` and, unless a cluster does the work, `on_row`.
         what: "selections" or "predictions".
-        one: whether there is a single video, whose row is printed by itself.
-        json_output: print one JSON object.
-        ray: whether a cluster does the work; it prints progress where there is no terminal too, and no rows.
+        on_ray: a cluster prints progress where there is no terminal too, and no rows.
     """
     from sosampler.inference.many import describe_row
 
     rows: list[Row] = []
-    started = False
+    one, started = len(videos) == 1 and not on_ray, False
 
     def on_row(row: Row) -> None:
         if json_output or one:
@@ -276,20 +270,20 @@ def run_and_report(
         else:
             typer.echo(describe_row(row))
 
-    with show_progress(_VERBS[what], lines=ray) as show:
+    with show_progress(_VERBS[what], lines=on_ray) as show:
 
         def on_progress(progress: Progress) -> None:
             nonlocal started
             started = True
             show(progress)
 
-        done = work(on_row, on_progress)
+        done = work(videos, on_progress=on_progress, **({} if on_ray else {"on_row": on_row}))
     if done.num_before and not started:
-        typer.echo(f"continuing: {done.num_before} of {done.num_videos} videos are done", err=True)
+        say(f"continuing: {done.num_before} of {done.num_videos} videos are done")
     if done.damaged:
-        typer.echo(f"{len(done.damaged)} damaged files in {done.out} were made again", err=True)
+        say(f"{len(done.damaged)} damaged files in {done.out} were made again")
     if one and rows:
-        typer.echo(json.dumps(rows[0]) if json_output else describe_row(rows[0]))
+        echo(rows[0], describe_row(rows[0]), json_output)
     elif json_output:
         summary: dict[str, Any] = {"num_videos": done.num_videos, "num_failed": len(done.failures)}
         if done.out is None:
@@ -299,10 +293,9 @@ def run_and_report(
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
         typer.echo(f"{done.num_rows} {what} written to {done.out}", err=json_output or one)
-    for failure in done.failures[:_MAX_PRINTED]:
-        typer.echo(f"failed: {failure['error']}", err=True)
+    say_failures(done.failures)
     if done.failures:
         rest = "; the rest are done" if len(done.failures) < done.num_videos else ""
-        listed = "" if done.failed_path is None else f"; see {done.failed_path}"
-        typer.echo(f"{len(done.failures)} of {done.num_videos} videos failed{rest}{listed}", err=True)
-    return 1 if done.failures else 0
+        see = "" if done.failed_path is None else f"; see {done.failed_path}"
+        say(f"{len(done.failures)} of {done.num_videos} videos failed{rest}{see}")
+    raise typer.Exit(1 if done.failures else 0)

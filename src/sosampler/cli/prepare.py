@@ -1,4 +1,4 @@
-"""`sosampler prepare`."""
+"""`sosampler prepare` and `sosampler bank`."""
 
 from __future__ import annotations
 
@@ -7,219 +7,155 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from sosampler.cli.options import ADDRESS_HELP, check_engine
+from sosampler.cli import options as shared
+from sosampler.errors import InvalidArgument
+
+_OF_CLASSIFIER = ("weights", "input_size", "precision")
+_OF_FRAMES = (
+    *("num_candidates", "fps", "size", "quality", "candidates", "grid", "seed", "folder_fps", "classes", "root"),
+    *("videos_per_shard", "retry_failed"),
+)
 
 
 def prepare_command(
     manifest: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             help="A CSV or JSONL with path and label, or a folder of class folders. "
             "Left out: run a classifier on the bank that is there."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The bank's folder; a run that was killed resumes.")] = Path(
-        "bank"
-    ),
+    out: Annotated[Path, Option(help="The bank's folder; a run that was killed resumes.")] = Path("bank"),
     classifier: Annotated[
-        str | None, typer.Option("--classifier", "-c", help="Name, or folder of a saved one; without it, frames only.")
+        str | None, Option("--classifier", "-c", help="Name, or folder of a saved one; without it, frames only.")
     ] = None,
-    weights: Annotated[str | None, typer.Option("--weights", help="A file with the classifier's weights.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="KEY=VALUE of the classifier, e.g. head=frameexit.")
-    ] = None,
-    input_size: Annotated[int | None, typer.Option("--input-size", help="Height and width of its input.")] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Where it runs: cpu, cuda, ...")] = None,
+    weights: shared.Weights = None,
+    option: shared.ClassifierOption = None,
+    input_size: shared.InputSize = None,
+    precision: shared.Precision = None,
+    device: Annotated[str | None, Option(help="Where it runs: cpu, cuda, ...")] = None,
     num_candidates: Annotated[
-        int | None, typer.Option("-t", "--num-candidates", help="Frames stored of each video.  [default: 64]")
+        int | None, Option("-t", "--num-candidates", help="Frames stored of each video.  [default: 64]")
     ] = None,
-    fps: Annotated[float | None, typer.Option("--fps", help="Store frames at this rate instead.")] = None,
-    size: Annotated[int, typer.Option("--size", help="Short side of the stored frames; never enlarged.")] = 256,
-    quality: Annotated[int, typer.Option("--quality", help="Of the JPEGs, 1 to 100.")] = 90,
-    candidates: Annotated[
-        str, typer.Option("--candidates", help="exact, keyframe (many times faster) or snap.")
-    ] = "exact",
-    grid: Annotated[
-        str, typer.Option("--grid", help="Positions of the frames: uniform, linspace, stratified or jitter.")
-    ] = "uniform",
-    seed: Annotated[int, typer.Option("--seed", help="For --grid stratified.")] = 0,
-    folder_fps: Annotated[float | None, typer.Option("--folder-fps", help="Rate of folders of frame images.")] = None,
-    classes: Annotated[
-        Path | None,
-        typer.Option("--classes", help="The class list, one name per line.  [default: beside the manifest]"),
-    ] = None,
-    root: Annotated[Path | None, typer.Option("--root", help="Where relative paths of the manifest start.")] = None,
-    features: Annotated[
-        bool,
-        typer.Option("--features/--no-features", help="Also store the features that a pooled classifier averages."),
-    ] = True,
-    batch: Annotated[int | None, typer.Option("--batch", help="Frames per batch of the network.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", help="Decoding processes.  [default: one per core, fewer for large frames]"),
-    ] = None,
-    videos_per_shard: Annotated[int, typer.Option("--videos-per-shard", help="Videos in a file of the bank.")] = 32,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed videos again.")] = False,
-    max_pixels: Annotated[int | None, typer.Option("--max-pixels", help="Refuse larger frames.")] = None,
-    max_frames: Annotated[int | None, typer.Option("--max-frames", help="Refuse videos with more frames.")] = None,
-    max_duration: Annotated[
-        float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    engine: Annotated[
-        str, typer.Option("--engine", help="local, or ray: on a cluster that shares the bank's folder.")
-    ] = "local",
-    address: Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP)] = None,
+    fps: Annotated[float | None, Option(help="Store frames at this rate instead.")] = None,
+    size: Annotated[int, Option(help="Short side of the stored frames; never enlarged.")] = 256,
+    quality: Annotated[int, Option(help="Of the JPEGs, 1 to 100.")] = 90,
+    candidates: Annotated[str, Option(help="exact, keyframe (many times faster) or snap.")] = "exact",
+    grid: shared.Grid = "uniform",
+    seed: Annotated[int, Option(help="For --grid stratified.")] = 0,
+    folder_fps: shared.FolderFps = None,
+    classes: Annotated[Path | None, Option(help="Class list, one name a line.  [default: beside the manifest]")] = None,
+    root: Annotated[Path | None, Option(help="Where relative paths of the manifest start.")] = None,
+    features: Annotated[bool, Option(help="Also store the features that a pooled classifier averages.")] = True,
+    batch: Annotated[int | None, Option(help="Frames per batch of the network.")] = None,
+    workers: Annotated[int | None, Option(help="Decoding processes.  [default: cores, fewer for large frames]")] = None,
+    videos_per_shard: Annotated[int, Option(help="Videos in a file of the bank.")] = 32,
+    retry_failed: Annotated[bool, Option("--retry-failed", help="Try failed videos again.")] = False,
+    max_pixels: shared.MaxPixels = None,
+    max_frames: shared.MaxFrames = None,
+    max_duration: shared.MaxDuration = None,
+    json_output: shared.Json = False,
+    engine: Annotated[str, Option(help="local, or ray: on a cluster that shares the bank's folder.")] = "local",
+    address: shared.Address = None,
 ) -> None:
     """Decode the videos of a data set once and run a classifier on each frame once. Exit code 1 if some failed."""
-    from sosampler.bank.inspect import bank_info
-    from sosampler.bank.prepare import prepare
-    from sosampler.cli.options import show_progress
-    from sosampler.video.limits import Limits
-
-    given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
-    limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    of_classifier = {"weights": weights, "input_size": input_size, "precision": precision}
+    options = locals()
+    arguments = shared.given(options, *_OF_FRAMES) | {"limits": shared.limits_of(options)}
+    settings = shared.given(options, *_OF_CLASSIFIER)
+    stray = [f"--{name.replace('_', '-')}" for name in shared.given(options, *_OF_CLASSIFIER, "device")]
+    if classifier is None and (stray or option):
+        raise InvalidArgument(
+            f"{', '.join(stray or ['--option'])} configures a classifier, but none is given; add --classifier"
+        )
+    settings |= shared.key_values(option)
     annotation: dict[str, Any] = {"features": features, "batch": batch}
-    of_frames: dict[str, Any] = {
-        "num_candidates": num_candidates,
-        "fps": fps,
-        "size": size,
-        "quality": quality,
-        "candidates": candidates,
-        "grid": grid,
-        "seed": seed,
-        "folder_fps": folder_fps,
-        "classes": classes,
-        "root": root,
-        "videos_per_shard": videos_per_shard,
-        "retry_failed": retry_failed,
-        "limits": limits,
-    }
-    named = _settings(classifier, option or [], **of_classifier, device=device)
-    if check_engine(engine, address):
+    from sosampler.bank.inspect import bank_info
+
+    if shared.check_engine(engine, address):
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
         from sosampler.integrations.ray.cluster import RaySettings
 
-        teacher = None if named is None else Teacher(*named, **annotation)
+        teacher = None if classifier is None else Teacher(classifier, settings, **annotation)
         cluster = RaySettings(address, decoders=workers)
-        with show_progress("preparing") as tell:
+        with shared.show_progress("preparing") as tell:
             bank = prepare_on_ray(
-                manifest, teacher, out, settings=cluster, device=device, on_progress=tell, **of_frames
+                manifest, teacher, out, settings=cluster, device=device, on_progress=tell, **arguments
             )
     else:
         from sosampler import create_classifier
+        from sosampler.bank.prepare import prepare
 
-        loaded = None if named is None else create_classifier(named[0], device=device, **named[1])
-        with show_progress("preparing") as tell:
-            bank = prepare(manifest, loaded, out, workers=workers, on_progress=tell, **annotation, **of_frames)
+        loaded = None if classifier is None else create_classifier(classifier, device=device, **settings)
+        with shared.show_progress("preparing") as tell:
+            bank = prepare(manifest, loaded, out, workers=workers, on_progress=tell, **annotation, **arguments)
     failures = bank.failures
     if json_output:
         typer.echo(json.dumps({**bank_info(out), "failures": failures}))
     else:
         typer.echo(f"{bank!r}")
-        for failure in failures[:10]:
-            typer.echo(f"failed: {failure['error']}", err=True)
+        shared.say_failures(failures)
         if failures:
-            typer.echo(
+            shared.say(
                 f"{len(failures)} of {bank.header.num_items} videos failed, see {bank.folder.failed_jsonl}; "
-                "--retry-failed tries them again",
-                err=True,
+                "--retry-failed tries them again"
             )
     raise typer.Exit(1 if failures else 0)
 
 
-def _settings(name: str | None, options: list[str], **given: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the classifier's name or folder and the arguments of `create_classifier` but for the device."""
-    from sosampler.errors import InvalidArgument
-
-    stray = [f"--{key.replace('_', '-')}" for key, value in given.items() if value is not None]
-    if name is None:
-        if options or stray:
-            raise InvalidArgument(
-                f"{', '.join(stray or ['--option'])} configures a classifier, but none is given; add --classifier"
-            )
-        return None
-    from sosampler.cli.options import key_values
-
-    return name, {**{key: value for key, value in given.items() if key != "device"}, **key_values(options)}
-
-
 # ---- `sosampler bank`
 
-bank_app = typer.Typer(
+app = typer.Typer(
     help="Inspect, check and copy a bank that `prepare` wrote.", no_args_is_help=True, rich_markup_mode=None
 )
 
-BankArgument = Annotated[Path, typer.Argument(help="The bank's folder.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+BankArgument = Annotated[Path, Argument(help="The bank's folder.")]
 
 
-@bank_app.command("info")
-def info_command(bank: BankArgument, json_output: JsonOption = False) -> None:
+@app.command("info")
+def info_command(bank: BankArgument, json_output: shared.Json = False) -> None:
     """Show videos, classes, splits, settings, teachers, features and size."""
     from sosampler.bank.inspect import bank_info
 
     info = bank_info(bank)
-    typer.echo(json.dumps(info) if json_output else _described(info))
+    shared.echo(info, _described(info), json_output)
 
 
-@bank_app.command("verify")
-def verify_command(
-    bank: BankArgument,
-    json_output: JsonOption = False,
-) -> None:
+@app.command("verify")
+def verify_command(bank: BankArgument, json_output: shared.Json = False) -> None:
     """Read all files and report what is damaged or missing; exit code 1 if something is."""
     from sosampler.bank.inspect import verify_bank
 
     problems = verify_bank(bank)
-    if json_output:
-        typer.echo(json.dumps({"path": str(bank), "sound": not problems, "problems": problems}))
-    else:
-        typer.echo("\n".join(problems) if problems else f"{bank}: sound")
+    result = {"path": str(bank), "sound": not problems, "problems": problems}
+    shared.echo(result, "\n".join(problems) or f"{bank}: sound", json_output)
     raise typer.Exit(1 if problems else 0)
 
 
-@bank_app.command("subset")
+@app.command("subset")
 def subset_command(
     bank: BankArgument,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the smaller bank.")],
-    limit: Annotated[int | None, typer.Option("--limit", help="Max. number of videos, spread over classes.")] = None,
-    classes: Annotated[
-        list[str] | None, typer.Option("--classes", help="Only videos of this class; may be repeated.")
-    ] = None,
-    splits: Annotated[
-        list[str] | None, typer.Option("--split", help="Only train, dev or test; may be repeated.")
-    ] = None,
-    max_mb: Annotated[float | None, typer.Option("--max-mb", help="Max. size on disk in megabytes.")] = None,
-    json_output: JsonOption = False,
+    out: Annotated[Path, Option(help="Folder for the smaller bank.")],
+    limit: Annotated[int | None, Option(help="Max. number of videos, spread over classes.")] = None,
+    classes: Annotated[list[str] | None, Option(help="Only videos of this class; may be repeated.")] = None,
+    splits: Annotated[list[str] | None, Option("--split", help="Only train, dev or test; may be repeated.")] = None,
+    max_mb: Annotated[float | None, Option(help="Max. size on disk in megabytes.")] = None,
+    json_output: shared.Json = False,
 ) -> None:
     """Copy some of the videos into a smaller bank."""
+    options = shared.without(locals(), "json_output")
     from sosampler.bank.from_arrays import subset
-    from sosampler.bank.inspect import bank_info
-    from sosampler.cli.options import show_progress
 
-    with show_progress("copying") as on_progress:
-        subset(
-            bank,
-            out,
-            limit=limit,
-            classes=classes or None,
-            splits=splits or None,
-            max_mb=max_mb,
-            on_progress=on_progress,
-        )
-    info = bank_info(out)
-    typer.echo(json.dumps(info) if json_output else _described(info))
+    with shared.show_progress("copying") as on_progress:
+        subset(**options, on_progress=on_progress)
+    info_command(out, json_output)
 
 
 def _described(info: dict[str, Any]) -> str:
     splits = ", ".join(f"{count} {name}" for name, count in info["splits"].items())
-    state = (
-        "" if info["complete"] else f"  NOT FINISHED: {info['shards']['finished']} of {info['shards']['total']} shards"
-    )
+    shards = info["shards"]
+    state = "" if info["complete"] else f"  NOT FINISHED: {shards['finished']} of {shards['total']} shards"
     lines = [
         f"{info['path']}: {info['num_videos']} videos ({splits or 'none'}), {info['num_failed']} failed{state}",
         f"  {info['num_classes']} classes{', several per video' if info['multi_label'] else ''}: "

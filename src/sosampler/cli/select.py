@@ -1,15 +1,18 @@
-"""`sosampler select`."""
+"""`sosampler select` and `sosampler classify`."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY, SelectOptions
+
+_CLASSIFY_POLICY = "uniform"
 
 
 def select_command(
@@ -24,39 +27,34 @@ def select_command(
     auto_max: shared.AutoMax = None,
     auto_tolerance: shared.AutoTolerance = None,
     num_candidates: Annotated[
-        int | None, typer.Option("-t", "--num-candidates", help="How many to choose from.  [default: by policy]")
+        int | None, Option("-t", "--num-candidates", help="How many to choose from.  [default: by policy]")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            "--policy",
+        Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
             "frame-difference, frameexit, difference-peaks, farthest-first, dpp, a trained sampler's folder, or "
             "MODULE:CLASS. +aks, +its, +nms, +mmr or +dpp behind one with scores spreads the choice.  [default: "
-            "general; uniform with --no-decode and where all candidates are taken]",
+            "general; uniform with --no-decode and where all candidates are taken]"
         ),
     ] = None,
     sampler: shared.Sampler = None,
     device: shared.Device = None,
     candidates: shared.Candidates = None,
     grid: shared.Grid = SelectOptions.grid,
-    fps: Annotated[float | None, typer.Option("--fps", help="Candidates at this rate instead of a number.")] = None,
+    fps: Annotated[float | None, Option(help="Candidates at this rate instead of a number.")] = None,
     start: shared.Start = None,
     end: shared.End = None,
     on_short: shared.OnShort = SelectOptions.on_short,
     snap_tolerance: shared.SnapTolerance = SelectOptions.snap_tolerance,
     seed: shared.Seed = SelectOptions.seed,
-    size: Annotated[int | None, typer.Option("--size", help="Short side of the frames.  [default: as stored]")] = None,
-    decode: Annotated[
-        bool, typer.Option("--decode/--no-decode", help="Decode the chosen frames, or give numbers and times only.")
-    ] = SelectOptions.decode,
+    size: Annotated[int | None, Option(help="Short side of the frames.  [default: as stored]")] = None,
+    decode: Annotated[bool, Option(help="Decode the chosen frames, or give numbers and times only.")] = True,
     json_output: shared.Json = False,
     out: shared.Out = None,
-    frames_folder: Annotated[
-        Path | None, typer.Option("--save-frames", help="Write the frames into this folder.")
-    ] = None,
-    image_format: Annotated[str, typer.Option("--image-format", help="jpg or png, for --save-frames.")] = "jpg",
-    sheet: Annotated[Path | None, typer.Option("--contact-sheet", help="Write an image of all chosen frames.")] = None,
+    frames_folder: Annotated[Path | None, Option("--save-frames", help="Write the frames into this folder.")] = None,
+    image_format: Annotated[str, Option(help="jpg or png, for --save-frames.")] = "jpg",
+    sheet: Annotated[Path | None, Option("--contact-sheet", help="Write an image of all chosen frames.")] = None,
     decoder: shared.Decoder = "pyav",
     threads: shared.Threads = None,
     workers: shared.Workers = None,
@@ -80,34 +78,98 @@ def select_command(
                 f"--device {device} is for trained samplers, not for the policy {chosen.name!r}; leave it out"
             )
     options = SelectOptions(policy=chosen, **arguments)
+    work: Any
     if on_ray:
         out = shared.check_ray_out(out, save_frames=frames_folder, contact_sheet=sheet)
-    from sosampler.inference.many import SelectJob
+        from sosampler.integrations.ray.cluster import RaySettings
+        from sosampler.integrations.ray.rows import select_on_ray
+
+        settings = RaySettings(address, decoders=workers)
+        work = partial(select_on_ray, out=out, options=options, settings=settings, device=device)
+    else:
+        from sosampler.inference.many import SelectJob
+
+        work = SelectJob(options, out, frames_folder, image_format, sheet, workers).run
     from sosampler.video.discover import listed_videos
 
-    if not on_ray:
-        job = SelectJob(options, out, frames_folder, image_format, sheet, workers)
-        paths = listed_videos(videos, leave_out=frames_folder)
-        code = shared.run_and_report(
-            lambda on_row, on_progress: job.run(paths, on_row=on_row, on_progress=on_progress),
-            "selections",
-            one=len(paths) == 1,
-            json_output=json_output,
-            ray=False,
-        )
-        raise typer.Exit(code)
-    from sosampler.integrations.ray.cluster import RaySettings
-    from sosampler.integrations.ray.rows import select_on_ray
+    paths = listed_videos(videos, leave_out=frames_folder)
+    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray)
 
-    paths, settings, target = listed_videos(videos), RaySettings(address, decoders=workers), out
-    assert target is not None, "checked above"
-    code = shared.run_and_report(
-        lambda _, on_progress: select_on_ray(
-            paths, target, options, settings=settings, device=device, on_progress=on_progress
-        ),
-        "selections",
-        one=False,
-        json_output=json_output,
-        ray=True,
+
+def classify_command(
+    videos: shared.Videos,
+    classifier: Annotated[str, Option("--classifier", "-c", help="Folder of a saved classifier, or the name of one.")],
+    sampler: shared.Sampler = None,
+    policy: Annotated[str | None, Option(help=f"Or a policy, as in select.  [default: {_CLASSIFY_POLICY}]")] = None,
+    num_frames: Annotated[
+        str | None,
+        shared.num_frames_option("Frames that the classifier sees; auto: the sampler decides.  [default: 6]"),
+    ] = None,
+    auto_min: shared.AutoMin = None,
+    auto_max: shared.AutoMax = None,
+    auto_tolerance: shared.AutoTolerance = None,
+    num_candidates: Annotated[int, Option("-t", "--num-candidates", help="Frames to choose from.")] = 10,
+    top: Annotated[int, Option(help="How many classes to list.")] = 5,
+    candidates: shared.Candidates = None,
+    grid: shared.Grid = SelectOptions.grid,
+    start: shared.Start = None,
+    end: shared.End = None,
+    on_short: shared.OnShort = SelectOptions.on_short,
+    snap_tolerance: shared.SnapTolerance = SelectOptions.snap_tolerance,
+    seed: shared.Seed = SelectOptions.seed,
+    size: Annotated[int | None, Option(help="Short side of the frames.  [default: at least 256, by network]")] = None,
+    weights: shared.Weights = None,
+    option: shared.ClassifierOption = None,
+    input_size: shared.InputSize = None,
+    device: shared.Device = None,
+    precision: Annotated[str | None, Option(help="float32, bfloat16, float16, or int8 after `quantize`.")] = None,
+    batch_size: Annotated[int, Option(help="Videos in one call of the classifier.")] = 8,
+    threads: shared.Threads = None,
+    workers: shared.Workers = None,
+    decoder: shared.Decoder = "pyav",
+    folder_fps: shared.FolderFps = None,
+    max_pixels: shared.MaxPixels = None,
+    max_frames: shared.MaxFrames = None,
+    max_duration: shared.MaxDuration = None,
+    out: shared.Out = None,
+    json_output: shared.Json = False,
+    engine: shared.Engine = "local",
+    address: shared.Address = None,
+) -> None:
+    """Classify videos from a few frames of each. Exit code 1 if some of many failed."""
+    given = locals()
+    arguments = shared.select_arguments(given)
+    chosen = shared.policy_or_sampler(policy, sampler) or _CLASSIFY_POLICY
+    on_ray = shared.check_engine(engine, address)
+    from sosampler.inference.rows import check_out
+    from sosampler.video.discover import listed_videos
+    from sosampler.video.source import import_torch
+
+    target: Any = shared.check_ray_out(out) if on_ray else out and check_out(out)
+    paths = listed_videos(videos)
+    import_torch()  # raises with how to install it
+    from sosampler.inference.pipeline import Pipeline
+
+    pipeline = Pipeline(
+        chosen,
+        classifier,
+        classifier_options=shared.given(given, "weights", "input_size") | shared.key_values(option),
+        batch_size=batch_size,
+        device="cpu" if on_ray else device,  # on a cluster the workers' devices count
+        precision=precision,
+        top=top,
+        workers=workers,
+        **arguments,
     )
-    raise typer.Exit(code)
+    work: Any
+    if on_ray:
+        from sosampler.integrations.ray.cluster import RaySettings
+        from sosampler.integrations.ray.rows import classify_on_ray
+
+        settings = RaySettings(address, decoders=workers, batch_size=batch_size)
+        work = partial(classify_on_ray, out=target, pipeline=pipeline, settings=settings, device=device)
+    else:
+        from sosampler.inference.many import classify_videos
+
+        work = partial(classify_videos, pipeline, out=target)
+    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray)

@@ -8,54 +8,44 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
+
+from sosampler.cli import options as shared
 
 
 def ui_command(
     videos: Annotated[
-        list[str] | None,
-        typer.Argument(help="Videos to begin with: files, folders or patterns. They are not copied."),
+        list[str] | None, Argument(help="Videos to begin with: files, folders or patterns. They are not copied.")
     ] = None,
     sampler: Annotated[
         list[Path] | None,
-        typer.Option("--sampler", "-s", help="Folder of a trained sampler to show; may be given several times."),
+        Option("--sampler", "-s", help="Folder of a trained sampler to show; may be given several times."),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="Of trained samplers: cpu, cuda, ...  [default: the GPU if there is one]"),
-    ] = None,
-    host: Annotated[
-        str,
-        typer.Option("--host", help="Address to listen on. Another one opens the page to everyone who reaches it."),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option("--port", help="0: any free one.  [default: 7860, or the next free one]")
-    ] = None,
-    max_upload: Annotated[str, typer.Option("--max-upload", help="Largest upload, such as 500MB or 2GB.")] = "1GB",
-    max_videos: Annotated[int, typer.Option("--max-videos", help="Videos on the page at most.")] = 50,
-    max_pixels: Annotated[int | None, typer.Option("--max-pixels", help="Refuse larger frames.")] = None,
-    max_frames: Annotated[int | None, typer.Option("--max-frames", help="Refuse videos with more frames.")] = None,
-    max_duration: Annotated[
-        float | None, typer.Option("--max-duration", help="Refuse longer videos (seconds).")
-    ] = None,
-    browser: Annotated[bool, typer.Option("--browser", help="Open the page in the browser.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the address.")] = False,
+    device: shared.Device = None,
+    host: Annotated[str, Option(help="Address to listen on; others open the page to all who reach it.")] = "127.0.0.1",
+    port: Annotated[int | None, Option(help="0: any free one.  [default: 7860, or the next free one]")] = None,
+    max_upload: Annotated[str, Option(help="Largest upload, such as 500MB or 2GB.")] = "1GB",
+    max_videos: Annotated[int, Option(help="Videos on the page at most.")] = 50,
+    max_pixels: shared.MaxPixels = None,
+    max_frames: shared.MaxFrames = None,
+    max_duration: shared.MaxDuration = None,
+    browser: Annotated[bool, Option("--browser", help="Open the page in the browser.")] = False,
+    json_output: Annotated[bool, Option("--json", help="Print one JSON object, with the address.")] = False,
 ) -> None:
     """Choose frames on a web page: drop videos, compare with uniform sampling, download frames and JSON.
 
     The page is served by this machine: it works offline, and nothing is sent anywhere.
     """
+    limits = shared.limits_of(locals())
     from sosampler._util.validation import check_int
     from sosampler.ui.server import Service, is_local, serve
     from sosampler.ui.videos import size_of
     from sosampler.ui.view import make_controls
     from sosampler.video.discover import expand
-    from sosampler.video.limits import Limits
 
-    given = {"max_pixels": max_pixels, "max_frames": max_frames, "max_duration": max_duration}
-    limits = Limits(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     check_int("--max-videos", max_videos)
     largest = size_of(max_upload)
     controls = make_controls(sampler or [], device=device, limits=limits)
@@ -65,9 +55,9 @@ def ui_command(
         with serve(service, host, port) as server:
             if json_output:
                 typer.echo(json.dumps({"url": server.url}))
-            typer.echo(f"sosampler: the page is at {server.url} until Ctrl-C", err=True)
+            shared.say(f"sosampler: the page is at {server.url} until Ctrl-C")
             if not is_local(host):
-                typer.echo("sosampler: everyone who can reach this machine can see the page and its videos", err=True)
+                shared.say("sosampler: everyone who can reach this machine can see the page and its videos")
             if browser:
                 import webbrowser
 
@@ -75,17 +65,13 @@ def ui_command(
             try:
                 server.serve_forever()
             except KeyboardInterrupt:
-                typer.echo("sosampler: the page is closed, uploads are removed", err=True)
+                shared.say("sosampler: the page is closed, uploads are removed")
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Handle SIGTERM as Ctrl-C, so that uploads are removed then too."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

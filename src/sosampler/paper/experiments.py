@@ -56,14 +56,15 @@ class RowRecipe:
 
     def settings_for(self, pair: Pair) -> dict[str, Any]:
         """Return the settings with the numbers of a pair in place of N and T."""
-        numbers = {"N": pair[0], "T": pair[1]}
 
-        def fill(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: fill(inner) for key, inner in value.items()}
-            return numbers.get(value, value) if isinstance(value, str) else value
+        def filled(settings: dict[str, Any]) -> dict[str, Any]:
+            numbers = {"N": pair[0], "T": pair[1]}
+            return {
+                key: filled(value) if isinstance(value, dict) else numbers.get(str(value), value)
+                for key, value in settings.items()
+            }
 
-        return {key: fill(value) for key, value in self.settings.items()}
+        return filled(self.settings)
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,8 @@ def _read_experiments() -> dict[str, Experiment]:
             given["pairs"] = [tuple(pair) for pair in given["pairs"]]
             given |= {key: tuple(given.get(key, ())) for key in ("classifier", "data", "pairs", "exceptions")}
             rows.append(RowRecipe(**given))
-        experiments[name] = Experiment(
-            name, data=data, rows=tuple(rows), tables=tuple(values.pop("tables", ())), **values
-        )
+        tables = tuple(values.pop("tables", ()))
+        experiments[name] = Experiment(name, data=data, rows=tuple(rows), tables=tables, **values)
     return experiments
 
 
@@ -114,23 +114,17 @@ def list_experiments() -> list[str]:
 def experiments_of(names: Iterable[str] | str, data: str | None = None) -> list[Experiment]:
     """Return the named experiments, each once and in the paper's order.
 
-    Args:
-        names: of experiments; "all" is every one that the paper has for this data set.
-        data: one of the paper's data sets, or None, for which "all" is all.
+    "all" is every one that the paper has for this data set; for None it is all.
     """
-    listed: Sequence[str] = [names] if isinstance(names, str) else list(names)
+    listed = [names] if isinstance(names, str) else list(names)
     known = f"{', '.join(EXPERIMENTS)}, or {EVERYTHING}"
     if not listed:
         raise InvalidArgument(f"no experiment is named; give some of: {known}")
-    wanted = set()
     for name in listed:
-        if name == EVERYTHING:
-            wanted |= {one.name for one in EXPERIMENTS.values() if data is None or data in one.data}
-        elif name in EXPERIMENTS:
-            wanted.add(name)
-        else:
+        if name not in (EVERYTHING, *EXPERIMENTS):
             raise InvalidArgument(f"experiment={name!r} is unknown; choose from: {known}")
-    return [experiment for name, experiment in EXPERIMENTS.items() if name in wanted]
+    fitting = [one for one in EXPERIMENTS.values() if EVERYTHING in listed and (data is None or data in one.data)]
+    return [one for name, one in EXPERIMENTS.items() if name in listed or one in fitting]
 
 
 # ---- paper.json
@@ -201,24 +195,21 @@ class PaperColumn:
         >>> PaperColumn(("table3",), "coin", "resnet50", False, True).title
         'the paper on COIN with ResNet50; another data set, for orientation only'
         """
-        paper = read_paper()
-        name = paper["data_sets"][self.data]["title"]
-        network = f" with {paper['classifiers'][self.classifier]}" if self.classifier else ""
+        network = f" with {read_paper()['classifiers'][self.classifier]}" if self.classifier else ""
         same = {"data set": self.same_data, "classifier": self.same_classifier}
         others = [f"another {word}" for word, is_same in same.items() if not is_same]
         warning = f"; {' and '.join(others)}, for orientation only" if others else ""
-        return f"the paper on {name}{network}{warning}"
+        return f"the paper on {data_sets()[self.data]['title']}{network}{warning}"
 
     def notes(self) -> list[str]:
         """Return what a reader of these figures should know."""
-        paper = read_paper()
         notes = [
             str(note["text"])
-            for note in paper["notes"]
+            for note in read_paper()["notes"]
             if note["classifier"] == self.classifier and not set(note["tables"]).isdisjoint(self.tables)
         ]
-        of_data = paper["data_sets"][self.data].get("note")
-        return [*notes, *([str(of_data)] if of_data else [])]
+        of_data = data_sets()[self.data].get("note")
+        return [*notes, of_data] if of_data else notes
 
     def rows(self, table: str) -> list[PaperRow]:
         """Return the rows of a table in this column."""
@@ -230,12 +221,10 @@ class PaperColumn:
 
     def find(self, row: str, num_frames: int | None, num_candidates: int) -> PaperRow | None:
         """Return the figure of a row; where the paper gives no number of frames, any N and T fit."""
-        for table in self.tables:
-            for figure in self.rows(table):
-                fits = figure["num_frames"] in (None, num_frames) and figure["num_candidates"] in (None, num_candidates)
-                if figure["row"] == row and fits:
-                    return figure
-        return None
+        figures = (figure for table in self.tables for figure in self.rows(table) if figure["row"] == row)
+        wanted = (None, num_frames), (None, num_candidates)
+        fitting = (one for one in figures if one["num_frames"] in wanted[0] and one["num_candidates"] in wanted[1])
+        return next(fitting, None)
 
     def versus_uniform(self, figure: PaperRow) -> float | None:
         """Return the points above uniform with the same N and T, where the paper has both."""
@@ -255,11 +244,7 @@ def column_for(
 ) -> PaperColumn | None:
     """Return the column of a data set and a classifier; where the first table lacks it, the first that it has.
 
-    Args:
-        tables: in which figures may stand, the most relevant first.
-        data: one of `data_sets()`, or None.
-        classifier: one of the paper's, or None.
-        in_any: any of the tables may have the column, as for figures, which print no numbers themselves.
+    `in_any`: any of the tables may have the column, as for figures, which print no numbers themselves.
     """
     searched = tables if in_any else tables[:1]
     rows = [row for table in searched for row in read_paper()["rows"] if row["table"] == table]
@@ -273,8 +258,3 @@ def column_for(
     most_common = "resnet50" if "resnet50" in networks else networks[0]
     network = classifier if classifier in networks else most_common
     return PaperColumn(tuple(tables), chosen, network, chosen == data, network == classifier)
-
-
-def metric_for(data: str | None, of_bank: str) -> str:
-    """Return the paper's metric for a data set; the bank's own for others."""
-    return of_bank if data is None else str(data_sets()[data]["metric"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.environment import circumstances
-from sosampler._util.files import replacing
+from sosampler._util.files import plain, write_text
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
@@ -29,6 +29,7 @@ TABLES = {"markdown": "table.md", "text": "table.txt", "csv": "table.csv"}
 KIND = "sosampler reproduction"
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scikit-learn", "transformers")
 _GIT_SECONDS = 20
+_OF_TRAINING = (CHECKPOINT, LOG, RESULT, WEIGHTS)
 _ROW_KEYS = ("policy", "num_frames", "num_candidates", "top1", "mAP", "ci95", "versus_uniform")
 _RESULT_KEYS = (
     *("experiment", "kind", "title", "claim", "bank", "classifier", "metric", "seeds", "paper", "rows", "left_out"),
@@ -43,46 +44,33 @@ class ExperimentFolder:
     measured, so that a killed run resumes. result.json: written last.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, plan: ExperimentPlan) -> None:
+        self.folder = plan.folder / plan.experiment.name
 
     def check(self, settings: dict[str, Any]) -> None:
         """Raise where these settings may not continue here; nothing is written."""
+        written = [name for name in (EVALUATION, RESULT_FILE) if (self.folder / name).exists()]
         if not (self.folder / RUN).exists():
-            others = [name for name in (EVALUATION, RESULT_FILE) if (self.folder / name).exists()]
-            if others:
+            if written:
                 raise InvalidArgument(
-                    f"{self.folder}: holds a {others[0]} that no reproduction wrote and that would be replaced; give "
+                    f"{self.folder}: holds a {written[0]} that no reproduction wrote and that would be replaced; give "
                     "another --out"
                 )
             return
         run = self._read(RUN)
         if run.get("kind") != KIND:
             raise InvalidArgument(f"{self.folder}: holds a {RUN} of something else; give another --out")
-        started = (self.folder / EVALUATION).exists() or (self.folder / RESULT_FILE).exists()
-        changed = differences(run.get("settings"), _as_json(settings))
-        if started and changed:
-            raise InvalidArgument(
-                f"{self.folder}: holds a run with other settings: {'; '.join(changed[:3])}; give the same to resume "
-                "it, another --out, or delete the folder"
-            )
+        if written:
+            _check_same(f"{self.folder}: holds a run", run.get("settings"), settings)
 
     def begin(self, settings: dict[str, Any], device: str, begun: str) -> None:
         """Start or resume; `begun`: when training for it began."""
         self.check(settings)
-        if (self.folder / RUN).exists() and self._read(RUN).get("settings") == _as_json(settings):
+        if (self.folder / RUN).exists() and self._read(RUN).get("settings") == plain(settings):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        run = {
-            "kind": KIND,
-            "settings": _as_json(settings),
-            "begun": begun,
-            "ended": None,
-            **circumstances(_PACKAGES),
-            "device": device,
-            "git": git_state(Path.cwd()),
-        }
-        write_json(self.folder / RUN, run)
+        run = {"kind": KIND, "settings": plain(settings), "begun": begun, "ended": None, **circumstances(_PACKAGES)}
+        write_json(self.folder / RUN, {**run, "device": device, "git": git_state(Path.cwd())})
 
     def finished_parts(self) -> dict[str, Any]:
         """Return the measured parts by name."""
@@ -90,9 +78,7 @@ class ExperimentFolder:
             return {}
         parts = self._read(EVALUATION).get("parts")
         if not isinstance(parts, dict) or not all(_is_evaluation(part) for part in parts.values()):
-            raise InvalidArgument(
-                f"{self.folder / EVALUATION}: is not what a reproduction writes; delete the folder to start again"
-            )
+            raise self._damaged(EVALUATION, "is not what a reproduction writes")
         return parts
 
     def add_part(self, name: str, part: dict[str, Any]) -> None:
@@ -105,9 +91,7 @@ class ExperimentFolder:
         result = self._read(RESULT_FILE)
         missing = [name for name in _RESULT_KEYS if name not in result]
         if missing:
-            raise InvalidArgument(
-                f"{self.folder / RESULT_FILE}: has no {', '.join(missing[:3])}; delete the folder to start again"
-            )
+            raise self._damaged(RESULT_FILE, f"has no {', '.join(missing[:3])}")
         return result
 
     def finish(self, result: dict[str, Any]) -> None:
@@ -117,21 +101,28 @@ class ExperimentFolder:
     def write_tables(self, result: dict[str, Any], *, only_missing: bool = False) -> None:
         for style, name in TABLES.items():
             if not only_missing or not (self.folder / name).is_file():
-                _write_text(self.folder / name, table(result, style))
+                write_text(self.folder / name, table(result, style))
 
     def _read(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise InvalidArgument(f"{path}: is not JSON ({error}); delete the folder to start again") from error
+            raise self._damaged(name, f"is not JSON ({error})") from error
         if not isinstance(values, dict):
-            raise InvalidArgument(f"{path}: is not a JSON object; delete the folder to start again")
+            raise self._damaged(name, "is not a JSON object")
         return values
 
+    def _damaged(self, name: str, what: str) -> InvalidArgument:
+        return InvalidArgument(f"{self.folder / name}: {what}; delete the folder to start again")
 
-def folder_of(plan: ExperimentPlan, request: Request) -> ExperimentFolder:
-    return ExperimentFolder(plan.location.folder(request.out) / plan.experiment.name)
+
+def _check_same(what: str, stored: Any, settings: dict[str, Any]) -> None:
+    changed = differences(stored, plain(settings))
+    if changed:
+        raise InvalidArgument(
+            f"{what} with other settings: {'; '.join(changed[:3])}; give the same to resume it, another --out, or "
+            "delete the folder"
+        )
 
 
 def _is_evaluation(part: Any) -> bool:
@@ -141,45 +132,27 @@ def _is_evaluation(part: Any) -> bool:
     return all(isinstance(row, dict) and all(name in row for name in _ROW_KEYS) for row in part["rows"])
 
 
-def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings as they come back from a file."""
-    values: dict[str, Any] = json.loads(json.dumps(settings))
-    return values
-
-
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Return the commit of the checkout in a folder and whether files differ from it; None where there is none."""
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    if commit is None:
+    command = ["git", "-C", str(folder), "--no-optional-locks", "describe", "--always", "--abbrev=64", "--exclude=*"]
+    try:
+        done = subprocess.run([*command, "--dirty"], capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": bool(dirty)}
 
 
 def write_overview(folder: Path) -> None:
     """Write all finished tables of a bank and a classifier into one page, in the paper's order."""
-    finished = [folder / name for name in list_experiments() if (folder / name / RESULT_FILE).is_file()]
-    pages = [path / TABLES["markdown"] for path in finished if (path / TABLES["markdown"]).is_file()]
-    if pages:
-        _write_text(folder / OVERVIEW, "\n".join(page.read_text(encoding="utf-8") for page in pages))
+    pages = [folder / name / TABLES["markdown"] for name in list_experiments()]
+    texts = [page.read_text("utf-8") for page in pages if page.is_file() and (page.parent / RESULT_FILE).is_file()]
+    if texts:
+        write_text(folder / OVERVIEW, "\n".join(texts))
 
 
 # ---- checks before training
@@ -199,8 +172,8 @@ class TrainingChecks:
             light_fingerprint(plan.location.bank, self._request.light)  # raises where there is none
         for training in plan.trainings:
             self._check_networks(training, plan.location)
-            for seed in plan.seeds(self._request):
-                folder = training.folder(plan.location.folder(self._request.out), seed)
+            for seed in plan.seeds:
+                folder = training.folder(plan.folder, seed)
                 if has_started(folder):
                     self._check_folder(training, plan.location, folder, seed)
 
@@ -233,15 +206,10 @@ class TrainingChecks:
             stored = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
-        wanted = _as_json(self._settings(training, location, seed))
+        wanted = self._settings(training, location, seed)
         # Settings that only `train` knows are left to it.
         compared = {name: stored.get(name) for name in wanted} if isinstance(stored, dict) else stored
-        changed = differences(compared, wanted)
-        if changed:
-            raise InvalidArgument(
-                f"{folder}: was trained with other settings: {'; '.join(changed[:3])}; give the same to resume "
-                "it, another --out, or delete the folder"
-            )
+        _check_same(f"{folder}: was trained", compared, wanted)
 
     def _settings(self, training: Training, location: Location, seed: int) -> dict[str, Any]:
         """Return what `train` writes about a run and compares, as far as it is known beforehand."""
@@ -251,9 +219,8 @@ class TrainingChecks:
             heavy = heavy_source(location.bank, location.heavy).identity(location.bank)
             light = self._light_identity(location) if recipe.needs_light else None
             return settings | {"kind": BASELINE, "heavy": heavy, "light": light}
-        start = None
-        if request.weights is not None:
-            start = new_sampler(location.bank, recipe, request.weights).fingerprint()
+        weights = request.weights
+        start = None if weights is None else new_sampler(location.bank, recipe, weights).fingerprint()
         settings |= {"kind": SAMPLER, "teacher": {"name": location.teacher, "asked": "bank"}, "start": start}
         # Without a precision `train` resumes with that of the folder.
         return settings if request.precision is None else settings | {"precision": request.precision}
@@ -261,6 +228,4 @@ class TrainingChecks:
 
 def has_started(folder: Path) -> bool:
     """Return whether anything of a training is there that other settings must not continue."""
-    return RunFolder(folder).frames.exists() or any(
-        (folder / name).exists() for name in (CHECKPOINT, LOG, RESULT, WEIGHTS)
-    )
+    return any(path.exists() for path in (RunFolder(folder).frames, *map(folder.joinpath, _OF_TRAINING)))

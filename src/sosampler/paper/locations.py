@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.hardware import resolve_device
 from sosampler.bank.bank import Bank
+from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import InvalidArgument
-from sosampler.paper.experiments import data_sets, named_data_set, paper_classifier
+from sosampler.paper.experiments import named_data_set, paper_classifier
 from sosampler.training.checkpoints import bank_identity
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -24,14 +27,22 @@ class Location:
 
     bank: Bank
     bank_name: str
-    data: str | None  # one of the paper's data sets, where the bank is named after it
+    named: bool  # whether the user gave the bank a name
     classifier_name: str
     teacher: str  # name of the classifier's outputs in the bank
     classifier: Any  # itself, or None where only its outputs are available
-    named: bool = False  # whether the user gave the bank a name
+
+    @property
+    def data(self) -> str | None:
+        """One of the paper's data sets, where the user named the bank after it."""
+        return named_data_set(self.bank_name) if self.named else None
 
     def folder(self, out: Path) -> Path:
         return out / self.bank_name / self.classifier_name
+
+    @property
+    def title(self) -> str:
+        return f"{self.bank_name}, {self.classifier_name}"
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -55,12 +66,7 @@ class Location:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Labelled videos by split."""
-        counts: dict[str, int] = {}
-        for item in self.bank.items:
-            if item.labels:
-                split = item.split or "train"
-                counts[split] = counts.get(split, 0) + 1
-        return counts
+        return Counter(item.split or "train" for item in self.bank.items if item.labels)
 
     @property
     def split(self) -> str:
@@ -77,30 +83,16 @@ class Location:
                 largest[split] = max(largest[split], len(self.bank[index]))
         return largest
 
-    def note_on_name(self) -> str:
-        """Return a warning where the user's name is none of the paper's data sets; else an empty text."""
-        if self.data is not None or not self.named:
-            return ""
-        return (
-            f"--bank {self.bank_name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of "
-            "another one and for orientation only"
-        )
-
 
 def find_locations(
     banks: Any, classifiers: Any = None, *, device: str | None = None, precision: str | None = None
 ) -> list[Location]:
-    """Return every bank with every classifier.
+    """Return every bank with every classifier; `reproduce` documents how both are given.
 
-    Args:
-        banks: folders, "NAME=FOLDER", banks, or {name: folder or bank}. A name of `data_sets()`, in any spelling that
-            `named_data_set` knows, marks it as that data set.
-        classifiers: folders of saved ones, names of teachers, "NAME=" and either, classifiers, or {name: any of them};
-            None: all teachers of each bank.
-        device, precision: of the classifiers that are loaded.
+    A name of `data_sets()`, in any spelling that `named_data_set` knows, marks a bank as that data set.
     """
     named_banks = _named(banks, "bank", "the folder of a bank")
-    loaded = None
+    loaded: list[tuple[str | None, Any]] = []
     if classifiers is not None:
         listed = _named(classifiers, "classifier", "a saved folder or a teacher of the bank")
         loaded = [(name, _loaded(value, device, precision)) for name, value in listed]
@@ -112,18 +104,16 @@ def find_locations(
         bank_name = name or _file_name(bank.path.resolve().name)
         if any(location.bank_name == bank_name for location in locations):
             raise InvalidArgument(f"two banks are called {bank_name!r}; name them apart: --bank NAME=FOLDER")
-        wanted: Sequence[tuple[str | None, Any]] = [(None, key) for key in bank.teachers] if loaded is None else loaded
+        wanted = loaded or [(None, key) for key in bank.teachers]
         if not wanted:
             raise InvalidArgument(
                 f"{bank.path}: has no teacher; run `sosampler prepare` with a classifier, whose outputs it then keeps"
             )
-        locations += _of_bank(bank, bank_name, name, wanted)
+        locations += _of_bank(bank, bank_name, name is not None, wanted)
     return locations
 
 
-def _of_bank(
-    bank: Bank, bank_name: str, given_name: str | None, classifiers: Sequence[tuple[str | None, Any]]
-) -> list[Location]:
+def _of_bank(bank: Bank, bank_name: str, named: bool, classifiers: Sequence[tuple[str | None, Any]]) -> list[Location]:
     """Return one bank with every classifier, each under a name of its own."""
     locations: list[Location] = []
     for label, classifier in classifiers:
@@ -132,36 +122,27 @@ def _of_bank(
             raise InvalidArgument(
                 f"{bank.path}: the teacher {teacher} ({bank.teachers[teacher]['name']}) is given twice; name it once"
             )
-        location = Location(
-            bank=bank,
-            bank_name=bank_name,
-            data=None if given_name is None else named_data_set(given_name),
-            classifier_name=label or _network_name(bank, teacher),
-            teacher=teacher,
-            classifier=None if isinstance(classifier, str) else classifier,
-            named=given_name is not None,
-        )
-        if any(location.classifier_name == other.classifier_name for other in locations):
-            location = replace(location, classifier_name=f"{location.classifier_name}-{teacher[:8]}")
-        locations.append(location)
+        name = label or _network_name(bank, teacher)
+        if any(name == other.classifier_name for other in locations):
+            name = f"{name}-{teacher[:8]}"
+        available = None if isinstance(classifier, str) else classifier
+        locations.append(Location(bank, bank_name, named, name, teacher, available))
     return locations
 
 
 def _network_name(bank: Bank, teacher: str) -> str:
     """Return the name of the network; of several teachers with one name the oldest keeps it."""
-    known = bank.teachers
-    name = _file_name(str(known[teacher]["name"]))
-    same = [other for other, about in known.items() if _file_name(str(about["name"])) == name]
-    written = {other: (bank.folder.teacher(other).path / "teacher.json").stat().st_mtime_ns for other in same}
-    oldest = min(same, key=lambda other: (written[other], other))
-    return name if teacher == oldest else f"{name}-{teacher[:8]}"
+    names = {other: _file_name(str(about["name"])) for other, about in bank.teachers.items()}
+    same = [other for other, name in names.items() if name == names[teacher]]
+    files = {other: bank.folder.teacher(other).path / "teacher.json" for other in same}
+    oldest = min(same, key=lambda other: (files[other].stat().st_mtime_ns, other))
+    return names[teacher] if teacher == oldest else f"{names[teacher]}-{teacher[:8]}"
 
 
 def _teacher(bank: Bank, classifier: Any) -> str:
     """Return the name of a classifier's outputs; a text may also be the name of a network."""
-    known = bank.teachers
-    if isinstance(classifier, str) and classifier not in known:
-        same = [name for name, about in known.items() if about["name"] == classifier]
+    if isinstance(classifier, str) and classifier not in bank.teachers:
+        same = [name for name, about in bank.teachers.items() if about["name"] == classifier]
         if len(same) == 1:
             return same[0]
     return bank.teacher(classifier).name
@@ -174,13 +155,13 @@ def _named(given: Any, what: str, expected: str) -> list[tuple[str | None, Any]]
         pairs += [(str(name), value) for name, value in given.items()]
     else:
         for value in given if isinstance(given, (list, tuple)) else [given]:
-            if not isinstance(value, str) or "=" not in value or Path(value).exists():
+            name, equals, behind = value.partition("=") if isinstance(value, str) else ("", "", "")
+            if not equals or Path(value).exists():
                 pairs.append((None, value))
-                continue
-            name, _, behind = value.partition("=")
-            if not behind:
+            elif not behind:
                 raise InvalidArgument(f"--{what} {value!r} has nothing behind the =; write NAME=FOLDER")
-            pairs.append((name, behind))
+            else:
+                pairs.append((name, behind))
     if not pairs:
         raise InvalidArgument(f"no {what} is given; give {expected}")
     for checked, _ in pairs:
@@ -203,14 +184,8 @@ def _file_name(text: str) -> str:
 
 def _loaded(given: Any, device: str | None, precision: str | None) -> Any:
     """Load the classifier of a saved folder; names of teachers and classifiers are returned as they are."""
-    from sosampler.classifiers.factory import create_classifier, saved_folder
-
-    folder = saved_folder(given)
-    if folder is None:
-        if isinstance(given, os.PathLike):
-            raise InvalidArgument(f"classifier={os.fspath(given)!r} must be the folder of a saved classifier")
-        return given
-    import torch
-
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return create_classifier(str(folder), device=where, precision=precision)
+    if saved_folder(given) is not None:
+        return create_classifier(str(given), device=str(resolve_device(device)), precision=precision)
+    if isinstance(given, os.PathLike):
+        raise InvalidArgument(f"classifier={os.fspath(given)!r} must be the folder of a saved classifier")
+    return given

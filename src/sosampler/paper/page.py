@@ -13,14 +13,7 @@ from sosampler.figures.curves import report_figures
 from sosampler.paper.experiments import CASES, CURVE, list_experiments
 from sosampler.paper.results import mean_rows
 from sosampler.paper.tables import grid_of
-from sosampler.report.load import (
-    RESULT_FILE,
-    RUN_FILE,
-    Experiments,
-    Grid,
-    independence_figure,
-    read_object,
-)
+from sosampler.report.load import RESULT_FILE, RUN_FILE, Experiments, Grid, independence_figure, read_object
 from sosampler.report.page import Part
 
 _FACTS = ("device", "versions", "machine", "git", "begun", "ended")

@@ -1,4 +1,4 @@
-"""What a call of `reproduce` asks for, and which rows and trainings of an experiment a bank and a classifier allow."""
+"""What a call of `reproduce` requests, and which rows and trainings of an experiment a bank and a classifier allow."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
+from sosampler.baselines.base import refuse_baseline_folder
+from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS
+from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.classifiers.weights import read_state
 from sosampler.errors import InvalidArgument
-from sosampler.paper.experiments import CASES, FIDELITY, INDEPENDENCE, THROUGHPUT, Experiment, Pair, RowRecipe
+from sosampler.evaluation.clip_scores import clips_for
+from sosampler.paper.experiments import CASES, INDEPENDENCE, THROUGHPUT, Experiment, Pair, RowRecipe
 from sosampler.paper.locations import Location
+from sosampler.samplers.folder import is_sampler_folder
 from sosampler.samplers.recipe import SETTINGS, SamplerRecipe, check_known, read_recipe
-from sosampler.samplers.registry import RECIPES
+from sosampler.samplers.registry import RECIPES, load_sampler
 from sosampler.training.baseline_data import light_source
 from sosampler.training.checkpoints import RESULT
+from sosampler.training.train_sampler import train
 
 _PRETRAINED = "pretrained"
 _MAX_NAME = 80
@@ -52,32 +59,23 @@ class Request:
 
 def checked_request(
     out: Any,
-    seeds: Sequence[int] | int,
-    epochs: int | None,
-    settings: Mapping[str, Any] | None,
-    weights: Any,
+    seeds: Sequence[int] | int = (0, 1, 2),
+    epochs: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    weights: Any = None,
     light: Any = None,
     **others: Any,
 ) -> Request:
     """Check the arguments before anything is written, and load the light network."""
     if not isinstance(out, (str, Path)) or not str(out):
         raise InvalidArgument(f"out={out!r} must be a folder")
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgument(f"--out {folder}: is a file; give a folder")
+    if Path(out).exists() and not Path(out).is_dir():
+        raise InvalidArgument(f"--out {out}: is a file; give a folder")
     changes = dict(settings or {})
     # The seeds are an argument of their own.
     check_known(changes, [name for name in SETTINGS if name not in ("name", "seed")], "settings of the samplers")
     if epochs is not None:
         changes["epochs"] = check_int("epochs", epochs)
-    check_int("bootstrap", others["bootstrap"], at_least=0)
-    check_int("num_cases", others["num_cases"])
-    if others["device"] is not None:
-        check_device(others["device"])
-    if others["precision"] is not None:
-        one_of("precision", others["precision"], PRECISIONS)
-    if others["workers"] is not None:
-        check_int("workers", others["workers"], at_least=0)
     listed = list(seeds) if isinstance(seeds, (list, tuple, range)) else [seeds]
     chosen = tuple(check_int("seed", seed, at_least=0) for seed in listed)
     if not chosen or len(set(chosen)) < len(chosen):
@@ -86,24 +84,27 @@ def checked_request(
         if not isinstance(weights, (str, Path)) or not Path(weights).is_file():
             raise InvalidArgument(f"weights={str(weights)!r}: no such file; give one, or {_PRETRAINED!r}")
         read_state(Path(weights))  # whether it fits shows with the networks that start from it
-    return Request(folder, chosen, changes, weights, _loaded_light(light), **others)
+    request = Request(Path(out), chosen, changes, weights, _loaded_light(light), **others)
+    check_int("bootstrap", request.bootstrap, at_least=0)
+    check_int("num_cases", request.num_cases)
+    if request.device is not None:
+        check_device(request.device)
+    if request.precision is not None:
+        one_of("precision", request.precision, PRECISIONS)
+    if request.workers is not None:
+        check_int("workers", request.workers, at_least=0)
+    return request
 
 
 def _loaded_light(light: Any) -> Any:
     """Load the network of a saved folder, so that it is read once; names of features are resolved by each bank."""
-    from sosampler.baselines.base import refuse_baseline_folder
-    from sosampler.classifiers.factory import create_classifier, saved_folder
-    from sosampler.samplers.folder import is_sampler_folder
-    from sosampler.samplers.registry import load_sampler
-
     if not isinstance(light, (str, Path)):
         return light
     refuse_baseline_folder("light", light)
     if is_sampler_folder(light):
         return load_sampler(light)
-    folder = saved_folder(light)
-    if folder is not None:
-        return create_classifier(str(folder))
+    if saved_folder(light) is not None:
+        return create_classifier(str(light))
     if isinstance(light, Path) or light != Path(light).name:  # more than a plain name
         raise InvalidArgument(
             f"--light {str(light)!r}: no saved sampler or classifier is there; give the folder of a sampler without "
@@ -126,15 +127,15 @@ class Training:
 
     sampler: str
     recipe: str | None
-    settings_text: str  # of the row, as JSON: equal settings are one training
-    changes_text: str = "{}"  # the user's, which take precedence
+    row_settings: dict[str, Any]
+    changes: dict[str, Any]  # the user's, which take precedence
 
     @classmethod
     def of(cls, sampler: str, recipe: str | None, settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Training:
         """Make one of the settings of a row and the user's changes, of which baselines take only the epochs."""
         one_of("sampler", sampler, list_samplers())
         known = {name: value for name, value in changes.items() if sampler not in list_systems() or name == "epochs"}
-        return cls(sampler, recipe, json.dumps(settings, sort_keys=True), json.dumps(known, sort_keys=True))
+        return cls(sampler, recipe, plain(settings), plain(known))
 
     @property
     def is_baseline(self) -> bool:
@@ -143,28 +144,28 @@ class Training:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Changes to the recipe."""
-        return {**self._row_settings, **json.loads(self.changes_text)}
+        return {**self._row_settings, **self.changes}
 
     @cached_property
     def _row_settings(self) -> dict[str, Any]:
         """Those of the row; a dictionary among them is completed from the recipe."""
-        defaults = self._base().to_dict()
-        completed = {}
-        for name, value in json.loads(self.settings_text).items():
-            default = defaults.get(name)
-            completed[name] = {**default, **value} if isinstance(default, dict) and isinstance(value, dict) else value
-        return completed
+        defaults = self._base.to_dict()
+        return {
+            name: {**defaults[name], **value}
+            if isinstance(value, dict) and isinstance(defaults.get(name), dict)
+            else value
+            for name, value in self.row_settings.items()
+        }
 
+    @cached_property
     def _base(self) -> Any:
         if self.is_baseline:
-            from sosampler.baselines.recipe import read_baseline_recipe
-
             return read_baseline_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
         return read_recipe(self.recipe or RECIPES[self.sampler], seed=0)
 
     def full_recipe(self, seed: int = 0) -> Any:
         """Return the checked recipe of the sampler or the baseline."""
-        return self._base().changed(**self.settings, seed=seed)
+        return self._base.changed(**self.settings, seed=seed)
 
     def recipe_dict(self) -> dict[str, Any]:
         """Return the recipe as run.json keeps it."""
@@ -190,8 +191,7 @@ class Training:
         >>> Training.of("ocsampler", None, {"num_candidates": 30, "reinforce": {"num_frames": 8}}, {}).name
         'ocsampler-reinforce-num_frames-8-num_candidates-30'
         """
-        base = self._base()
-        changes = _changed_values(base.to_dict(), base.changed(**self._row_settings).to_dict())
+        changes = _changed_values(self._base.to_dict(), self._base.changed(**self._row_settings).to_dict())
         parts = [self.recipe or RECIPES.get(self.sampler, self.sampler), *changes]
         name = re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts)).strip("-.")
         if len(name) <= _MAX_NAME:
@@ -209,11 +209,8 @@ def _changed_values(before: Any, after: Any, name: str = "") -> list[str]:
     """Return "NAME-VALUE" of every value that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*after, *(key for key in before if key not in after)]
-        return [
-            text
-            for key in keys
-            for text in _changed_values(before.get(key), after.get(key), f"{name}-{key}" if name else str(key))
-        ]
+        below = (_changed_values(before.get(key), after.get(key), f"{name}-{key}".lstrip("-")) for key in keys)
+        return [text for texts in below for text in texts]
     return [] if before == after else [f"{name}-{json.dumps(after)}"]
 
 
@@ -226,8 +223,6 @@ def train_one(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train into a folder, or find that it was done, and return the result."""
-    from sosampler.training.train_sampler import train
-
     given: dict[str, Any] = {"bank": location.bank.path, "out": folder, "sampler": training.sampler, "seed": seed}
     given |= {"recipe": training.recipe, "weights": request.weights, "device": request.device, **training.settings}
     if training.is_baseline:
@@ -248,6 +243,7 @@ class PlannedCell:
     num_frames: int
     num_candidates: int
     training: Training | None = None
+    why: str = ""  # this bank and classifier do not allow it
 
     @property
     def pair(self) -> Pair:
@@ -260,14 +256,8 @@ class PlannedCell:
         return [f"{self.training.name}#{seed}" for seed in seeds]
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A row that this bank and classifier do not allow."""
-
-    recipe: RowRecipe
-    num_frames: int
-    num_candidates: int
-    why: str
+def _kept_and_left_out(cells: Sequence[PlannedCell]) -> tuple[tuple[PlannedCell, ...], tuple[PlannedCell, ...]]:
+    return tuple(cell for cell in cells if not cell.why), tuple(cell for cell in cells if cell.why)
 
 
 @dataclass(frozen=True)
@@ -276,8 +266,9 @@ class ExperimentPlan:
 
     experiment: Experiment
     location: Location
-    cells: tuple[PlannedCell, ...]
-    left_out: tuple[LeftOut, ...]
+    request: Request
+    cells: tuple[PlannedCell, ...] = ()
+    left_out: tuple[PlannedCell, ...] = ()
     refused: str = ""  # why nothing of it can be done
 
     @property
@@ -286,34 +277,37 @@ class ExperimentPlan:
         return list({cell.training.name: cell.training for cell in self.cells if cell.training is not None}.values())
 
     @property
+    def folder(self) -> Path:
+        """Of all experiments with this bank and this classifier."""
+        return self.location.folder(self.request.out)
+
+    @property
     def parts(self) -> dict[int, tuple[PlannedCell, ...]]:
         """Cells by T: samplers are often trained for one T, and score its candidates once for all N."""
-        by_count: dict[int, list[PlannedCell]] = {}
-        for cell in self.cells:
-            by_count.setdefault(cell.num_candidates, []).append(cell)
-        return {count: tuple(cells) for count, cells in by_count.items()}
+        counts = dict.fromkeys(cell.num_candidates for cell in self.cells)
+        return {count: tuple(cell for cell in self.cells if cell.num_candidates == count) for count in counts}
 
     def without(self, failed: Mapping[str, str]) -> ExperimentPlan:
         """Return the plan without failed trainings, given by name with the reason.
 
         It is refused where no training is left: a table of uniform frames alone shows nothing.
         """
-        gone = [cell for cell in self.cells if cell.training is not None and cell.training.name in failed]
+        cells = [replace(cell, why=failed.get(cell.training.name, "") if cell.training else "") for cell in self.cells]
+        kept, gone = _kept_and_left_out(cells)
         if not gone:
             return self
-        reasons = [LeftOut(cell.recipe, *cell.pair, failed[cell.training.name]) for cell in gone if cell.training]
-        kept = tuple(cell for cell in self.cells if cell not in gone)
-        refused = "" if any(cell.training is not None for cell in kept) else reasons[0].why
-        return replace(self, cells=kept, left_out=(*self.left_out, *reasons), refused=refused)
+        refused = "" if any(cell.training for cell in kept) else gone[0].why
+        return replace(self, cells=kept, left_out=self.left_out + gone, refused=refused)
 
-    def seeds(self, request: Request) -> tuple[int, ...]:
-        """Return the seeds: one for single videos, which one sampler chooses from, and where nothing is trained."""
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """One for single videos, which one sampler chooses from, and where nothing is trained."""
         one = self.experiment.kind == CASES or not self.trainings
-        return request.seeds[:1] if one else request.seeds
+        return self.request.seeds[:1] if one else self.request.seeds
 
-    def settings(self, request: Request) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Return all that decides the numbers; run.json keeps it, and a later run must match it."""
-        location, trains = self.location, bool(self.trainings)
+        location, request, trains = self.location, self.request, bool(self.trainings)
         weights: dict[str, str] | None = None
         if trains and request.weights is not None:
             weights = {"name": Path(request.weights).name}
@@ -328,7 +322,7 @@ class ExperimentPlan:
                 "fingerprint": location.about["fingerprint"],
                 "at_hand": location.classifier is not None,
             },
-            "seeds": list(self.seeds(request)),
+            "seeds": list(self.seeds),
             "changes": dict(request.changes) if trains else {},
             "weights": weights,
             "light": light_fingerprint(location.bank, request.light) if trains and request.light is not None else None,
@@ -343,52 +337,34 @@ class ExperimentPlan:
         }
 
 
-def make_plan(
-    experiment: Experiment,
-    location: Location,
-    *,
-    changes: Mapping[str, Any],
-    weights: Any = None,
-    light: Any = None,
-) -> ExperimentPlan:
-    """Decide which rows of an experiment can be made with a bank and a classifier.
-
-    Args:
-        changes: the user's settings of every sampler.
-        weights, light: from which baselines get their light network.
-    """
+def make_plan(experiment: Experiment, location: Location, request: Request) -> ExperimentPlan:
+    """Decide which rows of an experiment can be made with a bank and a classifier."""
+    plan = ExperimentPlan(experiment, location, request)
     if experiment.kind in (INDEPENDENCE, THROUGHPUT) and location.classifier is None:
-        why = "the classifier itself is needed; give --classifier FOLDER"
-        return ExperimentPlan(experiment, location, (), (), why)
+        return replace(plan, refused="the classifier itself is needed; give --classifier FOLDER")
     if experiment.kind == INDEPENDENCE:
-        return ExperimentPlan(experiment, location, (), ())
+        return plan
     why = _why_no_evaluation(location)
     if why:
-        return ExperimentPlan(experiment, location, (), (), why)
-    cells: list[PlannedCell] = []
-    left_out: list[LeftOut] = []
+        return replace(plan, refused=why)
+    every: list[PlannedCell] = []
     for recipe in experiment.rows:
         for pair in recipe.pairs_for(location.data, location.paper_classifier):
             training = None
             if recipe.sampler is not None:
-                training = Training.of(recipe.sampler, recipe.recipe, recipe.settings_for(pair), changes)
-            why = _why_not(location, pair[1], training, has_light=weights is not None or light is not None)
-            if why:
-                left_out.append(LeftOut(recipe, *pair, why))
-            else:
-                cells.append(PlannedCell(recipe, *pair, training))
+                training = Training.of(recipe.sampler, recipe.recipe, recipe.settings_for(pair), request.changes)
+            every.append(PlannedCell(recipe, *pair, training, _why_not(location, pair[1], training, request)))
+    cells, left_out = _kept_and_left_out(every)
     if not cells:
-        return ExperimentPlan(experiment, location, (), tuple(left_out), left_out[0].why)
-    if experiment.kind == CASES and experiment.success is not None and all(cell.training is None for cell in cells):
-        why = next(row.why for row in left_out if row.recipe.sampler is not None)
-        return ExperimentPlan(experiment, location, (), tuple(left_out), f"it is about a trained sampler, and {why}")
-    return ExperimentPlan(experiment, location, tuple(cells), tuple(left_out))
+        return replace(plan, left_out=left_out, refused=left_out[0].why)
+    if experiment.kind == CASES and experiment.success is not None and not any(cell.training for cell in cells):
+        why = next(cell.why for cell in left_out if cell.training)
+        return replace(plan, left_out=left_out, refused=f"it is about a trained sampler, and {why}")
+    return replace(plan, cells=cells, left_out=left_out)
 
 
 def _why_no_evaluation(location: Location) -> str:
     """Return why clips cannot be scored: no labelled video, or a classifier that must be run is not available."""
-    from sosampler.evaluation.clip_scores import clips_for
-
     if not location.sizes:
         return f"{location.bank.path}: no video has a label, so nothing can be measured; add labels"
     try:
@@ -398,7 +374,7 @@ def _why_no_evaluation(location: Location) -> str:
     return ""
 
 
-def _why_not(location: Location, count: int, training: Training | None, *, has_light: bool) -> str:
+def _why_not(location: Location, count: int, training: Training | None, request: Request) -> str:
     """Return why a row with `count` candidates cannot be made; empty where it can."""
     stored = location.max_stored[location.split]
     if count > stored:
@@ -416,8 +392,7 @@ def _why_not(location: Location, count: int, training: Training | None, *, has_l
             f"it is trained with {training.num_candidates} candidates, but the bank stores at most {stored} frames of "
             "a video of train"
         )
-    pooling, name = location.about["pooling"], location.about["name"]
-    recipe = training.full_recipe()
+    pooling, name, recipe = location.about["pooling"], location.about["name"], training.full_recipe()
     if len(location.bank.classes) < _MIN_CLASSES and (training.is_baseline or recipe.scoring):
         return "it compares the confidence in several classes, but the bank has only one"
     if not training.is_baseline:
@@ -432,13 +407,6 @@ def _why_not(location: Location, count: int, training: Training | None, *, has_l
     stored_features = [about["fingerprint"] for about in location.bank.feature_sets.values()]
     if location.classifier is None and location.about["fingerprint"] not in stored_features:
         return "the bank has no features of the classifier, which is not available; give --classifier FOLDER"
-    if training.needs_light and not has_light:
+    if training.needs_light and request.weights is None and request.light is None:
         return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
     return ""
-
-
-def extra_policies(experiment: Experiment, cells: Sequence[PlannedCell]) -> list[str]:
-    """Return the policies that are evaluated beside the rows, for comparison."""
-    wanted = ["uniform", *(["optimal"] if experiment.kind == FIDELITY else [])]
-    shown = {cell.recipe.policy for cell in cells}
-    return [name for name in wanted if name not in shown]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from sosampler.baselines.registry import list_systems
 from sosampler.paper.experiments import (
     ACCURACY,
     FIDELITY,
     THROUGHPUT,
     Pair,
     PaperColumn,
-    RowRecipe,
     column_for,
     data_sets,
-    metric_for,
     read_paper,
 )
-from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request, extra_policies
+from sosampler.paper.plan import ExperimentPlan, PlannedCell
 from sosampler.paper.tables import name_in_words
 
 Row = dict[str, Any]
@@ -38,51 +34,30 @@ _LEARNT_FROM = {
 }
 
 
-def policies_of(
-    plan: ExperimentPlan, cells: Sequence[PlannedCell], seeds: Sequence[int], folder: Path
-) -> dict[str, str]:
-    """Return the policies for `evaluate`: names, and folders of what was trained."""
-    policies = {name: name for name in extra_policies(plan.experiment, cells)}
+def policies_of(plan: ExperimentPlan, cells: Sequence[PlannedCell]) -> dict[str, str]:
+    """Return the policies for `evaluate`, some for comparison only: names, and folders of what was trained."""
+    policies = {}
     for cell in cells:
-        names = cell.policy_names(seeds)
-        if cell.training is None:
-            policies[names[0]] = names[0]
-            continue
-        for name, seed in zip(names, seeds, strict=True):
-            trained = str(cell.training.folder(folder, seed))
-            policies[name] = f"{trained}@{cell.recipe.threshold}" if cell.recipe.threshold else trained
-    return policies
+        for name, seed in zip(cell.policy_names(plan.seeds), plan.seeds, strict=False):  # a policy has one name
+            policies[name] = name if cell.training is None else str(cell.training.folder(plan.folder, seed))
+            if cell.recipe.threshold:
+                policies[name] += f"@{cell.recipe.threshold}"
+    compared = (UNIFORM, "optimal") if plan.experiment.kind == FIDELITY else (UNIFORM,)
+    return {name: name for name in compared if name not in policies} | policies
 
 
 def rows_of_cell(cell: PlannedCell, seeds: Sequence[int], rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of a cell, one a seed; of a baseline with several thresholds, such a list for each."""
-    names = cell.policy_names(seeds)
-    count = cell.num_candidates
-    of_count = [row for row in rows if row["num_candidates"] == count]
-    if cell.recipe.threshold is None:
-        # "all" is one clip of all candidates, whatever N is; a baseline decides on N by itself.
-        wanted = {cell.num_frames, None} | ({count} if cell.recipe.policy == "all" else set())
-        of_cell = [row for name in names for row in of_count if row["policy"] == name and row["num_frames"] in wanted]
-        return [of_cell] if of_cell else []
+    # "all" is one clip of all candidates, whatever N is; a baseline decides on N by itself.
+    wanted = {cell.num_frames, None} | ({cell.num_candidates} if cell.recipe.policy == "all" else set())
     by_threshold: dict[str, list[Row]] = {}
-    for name in names:
-        for row in of_count:
-            policy, _, threshold = row["policy"].rpartition("@")
-            if policy == name:
+    for name in cell.policy_names(seeds):
+        for row in rows:
+            policy, _, threshold = row["policy"].rpartition("@") if cell.recipe.threshold else (row["policy"], "", "")
+            is_wanted = cell.recipe.threshold or row["num_frames"] in wanted
+            if policy == name and is_wanted and row["num_candidates"] == cell.num_candidates:
                 by_threshold.setdefault(threshold, []).append(row)
     return list(by_threshold.values())
-
-
-def result_rows(
-    plan: ExperimentPlan, parts: Mapping[str, Any], seeds: Sequence[int], metric: str, column: PaperColumn | None
-) -> list[dict[str, Any]]:
-    """Return the rows of a result in order: means over seeds in percent, and the paper's figure."""
-    rows = []
-    for cell in plan.cells:
-        measured = parts[part_name(cell.num_candidates)]["rows"]
-        for of_seeds in rows_of_cell(cell, seeds, measured):
-            rows.append(_result_row(cell, of_seeds, _versus(of_seeds, measured, metric), metric, column))
-    return rows
 
 
 def part_name(num_candidates: int) -> str:
@@ -90,51 +65,59 @@ def part_name(num_candidates: int) -> str:
     return f"T={num_candidates}"
 
 
-def _result_row(
-    cell: PlannedCell, rows: Sequence[Row], versus: dict[str, Any], metric: str, column: PaperColumn | None
-) -> dict[str, Any]:
-    recipe, first = cell.recipe, rows[0]
-    return {
-        "row": recipe.row,
-        "title": recipe.title,
-        "num_frames": first["num_frames"],
-        "num_candidates": first["num_candidates"],
-        "trained": None if cell.training is None else cell.training.name,
-        "seeds": len(rows) if cell.training is not None else 0,
-        "dial": first["policy"].rpartition("@")[2] if recipe.threshold else None,
-        **_spread("score", [_percent(row[metric]) for row in rows]),
-        "score_ci95": _mean_bounds([row["ci95"].get(metric) for row in rows]),
-        "top1": _mean([_percent(row["top1"]) for row in rows]),
-        "mAP": _mean([_percent(row["mAP"]) for row in rows]),
-        **_spread("fidelity", [_percent(row["fidelity"]) for row in rows]),
-        **_spread("recovered", [_percent(row["recovered"]) for row in rows]),
-        **versus,
-        **{name: _mean([row[name] for row in rows]) for name in _MEANS},
-        "note": recipe.note,
-        "paper": _figures_beside(recipe, first, column),
-    }
+def result_rows(
+    plan: ExperimentPlan, parts: Mapping[str, Any], metric: str, column: PaperColumn | None
+) -> list[dict[str, Any]]:
+    """Return the rows of a result in order: means over seeds in percent, and the paper's figure."""
+    result = []
+    for cell in plan.cells:
+        measured = parts[part_name(cell.num_candidates)]["rows"]
+        for rows in rows_of_cell(cell, plan.seeds, measured):
+            first = rows[0]
+            result.append(
+                {
+                    "row": cell.recipe.row,
+                    "title": cell.recipe.title,
+                    "num_frames": first["num_frames"],
+                    "num_candidates": first["num_candidates"],
+                    "trained": None if cell.training is None else cell.training.name,
+                    "seeds": len(rows) if cell.training is not None else 0,
+                    "dial": first["policy"].rpartition("@")[2] if cell.recipe.threshold else None,
+                    **_spread("score", _percents(rows, metric)),
+                    "score_ci95": _mean_bounds([row["ci95"].get(metric) for row in rows]),
+                    "top1": _mean(_percents(rows, "top1")),
+                    "mAP": _mean(_percents(rows, "mAP")),
+                    **_spread("fidelity", _percents(rows, "fidelity")),
+                    **_spread("recovered", _percents(rows, "recovered")),
+                    **_versus(rows, measured, metric),
+                    **{name: _mean([row[name] for row in rows]) for name in _MEANS},
+                    "note": cell.recipe.note,
+                    "paper": _figures_beside(cell, first["num_frames"], column),
+                }
+            )
+    return result
 
 
-def _figures_beside(recipe: RowRecipe, row: Row, column: PaperColumn | None) -> dict[str, Any] | None:
+def _figures_beside(cell: PlannedCell, num_frames: int | None, column: PaperColumn | None) -> dict[str, Any] | None:
     """Return what the paper prints for a row, where it is certain that it is of this row.
 
     A figure without a number of frames cannot stand beside several N, or several thresholds.
     """
-    figures = _paper_figures(recipe.paper_row, row, column)
+    recipe = cell.recipe
+    figures = _paper_figures(recipe.paper_row, num_frames, cell.num_candidates, column)
     several = recipe.threshold is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
     return None if several else figures
 
 
-def _paper_figures(name: str, row: Row, column: PaperColumn | None) -> dict[str, Any] | None:
+def _paper_figures(
+    name: str, num_frames: int | None, num_candidates: int, column: PaperColumn | None
+) -> dict[str, Any] | None:
     """Return what the paper prints for a row, in percent."""
-    figure = None if column is None else column.find(name, row["num_frames"], row["num_candidates"])
+    figure = None if column is None else column.find(name, num_frames, num_candidates)
     if figure is None or column is None:
         return None
     return {
-        "table": figure["table"],
-        "row": figure["row"],
-        "metric": figure["metric"],
-        "num_frames": figure["num_frames"],
+        **{key: figure[key] for key in ("table", "row", "metric", "num_frames")},
         "score": figure["value"],
         "versus_uniform": column.versus_uniform(figure),
         "gmacs": figure.get("gmacs"),
@@ -149,15 +132,15 @@ def _versus(rows: Sequence[Row], measured: Sequence[Row], metric: str) -> dict[s
     """
     empty = {"versus_uniform": None, "versus_uniform_sd": None, "versus_uniform_ci95": None}
     versus = [row["versus_uniform"] for row in rows]
-    if rows[0]["policy"] == UNIFORM or metric == FIDELITY or any(comparison is None for comparison in versus):
+    if rows[0]["policy"] == UNIFORM or metric == FIDELITY or None in versus:
         return empty
     if all(comparison["metric"] == metric for comparison in versus):
-        spread = _spread("versus_uniform", [_percent(comparison["difference"]) for comparison in versus])
+        spread = _spread("versus_uniform", _percents(versus, "difference"))
         return {**spread, "versus_uniform_ci95": _mean_bounds([comparison["ci95"] for comparison in versus])}
     uniform = _uniform_scores(measured, metric)
     others = [uniform.get(_compared_pair(row)) for row in rows]
-    points = [None if other is None else row[metric] - other for row, other in zip(rows, others, strict=True)]
-    return empty | _spread("versus_uniform", [_percent(value) for value in points])
+    points = [None if other is None else 100 * (row[metric] - other) for row, other in zip(rows, others, strict=True)]
+    return empty | _spread("versus_uniform", points)
 
 
 def _compared_pair(row: Row) -> Pair:
@@ -173,31 +156,28 @@ def missing_uniform(measured: Sequence[Row], metric: str) -> list[Pair]:
     """Return N and T of uniform rows that differences in a metric need and that were not measured."""
     if metric == FIDELITY:
         return []
-    available = _uniform_scores(measured, metric)
     compared = [row for row in measured if row["versus_uniform"] is not None]
-    wanted = [_compared_pair(row) for row in compared if row["versus_uniform"]["metric"] != metric]
-    return sorted({pair for pair in wanted if pair not in available})
+    wanted = {_compared_pair(row) for row in compared if row["versus_uniform"]["metric"] != metric}
+    return sorted(wanted - _uniform_scores(measured, metric).keys())
 
 
 def mean_rows(rows: Sequence[dict[str, Any]], metric: str) -> list[Row]:
     """Return rows of a result in the form of an evaluation's, for figures and pages."""
-    means = []
-    for row in rows:
-        bounds = row["score_ci95"]
-        means.append(
-            {
-                "policy": row["title"] if row["dial"] is None else f"{row['title']}@{row['dial']}",
-                **{name: row[name] for name in ("num_frames", "num_candidates", *_MEANS)},
-                "top1": row["top1"] / 100,
-                "mAP": row["mAP"] / 100,
-                metric: None if row["score"] is None else row["score"] / 100,
-                "ci95": {} if bounds is None else {metric: [bound / 100 for bound in bounds]},
-                "fidelity": None if row["fidelity"] is None else row["fidelity"] / 100,
-                "recovered": None if row["recovered"] is None else row["recovered"] / 100,
-                "versus_uniform": None,
-            }
-        )
-    return means
+
+    def fraction(percent: float | None) -> float | None:
+        return None if percent is None else percent / 100
+
+    return [
+        {
+            "policy": row["title"] if row["dial"] is None else f"{row['title']}@{row['dial']}",
+            **{name: row[name] for name in ("num_frames", "num_candidates", *_MEANS)},
+            **{name: fraction(row[name]) for name in ("top1", "mAP", "fidelity", "recovered")},
+            metric: fraction(row["score"]),
+            "ci95": {} if row["score_ci95"] is None else {metric: [bound / 100 for bound in row["score_ci95"]]},
+            "versus_uniform": None,
+        }
+        for row in rows
+    ]
 
 
 def _mean_bounds(intervals: Sequence[Sequence[float] | None]) -> list[float] | None:
@@ -219,8 +199,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+def _percents(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    return [None if row[name] is None else 100 * row[name] for row in rows]
 
 
 # ---- results
@@ -230,7 +210,8 @@ def metric_of(plan: ExperimentPlan) -> str:
     """Return the metric of an experiment: the paper's for its data sets, the bank's own for others."""
     if plan.experiment.kind == FIDELITY:
         return FIDELITY
-    return metric_for(plan.location.data, "mAP" if plan.location.bank.multi_label else "top1")
+    own = "mAP" if plan.location.bank.multi_label else "top1"
+    return str(data_sets()[plan.location.data]["metric"]) if plan.location.data else own
 
 
 def _column_of(plan: ExperimentPlan) -> PaperColumn | None:
@@ -240,16 +221,16 @@ def _column_of(plan: ExperimentPlan) -> PaperColumn | None:
     return column_for(experiment.tables, location.data, location.paper_classifier, in_any=not prints)
 
 
-def empty_result(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
+def empty_result(plan: ExperimentPlan) -> dict[str, Any]:
     """Return a result with everything but the rows."""
     location, experiment = plan.location, plan.experiment
     column = _column_of(plan)
     left_out = []
-    for row in plan.left_out:
-        decides = row.recipe.sampler in list_systems()  # on N by itself
-        pair = {"num_frames": None if decides else row.num_frames, "num_candidates": row.num_candidates}
-        figures = _figures_beside(row.recipe, pair, column)
-        left_out.append({"row": row.recipe.row, "title": row.recipe.title, **pair, "why": row.why, "paper": figures})
+    for cell in plan.left_out:
+        decides = cell.training is not None and cell.training.is_baseline  # on N by itself
+        pair = {"num_frames": None if decides else cell.num_frames, "num_candidates": cell.num_candidates}
+        more = {"why": cell.why, "paper": _figures_beside(cell, pair["num_frames"], column)}
+        left_out.append({"row": cell.recipe.row, "title": cell.recipe.title, **pair, **more})
     return {
         "experiment": experiment.name,
         "kind": experiment.kind,
@@ -270,7 +251,7 @@ def empty_result(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
         },
         "metric": metric_of(plan),
         "unit": "percent",
-        "seeds": list(plan.seeds(request)),
+        "seeds": list(plan.seeds),
         "paper": None if column is None else {"title": read_paper()["source"]["title"], "column": column.title},
         "rows": [],
         "left_out": left_out,
@@ -281,15 +262,13 @@ def empty_result(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
     }
 
 
-def finished_result(
-    plan: ExperimentPlan, request: Request, parts: Mapping[str, Any], seeds: Sequence[int]
-) -> dict[str, Any]:
+def finished_result(plan: ExperimentPlan, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result with the rows of finished evaluations, and the paper's rows of methods that the package lacks."""
-    result, column = empty_result(plan, request), _column_of(plan)
-    result["rows"] = result_rows(plan, parts, seeds, result["metric"], column)
+    result, column = empty_result(plan), _column_of(plan)
+    result["rows"] = result_rows(plan, parts, result["metric"], column)
     of_evaluations = [note for part in parts.values() for note in part["notes"] if applies_here(note)]
-    result["notes"] = [*_notes_on_plan(plan, request), *dict.fromkeys(of_evaluations)]
-    if request.bootstrap and any(_has_no_interval(row) for row in result["rows"]):
+    result["notes"] = [*_notes_on_plan(plan), *dict.fromkeys(of_evaluations)]
+    if plan.request.bootstrap and any(_has_no_interval(row) for row in result["rows"]):
         result["notes"].append(
             f"points to uniform in {result['metric']} have no interval here: videos are paired in the bank's own metric"
         )
@@ -300,7 +279,8 @@ def finished_result(
             for row in column.rows(plan.experiment.tables[0]):
                 if row["row"] not in known:
                     pair = {"num_frames": row["num_frames"], "num_candidates": row["num_candidates"]}
-                    title, figures = titles.get(row["row"], row["row"]), _paper_figures(row["row"], pair, column)
+                    figures = _paper_figures(row["row"], **pair, column=column)
+                    title = titles.get(row["row"], row["row"])
                     result["elsewhere"].append({"row": row["row"], "title": title, **pair, "paper": figures})
     return result
 
@@ -315,8 +295,8 @@ def applies_here(note: str) -> bool:
     return not any(advice in note for advice in _ADVICE)
 
 
-def _notes_on_plan(plan: ExperimentPlan, request: Request) -> Iterator[str]:
-    location = plan.location
+def _notes_on_plan(plan: ExperimentPlan) -> Iterator[str]:
+    location, request = plan.location, plan.request
     if location.split != "test":
         why = _LEARNT_FROM[location.split] if plan.trainings else ""
         yield f"the bank has no labelled test videos, so everything is measured on {location.split}{why}"
@@ -350,13 +330,13 @@ def _notes_on_paper(plan: ExperimentPlan, column: PaperColumn, rows: Sequence[Ma
         yield f"the paper's figure of {', '.join(dict.fromkeys(of_rows))} is from its {name_in_words(name)}"
 
 
-def independence_result(plan: ExperimentPlan, request: Request, measured: Mapping[str, Any]) -> dict[str, Any]:
+def independence_result(plan: ExperimentPlan, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `independence` measured in the form of a result."""
     (facts,) = measured["classifiers"]
     verdict = facts["verdict"]
     words = "no rate that was measured" if verdict is None else f"up to {verdict:g} frames a second"
     notes = [f"frames are independent: {words}", measured["criterion"], *measured["notes"]]
-    return empty_result(plan, request) | {
+    return empty_result(plan) | {
         **{"seeds": [], "metric": "redundant", "unit": "share", "rows": list(measured["rows"]), "notes": notes},
         **{"bandwidth": facts["bandwidth"], "bandwidth_of": facts["bandwidth_of"], "verdict": verdict},
     }

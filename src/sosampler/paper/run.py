@@ -11,30 +11,16 @@ from typing import Any
 
 import torch
 
+from sosampler._util.hardware import resolve_device
 from sosampler.errors import InvalidArgument, MissingDependency
+from sosampler.evaluation.evaluate import evaluate
+from sosampler.evaluation.independence import independence
 from sosampler.evaluation.result import VIDEOS_FILE, Evaluation
-from sosampler.paper.experiments import (
-    CASES,
-    CURVE,
-    INDEPENDENCE,
-    THROUGHPUT,
-    Experiment,
-    Pair,
-    RowRecipe,
-    experiments_of,
-)
-from sosampler.paper.folder import (
-    RUN,
-    TABLES,
-    ExperimentFolder,
-    TrainingChecks,
-    folder_of,
-    has_started,
-    now,
-    write_overview,
-)
+from sosampler.figures.curves import write_cost_curve
+from sosampler.paper.experiments import CASES, CURVE, INDEPENDENCE, THROUGHPUT, Experiment, data_sets, experiments_of
+from sosampler.paper.folder import RUN, TABLES, ExperimentFolder, TrainingChecks, has_started, now, write_overview
 from sosampler.paper.locations import find_locations
-from sosampler.paper.plan import ExperimentPlan, Request, Training, checked_request, make_plan, train_one
+from sosampler.paper.plan import ExperimentPlan, PlannedCell, Training, checked_request, make_plan, train_one
 from sosampler.paper.results import (
     UNIFORM,
     applies_here,
@@ -48,6 +34,7 @@ from sosampler.paper.results import (
     policies_of,
 )
 from sosampler.paper.tables import name_in_words, table
+from sosampler.paper.throughput import add_throughput
 from sosampler.report.compare import cases
 from sosampler.report.load import RowKey, RunVideos, read_run_videos
 from sosampler.report.page import strip_of, write_report
@@ -109,55 +96,33 @@ def reproduce(
             with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
         classifiers: saved folders, teachers of the banks, "NAME=" and either, or {name: ...}; None: all teachers of
             each bank. GMACs, throughput, independence and networks of clips need a saved folder.
-        weights: start of the samplers' backbones, and of the light network of baselines.
-        light: another light network for baselines, as `train` takes it.
-        seeds: each sampler is trained with each.
+        weights, light: of backbones and light networks; with device, precision and workers as for `train`.
         epochs, settings: of every sampler instead of those of its recipe, for example {"batch_size": 32}; baselines
             take only the epochs.
-        device, precision, workers: as for `train` and `evaluate`.
-        bootstrap: resamples of the videos for 95 % intervals.
         num_cases: videos in figures of single videos.
-        say: called with a line of text for each step.
     """
-    request, plans = _checked_plans(
-        experiments,
-        banks,
-        classifiers,
-        out=out,
-        seeds=seeds,
-        epochs=epochs,
-        settings=settings,
-        weights=weights,
-        light=light,
-        **{"device": device, "precision": precision, "workers": workers},
-        **{"bootstrap": bootstrap, "num_cases": num_cases, "say": say},
-    )
-    runner = _Runner(request, plans)
+    plans = _checked_plans(**locals())
+    runner = _Runner(plans)
     reproductions = []
     for plan in plans:
         reproductions.append(runner.run(plan))
-        write_overview(plan.location.folder(request.out))
-    _check_any([(one.experiment.name, one.refused) for one in reproductions])
+        write_overview(plan.folder)
+    _check_any(reproductions)
     return reproductions
 
 
-def plan_reproduction(
-    experiments: Iterable[str] | str, banks: Any, *, out: str | Path, classifiers: Any = None, **arguments: Any
-) -> list[dict[str, Any]]:
+def plan_reproduction(experiments: Iterable[str] | str, banks: Any, **arguments: Any) -> list[dict[str, Any]]:
     """Return what `reproduce` with the same arguments would train and evaluate, without writing anything.
 
     One dictionary for each experiment, bank and classifier: its folder and state, rows, rows that are left out,
     trainings with seed, folder and state, and evaluations. A state is "finished", "started" or "missing".
     """
-    defaults: dict[str, Any] = {"seeds": (0, 1, 2), "epochs": None, "settings": None, "weights": None, "device": None}
-    defaults |= {"precision": None, "workers": None, "bootstrap": 2000, "num_cases": 6}
-    request, plans = _checked_plans(experiments, banks, classifiers, out=out, **(defaults | arguments))
-    return [_plan_dict(plan, request) for plan in plans]
+    return [_plan_dict(plan) for plan in _checked_plans(experiments, banks, **arguments)]
 
 
 def _checked_plans(
-    experiments: Iterable[str] | str, banks: Any, classifiers: Any, **arguments: Any
-) -> tuple[Request, list[ExperimentPlan]]:
+    experiments: Iterable[str] | str, banks: Any, classifiers: Any = None, **arguments: Any
+) -> list[ExperimentPlan]:
     """Check everything that can be checked before the first file is written."""
     request = checked_request(**arguments)
     names = [experiments] if isinstance(experiments, str) else list(experiments)
@@ -166,39 +131,38 @@ def _checked_plans(
     plans = []
     for location in locations:
         check_apart(request.out, location.bank)
-        for experiment in experiments_of(names, location.data):
-            more: dict[str, Any] = {"weights": request.weights, "light": request.light}
-            plans.append(make_plan(experiment, location, changes=request.changes, **more))
-    _check_any([(plan.experiment.name, plan.refused) for plan in plans])
+        plans += [make_plan(experiment, location, request) for experiment in experiments_of(names, location.data)]
+    _check_any(plans)
     checks = TrainingChecks(request)
     for plan in plans:
         if not plan.refused:
-            folder_of(plan, request).check(plan.settings(request))
+            ExperimentFolder(plan).check(plan.settings())
             checks.check(plan)
-    for note in dict.fromkeys(location.note_on_name() for location in locations):
-        if note:
-            request.say(note)
-    return request, plans
+    for name in dict.fromkeys(location.bank_name for location in locations if location.named and not location.data):
+        request.say(
+            f"--bank {name}: none of the paper's data sets ({', '.join(data_sets())}), so its figures are of another "
+            "one and for orientation only"
+        )
+    return plans
 
 
-def _check_any(refused: Sequence[tuple[str, str]]) -> None:
-    """Raise where nothing at all can be done, given (experiment, reason) of each."""
-    if refused and all(why for _, why in refused):
-        raise InvalidArgument(": ".join(refused[0]))
+def _check_any(made: Sequence[ExperimentPlan | Reproduction]) -> None:
+    """Raise where nothing at all can be done."""
+    if all(one.refused for one in made):
+        raise InvalidArgument(f"{made[0].experiment.name}: {made[0].refused}")
 
 
-def _plan_dict(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
-    location, folder = plan.location, folder_of(plan, request)
-    where = location.folder(request.out)
+def _plan_dict(plan: ExperimentPlan) -> dict[str, Any]:
+    location, folder = plan.location, ExperimentFolder(plan)
     finished = not plan.refused and folder.result() is not None
     parts = {} if plan.refused else folder.finished_parts()
 
     def state(is_finished: bool, has_started: bool = False) -> str:
         return "finished" if is_finished else "started" if has_started else "missing"
 
-    def row(recipe: RowRecipe, num_frames: int, num_candidates: int, **more: Any) -> dict[str, Any]:
-        numbers = {"num_frames": num_frames, "num_candidates": num_candidates}
-        return {"row": recipe.row, "title": recipe.title, **numbers, **more}
+    def row(cell: PlannedCell, **more: Any) -> dict[str, Any]:
+        numbers = {"num_frames": cell.num_frames, "num_candidates": cell.num_candidates}
+        return {"row": cell.recipe.row, "title": cell.recipe.title, **numbers, **more}
 
     return {
         "experiment": plan.experiment.name,
@@ -209,19 +173,20 @@ def _plan_dict(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
         "state": state(finished, (folder.folder / RUN).exists()),
         "refused": plan.refused or None,
         "rows": [
-            row(cell.recipe, *cell.pair, policy=cell.recipe.policy, training=cell.training and cell.training.name)
-            for cell in plan.cells
+            row(cell, policy=cell.recipe.policy, training=cell.training and cell.training.name) for cell in plan.cells
         ],
-        "left_out": [row(one.recipe, one.num_frames, one.num_candidates, why=one.why) for one in plan.left_out],
+        "left_out": [row(cell, why=cell.why) for cell in plan.left_out],
         "trainings": [
             {
                 "name": training.name,
                 "seed": seed,
-                "folder": str(training.folder(where, seed)),
-                "state": state(training.is_finished(where, seed), has_started(training.folder(where, seed))),
+                "folder": str(training.folder(plan.folder, seed)),
+                "state": state(
+                    training.is_finished(plan.folder, seed), has_started(training.folder(plan.folder, seed))
+                ),
             }
             for training in plan.trainings
-            for seed in plan.seeds(request)
+            for seed in plan.seeds
         ],
         "evaluations": [
             {"num_candidates": count, "state": state(finished or part_name(count) in parts)} for count in plan.parts
@@ -232,43 +197,44 @@ def _plan_dict(plan: ExperimentPlan, request: Request) -> dict[str, Any]:
 # ---- the run
 
 
+def _training_title(plan: ExperimentPlan, training: Training, seed: int) -> str:
+    return f"training {training.name}, seed {seed} ({plan.location.title})"
+
+
+def _evaluation_title(plan: ExperimentPlan, count: int) -> str:
+    return f"{plan.experiment.name}: evaluating with {count} candidates ({plan.location.title})"
+
+
+def _measurement_title(plan: ExperimentPlan) -> str:
+    return f"{plan.experiment.name}: measuring {plan.experiment.kind} ({plan.location.title})"
+
+
+def _unfinished_steps(plan: ExperimentPlan) -> Iterator[str]:
+    """Yield the titles of steps that are not finished."""
+    folder = ExperimentFolder(plan)
+    if plan.refused or folder.result() is not None:
+        return
+    for training in plan.trainings:
+        for seed in plan.seeds:
+            if not training.is_finished(plan.folder, seed):
+                yield _training_title(plan, training, seed)
+    finished = folder.finished_parts()
+    for count in plan.parts:
+        if part_name(count) not in finished or plan.experiment.kind == CASES:
+            yield _evaluation_title(plan, count)
+    if plan.experiment.kind in (INDEPENDENCE, THROUGHPUT):
+        yield _measurement_title(plan)
+
+
 class _Runner:
     """Runs the steps of all plans one after another: trainings, evaluations, measurements."""
 
-    def __init__(self, request: Request, plans: Sequence[ExperimentPlan]) -> None:
-        self._request, self._say = request, request.say
+    def __init__(self, plans: Sequence[ExperimentPlan]) -> None:
+        self._say = plans[0].request.say
         self._failed: dict[tuple[Path, str], str] = {}  # why, by folder and training: no other table tries again
-        self._left = list(dict.fromkeys(step for plan in plans for step in self._steps(plan)))
+        self._left = dict.fromkeys(step for plan in plans for step in _unfinished_steps(plan))
         self._total = len(self._left)
         self._say(f"{self._total} steps to run" if self._total else "nothing to run")
-
-    def _steps(self, plan: ExperimentPlan) -> Iterator[str]:
-        """Yield the titles of steps that are not finished."""
-        folder = folder_of(plan, self._request)
-        if plan.refused or folder.result() is not None:
-            return
-        for training in plan.trainings:
-            for seed in plan.seeds(self._request):
-                if not training.is_finished(plan.location.folder(self._request.out), seed):
-                    yield self._training_title(plan, training, seed)
-        finished = folder.finished_parts()
-        for count in plan.parts:
-            if part_name(count) not in finished or plan.experiment.kind == CASES:
-                yield self._evaluation_title(plan, count)
-        if plan.experiment.kind in (INDEPENDENCE, THROUGHPUT):
-            yield self._measurement_title(plan)
-
-    def _where(self, plan: ExperimentPlan) -> str:
-        return f"{plan.location.bank_name}, {plan.location.classifier_name}"
-
-    def _training_title(self, plan: ExperimentPlan, training: Training, seed: int) -> str:
-        return f"training {training.name}, seed {seed} ({self._where(plan)})"
-
-    def _evaluation_title(self, plan: ExperimentPlan, count: int) -> str:
-        return f"{plan.experiment.name}: evaluating with {count} candidates ({self._where(plan)})"
-
-    def _measurement_title(self, plan: ExperimentPlan) -> str:
-        return f"{plan.experiment.name}: measuring {plan.experiment.kind} ({self._where(plan)})"
 
     @contextmanager
     def _step(self, title: str) -> Iterator[None]:
@@ -278,14 +244,14 @@ class _Runner:
         self._skip(title)
         self._say(f"    done in {time.perf_counter() - begin:.0f} s")
 
-    def _skip(self, title: str) -> None:
-        if title in self._left:
-            self._left.remove(title)
+    def _skip(self, *titles: str) -> None:
+        for title in titles:
+            self._left.pop(title, None)
 
     def run(self, plan: ExperimentPlan) -> Reproduction:
         """Make one table or figure."""
-        folder, request = folder_of(plan, self._request), self._request
-        title = f"{name_in_words(plan.experiment.name)} ({self._where(plan)})"
+        folder = ExperimentFolder(plan)
+        title = f"{name_in_words(plan.experiment.name)} ({plan.location.title})"
         begun, settings = now(), {}
         if not plan.refused:
             finished = folder.result()
@@ -293,16 +259,16 @@ class _Runner:
                 self._say(f"{title}: finished before, {folder.folder}")
                 folder.write_tables(finished, only_missing=True)
                 return Reproduction(plan.experiment, folder.folder, finished)
-            settings = plan.settings(request)
+            settings = plan.settings()
             plan = self._train(plan)
         if plan.refused:
             self._say(f"{title}: left out, {plan.refused}")
-            return Reproduction(plan.experiment, folder.folder, empty_result(plan, request))
-        device = torch.device(request.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            return Reproduction(plan.experiment, folder.folder, empty_result(plan))
+        device = resolve_device(plan.request.device)
         folder.begin(settings, torch.cuda.get_device_name(device) if device.type == "cuda" else str(device), begun)
         if plan.experiment.kind == INDEPENDENCE:
-            with self._step(self._measurement_title(plan)):
-                result = _measure_independence(plan, request, folder.folder)
+            with self._step(_measurement_title(plan)):
+                result = _measure_independence(plan, folder.folder)
         else:
             result = self._evaluate(plan, folder)
         folder.write_tables(result)
@@ -313,59 +279,50 @@ class _Runner:
 
     def _evaluate(self, plan: ExperimentPlan, folder: ExperimentFolder) -> dict[str, Any]:
         """Evaluate what is not finished, and make the result of all parts."""
-        request, seeds = self._request, plan.seeds(self._request)
-        evaluations = {}
+        kind = plan.experiment.kind
         for count in plan.parts:
-            name = part_name(count)
-            if name in folder.finished_parts() and plan.experiment.kind != CASES:
-                self._skip(self._evaluation_title(plan, count))
+            name, title = part_name(count), _evaluation_title(plan, count)
+            if name in folder.finished_parts() and kind != CASES:
+                self._skip(title)
                 continue
-            with self._step(self._evaluation_title(plan, count)):
-                evaluations[name], part = evaluate_part(plan, count, seeds, request)
-                evaluations[name].write_run(folder.folder / VIDEOS / name)
+            with self._step(title):
+                evaluation, part = evaluate_part(plan, count)
+                evaluation.write_run(folder.folder / VIDEOS / name)
                 folder.add_part(name, part)
-        result = finished_result(plan, request, folder.finished_parts(), seeds)
-        if plan.experiment.kind == THROUGHPUT:
-            from sosampler.paper.throughput import add_throughput
-
-            with self._step(self._measurement_title(plan)):
-                add_throughput(plan, request, result)
-        elif plan.experiment.kind == CASES:
-            with _noting_missing_packages(result):
-                (name,) = evaluations
-                write_cases(plan, request, evaluations[name], folder.folder / VIDEOS / name, result, folder.folder)
-        elif plan.experiment.kind == CURVE:
+        result = finished_result(plan, folder.finished_parts())
+        if kind == THROUGHPUT:
+            with self._step(_measurement_title(plan)):
+                add_throughput(plan, result)
+        elif kind == CASES:
+            with _noting_missing_packages(result):  # there is one part
+                write_cases(plan, evaluation, folder.folder / VIDEOS / name, result, folder.folder)
+        elif kind == CURVE:
             with _noting_missing_packages(result):
                 _draw_curves(plan, result, folder.folder)
         return result
 
     def _train(self, plan: ExperimentPlan) -> ExperimentPlan:
         """Train what is not finished; returns the plan without trainings that diverged."""
-        where = plan.location.folder(self._request.out)
         for training in plan.trainings:
-            if (where, training.name) in self._failed:
+            if (plan.folder, training.name) in self._failed:
                 continue
-            seeds = plan.seeds(self._request)
-            for seed in seeds:
+            for seed in plan.seeds:
                 try:
                     self._train_one(plan, training, seed)
                 except Diverged as error:  # other errors stop the run
-                    self._failed[where, training.name] = why = f"training with seed {seed} failed: {error}"
+                    self._failed[plan.folder, training.name] = why = f"training with seed {seed} failed: {error}"
                     self._say(f"    {why}")
-                    for other in seeds:
-                        self._skip(self._training_title(plan, training, other))
+                    self._skip(*(_training_title(plan, training, other) for other in plan.seeds))
                     break
-        left = plan.without({name: why for (folder, name), why in self._failed.items() if folder == where})
+        left = plan.without({name: why for (folder, name), why in self._failed.items() if folder == plan.folder})
         if left.refused:
-            for title in self._steps(plan):
-                self._skip(title)
+            self._skip(*_unfinished_steps(plan))
         return left
 
     def _train_one(self, plan: ExperimentPlan, training: Training, seed: int) -> None:
-        where = plan.location.folder(self._request.out)
-        title = self._training_title(plan, training, seed)
-        arguments = training, training.folder(where, seed), seed, plan.location, self._request
-        if training.is_finished(where, seed):
+        title = _training_title(plan, training, seed)
+        arguments = training, training.folder(plan.folder, seed), seed, plan.location, plan.request
+        if training.is_finished(plan.folder, seed):
             self._skip(title)
             train_one(*arguments)  # checks that it was trained with this bank and these weights
             return
@@ -376,19 +333,15 @@ class _Runner:
 # ---- steps
 
 
-def evaluate_part(
-    plan: ExperimentPlan, num_candidates: int, seeds: Sequence[int], request: Request
-) -> tuple[Evaluation, dict[str, Any]]:
+def evaluate_part(plan: ExperimentPlan, num_candidates: int) -> tuple[Evaluation, dict[str, Any]]:
     """Evaluate all rows of one T at a time, so that differences are paired by video; also as evaluation.json keeps it.
 
     Where the table shows another metric than the one by which evaluations compare, uniform rows are added for every N
     that a row is compared with; a baseline's N is only known once it has run.
     """
-    from sosampler.evaluation.evaluate import evaluate
+    location, request, cells = plan.location, plan.request, plan.parts[num_candidates]
 
-    location, cells = plan.location, plan.parts[num_candidates]
-
-    def evaluated(policies: dict[str, str], pairs: Sequence[Pair]) -> Evaluation:
+    def evaluated(policies: dict[str, str], pairs: Iterable[tuple[int, int]]) -> Evaluation:
         return evaluate(
             location.bank.path,
             policies,
@@ -396,15 +349,14 @@ def evaluate_part(
             classifier=location.teacher if location.classifier is None else location.classifier,
             views=None if location.classifier is None else int(location.about["views"]),
             split=location.split,
-            seed=seeds[0],
+            seed=plan.seeds[0],
             bootstrap=request.bootstrap,
             device=request.device,
             precision=request.precision,
             say=lambda text: request.say(f"    note: {text}") if applies_here(text) else None,
         )
 
-    pairs = list(dict.fromkeys(cell.pair for cell in cells))
-    evaluation = evaluated(policies_of(plan, cells, seeds, location.folder(request.out)), pairs)
+    evaluation = evaluated(policies_of(plan, cells), dict.fromkeys(cell.pair for cell in cells))
     part = evaluation.to_dict()
     missing = missing_uniform(part["rows"], metric_of(plan))
     if missing:
@@ -421,10 +373,9 @@ def _noting_missing_packages(result: dict[str, Any]) -> Iterator[None]:
         result["notes"].append(f"not drawn: {error}")
 
 
-def _measure_independence(plan: ExperimentPlan, request: Request, folder: Path) -> dict[str, Any]:
+def _measure_independence(plan: ExperimentPlan, folder: Path) -> dict[str, Any]:
     """Measure how similar neighbouring frames are, and write independence.json and independence.png."""
-    from sosampler.evaluation.independence import independence
-
+    request = plan.request
     measured = independence(
         plan.location.bank.split(plan.location.split),
         classifiers=[plan.location.classifier],
@@ -433,48 +384,47 @@ def _measure_independence(plan: ExperimentPlan, request: Request, folder: Path) 
         precision=request.precision,
         say=lambda text: request.say(f"    note: {text}"),
     )
-    result = independence_result(plan, request, measured.to_dict())
+    result = independence_result(plan, measured.to_dict())
     with _noting_missing_packages(result):
         result["files"] = [path.name for path in measured.write(folder)]
     return result
 
 
-def _draw_curves(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> None:
-    """Write a page with the curves, and accuracy against cost as a file."""
-    from sosampler.figures.curves import write_cost_curve
-    from sosampler.report import page as report_page
-
-    rows, metric = mean_rows(result["rows"], result["metric"]), result["metric"]
+def _write_page(
+    plan: ExperimentPlan, result: dict[str, Any], folder: Path, rows: Sequence[dict[str, Any]], **more: Any
+) -> None:
+    """Write a page about an experiment, and add it to the files of the result."""
     title = f"{name_in_words(plan.experiment.name)}: {plan.experiment.title}"
     facts = {name: result[name] for name in ("bank", "classifier", "metric", "seeds", "notes")}
-    intro = f"The paper claims: {plan.experiment.claim}"
-    page = report_page.write_report(folder / "report", title, rows, facts=facts, metric=metric, intro=intro)
-    where = f"{result['bank']['name']}, {result['classifier']['name']}"
-    curve = write_cost_curve(rows, metric, folder / "curve.svg", title=f"{plan.experiment.title}: {where}")
-    result["files"] += [str(path.relative_to(folder)) for path in (page, curve)]
+    page = write_report(folder / "report", title, rows, facts=facts, **more)
+    result["files"].append(str(page.relative_to(folder)))
+
+
+def _draw_curves(plan: ExperimentPlan, result: dict[str, Any], folder: Path) -> None:
+    """Write a page with the curves, and accuracy against cost as a file."""
+    rows, metric = mean_rows(result["rows"], result["metric"]), result["metric"]
+    _write_page(plan, result, folder, rows, metric=metric, intro=f"The paper claims: {plan.experiment.claim}")
+    title = f"{plan.experiment.title}: {plan.location.title}"
+    result["files"].append(write_cost_curve(rows, metric, folder / "curve.svg", title=title).name)
 
 
 # ---- cases: single videos on which a sampler does well or badly, chosen by their numbers and not by hand
 
-_UNIFORM = "uniform"
 
-
-def chosen_cases(videos: RunVideos, sampler: str, pair: Pair, *, success: bool) -> list[int]:
+def chosen_cases(videos: RunVideos, sampler: str, pair: tuple[int, int], *, success: bool) -> list[int]:
     """Return indices of videos that the sampler gets right and uniform wrong (or not), the largest lead first."""
-    of_sampler, of_uniform = videos.predictions((sampler, *pair)), videos.predictions((_UNIFORM, *pair))
+    of_sampler, of_uniform = videos.predictions((sampler, *pair)), videos.predictions((UNIFORM, *pair))
     return cases(of_sampler, of_uniform, success=success)
 
 
-def write_cases(
-    plan: ExperimentPlan, request: Request, evaluation: Evaluation, run: Path, result: dict[str, Any], folder: Path
-) -> None:
+def write_cases(plan: ExperimentPlan, evaluation: Evaluation, run: Path, result: dict[str, Any], folder: Path) -> None:
     """Write a page of videos with the frames that each policy chose; adds to the result.
 
     Args:
         run: folder into which the evaluation was written.
     """
-    experiment, pair = plan.experiment, plan.cells[0].pair
-    names = {cell.policy_names(request.seeds[:1])[0]: cell for cell in plan.cells}
+    experiment, request, pair = plan.experiment, plan.request, plan.cells[0].pair
+    names = {cell.policy_names(plan.seeds)[0]: cell for cell in plan.cells}
     videos = read_run_videos(run / VIDEOS_FILE)
     if experiment.success is None:
         indices, shown = list(range(min(request.num_cases, len(videos.videos)))), "the first videos"
@@ -493,15 +443,14 @@ def write_cases(
         lines = tuple(replace(line, policy=names[line.policy].recipe.title) for line in strip.lines)
         strips.append(replace(strip, lines=lines))
     rows = [row.to_dict() for row in evaluation.rows if row.policy in names]
-    page = write_report(
-        folder / "report",
-        f"{name_in_words(experiment.name)}: {experiment.title}",
+    _write_page(
+        plan,
+        result,
+        folder,
         [{**row, "policy": names[row["policy"]].recipe.title} for row in rows],
         curves=[],
         strips=strips,
-        facts={name: result[name] for name in ("bank", "classifier", "metric", "seeds", "notes")},
         metric=evaluation.metric,
         intro=f"The paper claims: {experiment.claim} Shown are {shown}.",
         headline=pair,
     )
-    result["files"].append(str(page.relative_to(folder)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sosampler._util.validation import one_of
@@ -13,15 +12,8 @@ from sosampler.report.load import Grid
 
 STYLES = ("markdown", "text", "csv")
 _METRICS = {"top1": "top-1, %", "mAP": "mAP, %", "fidelity": "fidelity, %"}
-_NOTHING = ""
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Column:
-    name: str
-    text: Callable[[Row], str]
 
 
 def table(result: dict[str, Any], style: str = "text") -> str:
@@ -47,22 +39,17 @@ def grid_of(result: dict[str, Any]) -> Grid:
     """Return a result as a table with the lines above and below it."""
     by_rate = result["kind"] == "independence" and result["rows"]
     head, *rows = _independence(result) if by_rate else _lines(result)
-    title, *above = _head(result)
-    return Grid(title, head, rows, above, _footnotes(result))
-
-
-def _head(result: dict[str, Any]) -> list[str]:
-    bank, classifier = result["bank"], result["classifier"]
-    seeds = result["seeds"]
-    trained = any(row.get("seeds") for row in result["rows"])
-    measured = f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {classifier['name']}"
-    if trained:
-        measured += f", {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
-    lines = [f"{name_in_words(result['experiment'])}: {result['title']}", measured]
-    lines.append(f"The paper claims: {result['claim']}")
+    bank, seeds = result["bank"], len(result["seeds"])
+    measured = (
+        f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {result['classifier']['name']}"
+    )
+    if any(row.get("seeds") for row in result["rows"]):
+        measured += f", {seeds} {'seed' if seeds == 1 else 'seeds'}"
+    above = [measured, f"The paper claims: {result['claim']}"]
     if result["paper"] is not None:
-        lines.append(f"In the columns of the paper: {result['paper']['column']}.")
-    return lines
+        above.append(f"In the columns of the paper: {result['paper']['column']}.")
+    title = f"{name_in_words(result['experiment'])}: {result['title']}"
+    return Grid(title, head, rows, above, _footnotes(result))
 
 
 def name_in_words(name: str) -> str:
@@ -80,46 +67,33 @@ def name_in_words(name: str) -> str:
 # ---- the grid of rows
 
 
-def _columns(result: dict[str, Any]) -> list[_Column]:
-    metric = _METRICS[result["metric"]]
-    return [
-        _Column("method", _method),
-        _Column("N", _frames),
-        _Column("T", lambda row: str(row["num_candidates"] or _NOTHING)),
-        _Column(f"ours: {metric}", _score),
-        _Column(f"paper: {_METRICS[_paper_metric(result)]}", lambda row: _printed(_paper(row, "score"))),
-        _Column("ours: to uniform", lambda row: _spread(row, "versus_uniform", sign=True)),
-        _Column("paper: to uniform", lambda row: _printed(_paper(row, "versus_uniform"), sign=True)),
-        _Column("ours: GMACs", lambda row: _number(row.get("gmacs"), places=2)),
-        _Column("paper: GFLOPs", lambda row: _printed(_paper(row, "gmacs"))),
-        _Column("ours: videos/s", lambda row: _number(row.get("videos_per_second"))),
-        _Column("paper: videos/s", lambda row: _printed(_paper(row, "videos_per_second"))),
-        _Column("ours: times uniform", lambda row: _number(row.get("times_uniform"), places=2)),
-    ]
-
-
-def _paper_metric(result: dict[str, Any]) -> str:
-    """Return the paper's metric, which may differ from ours where the bank is of another data set."""
-    rows = [*result["rows"], *result["left_out"], *result["elsewhere"]]
-    return next((str(row["paper"]["metric"]) for row in rows if row.get("paper")), str(result["metric"]))
-
-
 def _lines(result: dict[str, Any]) -> list[list[str]]:
     """Return header and rows; empty columns are left out."""
-    columns, rows = _columns(result), _all_rows(result)
-    if not rows:
-        return [[str(result["refused"] or "nothing was measured")]]
-    cells = [[column.text(row) for column in columns] for row in rows]
-    used = [index for index in range(len(columns)) if any(line[index] for line in cells)]
-    return [[columns[index].name for index in used], *([line[index] for index in used] for line in cells)]
-
-
-def _all_rows(result: dict[str, Any]) -> list[Row]:
     marks = {key: number for number, key in enumerate(_reasons(result), start=1)}
     rows = [{**row, "mark": marks.get(row.get("note"))} for row in result["rows"]]
     rows += [{**row, "instead": "left out", "mark": marks[row["why"]]} for row in result["left_out"]]
     rows += [{**row, "instead": "not in this package"} for row in result["elsewhere"]]
-    return rows
+    if not rows:
+        return [[str(result["refused"] or "nothing was measured")]]
+    # The paper's metric may differ from ours where the bank is of another data set.
+    paper_metric = next((row["paper"]["metric"] for row in rows if row.get("paper")), result["metric"])
+    columns: dict[str, Callable[[Row], str]] = {
+        "method": _method,
+        "N": _frames,
+        "T": lambda row: str(row["num_candidates"] or ""),
+        f"ours: {_METRICS[result['metric']]}": lambda row: row.get("instead") or _spread(row, "score"),
+        f"paper: {_METRICS[paper_metric]}": lambda row: _printed(row, "score"),
+        "ours: to uniform": lambda row: _spread(row, "versus_uniform", sign=True),
+        "paper: to uniform": lambda row: _printed(row, "versus_uniform", sign=True),
+        "ours: GMACs": lambda row: _number(row.get("gmacs"), places=2),
+        "paper: GFLOPs": lambda row: _printed(row, "gmacs"),
+        "ours: videos/s": lambda row: _number(row.get("videos_per_second")),
+        "paper: videos/s": lambda row: _printed(row, "videos_per_second"),
+        "ours: times uniform": lambda row: _number(row.get("times_uniform"), places=2),
+    }
+    texts = {name: [text(row) for row in rows] for name, text in columns.items()}
+    used = {name: column for name, column in texts.items() if any(column)}
+    return [list(used), *map(list, zip(*used.values(), strict=True))]
 
 
 def _reasons(result: dict[str, Any]) -> list[str]:
@@ -151,32 +125,22 @@ def _method(row: Row) -> str:
 
 def _frames(row: Row) -> str:
     """Return N; of a baseline the mean number of frames that it classified."""
-    if row["num_frames"] is not None:
-        return str(row["num_frames"])
-    mean = row.get("frames_classified")
-    return _NOTHING if mean is None else f"{mean:.1f}"
-
-
-def _score(row: Row) -> str:
-    return str(row["instead"]) if row.get("instead") else _spread(row, "score")
+    if row["num_frames"] is None and row.get("frames_classified") is not None:
+        return f"{row['frames_classified']:.1f}"
+    return str(row["num_frames"] or "")
 
 
 def _spread(row: Row, name: str, *, sign: bool = False) -> str:
     """Return a mean with its standard deviation or its interval."""
     value, deviation, bounds = row.get(name), row.get(f"{name}_sd"), row.get(f"{name}_ci95")
     if value is None:
-        return _NOTHING
+        return ""
     text = _number(value, sign=sign)
     if deviation is not None:
         return f"{text} ± {deviation:.1f}"
     if bounds is None:
         return text
     return f"{text} ({_number(bounds[0], sign=sign)} to {_number(bounds[1], sign=sign)})"
-
-
-def _paper(row: Row, name: str) -> float | None:
-    value: float | None = (row.get("paper") or {}).get(name)
-    return value
 
 
 def _number(value: float | None, *, places: int = 1, sign: bool = False) -> str:
@@ -186,19 +150,18 @@ def _number(value: float | None, *, places: int = 1, sign: bool = False) -> str:
     ('12.3', '+0.0', '')
     """
     if value is None:
-        return _NOTHING
+        return ""
     rounded = round(value + 1e-9, places) + 0.0  # halves are rounded up, and there is no -0.0
     return f"{rounded:{'+' if sign else ''}.{places}f}"
 
 
-def _printed(value: float | None, *, sign: bool = False) -> str:
+def _printed(row: Row, name: str, *, sign: bool = False) -> str:
     """Format a figure of the paper with as many decimals as it prints, at least one.
 
-    >>> _printed(88.65), _printed(77.7), _printed(701.0), _printed(15.2, sign=True), _printed(None)
-    ('88.65', '77.7', '701.0', '+15.2', '')
+    >>> [_printed({"paper": {"score": score}}, "score") for score in (88.65, 77.7, 701.0, None)]
+    ['88.65', '77.7', '701.0', '']
     """
-    text = _number(value, places=2, sign=sign)
-    return text.removesuffix("0") if text else _NOTHING
+    return _number((row.get("paper") or {}).get(name), places=2, sign=sign).removesuffix("0")
 
 
 # ---- independence of frames
@@ -207,7 +170,7 @@ def _printed(value: float | None, *, sign: bool = False) -> str:
 def _independence(result: dict[str, Any]) -> list[list[str]]:
     lines = [["frames a second", "pairs", "mean similarity", "redundant, %", "independent"]]
     for row in result["rows"]:
-        passes = {True: "yes", False: "no", None: _NOTHING}[row["passes"]]
+        passes = {True: "yes", False: "no", None: ""}[row["passes"]]
         redundant = None if row["redundant"] is None else 100 * row["redundant"]
         lines.append(
             [f"{row['rate']:g}", str(row["pairs"]), _number(row["mean"], places=3), _number(redundant), passes]

@@ -19,16 +19,18 @@ from torch import Tensor
 
 from sosampler._util.environment import compare, in_turns
 from sosampler.bank.bank import Bank
-from sosampler.errors import InvalidArgument
+from sosampler.baselines import base
 from sosampler.evaluation.clip_scores import candidate_slots
 from sosampler.paper.plan import ExperimentPlan, PlannedCell, Request
 from sosampler.policies import positional
+from sosampler.samplers.registry import load_sampler
+from sosampler.training.baseline_data import bank_views
 
 VIDEOS, BATCH, ROUNDS = 64, 16, 5
 UNIFORM = "uniform"
 
 
-def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any]) -> None:
+def add_throughput(plan: ExperimentPlan, result: dict[str, Any]) -> None:
     """Time every row on the same frames, and add the speed to the rows of a result."""
     location = plan.location
     classifier, bank = location.classifier, location.bank.split(location.split)
@@ -38,7 +40,7 @@ def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any
     for cell in plan.cells:
         name = UNIFORM if cell.recipe.row == UNIFORM else f"{cell.recipe.row} {cell.pair}"
         names.append(name)
-        run = _run_of(plan, cell, frames_by[cell.num_candidates], request)
+        run = _run_of(plan, cell, frames_by[cell.num_candidates])
         if run is not None:
             runs[name] = run
         else:
@@ -52,7 +54,7 @@ def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any
         row |= measured.get(name, {"videos_per_second": None, "times_uniform": None})
     reference = next(cell for cell in plan.cells if cell.recipe.row == UNIFORM)
     result["notes"] += [
-        f"videos a second: {videos} videos with frames in memory on {classifier.device}, seed {request.seeds[0]}, "
+        f"videos a second: {videos} videos with frames in memory on {classifier.device}, seed {plan.seeds[0]}, "
         f"batches of {BATCH}, median of {ROUNDS} rounds; decoding is not included",
         f"times uniform: uniform with {reference.num_frames} of {reference.num_candidates} frames is 1, whatever N a "
         "row has; points to uniform are to uniform with as many frames as the row",
@@ -62,32 +64,26 @@ def add_throughput(plan: ExperimentPlan, request: Request, result: dict[str, Any
 def frames_in_memory(bank: Bank, num_candidates: int, device: torch.device) -> Tensor:
     """Return uint8 [V, T, 3, H, W] of the first labelled videos, all in the size of the first, on the device."""
     indices = [index for index, item in enumerate(bank.items) if item.labels][:VIDEOS]
-    if not indices:
-        raise InvalidArgument(f"{bank.path}: no video of this part has a label; give another split")
     size = bank[indices[0]].height, bank[indices[0]].width
     videos = [bank[index].frames(candidate_slots(len(bank[index]), num_candidates)[0], size=size) for index in indices]
     return torch.from_numpy(np.stack(videos).transpose(0, 1, 4, 2, 3).copy()).to(device)
 
 
-def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor, request: Request) -> Callable[[], None] | None:
+def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable[[], None] | None:
     """Return what is timed for a row; None where it needs a light network that is not available."""
-    from sosampler.samplers.registry import load_sampler
-
     location, classifier = plan.location, plan.location.classifier
     if cell.training is None:
-        return uniform_run(classifier, frames, cell.num_frames)
-    folder = cell.training.folder(location.folder(request.out), request.seeds[0])
+        positions = torch.from_numpy(positional.uniform(frames.shape[1], cell.num_frames)).to(frames.device)
+        return clip_run(classifier, frames, lambda part: positions.expand(len(part), -1))
+    folder = cell.training.folder(plan.folder, plan.seeds[0])
     if not cell.training.is_baseline:
         sampler = load_sampler(folder, device=str(classifier.device))
         sampler.precision = classifier.precision
-        return sampler_run(sampler, classifier, frames, cell.num_frames)
-    from sosampler.baselines.base import load_system
-    from sosampler.training.baseline_data import bank_views
-
-    light = light_network_of(request, classifier) if cell.training.needs_light else None
+        return clip_run(classifier, frames, lambda part: sampler.choose(part, cell.num_frames))
+    light = light_network_of(plan.request, classifier) if cell.training.needs_light else None
     if cell.training.needs_light and light is None:
         return None
-    baseline = load_system(folder, str(classifier.device))
+    baseline = base.load_system(folder, str(classifier.device))
     kept = {name: (baseline.about.get(name) or {}).get("fingerprint") for name in ("heavy", "light")}
     views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
     return baseline_run(baseline, views.some(torch.arange(len(frames))), classifier, light, frames)
@@ -95,55 +91,35 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor, request: Re
 
 def light_network_of(request: Request, classifier: Any) -> Any:
     """Return the light network on the classifier's device and in its precision; None where only features are known."""
-    from sosampler.baselines import base
-
-    if request.light is None:
-        network = None if request.weights is None else base.light_network(request.weights)
+    if hasattr(request.light, "look"):
+        network = copy.deepcopy(request.light)  # its precision is part of what identifies trainings
+    elif request.light is None and request.weights is not None:
+        network = base.light_network(request.weights)
     else:
-        # A copy: its precision is part of what identifies trainings.
-        network = copy.deepcopy(request.light) if hasattr(request.light, "look") else None
-    if network is None:
         return None
     network.precision = classifier.precision
     return network.to(classifier.device)
 
 
-def uniform_run(classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH) -> Callable[[], None]:
-    """Return a function that classifies evenly spread frames."""
-    positions = torch.from_numpy(positional.uniform(frames.shape[1], num_frames)).to(frames.device)
-
-    def run() -> None:
-        for part in frames.split(batch):
-            classifier.clip_probs(part[:, positions])
-        _wait(frames.device)
-
-    return run
-
-
-def sampler_run(
-    sampler: Any, classifier: Any, frames: Tensor, num_frames: int, *, batch: int = BATCH
+def clip_run(
+    classifier: Any, frames: Tensor, choose: Callable[[Tensor], Tensor], *, batch: int = BATCH
 ) -> Callable[[], None]:
-    """Return a function that scores all candidates, chooses and classifies."""
+    """Return a function that chooses frames of all videos and classifies them; `choose` returns positions [B, N]."""
 
     def run() -> None:
         for part in frames.split(batch):
-            chosen = sampler.choose(part, num_frames).to(part.device)  # [B, N]
-            classifier.clip_probs(part[torch.arange(len(part), device=part.device)[:, None], chosen])
+            rows = torch.arange(len(part), device=part.device)[:, None]
+            classifier.clip_probs(part[rows, choose(part).to(part.device)])
         _wait(frames.device)
 
     return run
 
 
 def baseline_run(baseline: Any, views: Any, classifier: Any, light: Any, frames: Tensor) -> Callable[[], None]:
-    """Return a function that runs a baseline's light network on all frames and the classifier frame by frame.
+    """Return a function that runs a baseline's light network, if any, on all frames and the classifier frame by frame.
 
-    Args:
-        baseline: trained.
-        views: features of the same videos as `frames`, by which it decides.
-        classifier: its heavy network.
-        light: its light network, or None where it has none.
+    `views`: features of the same videos as `frames`, by which it decides.
     """
-    from sosampler.baselines import base
 
     def run() -> None:
         output = base.predict(baseline, views)

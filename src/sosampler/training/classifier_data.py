@@ -27,7 +27,7 @@ from sosampler.bank.prepare import prepare
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.datasets.manifest import SPLITS, Item, Manifest, make_splits, read_manifest
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.metrics import multi_hot
+from sosampler.evaluation.result import multi_hot
 from sosampler.video.folder_reader import upright_rgb
 from sosampler.video.source import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 

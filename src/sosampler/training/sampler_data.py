@@ -25,7 +25,7 @@ from sosampler.bank.bank import Bank, BankItem
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.metrics import multi_hot
+from sosampler.evaluation.result import multi_hot
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.distributed import send
 from sosampler.video.limits import target_size
