@@ -16,7 +16,7 @@ import torch
 
 import sosampler as so
 from sosampler.cli.main import main
-from sosampler.inference.pipeline import BatchClassifier, Pipeline, Prediction
+from sosampler.inference.pipeline import Pipeline, Prediction
 from sosampler.inference.rows import PREDICTION_COLUMNS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
@@ -221,16 +221,15 @@ def test_a_single_bad_file(cli: Cli, with_a_bad_one: Path, tmp_path: Path) -> No
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ends the work at the third video; how many were begun since it was last emptied."""
-    original = BatchClassifier._prediction
     begun: list[int] = []
 
-    def stop(self: BatchClassifier, *args: Any) -> Prediction:
+    def stop(*args: Any) -> Prediction:
         begun.append(len(begun))
         if len(begun) == 3:
             raise KeyboardInterrupt
-        return original(self, *args)
+        return Prediction(*args)
 
-    monkeypatch.setattr(BatchClassifier, "_prediction", stop)
+    monkeypatch.setattr("sosampler.inference.pipeline.Prediction", stop)
     return begun
 
 
