@@ -71,7 +71,7 @@ class Measurement:
         return self.folder / "systems.json"
 
     @property
-    def told(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.out.read_text())
         return found
 
@@ -143,53 +143,53 @@ def test_nothing_is_done_twice_and_test_is_looked_at_last(finished: Measurement)
 
 
 def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) -> None:
-    told = finished.data
-    assert told["videos"] == {"train": 8, "dev": 4, "test": 6}
-    assert told["trials"]["sosampler#1"]["dev"] is None
-    assert "lr=-1.0" in told["trials"]["sosampler#1"]["failed"]
-    assert told["chosen"]["sosampler"] == 0
-    frameexit = [told["trials"][f"frameexit#{place}"] for place in (0, 1)]
-    assert frameexit[told["chosen"]["frameexit"]]["dev"] == max(trial["dev"] for trial in frameexit)
-    for trial in (told["trials"]["sosampler#0"], *frameexit):
-        within = [point for point in trial["curve"] if point["gmacs"] <= told["budget_gmacs"]]
+    results = finished.results
+    assert results["videos"] == {"train": 8, "dev": 4, "test": 6}
+    assert results["trials"]["sosampler#1"]["dev"] is None
+    assert "lr=-1.0" in results["trials"]["sosampler#1"]["failed"]
+    assert results["chosen"]["sosampler"] == 0
+    frameexit = [results["trials"][f"frameexit#{place}"] for place in (0, 1)]
+    assert frameexit[results["chosen"]["frameexit"]]["dev"] == max(trial["dev"] for trial in frameexit)
+    for trial in (results["trials"]["sosampler#0"], *frameexit):
+        within = [point for point in trial["curve"] if point["gmacs"] <= results["budget_gmacs"]]
         assert trial["dev"] == max(point["top1"] for point in within)
     classifier = so.create_classifier(finished.data / "classifier")
-    assert told["budget_gmacs"] == pytest.approx(classifier.gmacs(6), rel=1e-4)
+    assert results["budget_gmacs"] == pytest.approx(classifier.gmacs(6), rel=1e-4)
 
 
 def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None:
-    told = finished.data
-    policies = {line["policy"].partition("@")[0]: line["seeds"] for line in told["table"]}
+    results = finished.results
+    policies = {line["policy"].partition("@")[0]: line["seeds"] for line in results["table"]}
     once = ("uniform", "random", "all", "frame-difference", "difference-peaks", "farthest-first", "dpp", "optimal")
     assert {name: policies[name] for name in once} == dict.fromkeys(once, 1)
     twice = ("sosampler", "sosampler+aks", "sosampler+its", "sosampler+nms", "frameexit")
     assert {name: policies[name] for name in twice} == dict.fromkeys(twice, 2)
-    dials = [line for line in told["table"] if line["policy"].startswith("frameexit@")]
+    dials = [line for line in results["table"] if line["policy"].startswith("frameexit@")]
     assert len(dials) > 3
     assert all(1 <= line["frames_classified"] <= 10 for line in dials)
-    chosen = {line["policy"]: line for line in told["at_budget"]}
+    chosen = {line["policy"]: line for line in results["at_budget"]}
     assert set(twice) <= set(chosen)
     assert not {"optimal", "semi-optimal", "all"} & set(chosen)
-    assert all(line["dev_gmacs"] <= told["budget_gmacs"] + 1e-9 for line in chosen.values())
+    assert all(line["dev_gmacs"] <= results["budget_gmacs"] + 1e-9 for line in chosen.values())
     for suffix in (".svg", ".png"):
         assert (finished.folder / "curve").with_suffix(suffix).stat().st_size > 1000
 
 
 def test_longer_videos_are_chosen_from_by_both_samplers(finished: Measurement) -> None:
-    rows = {row["policy"]: row for row in finished.data["longer"]["3/12"]["rows"]}
+    rows = {row["policy"]: row for row in finished.results["longer"]["3/12"]["rows"]}
     assert {"sosampler, T=10", "sosampler, T=12", "uniform", "optimal"} <= set(rows)
     assert rows["sosampler, T=12"]["num_candidates"] == 12
 
 
 def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[str], ModuleType]) -> None:
-    text = "\n".join(scripts("tables.systems_table").sections(finished.data))
-    uniform = next(line for line in finished.data["table"] if line["policy"] == "uniform" and line["num_frames"] == 6)
+    text = "\n".join(scripts("tables.systems_table").sections(finished.results))
+    uniform = next(line for line in finished.results["table"] if line["policy"] == "uniform" and line["num_frames"] == 6)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("| ")]
     at = next(number for number, row in enumerate(rows) if row[:3] == ["top-1, %", "N=1", "N=2"])
     six = rows[at].index("N=6")
     found = next(row for row in rows[at:] if row[0] == "uniform")
     assert found[six] == f"{100 * uniform['top1']:.1f}"
-    best = next(line for line in finished.data["at_budget"] if line["policy"] == "sosampler")
+    best = next(line for line in finished.results["at_budget"] if line["policy"] == "sosampler")
     cell = f"{100 * best['top1']:.1f} ± {100 * best['top1_sd']:.1f}"
     assert any(row[0] == "**SOSampler**" and row[1] == f"N={best['num_frames']}" and row[-1] == cell for row in rows)
     assert any(row[0] == "**SOSampler**, trained with as many" for row in rows)
@@ -197,7 +197,7 @@ def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[s
 
 
 def best_dial(finished: Measurement) -> str:
-    line = next(line for line in finished.data["at_budget"] if line["policy"] == "frameexit")
+    line = next(line for line in finished.results["at_budget"] if line["policy"] == "frameexit")
     return f"setting {line['dial']}"
 
 
@@ -217,11 +217,11 @@ def test_another_bank_to_choose_on(
         *("train frameexit#0", "measure dev", "measure test"),
     ]
     assert [bank.name for bank in asked] == ["tune", "tune", "bank"]
-    told = measurement.data
-    trial = told["trials"][f"frameexit#{told['chosen']['frameexit']}"]
-    assert told["dev"]["runs"] == {"frameexit#trial": trial["run"]}
-    assert trial["run"] != told["test"]["runs"]["frameexit#0"]
-    assert told["dev"]["num_videos"] == 5
+    results = measurement.results
+    trial = results["trials"][f"frameexit#{results['chosen']['frameexit']}"]
+    assert results["dev"]["runs"] == {"frameexit#trial": trial["run"]}
+    assert trial["run"] != results["test"]["runs"]["frameexit#0"]
+    assert results["dev"]["num_videos"] == 5
 
 
 def test_another_measurement_is_not_mixed_in(finished: Measurement) -> None:
