@@ -183,7 +183,9 @@ def test_longer_videos_are_chosen_from_by_both_samplers(finished: Measurement) -
 
 def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[str], ModuleType]) -> None:
     text = "\n".join(scripts("tables.systems_table").sections(finished.results))
-    uniform = next(line for line in finished.results["table"] if line["policy"] == "uniform" and line["num_frames"] == 6)
+    uniform = next(
+        line for line in finished.results["table"] if line["policy"] == "uniform" and line["num_frames"] == 6
+    )
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("| ")]
     at = next(number for number, row in enumerate(rows) if row[:3] == ["top-1, %", "N=1", "N=2"])
     six = rows[at].index("N=6")
