@@ -120,7 +120,7 @@ def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callab
 
 
 def _compute(bank: Bank, source: FeatureSource, device: str, settings: dict[str, Any]) -> None:
-    with progress_bar("features", len(bank)) as bar:
+    with progress_bar("features", len(bank) + len(bank.failures)) as bar:
         options = {"name": source.name, "device": device, **settings}
         add_features(bank, source.network, on_progress=lambda progress: bar.reach(progress.done), **options)
 
