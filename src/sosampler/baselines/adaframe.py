@@ -93,8 +93,7 @@ class AdaFrame(Baseline):
             "multi_label": check_bool("multi_label", multi_label),
         }
         super().__init__(config)
-        self.max_steps, self.patience = config["max_steps"], config["patience"]
-        self.deviation, self.discount = config["deviation"], config["discount"]
+        self.max_steps, self.patience, self.deviation = config["max_steps"], config["patience"], config["deviation"]
         # Saved weights have these names of layers.
         self.place = nn.Linear(1 + 2 * _WAVES, width)
         self.memorise = nn.Linear(light_width, width)
@@ -145,7 +144,7 @@ class AdaFrame(Baseline):
                 position = nearest_candidate(jumps[-1].clamp(0, 1), views.real)
         logits, means, utilities = (torch.stack(values, dim=1) for values in zip(*outputs, strict=True))  # [B, S, ...]
         rewards = margin_gains(margins(self.activate(logits.detach()), labels))  # [B, S − 1]
-        returns, utilities = discounted(rewards, self.discount), utilities[:, :-1]
+        returns, utilities = discounted(rewards, self.config["discount"]), utilities[:, :-1]
         # Log-likelihood of the drawn locations up to a constant; the means carry the gradient of the policy.
         log_likelihood = -(((torch.stack(jumps, dim=1) - means[:, :-1]) / self.deviation) ** 2) / 2
         prediction = self.label_loss(logits, labels[:, None]).mean()

@@ -89,8 +89,7 @@ class FrameExit(Baseline):
 
     def check_training(self, frames: Tensor, *, smallest_batch: int, phases: Collection[str]) -> None:
         visited = frames.clamp_max(self.max_frames)
-        normalised = self.config["neck_width"] is not None
-        if "classifiers" in phases and normalised and smallest_batch < 2 and bool((visited < 2).any()):
+        if "classifiers" in phases and self.config["neck_width"] and smallest_batch < 2 and bool((visited < 2).any()):
             raise InvalidArgument(
                 "a batch of one video with one frame cannot be normalised, but batches may be of one video and "
                 f"{int((visited < 2).sum())} videos have one frame; give a larger batch_size, or leave out these videos"

@@ -166,7 +166,10 @@ class MARL(Baseline):
         moving = episode.moving[:, :, None]
         policy = -(episode.log_likelihood * advantage[:, :, None] * moving).mean()
         entropy = (episode.entropy * moving).mean()
-        prediction = self.label_loss(self._as_logits(episode.probabilities), labels[:, None]).mean()
+        average = episode.probabilities
+        # Logits whose `activate` gives the average.
+        logits = average.logit(eps=1e-6) if self.multi_label else average.clamp_min(_SMALLEST).log()
+        prediction = self.label_loss(logits, labels[:, None]).mean()
         bonus = self.config["entropy_weight"] * (1 - progress) * entropy
         total = prediction + self.config["policy_weight"] * policy - bonus
         parts = {"prediction": prediction, "policy": policy, "entropy": entropy, "reward": rewards.sum(dim=1).mean()}
@@ -201,10 +204,6 @@ class MARL(Baseline):
         every = torch.full_like(seen.seen_heavy[:, 0], self.max_steps, dtype=torch.int64)
         steps = every if seen.steps is None else seen.steps
         return self.agents * (steps * matrix_gmacs(self.observe, self.cell, self.policy) + matrix_gmacs(self.classify))
-
-    def _as_logits(self, probabilities: Tensor) -> Tensor:
-        """Return logits whose `activate` gives these probabilities, for the loss of an average."""
-        return probabilities.logit(eps=1e-6) if self.multi_label else probabilities.clamp_min(_SMALLEST).log()
 
 
 def without_baseline(returns: Tensor, rollouts: int) -> Tensor:

@@ -120,7 +120,7 @@ def keep_features(bank: Bank, source: FeatureSource, *, device: str, say: Callab
 
 
 def _compute(bank: Bank, source: FeatureSource, device: str, settings: dict[str, Any]) -> None:
-    with progress_bar("features", len(bank)) as bar:
+    with progress_bar("features", len(bank) + len(bank.failures)) as bar:
         options = {"name": source.name, "device": device, **settings}
         add_features(bank, source.network, on_progress=lambda progress: bar.reach(progress.done), **options)
 
@@ -229,10 +229,11 @@ def draw_candidates(real: Tensor, count: int, rng: np.random.Generator) -> Drawn
 
 
 class BaselineBatches:
-    """Rows and views of the batches of every epoch; `seed` is that of a phase."""
+    """Labels [B, C] and views of the batches of every epoch; `seed` is that of a phase."""
 
-    def __init__(self, views: Views, *, num_candidates: int, steps: int, seed: list[int]) -> None:
-        self.seed, self._views, self._num_candidates, self._steps = seed, views, num_candidates, steps
+    def __init__(self, views: Views, labels: Tensor, *, num_candidates: int, steps: int, seed: list[int]) -> None:
+        self.labels, self.seed = labels, seed
+        self._views, self._num_candidates, self._steps = views, num_candidates, steps
 
     def __len__(self) -> int:
         return self._steps
@@ -244,8 +245,9 @@ class BaselineBatches:
         drawn = draw_candidates(real, self._num_candidates, rng) if self._num_candidates < real.shape[1] else None
         for part in np.array_split(order, self._steps)[begin:]:
             rows = torch.from_numpy(part).to(real.device)
+            labels = self.labels[rows.to(self.labels.device)]
             if drawn is None:
-                yield rows, views.some(rows)
+                yield labels, views.some(rows)
                 continue
             index, used = (rows[:, None], drawn.positions[rows]), drawn.real[rows]
-            yield rows, Views(views.heavy[index], views.light[index], None if bool(used.all()) else used)
+            yield labels, Views(views.heavy[index], views.light[index], None if bool(used.all()) else used)

@@ -251,10 +251,9 @@ def fit(
             algorithm: Any = torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=weight_decay)
         else:
             algorithm = torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
-        batches = BaselineBatches(views, num_candidates=candidates, steps=steps, seed=[seed, number])
-        processes = Processes(str(baseline.device), alone=True)
-        options = LoopOptions(count, lr, seed, processes, say, clip=clip)
-        loop = BaselineLoop(baseline, batches, labels, options, algorithm, phase)
+        batches = BaselineBatches(views, labels, num_candidates=candidates, steps=steps, seed=[seed, number])
+        options = LoopOptions(count, lr, seed, Processes(str(baseline.device), alone=True), say, clip=clip)
+        loop = BaselineLoop(baseline, batches, options, algorithm, phase)
         loop.train()
         history += loop.history
     baseline.eval()
@@ -269,16 +268,9 @@ class BaselineLoop(TrainingLoop):
     progress = 0.0  # share of the phase before the current step
 
     def __init__(
-        self,
-        baseline: Baseline,
-        batches: BaselineBatches,
-        labels: Tensor,
-        options: LoopOptions,
-        optimizer: torch.optim.Optimizer,
-        phase: str,
+        self, baseline: Baseline, batches: BaselineBatches, options: LoopOptions, optimizer: Any, phase: str
     ) -> None:
-        """`labels`: multi-hot [V, C], on the device."""
-        self.baseline, self.labels, self.phase, self.seed = baseline, labels, phase, batches.seed
+        self.baseline, self.phase, self.num_videos, self.seed = baseline, phase, len(batches.labels), batches.seed
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(batches))
         super().__init__(baseline, batches, options, optimizer, scheduler)
 
@@ -293,13 +285,13 @@ class BaselineLoop(TrainingLoop):
         self.generator = torch.Generator().manual_seed(seed)
 
     def loss(self, batch: tuple[Tensor, Views]) -> tuple[Tensor, dict[str, Tensor]]:
-        rows, views = batch
+        labels, views = batch
         self.progress = self.step / (len(self.batches) * self.options.epochs)
         options = {"generator": self.generator, "progress": self.progress, "phase": self.phase}
-        return self.baseline.loss(views.to(self.device), self.labels[rows.to(self.device)], **options)
+        return self.baseline.loss(views.to(self.device), labels, **options)
 
     def share(self, batch: tuple[Tensor, Views]) -> float:
-        return len(batch[0]) * len(self.batches) / len(self.labels)
+        return len(batch[0]) * len(self.batches) / self.num_videos
 
     def check(self, loss: float) -> None:
         if not np.isfinite(loss):
