@@ -194,7 +194,8 @@ def _seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> float
             return float(value)
     except OverflowError:
         value = "a number of hundreds of digits"
-    raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a time; give seconds from the start of the video")
+    remedy = "give a number of seconds from the start of the video"
+    raise InvalidArgument(f"{at(*where)}: {name}={value!r} is not a time; {remedy}")
 
 
 def read_class_folders(root: Path, *, suffixes: Collection[str], multi_label: bool | None) -> Table:
