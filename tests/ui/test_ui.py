@@ -44,7 +44,7 @@ def reading(data: bytes) -> Callable[[int], bytes]:
 
 
 def upload(service: Service, data: bytes, name: str = "clip.mp4") -> str:
-    key = service.upload(name, len(data), reading(data))["id"]
+    key = service.videos.add_upload(name, len(data), reading(data)).id
     assert isinstance(key, str)
     return key
 
@@ -167,7 +167,7 @@ def test_what_is_removed_is_gone(service: Service, clip_bytes: bytes, clip: Path
     for ask in (lambda: service.select(key, {}), lambda: service.remove(key), lambda: service.selections([result])):
         with pytest.raises(NotFound):
             ask()
-    (own,) = service.add_file([clip])
+    own = service.videos.add_file(clip)
     assert service.about()["videos"] == [own.to_dict()]
     service.remove(own.id)
     assert clip.exists()  # the user's own file
@@ -198,11 +198,11 @@ def test_uploads_are_bounded(service: Service, clip_bytes: bytes, tmp_path: Path
         raise AssertionError("not a byte of it is read")
 
     with pytest.raises(TooLarge, match=r"big\.mp4 has 20 MB; uploads must be at most 10 MB.*--max-upload"):
-        service.upload("big.mp4", 20_000_000, never)
+        service.videos.add_upload("big.mp4", 20_000_000, never)
     for _ in range(5):
         upload(service, clip_bytes)
     with pytest.raises(TooLarge, match="5 videos are on the page"):
-        service.upload("sixth.mp4", len(clip_bytes), never)
+        service.videos.add_upload("sixth.mp4", len(clip_bytes), never)
     with pytest.raises(InvalidArgument, match=r"cut\.mp4: 1 KB of 2 KB did not arrive"):
         Videos(tmp_path, max_upload=5000, max_videos=2).add_upload("cut.mp4", 2000, reading(b"x" * 1000))
     nowhere = Videos(tmp_path / "gone", max_upload=5000, max_videos=2)

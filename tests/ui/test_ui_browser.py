@@ -223,7 +223,7 @@ def test_it_follows_the_reader_into_the_dark(browser: Any, opened: Opened, serve
 
 @pytest.mark.parametrize("width", [380, 800, 1280])
 def test_nothing_sticks_out(browser: Any, server: Server, clip: Path, width: int) -> None:
-    server.service.add_file([clip])
+    server.service.videos.add_file(clip)
     found = Opened(browser, server, viewport={"width": width, "height": 800})
     found.shown(8)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width

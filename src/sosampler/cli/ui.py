@@ -51,7 +51,8 @@ def ui_command(
     controls = make_controls(sampler or [], device=device, limits=limits)
     with tempfile.TemporaryDirectory(prefix="sosampler-ui-", ignore_cleanup_errors=True) as folder, _ended_by_signals():
         service = Service(controls, Path(folder), max_upload=largest, max_videos=max_videos)
-        service.add_file(expand(videos or []))
+        for path in expand(videos or []):
+            service.videos.add_file(path)
         with serve(service, host, port) as server:
             if json_output:
                 typer.echo(json.dumps({"url": server.url}))

@@ -65,7 +65,7 @@ class TeacherBatch:
     frame_probs: Tensor  # float32 [B, T, C], the classifier's probabilities for each frame alone
     features: Tensor | None = None  # float32 [B, T, D], what a pooled classifier joins
     chunk: FrameChunk | None = None  # for classifiers that must see the frames of each clip
-    search: OptimalChoice | None = None  # the last one
+    search: OptimalChoice | None = None  # of the last `optimal`
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -26,14 +26,7 @@ from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.datasets.manifest import SPLITS
 from sosampler.errors import InvalidArgument
-from sosampler.evaluation.clip_scores import (
-    FrameChunk,
-    TeacherBatch,
-    Videos,
-    clips_for,
-    gmacs_of_clips,
-    read_chunks,
-)
+from sosampler.evaluation.clip_scores import FrameChunk, TeacherBatch, Videos, clips_for, gmacs_of_clips, read_chunks
 from sosampler.evaluation.plan import (
     NOT_SEEN,
     Entry,
@@ -61,7 +54,6 @@ from sosampler.evaluation.result import (
 )
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
-from sosampler.policies.optimal import OptimalChoice
 from sosampler.policies.oracles import Optimal
 from sosampler.policies.registry import MethodPolicy
 from sosampler.video.candidates import segment_centres
@@ -496,7 +488,7 @@ class _Run:
             scores = scores_of(scorer, batch) if scorer.has_scores else None
             seconds.setdefault(key, time.perf_counter() - begun)
             begun = time.perf_counter()
-            positions, _ = _choose(entry, batch, cell.num_frames)
+            positions = _choose(entry, batch, cell.num_frames)
             tally.seconds += seconds[key] + time.perf_counter() - begun
             self._chosen[cell][batch.indices] = positions
             if scores is not None:
@@ -514,11 +506,12 @@ class _Run:
             if entry.policy.needs_frames:
                 positions = self._chosen[cell][outputs.indices]
             else:
-                positions, search = _choose(entry, policy_batches[cell.num_candidates], cell.num_frames)
-                if search is not None and tally.gap is not None:
+                outputs.search = None
+                positions = _choose(entry, policy_batches[cell.num_candidates], cell.num_frames)
+                if outputs.search is not None and tally.gap is not None:
                     enough = outputs.counts >= (cell.num_frames or 1)
-                    tally.gap[outputs.indices[enough]] = search.gap.double().cpu().numpy()
-                    tally.methods.add(search.method)
+                    tally.gap[outputs.indices[enough]] = outputs.search.gap.double().cpu().numpy()
+                    tally.methods.add(outputs.search.method)
             slots = np.take_along_axis(outputs.slots, positions.clip(0), axis=1)
             tally.slots[outputs.indices] = np.where(positions == NOT_SEEN, NOT_SEEN, slots)
             counts = (positions != NOT_SEEN).sum(1)
@@ -530,30 +523,29 @@ class _Run:
             tally.seconds += time.perf_counter() - begun
 
 
-def _choose(entry: Entry, batch: Batch, num_frames: int | None) -> tuple[Indices, OptimalChoice | None]:
-    """Return the positions [B, N], with N = None [B, T] padded with -1, and the search of the optimal policy."""
-    if num_frames is not None:
-        return _choose_number(entry.policy, batch, num_frames)
-    assert entry.auto is not None, "baselines have run before"
-    expected = entry.policy.expected(batch)
-    assert expected is not None, "checked before"
-    counts = count_frames(expected, entry.auto)
-    positions = np.full((len(batch), batch.num_candidates), NOT_SEEN, dtype=np.int64)
-    for count in np.unique(counts).tolist():
-        rows = np.flatnonzero(counts == count)
-        positions[rows, :count] = choose(entry.policy, batch.rows(rows), count)
-    return positions, None
+def _choose(entry: Entry, batch: Batch, num_frames: int | None) -> Indices:
+    """Return the positions [B, N], or with N = None [B, T] padded with -1.
 
-
-def _choose_number(policy: Policy, batch: Batch, num_frames: int) -> tuple[Indices, OptimalChoice | None]:
-    """Choose N of each video. One with fewer frames gives all of them, repeated evenly."""
+    A video with fewer than N frames gives all of them, repeated evenly.
+    """
+    policy = entry.policy
+    if num_frames is None:
+        assert entry.auto is not None, "baselines have run before"
+        expected = policy.expected(batch)
+        assert expected is not None, "checked before"
+        counts = count_frames(expected, entry.auto)
+        positions = np.full((len(batch), batch.num_candidates), NOT_SEEN, dtype=np.int64)
+        for count in np.unique(counts).tolist():
+            rows = np.flatnonzero(counts == count)
+            positions[rows, :count] = choose(policy, batch.rows(rows), count)
+        return positions
     enough = batch.counts >= num_frames
     if enough.all():
-        return choose(policy, batch, num_frames), getattr(batch.teacher, "search", None)
+        return choose(policy, batch, num_frames)
     positions = np.stack([segment_centres(count, num_frames) for count in batch.counts.tolist()])
-    search = None
     if enough.any():
         some = batch.rows(enough)
         positions[enough] = choose(policy, some, num_frames)
-        search = getattr(some.teacher, "search", None)
-    return positions, search
+        if batch.teacher is not None:
+            batch.teacher.search = some.teacher.search
+    return positions

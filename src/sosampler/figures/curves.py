@@ -476,11 +476,12 @@ def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -
             transform = last.transData + ScaledTranslation(by / 72, 0, figure.dpi_scale_trans) if by else None
             handles.append(draw_line(last, line, looks[line.policy], COLOURS, bars=True, transform=transform))
         last.set_ylim(*_heights(decoded))
-        last.set_xlim(0, _right_end(decoded, moved))
+        # The last curve that was moved is inside; 72 points an inch.
+        room = [1 - (max(0.0, by) + 12) / (72 * _PANEL[0]) for by in moved]
+        last.set_xlim(0, max(line.xs[-1] / share for line, share in zip(decoded, room, strict=True)))
         last.xaxis.get_major_locator().set_params(integer=True)
         _add_legend(figure, entries, handles)
-        remarks = [_remark(priced, decoded, looks), _remark_on_prices(rows, looks, panels)]
-        text = "\n".join(remark for remark in remarks if remark)
+        text = _remarks(rows, priced, decoded, looks)
         figure.supxlabel(text, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
         if title:
             figure.suptitle(title, fontsize=11.5, color=COLOURS["ink"], x=0.01, ha="left")
@@ -528,12 +529,6 @@ def _side_by_side(lines: Sequence[Line]) -> list[float]:
     return moved
 
 
-def _right_end(lines: Sequence[Line], moved: Sequence[float]) -> float:
-    """Return where the axis ends, so that the last curve that was moved is inside."""
-    width = 72 * _PANEL[0]  # points, about
-    return max(line.xs[-1] / (1 - (max(0.0, by) + 12) / width) for line, by in zip(lines, moved, strict=True))
-
-
 def _legend_entries(lines: Sequence[Line], looks: Mapping[str, Look]) -> list[tuple[str, int | None]]:
     """Return the names of curves below the heading of their kind, with the line of each, None for a heading."""
     entries: list[tuple[str, int | None]] = []
@@ -562,24 +557,21 @@ def _add_legend(figure: Any, entries: Sequence[tuple[str, int | None]], handles:
         text.set_fontweight("bold" if number is None else "normal")
 
 
-def _remark(priced: Sequence[Line], decoded: Sequence[Line], looks: Mapping[str, Look]) -> str:
+def _remarks(rows: Sequence[Row], priced: Sequence[Line], decoded: Sequence[Line], looks: Mapping[str, Look]) -> str:
+    """Return the text below the panels; it names the policies whose multiply-adds are unknown, without oracles."""
     remarks = []
     if any(bounds is not None for line in decoded for bounds in line.bounds):
         remarks.append("bars: 95 % intervals")
-    if priced and any(looks[line.policy].kind == "oracle" for line in decoded):
+    if priced and any(looks[line.policy].kind == ORACLE for line in decoded):
         remarks.append("oracles: what they know has no price in GMACs")
     if any(_side_by_side(decoded)):
         remarks.append("curves side by side decode the same number of frames")
-    return "; ".join(remarks)
-
-
-def _remark_on_prices(rows: Sequence[Row], looks: Mapping[str, Look], panels: int) -> str:
-    """Name the policies whose multiply-adds are unknown, without oracles."""
+    text = "; ".join(remarks)
     unpriced = [row for row in rows if not (row.get("gmacs") or 0) > 0 and looks[line_of(row)].kind != ORACLE]
     names = list(dict.fromkeys(shortened(line_of(row)) for row in unpriced))
-    if not names:
-        return ""
-    if panels == 1:
-        return "no panel of GMACs: those of the classifier are not known"
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"not in the panel of GMACs, because theirs are not known: {', '.join(names[:_NAMED])}{more}"
+    if names and not priced:
+        text += "\nno panel of GMACs: those of the classifier are not known"
+    elif names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        text += f"\nnot in the panel of GMACs, because theirs are not known: {', '.join(names[:_NAMED])}{more}"
+    return text.strip()

@@ -166,10 +166,7 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
             "oracles, which know the labels"
             + of_baselines("; of a baseline its light network and its own layers, plus the heavy network"),
         ),
-        "frames": (
-            "frames",
-            "frames that are classified: N; of a baseline those that it classified, mean over videos",
-        ),
+        "frames": ("frames", "frames that are classified: N; of a baseline those that it classified, mean over videos"),
         "decoded": (
             "decoded",
             "frames that must be decoded: all T to score them, or only the N"

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,7 +33,6 @@ from sosampler.ui.videos import (
     NotFound,
     StoredResult,
     TooLarge,
-    Video,
     Videos,
     json_of,
     naming,
@@ -157,9 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._unread = size = int(length)
         if path == "/videos":
             name = unquote(self.headers.get("X-Name", ""))
-            # Refused before its bytes are waited for.
-            self.server.service.videos.check_size(name, size)
-            self._send_json(self.server.service.upload(name, size, self._read))
+            self._send_json(self.server.service.videos.add_upload(name, size, self._read).to_dict())
         elif match := re.fullmatch(r"/videos/(\w+)/select", path):
             self._send_json(self.server.service.select(match[1], self._read_json(size)))
         else:
@@ -293,9 +290,6 @@ class Service:
             "videos": [video.to_dict() for video in self.videos.all()],
         }
 
-    def upload(self, name: str, size: int, read: Callable[[int], bytes]) -> dict[str, Any]:
-        return self.videos.add_upload(name, size, read).to_dict()
-
     def remove(self, key: str) -> dict[str, Any]:
         self.videos.remove(key)
         with self._results_lock:
@@ -332,10 +326,6 @@ class Service:
         """Write the zip file of these results."""
         with self._one_at_a_time:
             write_zip(file, self._stored(results), self.controls.limits)
-
-    def add_file(self, paths: Iterable[Path]) -> list[Video]:
-        """Add files of this machine, named on the command line."""
-        return [self.videos.add_file(path) for path in paths]
 
     def _stored(self, results: Sequence[str]) -> list[StoredResult]:
         with self._results_lock:

@@ -78,18 +78,14 @@ class Videos:
         facts = read_facts(path, self._limits)
         return self._add(Video(_new_id(), path.name, path, path.stat().st_size, facts, is_upload=False))
 
-    def check_size(self, name: str, size: int) -> None:
-        """Refuse an upload before its first byte is read."""
+    def add_upload(self, name: str, size: int, read: Callable[[int], bytes]) -> Video:
+        """Store `size` bytes from `read(limit)`, if they are a video; too many are refused before the first is read."""
+        name = clean_name(name)
         if size > self.max_upload:
             raise TooLarge(
-                f"{clean_name(name)} has {size_text(size)}; uploads must be at most {size_text(self.max_upload)}. "
+                f"{name} has {size_text(size)}; uploads must be at most {size_text(self.max_upload)}. "
                 "Cut it, or start the page with a larger --max-upload, or give it as sosampler ui FILE"
             )
-
-    def add_upload(self, name: str, size: int, read: Callable[[int], bytes]) -> Video:
-        """Store `size` bytes from `read(limit)`, if they are a video."""
-        name = clean_name(name)
-        self.check_size(name, size)
         with self._lock:
             if len(self._videos) + self._arriving >= self.max_videos:
                 raise TooLarge(f"{self.max_videos} videos are on the page, which is the limit; remove some first")
