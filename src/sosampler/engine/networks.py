@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop
 
-from sosampler.classifiers.base import activate
+from sosampler.classifiers.base import activate, to_channels_last
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.engine.fuse import fuse_network, replace_max_pools
@@ -46,9 +46,7 @@ class _FastNetwork:
             replace_max_pools(net)
             blocks = use_space_to_depth(net)
         net = net.to(device, dtype)
-        for parameter in net.parameters():
-            if parameter.ndim == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        to_channels_last(net)
         if conv_backend == "inductor":
             net = torch.compile(net, dynamic=False)
         else:
@@ -73,10 +71,8 @@ class TorchFeatures(_FastNetwork):
 
     def __call__(self, frames: Tensor, num_frames: int) -> Tensor:
         """Compute features; each `num_frames` frames in a row are of one video."""
-        size = self.max_frames(frames, _SAMPLER_FRAMES_ON_CPU)
-        if self.reach:  # neighbours must stay together
-            size = max(1, size // num_frames) * num_frames
-        count = num_frames if self.reach else 1
+        count = num_frames if self.reach else 1  # neighbours must stay together
+        size = max(1, self.max_frames(frames, _SAMPLER_FRAMES_ON_CPU) // count) * count
         parts = [self.net(self.inputs(part), count).float() for part in frames.split(size)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -88,7 +84,6 @@ class TorchClassifier(_FastNetwork):
         self, classifier: PooledClassifier, device: torch.device, dtype: torch.dtype, conv_backend: str
     ) -> None:
         super().__init__(classifier, device, dtype, conv_backend)
-        self.activation = classifier.activation
         self._pooled = _replace_net(classifier, self.net)
 
     def __call__(self, frames: Tensor) -> Tensor:
@@ -102,7 +97,7 @@ class TorchClassifier(_FastNetwork):
             # Logits are averaged in float32; a layer after the pool has the network's own precision.
             features = features.float() if self._pooled.pooling == "mean" else features
             parts.append(self._pooled.pool_logits(features).float())
-        return activate(parts[0] if len(parts) == 1 else torch.cat(parts), self.activation)
+        return activate(parts[0] if len(parts) == 1 else torch.cat(parts), self._pooled.activation)
 
 
 class RuntimeClassifier:
@@ -114,14 +109,13 @@ class RuntimeClassifier:
 
     def __init__(self, classifier: PooledClassifier, net: Callable[[Tensor], Tensor]) -> None:
         self.inputs = InputMaker(classifier.preprocessing)
-        self.activation = classifier.activation
         self._net = net
         self._pooled = _replace_net(classifier, float_copy(classifier.net))
 
     def __call__(self, frames: Tensor) -> Tensor:
         flat = frames.flatten(0, 1)
         features = torch.cat([self._net(self.inputs.resized(part)) for part in flat.split(RUNTIME_FRAMES)])
-        return activate(self._pooled.pool_logits(features.unflatten(0, frames.shape[:2])), self.activation)
+        return activate(self._pooled.pool_logits(features.unflatten(0, frames.shape[:2])), self._pooled.activation)
 
 
 def float_copy(net: nn.Module) -> nn.Module:
