@@ -134,9 +134,7 @@ class BatchClassifier:
             outcomes = [decoded.outcome for decoded in batch]
             self._seen += sum(len(each.frame_indices) for each in outcomes if isinstance(each, CandidateFrames))
             results: dict[int, Prediction | Selection | SosamplerError] = {}
-            groups: dict[
-                tuple[Any, ...], list[int]
-            ] = {}  # that share a call, by whether the engine runs it and by shape
+            groups: dict[tuple[bool, Any], list[int]] = {}  # that share a call: by the engine or not, of one shape
             for index, decoded in enumerate(batch):
                 if isinstance(decoded.outcome, CandidateFrames) and self._suits_engine(decoded.outcome):
                     groups.setdefault((True, decoded.shape), []).append(index)

@@ -33,9 +33,9 @@ class SamplerOutputs(NamedTuple):
     """Outputs of a sampler for a batch: NumPy arrays, or tensors on its device."""
 
     scores: Any  # [B, T]
-    importance: Any  # [B, T] or None
-    class_logits: Any  # [B, T, C] or None
-    features: Any  # [B, T, D] or None
+    importance: Any = None  # [B, T]
+    class_logits: Any = None  # [B, T, C]
+    features: Any = None  # [B, T, D]
 
 
 class LearnedPolicy(Policy):
@@ -113,11 +113,11 @@ def run_sampler(sampler: Any, batch: Batch) -> SamplerOutputs:
         import torch
 
         frames = torch.from_numpy(batch.frames).permute(0, 1, 4, 2, 3)  # [B, T, 3, H, W]
-        call = sampler.look if hasattr(sampler, "look") else sampler.score
         padded = bool((batch.counts < batch.num_candidates).any())
-        outputs = call(frames, torch.from_numpy(batch.mask)) if padded else call(frames)
-        if call == getattr(sampler, "score", None):
-            return SamplerOutputs(outputs, None, None, None)
+        inputs = (frames, torch.from_numpy(batch.mask)) if padded else (frames,)
+        if not hasattr(sampler, "look"):
+            return SamplerOutputs(sampler.score(*inputs))
+        outputs = sampler.look(*inputs)
         return SamplerOutputs(*(getattr(outputs, name, None) for name in SamplerOutputs._fields))
 
 
