@@ -259,7 +259,10 @@ def test_curves_go_to_tensorboard_where_it_is(bank: so.Bank, tmp_path: Path, mon
         def add_scalar(self, name: str, value: float, epoch: int) -> None:
             written.append((name, value, epoch))
 
-        def close(self) -> None:
+        def __enter__(self) -> Writer:
+            return self
+
+        def __exit__(self, *error: object) -> None:
             written.append(("closed", 0.0, -1))
 
     fake = ModuleType("torch.utils.tensorboard")
