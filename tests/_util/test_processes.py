@@ -32,7 +32,7 @@ from sosampler.reels import make as reel_processes
 from sosampler.reels.images import Picture, ProceduralPictures
 from sosampler.reels.make import make_reels, num_render_processes, plan_splits, write_reel_bank
 from sosampler.reels.recipe import ReelRecipe
-from tests.banks import contents, small_net
+from tests.factories import contents, small_net
 
 SERVER = "tests.process_server:server"
 SMALL = ReelRecipe(

@@ -22,7 +22,7 @@ from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import stratified_positions, uniform_positions
-from tests.banks import CLASSES, contents, entries, frames, teacher_by_hand
+from tests.factories import CLASSES, contents, entries, frames, teacher_by_hand
 
 
 @pytest.fixture

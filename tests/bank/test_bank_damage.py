@@ -20,7 +20,7 @@ from sosampler.bank.inspect import bank_info, verify_bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.bank.writer import writing_bank
 from sosampler.errors import InvalidArgument, SosamplerError
-from tests.banks import CLASSES, contents, entries, small_net, teacher_by_hand
+from tests.factories import CLASSES, contents, entries, small_net, teacher_by_hand
 
 
 @pytest.fixture

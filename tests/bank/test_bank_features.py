@@ -30,7 +30,7 @@ from sosampler.bank.prepare import add_features
 from sosampler.cli.prepare import bank_app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
 from sosampler.samplers.sosampler import SOSampler
-from tests.banks import CLASSES, contents, entries, frames, made, make_videos, pooled, small_net, teacher_by_hand
+from tests.factories import CLASSES, contents, entries, frames, made, make_videos, pooled, small_net, teacher_by_hand
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import sosampler as so  # noqa: E402
 from sosampler.training.baseline_data import bank_views  # noqa: E402
-from tests.system_runs import make_random_bank  # noqa: E402
+from tests.factories import make_random_bank  # noqa: E402
 
 TINY = "timm:test_resnet.r160_in1k"
 

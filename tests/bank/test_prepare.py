@@ -32,7 +32,7 @@ from sosampler.datasets.manifest import Item, Manifest
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.limits import Limits
 from sosampler.video.synthetic import read_number
-from tests.banks import LENGTHS, Told, contents, made, make_videos, pooled, small_net
+from tests.factories import LENGTHS, Told, contents, made, make_videos, pooled, small_net
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from sosampler.bank.decode import attempt
 from sosampler.bank.inspect import verify_bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.errors import SosamplerError
-from tests.banks import contents, made, make_videos, pooled
+from tests.factories import contents, made, make_videos, pooled
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from sosampler.bank.annotate import halved, views_of
 from sosampler.bank.decode import ByteBudget
 from sosampler.bank.prepare import add_teacher, prepare
 from sosampler.errors import InvalidArgument
-from tests.banks import Told, contents, made, make_videos, pooled, small_net
+from tests.factories import Told, contents, made, make_videos, pooled, small_net
 
 
 @pytest.fixture(scope="module")

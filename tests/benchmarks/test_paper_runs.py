@@ -23,7 +23,7 @@ from sosampler.paper.experiments import EXPERIMENTS
 from sosampler.paper.locations import find_locations
 from sosampler.paper.plan import Request, make_plan
 from sosampler.paper.run import reproduce
-from tests.sampler_banks import make_bank
+from tests.factories import make_bank
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 _NAMES = ("paper_runs", "paper_worker", "paper_places", "paper_contrasts", "golf_events")

@@ -21,7 +21,7 @@ from sosampler.classifiers.huggingface import (
 )
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError
-from tests.hf_networks import CLASSES, CONFIGS, SIZE, TABLE, build, frames, plain, save, transformers
+from tests.classifiers.hf_networks import CLASSES, CONFIGS, SIZE, TABLE, build, frames, plain, save, transformers
 
 FIXED = ("videomae", "vivit")
 

@@ -17,7 +17,7 @@ from sosampler.classifiers.huggingface import (
     timesformer_logits,
 )
 from sosampler.errors import InvalidArgument
-from tests.hf_networks import CLASSES, TABLE, build, frames, plain
+from tests.classifiers.hf_networks import CLASSES, TABLE, build, frames, plain
 
 
 class TestTemporalEmbeddings:

@@ -20,7 +20,7 @@ from sosampler.cli.main import app, main
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.inference.options import SelectOptions
 from sosampler.samplers import export as exporting
-from tests.exported_samplers import believing_folder
+from tests.factories import believing_folder
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:

@@ -17,8 +17,7 @@ from sosampler.cli.evaluate import evaluate_command
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.policies.registry import list_policies
-from tests.system_banks import frame_exit, given_bank
-from tests.taught_banks import random_logits, teach, write_bank
+from tests.factories import frame_exit, given_bank, random_logits, teach, write_bank
 
 LENGTHS = [8] * 9
 LABELS = [(number % 3,) for number in range(9)]

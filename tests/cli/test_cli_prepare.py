@@ -21,7 +21,7 @@ from sosampler.cli import prepare as bank_cli
 from sosampler.cli.options import line_of, show_progress
 from sosampler.cli.prepare import prepare_command
 from sosampler.errors import InvalidArgument
-from tests.banks import make_videos
+from tests.factories import make_videos
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sosampler.cli.reproduce import reproduce_command
 from sosampler.errors import InvalidArgument
 from sosampler.paper.experiments import list_experiments
-from tests.sampler_banks import make_bank
+from tests.factories import make_bank
 
 app = typer.Typer()
 app.command()(reproduce_command)

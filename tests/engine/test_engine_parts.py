@@ -19,7 +19,7 @@ from benchmarks.speed.in_processes import in_turns_of_processes
 from sosampler._util import hardware
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument
-from tests.engine_ways import bad_way, dying_way, good_way
+from tests.engine.variants import bad_way, dying_way, good_way
 
 
 def test_memory_is_kept_with_glibc_only(monkeypatch: pytest.MonkeyPatch) -> None:

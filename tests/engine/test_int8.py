@@ -24,8 +24,8 @@ from sosampler.engine.backends import int8_classifier, int8_net
 from sosampler.engine.frame_engine import FrameEngine
 from sosampler.errors import InvalidArgument, SosamplerError, WeightsError
 from sosampler.video.synthetic import numbered_video
-from tests.banks import entries
 from tests.doc_blocks import ROOT
+from tests.factories import entries
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

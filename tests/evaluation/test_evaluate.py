@@ -21,10 +21,10 @@ from sosampler.evaluation.result import Cell, Evaluation, mean_average_precision
 from sosampler.policies.positional import centre, frameexit, uniform
 from sosampler.policies.registry import list_policies
 from sosampler.video.candidates import uniform_positions
-from tests.taught_banks import (
+from tests.factories import (
     FINGERPRINT,
     LABELS,
-    LENGTHS,
+    TAUGHT_LENGTHS,
     clip,
     confidence,
     distinct,
@@ -34,7 +34,7 @@ from tests.taught_banks import (
     teach,
     write_bank,
 )
-from tests.taught_banks import NUM_CANDIDATES as T
+from tests.factories import NUM_CANDIDATES as T
 
 RULES: dict[str, Callable[[int, int], np.ndarray]] = {"uniform": uniform, "centre": centre, "frameexit": frameexit}
 MANY: list[tuple[int, ...]] = [(0, 1), (1,), (0, 2), (0,), (1, 2), (2,), (0, 1, 2), (1,)]
@@ -43,12 +43,12 @@ N = 4
 
 @pytest.fixture(scope="module")
 def logits() -> list[np.ndarray]:
-    return random_logits(LENGTHS, LABELS)
+    return random_logits(TAUGHT_LENGTHS, LABELS)
 
 
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory, logits: list[np.ndarray]) -> Bank:
-    found = write_bank(tmp_path_factory.mktemp("evaluate") / "bank", LENGTHS, LABELS, wide=(1, 4))
+    found = write_bank(tmp_path_factory.mktemp("evaluate") / "bank", TAUGHT_LENGTHS, LABELS, wide=(1, 4))
     teach(found, logits)
     return found
 
@@ -121,7 +121,7 @@ def test_rows_against_loops(found: Evaluation, logits: list[np.ndarray], policy:
 def test_all_is_every_candidate_once_for_every_n(found: Evaluation, logits: list[np.ndarray]) -> None:
     rows = [row for row in found.rows if row.policy == "all"]
     assert [(row.num_frames, row.num_candidates) for row in rows] == [(T, T)]
-    expected = [uniform_positions(length, T).tolist() for length in LENGTHS]
+    expected = [uniform_positions(length, T).tolist() for length in TAUGHT_LENGTHS]
     assert found.chosen("all").tolist() == expected
     probs = np.stack([softmax(one[places].mean(0)) for one, places in zip(logits, expected, strict=True)])
     assert rows[0].top1 == pytest.approx(top1(probs, np.eye(3)[[label for (label,) in LABELS]]))
@@ -130,7 +130,7 @@ def test_all_is_every_candidate_once_for_every_n(found: Evaluation, logits: list
 
 def test_random_draws_distinct_candidates_by_seed(bank: Bank, found: Evaluation) -> None:
     chosen = found.chosen("random", N)
-    for row, length in zip(chosen.tolist(), LENGTHS, strict=True):
+    for row, length in zip(chosen.tolist(), TAUGHT_LENGTHS, strict=True):
         assert set(row) <= set(distinct(length))
         assert len(set(row)) == min(N, length)
         assert row == sorted(row)
@@ -184,7 +184,7 @@ def test_nothing_is_recovered_where_there_is_nothing_to_gain(tmp_path: Path) -> 
 
 def test_intervals_are_those_of_resampled_videos(found: Evaluation, logits: list[np.ndarray]) -> None:
     truth = np.eye(3)[[label for (label,) in LABELS]]
-    drawn = np.random.default_rng(3).integers(len(LENGTHS), size=(50, len(LENGTHS)))
+    drawn = np.random.default_rng(3).integers(len(TAUGHT_LENGTHS), size=(50, len(TAUGHT_LENGTHS)))
 
     def probs_of(policy: str) -> np.ndarray:
         chosen = found.chosen(policy, N)
@@ -207,7 +207,7 @@ def test_intervals_are_those_of_resampled_videos(found: Evaluation, logits: list
 
 def test_short_videos_repeat_nothing_while_another_frame_is_left(found: Evaluation) -> None:
     for policy in ("uniform", "random", "centre", "frameexit", "semi-optimal", "optimal"):
-        for row, length in zip(found.chosen(policy, N).tolist(), LENGTHS, strict=True):
+        for row, length in zip(found.chosen(policy, N).tolist(), TAUGHT_LENGTHS, strict=True):
             assert len(set(row)) == min(N, length)
     assert found.chosen("optimal", N)[-1].tolist() == [0, 1, 1, 2]
     assert any("2 of 8 videos have fewer than 8" in note for note in found.notes)
@@ -215,8 +215,8 @@ def test_short_videos_repeat_nothing_while_another_frame_is_left(found: Evaluati
 
 
 def test_several_labels(tmp_path: Path) -> None:
-    logits = random_logits(LENGTHS, MANY, seed=5)
-    made = write_bank(tmp_path / "bank", LENGTHS, MANY, multi_label=True)
+    logits = random_logits(TAUGHT_LENGTHS, MANY, seed=5)
+    made = write_bank(tmp_path / "bank", TAUGHT_LENGTHS, MANY, multi_label=True)
     teach(made, logits, multi_label=True)
     found = evaluate(made, num_frames=N, num_candidates=T, bootstrap=20)
     assert found.metric == "mAP"
@@ -234,8 +234,8 @@ def test_several_labels(tmp_path: Path) -> None:
 
 def test_videos_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     labels = [*MANY[:3], (), *MANY[4:]]
-    logits = random_logits(LENGTHS, labels)
-    made = write_bank(tmp_path / "bank", LENGTHS, labels, multi_label=True)
+    logits = random_logits(TAUGHT_LENGTHS, labels)
+    made = write_bank(tmp_path / "bank", TAUGHT_LENGTHS, labels, multi_label=True)
     teach(made, logits, multi_label=True)
     said: list[str] = []
     found = evaluate(made, num_frames=N, num_candidates=T, bootstrap=0, say=said.append)

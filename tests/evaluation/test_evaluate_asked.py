@@ -17,11 +17,11 @@ from sosampler.bank.prepare import add_teacher
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import Cell
-from tests.banks import small_net
-from tests.taught_banks import (
+from tests.factories import (
     LABELS,
-    LENGTHS,
+    TAUGHT_LENGTHS,
     distinct,
+    small_net,
     write_bank,
 )
 
@@ -40,7 +40,7 @@ class MeanOfFrames(nn.Module):
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> Bank:
     """A bank without a teacher, with pictures of two sizes."""
-    return write_bank(tmp_path_factory.mktemp("pictured") / "bank", LENGTHS, LABELS, wide=(1, 4))
+    return write_bank(tmp_path_factory.mktemp("pictured") / "bank", TAUGHT_LENGTHS, LABELS, wide=(1, 4))
 
 
 def test_a_classifier_that_must_be_run_gives_what_a_pooled_one_gives(pictured: Bank) -> None:
@@ -129,7 +129,7 @@ def test_a_max_pool_is_the_classifiers_own(pictured: Bank, tmp_path: Path) -> No
         return found
 
     for number, (label,) in enumerate(LABELS):
-        offered = distinct(LENGTHS[number], 6)
+        offered = distinct(TAUGHT_LENGTHS[number], 6)
         count = min(3, len(offered))
         subsets = list(combinations(offered, count))
         best = max(float(probs(number, subset)[label]) for subset in subsets)

@@ -13,9 +13,8 @@ from sosampler.baselines.base import load_system
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import top1
-from tests.system_banks import frame_exit, given_bank, one_hot, peek, said, seen_of
-from tests.taught_banks import LABELS
-from tests.taught_banks import NUM_CANDIDATES as T
+from tests.factories import LABELS, frame_exit, given_bank, one_hot, peek, said, seen_of
+from tests.factories import NUM_CANDIDATES as T
 
 
 @pytest.fixture(scope="module")

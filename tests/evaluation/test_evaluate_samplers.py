@@ -24,32 +24,32 @@ from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS, difference_peaks, dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 from sosampler.samplers.onnx_sampler import OnnxSampler
-from tests.banks import small_net
-from tests.taught_banks import (
+from tests.factories import (
     FINGERPRINT,
     LABELS,
-    LENGTHS,
+    TAUGHT_LENGTHS,
     clip,
     confidence,
     distinct,
     random_logits,
+    small_net,
     softmax,
     teach,
     write_bank,
 )
-from tests.taught_banks import NUM_CANDIDATES as T
+from tests.factories import NUM_CANDIDATES as T
 
 N = 4
 
 
 @pytest.fixture(scope="module")
 def logits() -> list[np.ndarray]:
-    return random_logits(LENGTHS, LABELS)
+    return random_logits(TAUGHT_LENGTHS, LABELS)
 
 
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory, logits: list[np.ndarray]) -> Bank:
-    found = write_bank(tmp_path_factory.mktemp("evaluate") / "bank", LENGTHS, LABELS, wide=(1, 4))
+    found = write_bank(tmp_path_factory.mktemp("evaluate") / "bank", TAUGHT_LENGTHS, LABELS, wide=(1, 4))
     teach(found, logits)
     return found
 
@@ -110,14 +110,14 @@ def test_samplers_see_the_candidates(bank: Bank, monkeypatch: pytest.MonkeyPatch
     assert (row.frames_decoded, row.sampler_gmacs) == (T, 4.0)
     # Two samplers and two T, and each picture is read once.
     assert sorted(read) == [
-        (place, sorted({*distinct(length, 5), *distinct(length)})) for place, length in enumerate(LENGTHS)
+        (place, sorted({*distinct(length, 5), *distinct(length)})) for place, length in enumerate(TAUGHT_LENGTHS)
     ]
     assert policies["bright"].shown == 8 * (5 + T)
 
 
 def test_chunks_of_pictures_change_nothing(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [np.arange(length) for length in LENGTHS]
-    places = list(range(len(LENGTHS)))
+    wanted = [np.arange(length) for length in TAUGHT_LENGTHS]
+    places = list(range(len(TAUGHT_LENGTHS)))
     whole = list(frames.read_chunks(bank, places, wanted))
     monkeypatch.setattr(frames, "_CHUNK_BYTES", 1)
     small = list(frames.read_chunks(bank, places, wanted))
@@ -239,7 +239,7 @@ def test_redundancy_aware_forms(bank: Bank) -> None:
     given = ["semi-optimal", "semi-optimal+mmr", "semi-optimal+dpp", "semi-optimal-max+mmr"]
     found = evaluate(bank, given, num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
     for policy in given:
-        for row, length in zip(found.chosen(policy).tolist(), LENGTHS, strict=True):
+        for row, length in zip(found.chosen(policy).tolist(), TAUGHT_LENGTHS, strict=True):
             assert set(row) <= set(distinct(length))
             assert len(set(row)) == 3
     # The most confident frame is always among them.

@@ -18,20 +18,23 @@ from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.policies.registry import number_of
 from sosampler.training.train_baseline import TrainedSystem
 from sosampler.training.train_sampler import TrainedSampler
-from tests.system_banks import (
-    HEAVY_GMACS,
-    LIGHT_GMACS,
+from tests.factories import (
+    BASELINE_HEAVY_GMACS,
+    BASELINE_LIGHT_GMACS,
+    LABELS,
     OTHER,
+    TAUGHT_LENGTHS,
     frame_exit,
     given_bank,
     keep,
     one_hot,
     peek,
+    random_logits,
     said,
     seen_of,
+    teach,
 )
-from tests.taught_banks import LABELS, LENGTHS, random_logits, teach
-from tests.taught_banks import NUM_CANDIDATES as T
+from tests.factories import NUM_CANDIDATES as T
 
 ASKED: dict[str, Any] = {"num_frames": 2, "num_candidates": T, "bootstrap": 0, "device": "cpu"}
 
@@ -60,7 +63,7 @@ def test_another_number_of_candidates_is_told_once_a_system(bank: Bank) -> None:
 
 def test_another_judge_is_told_once_a_system(tmp_path: Path) -> None:
     bank, _ = given_bank(tmp_path / "bank")
-    teach(bank, random_logits(LENGTHS, LABELS, seed=9), name="99" * 8)
+    teach(bank, random_logits(TAUGHT_LENGTHS, LABELS, seed=9), name="99" * 8)
     found = evaluate(Bank(bank.path), {"a@all": peek(), "b@1": peek()}, classifier="99" * 8, **ASKED)
     told = [note.split()[0] for note in found.notes if "classifies with" in note]
     assert told == ["a", "b"]
@@ -78,7 +81,7 @@ def test_what_a_split_is_used_for(tmp_path: Path) -> None:
     """Systems are not chosen by dev."""
     uses = {"dev": "by which samplers keep their best epoch", "train": "which samplers and baselines learn from"}
     for split, use in uses.items():
-        bank, _ = given_bank(tmp_path / split, splits=[split] * len(LENGTHS))
+        bank, _ = given_bank(tmp_path / split, splits=[split] * len(TAUGHT_LENGTHS))
         (told,) = [note for note in evaluate(bank, peek(), **ASKED).notes if "no test split" in note]
         assert f"evaluated on {split}, {use}" in told
 
@@ -135,7 +138,7 @@ def test_features_keep_their_precision(tmp_path: Path) -> None:
     wide = [table.astype(np.float32) for table in tables]
     for table in wide:
         table[:, 1:] = 70000 + table[:, 1:] * 1.001  # in half precision infinite, and closer together than its steps
-    keep(bank, "wide", wide, HEAVY_GMACS, "ef" * 8, precision="float32")
+    keep(bank, "wide", wide, BASELINE_HEAVY_GMACS, "ef" * 8, precision="float32")
     system = peek()
     system.about["heavy"] = {"name": "wide", "fingerprint": "ef" * 8}
     found = evaluate(Bank(bank.path), {"a": system}, **ASKED)
@@ -150,7 +153,7 @@ def test_numbers_that_are_not_finite_are_no_answer(tmp_path: Path) -> None:
     broken = [table.copy() for table in tables]
     for video in (3, 5):
         broken[video][:, 2] = np.nan
-    keep(bank, "broken", broken, HEAVY_GMACS, "ef" * 8)
+    keep(bank, "broken", broken, BASELINE_HEAVY_GMACS, "ef" * 8)
     system = peek()
     system.about["heavy"] = {"name": "broken", "fingerprint": "ef" * 8}
     with pytest.raises(InvalidArgument) as raised:
@@ -163,7 +166,7 @@ def test_numbers_that_are_not_finite_are_no_answer(tmp_path: Path) -> None:
 def test_finished_features_are_taken_before_unfinished_ones(both: Any, tmp_path: Path, own: str) -> None:
     """Even if the unfinished ones have the name that the system knows."""
     bank, tables = given_bank(tmp_path / "bank")
-    keep(bank, "aaa", tables, HEAVY_GMACS)  # of the network of "heavy"
+    keep(bank, "aaa", tables, BASELINE_HEAVY_GMACS)  # of the network of "heavy"
     sorted(bank.folder.features("aaa").path.glob("*.arrow"))[-1].unlink()
     system = peek()
     system.about["heavy"]["name"] = own
@@ -180,8 +183,8 @@ def test_kept_features_say_what_the_classifier_costs(bank: Bank, tmp_path: Path)
     """It is not at hand, but a frame in it has a price, and its clips are means over frames."""
     found = evaluate(bank, ["uniform", "optimal", peek()], **{**ASKED, "num_frames": [1, 4]})
     assert not [note for note in found.notes if "GMACs" in note]
-    assert [found.row("uniform", frames).gmacs for frames in (1, 4)] == [HEAVY_GMACS, 4 * HEAVY_GMACS]
-    assert found.row("uniform", 4).classifier_gmacs == 4 * HEAVY_GMACS
+    assert [found.row("uniform", frames).gmacs for frames in (1, 4)] == [BASELINE_HEAVY_GMACS, 4 * BASELINE_HEAVY_GMACS]
+    assert found.row("uniform", 4).classifier_gmacs == 4 * BASELINE_HEAVY_GMACS
     assert found.row("optimal", 4).gmacs is None
     # Those of another network, or of a sampler, say nothing about it.
     other, _ = given_bank(tmp_path / "bank")
@@ -209,7 +212,7 @@ class Glance:
         return type("Said", (), {"scores": frames.float().mean((2, 3, 4)), "features": None})
 
     def gmacs(self, num_candidates: int) -> float:
-        return LIGHT_GMACS * num_candidates
+        return BASELINE_LIGHT_GMACS * num_candidates
 
 
 def test_what_training_returns_can_be_evaluated(bank: Bank, tmp_path: Path) -> None:

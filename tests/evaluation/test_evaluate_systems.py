@@ -22,38 +22,36 @@ from sosampler.evaluation.result import Evaluation, mean_average_precision, top1
 from sosampler.report.load import read_run_videos
 from sosampler.report.page import strip_of, write_report
 from sosampler.training.baseline_data import bank_views
-from tests.banks import small_net
-from tests.system_banks import (
+from tests.factories import (
+    BASELINE_HEAVY_GMACS,
+    BASELINE_LIGHT_GMACS,
+    FINGERPRINT,
     HEAVY,
-    HEAVY_GMACS,
+    LABELS,
     LIGHT,
-    LIGHT_GMACS,
     OTHER,
     STEP_GMACS,
+    TAUGHT_LENGTHS,
     Peek,
     about,
+    confidence,
+    distinct,
     frame_exit,
     given_bank,
     keep,
     one_hot,
     peek,
+    random_logits,
     said,
     seen_of,
-    tables_of,
-)
-from tests.taught_banks import (
-    FINGERPRINT,
-    LABELS,
-    LENGTHS,
-    confidence,
-    distinct,
-    random_logits,
     sigmoid,
+    small_net,
     softmax,
+    tables_of,
     teach,
     write_bank,
 )
-from tests.taught_banks import NUM_CANDIDATES as T
+from tests.factories import NUM_CANDIDATES as T
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +84,13 @@ def test_a_row_against_loops(both: tuple[Bank, list[np.ndarray]], found: Evaluat
     assert row.mAP == pytest.approx(mean_average_precision(probs, truth))
     own = [confidence(one, labels) for one, labels in zip(probs, LABELS, strict=True)]
     assert row.confidence == pytest.approx(np.mean(own), abs=1e-5)
-    offered = np.array([min(length, T) for length in LENGTHS])
+    offered = np.array([min(length, T) for length in TAUGHT_LENGTHS])
     light = np.minimum(offered, counts + 1)  # one ahead, but the last video has only three
     assert (light <= counts).any()
     assert row.frames_classified == pytest.approx(counts.mean())
     assert row.frames_decoded == pytest.approx(np.maximum(light, counts).mean())
-    assert row.classifier_gmacs == pytest.approx(HEAVY_GMACS * counts.mean())
-    assert row.sampler_gmacs == pytest.approx((LIGHT_GMACS * light + STEP_GMACS * (counts + 1)).mean())
+    assert row.classifier_gmacs == pytest.approx(BASELINE_HEAVY_GMACS * counts.mean())
+    assert row.sampler_gmacs == pytest.approx((BASELINE_LIGHT_GMACS * light + STEP_GMACS * (counts + 1)).mean())
     assert row.gmacs == pytest.approx((row.classifier_gmacs or 0) + (row.sampler_gmacs or 0))
     assert (row.fidelity, row.recovered, row.gap, row.method) == (None, None, None, None)
     chosen = found.chosen("peek")
@@ -109,7 +107,7 @@ def test_it_is_compared_with_as_many_uniform_frames(both: tuple[Bank, list[np.nd
     frames = math.ceil(row.frames_classified)
     assert frames == 2
     asked = evaluate(bank, "uniform", num_frames=frames, num_candidates=T, bootstrap=0)
-    logits = random_logits(LENGTHS, LABELS)
+    logits = random_logits(TAUGHT_LENGTHS, LABELS)
     uniform = np.stack(
         [softmax(one[places].mean(0)) for one, places in zip(logits, asked.chosen("uniform"), strict=True)]
     )
@@ -178,7 +176,7 @@ def test_videos_are_those_of_the_others_in_their_order(tmp_path: Path) -> None:
     output = predict(system, views)
     assert (hot.numpy() == truth).all()
     assert output.seen_heavy.sum(1).tolist() == [len(places) for places in seen]
-    gmacs = video_gmacs(system, output, heavy_gmacs=HEAVY_GMACS, light_gmacs=LIGHT_GMACS)
+    gmacs = video_gmacs(system, output, heavy_gmacs=BASELINE_HEAVY_GMACS, light_gmacs=BASELINE_LIGHT_GMACS)
     assert row.gmacs == pytest.approx(float(gmacs.mean()))
 
 
@@ -202,7 +200,7 @@ def test_a_trained_system_from_its_folder(bank: Bank, tmp_path: Path) -> None:
     assert row.frames_classified == pytest.approx(float(output.seen_heavy.sum(1).float().mean()))
     assert row.frames_decoded == row.frames_classified
     assert 1 < row.frames_classified < 6
-    gmacs = video_gmacs(system, output, heavy_gmacs=HEAVY_GMACS, light_gmacs=0.0)
+    gmacs = video_gmacs(system, output, heavy_gmacs=BASELINE_HEAVY_GMACS, light_gmacs=0.0)
     assert row.gmacs == pytest.approx(float(gmacs.mean()), rel=1e-5)
     assert found.facts["systems"][folder]["system"] == "frameexit"
     assert found.facts["systems"][folder]["gate_exit"] == 0.25
@@ -218,7 +216,7 @@ def test_features_are_found_by_their_network(tmp_path: Path) -> None:
     system = peek()
     system.about["heavy"]["name"] = "elsewhere"
     system.about["heavy"]["fingerprint"] = "ef" * 8
-    keep(bank, "moved", tables, HEAVY_GMACS, "ef" * 8)
+    keep(bank, "moved", tables, BASELINE_HEAVY_GMACS, "ef" * 8)
     bank = Bank(bank.path)
     known, moved = (
         evaluate(bank, {"a": one}, num_frames=2, num_candidates=T, bootstrap=0).row("a") for one in (peek(), system)
@@ -233,8 +231,8 @@ def test_features_are_found_by_their_network(tmp_path: Path) -> None:
 
 
 def test_missing_features_and_wrong_classes(tmp_path: Path) -> None:
-    bank = write_bank(tmp_path / "bank", LENGTHS, LABELS)
-    teach(bank, random_logits(LENGTHS, LABELS))
+    bank = write_bank(tmp_path / "bank", TAUGHT_LENGTHS, LABELS)
+    teach(bank, random_logits(TAUGHT_LENGTHS, LABELS))
 
     def refused(system: Baseline) -> str:
         with pytest.raises(InvalidArgument) as raised:
@@ -244,11 +242,11 @@ def test_missing_features_and_wrong_classes(tmp_path: Path) -> None:
     text = refused(peek())
     assert "features of the heavy network heavy" in text
     assert "it has: none. `sosampler train`" in text
-    keep(bank, "heavy", tables_of(LENGTHS, LABELS), HEAVY_GMACS)
+    keep(bank, "heavy", tables_of(TAUGHT_LENGTHS, LABELS), BASELINE_HEAVY_GMACS)
     text = refused(peek())
     assert f"features of the light network light ({OTHER})" in text
     assert "it has: heavy (net of heavy)" in text
-    keep(bank, "light", [np.zeros((length, LIGHT + 1)) for length in LENGTHS], LIGHT_GMACS, OTHER)
+    keep(bank, "light", [np.zeros((length, LIGHT + 1)) for length in TAUGHT_LENGTHS], BASELINE_LIGHT_GMACS, OTHER)
     assert "the features light have 3 numbers a frame, but mine needs 2" in refused(peek())
     other = peek()
     other.about["classes"] = ["run", "swim", "jump"]
@@ -259,7 +257,7 @@ def test_missing_features_and_wrong_classes(tmp_path: Path) -> None:
 def test_another_judge_is_told(bank: Bank) -> None:
     found = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0)
     assert not [note for note in found.notes if "classifies with" in note]
-    teach(bank, random_logits(LENGTHS, LABELS, seed=9), name="99" * 8)
+    teach(bank, random_logits(TAUGHT_LENGTHS, LABELS, seed=9), name="99" * 8)
     try:
         other = evaluate(bank, ["uniform", peek()], num_frames=2, num_candidates=T, bootstrap=0, classifier="99" * 8)
     finally:
@@ -274,7 +272,7 @@ def test_another_judge_is_told(bank: Bank) -> None:
 
 
 def test_a_classifier_and_its_kept_features_are_known_as_the_same(tmp_path: Path) -> None:
-    bank = write_bank(tmp_path / "bank", LENGTHS, LABELS)
+    bank = write_bank(tmp_path / "bank", TAUGHT_LENGTHS, LABELS)
     classifier = wrap_classifier(small_net(classes=3), input_size=32, layout="BCHW")
     add_teacher(bank, classifier)
     bank = add_features(bank, classifier)
@@ -363,7 +361,7 @@ def test_a_report_shows_systems(bank: Bank, tmp_path: Path) -> None:
     keys = [("uniform", 2, T), ("a@2", None, T)]
     strips = [strip_of(videos, video, keys, bank.split("test")) for video in videos.videos[:3]]
     for number, strip in enumerate(strips):
-        offered = distinct(LENGTHS[number])
+        offered = distinct(TAUGHT_LENGTHS[number])
         uniform, system = strip.lines
         assert [offered[place] for place in system.chosen] == [
             place for place in found.chosen("a@2")[number].tolist() if place >= 0

@@ -21,8 +21,7 @@ from sosampler.evaluation import clip_scores as frames
 from sosampler.evaluation import evaluate as module
 from sosampler.evaluation.evaluate import Measuring, evaluate
 from sosampler.evaluation.result import Cell, Measured, Resamples, Spent, Tally, text_table
-from tests.banks import small_net
-from tests.taught_banks import FINGERPRINT, random_logits, teach, write_bank
+from tests.factories import FINGERPRINT, random_logits, small_net, teach, write_bank
 
 LENGTHS = [8, 8, 5, 8, 8, 2]
 LABELS: list[tuple[int, ...]] = [(0,), (1,), (2,), (0,), (1,), (2,)]

@@ -20,8 +20,7 @@ from sosampler.paper import run as runner
 from sosampler.paper.folder import TABLES
 from sosampler.paper.run import Reproduction, reproduce
 from sosampler.video.candidates import segment_centres, uniform_positions
-from tests.sampler_banks import TINY, make_bank
-from tests.taught_banks import softmax
+from tests.factories import TINY, make_bank, softmax
 
 SMALL: dict[str, Any] = {"backbone": TINY, "shift": 0, "input_size": 32, "batch_size": 8}
 QUICK: dict[str, Any] = {

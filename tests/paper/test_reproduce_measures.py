@@ -27,8 +27,7 @@ from sosampler.paper.plan import Request, checked_request, make_plan
 from sosampler.paper.results import applies_here, empty_result, mean_rows, missing_uniform, result_rows
 from sosampler.paper.run import Reproduction, chosen_cases, reproduce
 from sosampler.report.load import read_run_videos
-from tests.banks import small_net
-from tests.sampler_banks import CLASSES, TINY, make_bank
+from tests.factories import SAMPLER_CLASSES, TINY, make_bank, small_net
 
 SMALL: dict[str, Any] = {"backbone": TINY, "shift": 0, "input_size": 32, "batch_size": 8}
 
@@ -47,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(bank.path / "teachers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        classifier = so.create_classifier("timm:test_resnet", class_names=list(CLASSES), input_size=32)
+        classifier = so.create_classifier("timm:test_resnet", class_names=list(SAMPLER_CLASSES), input_size=32)
         so.SOSampler(backbone=TINY, shift=0, input_size=32).save_pretrained(place / "light")
     so.save_classifier(classifier, place / "classifier")
     so.add_teacher(bank, classifier)
@@ -326,7 +325,7 @@ class MeanOfFrames(nn.Module):
 
 def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", stored=10, train=4, dev=4)
-    classifier = so.wrap_classifier(MeanOfFrames(), input_size=32, name="clips", class_names=list(CLASSES))
+    classifier = so.wrap_classifier(MeanOfFrames(), input_size=32, name="clips", class_names=list(SAMPLER_CLASSES))
     so.add_teacher(bank, classifier)
     (place,) = find_locations({"activitynet": bank}, {"timesformer": classifier})
     assert (place.data, place.paper_classifier, place.classifier) == ("activitynet", "timesformer", classifier)

@@ -22,8 +22,7 @@ from sosampler.paper.locations import find_locations
 from sosampler.paper.run import reproduce
 from sosampler.training import optim
 from sosampler.training.optim import diverged
-from tests.sampler_banks import TINY, make_bank
-from tests.taught_banks import teach
+from tests.factories import TINY, make_bank, teach
 
 SMALL: dict[str, Any] = {"backbone": TINY, "shift": 0, "input_size": 32, "batch_size": 8}
 QUICK: dict[str, Any] = {

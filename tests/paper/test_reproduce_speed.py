@@ -13,7 +13,7 @@ import torch
 import sosampler as so
 from sosampler.paper import throughput
 from sosampler.paper.plan import Request
-from tests.sampler_banks import TINY
+from tests.factories import TINY
 
 
 def test_speed_is_told_as_a_ratio_to_uniform() -> None:

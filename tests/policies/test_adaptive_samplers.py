@@ -35,10 +35,19 @@ from sosampler.report.run_report import write_run_report
 from sosampler.samplers.export import export_sampler
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from sosampler.samplers.sosampler import SOSampler
-from tests.exported_samplers import TINY, scenes
+from tests.factories import (
+    EXPORT_TINY,
+    LABELS,
+    TAUGHT_LENGTHS,
+    distinct,
+    random_logits,
+    scenes,
+    softmax,
+    teach,
+    write_bank,
+)
+from tests.factories import NUM_CANDIDATES as T
 from tests.samplers.test_sampler_network import BELIEF, scattered
-from tests.taught_banks import LABELS, LENGTHS, distinct, random_logits, softmax, teach, write_bank
-from tests.taught_banks import NUM_CANDIDATES as T
 
 FREE: dict[str, Any] = {"auto_max": 6, "auto_tolerance": 0.0}
 
@@ -46,7 +55,7 @@ FREE: dict[str, Any] = {"auto_max": 6, "auto_tolerance": 0.0}
 @cache
 def believing() -> SOSampler:
     """Scores by what the whole video is about, and is sure of some videos only."""
-    sampler = scattered(seed=1, backbone=TINY, num_classes=3, scoring=BELIEF)
+    sampler = scattered(seed=1, backbone=EXPORT_TINY, num_classes=3, scoring=BELIEF)
     with torch.no_grad():
         said = sampler.look(scenes(4, 8))
         sampler.importance_head.bias.sub_(said.importance.mean() + 0.5)
@@ -67,7 +76,7 @@ def believing_folder() -> Path:
 @cache
 def ranking() -> SOSampler:
     """Scores by its importance alone, and says what they mean."""
-    return scattered(seed=3, backbone=TINY, calibration=(0.8, -3.0)).freeze()
+    return scattered(seed=3, backbone=EXPORT_TINY, calibration=(0.8, -3.0)).freeze()
 
 
 def by_hand(sampler: SOSampler, frames: torch.Tensor, auto: Auto) -> tuple[np.ndarray, list[int]]:
@@ -139,7 +148,7 @@ def test_who_cannot_decide(clip: Path) -> None:
     with pytest.raises(InvalidArgument, match="without a method behind it"):
         so.select(clip, "auto", policy=f"{folder}+nms")
     with pytest.raises(InvalidArgument, match="is not calibrated"):
-        so.select(clip, "auto", policy=scattered(backbone=TINY))
+        so.select(clip, "auto", policy=scattered(backbone=EXPORT_TINY))
 
 
 def test_without_torch_the_same(clip: Path) -> None:
@@ -265,12 +274,12 @@ def test_the_pipeline_gives_each_video_its_number(clip: Path) -> None:
 
 @pytest.fixture(scope="module")
 def logits() -> list[np.ndarray]:
-    return random_logits(LENGTHS, LABELS)
+    return random_logits(TAUGHT_LENGTHS, LABELS)
 
 
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory, logits: list[np.ndarray]) -> Bank:
-    found = write_bank(tmp_path_factory.mktemp("adaptive") / "bank", LENGTHS, LABELS, wide=(1, 4))
+    found = write_bank(tmp_path_factory.mktemp("adaptive") / "bank", TAUGHT_LENGTHS, LABELS, wide=(1, 4))
     teach(found, logits)
     return found
 
@@ -296,7 +305,7 @@ def test_rows_of_an_evaluation(bank: Bank, logits: list[np.ndarray], make: Any) 
             name = f"learned+auto@{tolerance:g}"
             row, chosen = found.row(name, None, candidates), found.chosen(name, None, candidates)
             right, counts = [], []
-            for number, length in enumerate(LENGTHS):
+            for number, length in enumerate(TAUGHT_LENGTHS):
                 offered = distinct(length, candidates)
                 frames = torch.from_numpy(bank[number].frames(offered)).permute(0, 3, 1, 2)
                 _, picked = by_hand(sampler, frames, Auto(max=6, tolerance=tolerance))

@@ -14,7 +14,7 @@ import pytest
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.report.run_report import write_run_report
 from tests.conftest import unavailable
-from tests.report_runs import CLASSES, SEVERAL, write_made_up_run
+from tests.report.runs import CLASSES, SEVERAL, write_made_up_run
 
 HOSTILE = "<script>document.title = 'broken'</script>"
 IDS = [f"video-{number:02d}" for number in range(29)] + [HOSTILE]

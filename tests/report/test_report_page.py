@@ -25,7 +25,7 @@ from sosampler.figures.curves import LEARNED, ORACLE, RULE, accuracy_figures, ki
 from sosampler.report.compare import tiles_of
 from sosampler.report.load import read_run_videos
 from sosampler.report.page import MAX_COLUMNS, Answer, Strip, StripLine, data_uri, strip_of, write_report
-from tests.banks import entries, teacher_by_hand
+from tests.factories import entries, teacher_by_hand
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "path", "use", "rect"}
 SCORES = {"uniform": 0.40, "random": 0.38, "runs/mine": 0.61, "semi-optimal": 0.90, "optimal": 0.93}

@@ -24,23 +24,34 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import VERSION, Evaluation
 from sosampler.policies.visual import change_scores
 from sosampler.report.load import EvaluationRun, read_run_videos, read_runs
+from tests.factories import (
+    LABELS,
+    TAUGHT_LENGTHS,
+    confidence,
+    distinct,
+    frame_exit,
+    given_bank,
+    random_logits,
+    sigmoid,
+    softmax,
+    teach,
+    write_bank,
+)
+from tests.factories import NUM_CANDIDATES as T
+from tests.report.runs import text_of, write_made_up_run
 from tests.report.test_report_page import Page
-from tests.report_runs import text_of, write_made_up_run
-from tests.system_banks import frame_exit, given_bank
-from tests.taught_banks import LABELS, LENGTHS, confidence, distinct, random_logits, sigmoid, softmax, teach, write_bank
-from tests.taught_banks import NUM_CANDIDATES as T
 
 POLICIES = ["uniform", "semi-optimal", "optimal", "frame-difference", "all"]
 
 
 @pytest.fixture(scope="module")
 def logits() -> list[np.ndarray]:
-    return random_logits(LENGTHS, LABELS)
+    return random_logits(TAUGHT_LENGTHS, LABELS)
 
 
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory, logits: list[np.ndarray]) -> Bank:
-    found = write_bank(tmp_path_factory.mktemp("run") / "bank", LENGTHS, LABELS)
+    found = write_bank(tmp_path_factory.mktemp("run") / "bank", TAUGHT_LENGTHS, LABELS)
     teach(found, logits)
     return found
 
@@ -97,7 +108,7 @@ def test_candidates_are_told_with_places_and_scores(
     for number, video in enumerate(videos):
         assert list(video["candidates"]) == [str(T), "6"]
         for count, told in video["candidates"].items():
-            slots = distinct(LENGTHS[number], int(count))
+            slots = distinct(TAUGHT_LENGTHS[number], int(count))
             assert told["slots"] == slots
             assert told["seconds"] == pytest.approx(bank[number].pts_seconds[slots].tolist(), abs=1e-3)
             assert told["positions"] == pytest.approx(bank[number].positions[slots].tolist(), rel=1e-4)

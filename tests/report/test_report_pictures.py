@@ -18,8 +18,8 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.evaluation.evaluate import evaluate
-from tests.report_runs import CLASSES, text_of, write_made_up_run
-from tests.taught_banks import LABELS, LENGTHS, random_logits, teach, write_bank
+from tests.factories import LABELS, TAUGHT_LENGTHS, random_logits, teach, write_bank
+from tests.report.runs import CLASSES, text_of, write_made_up_run
 
 IDS = ("a", "b", "c")
 RED, BLUE = (200, 0, 0), (0, 0, 200)
@@ -87,8 +87,8 @@ def test_times_may_differ_by_what_was_rounded(tmp_path: Path) -> None:
 
 
 def test_a_bank_without_the_classifier_is_another_one(tmp_path: Path) -> None:
-    bank = write_bank(tmp_path / "bank", LENGTHS, LABELS)
-    teach(bank, random_logits(LENGTHS, LABELS))
+    bank = write_bank(tmp_path / "bank", TAUGHT_LENGTHS, LABELS)
+    teach(bank, random_logits(TAUGHT_LENGTHS, LABELS))
     found = evaluate(Bank(bank.path), ["uniform"], num_frames=2, num_candidates=6, bootstrap=0, say=lambda text: None)
     run = found.write_run(tmp_path / "run")
     assert "<img" in text_of(run, out=tmp_path)

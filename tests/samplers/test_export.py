@@ -25,7 +25,7 @@ from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError,
 from sosampler.samplers import export as module
 from sosampler.samplers.export import Exported, export_sampler, on_cpu
 from sosampler.samplers.sosampler import SOSampler, top_n
-from tests.exported_samplers import NAMES, believing, believing_folder, scenes, shifted, shifted_onnx
+from tests.factories import NAMES, believing, believing_folder, scenes, shifted, shifted_onnx
 
 # Single videos and candidates too: graphs like to take a one for a constant.
 SHAPES = [(1, 1), (1, 2), (2, 1), (3, 7), (1, 40)]

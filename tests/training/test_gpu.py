@@ -17,8 +17,7 @@ from sosampler.bank.prepare import add_teacher
 from sosampler.evaluation.result import _flat
 from sosampler.policies.optimal import OptimalChoice, beam_search, optimal_mean_logits, optimal_pooled
 from sosampler.samplers.sosampler import log_confidence, top_n
-from tests.banks import small_net
-from tests.taught_banks import random_logits, teach, write_bank
+from tests.factories import random_logits, small_net, teach, write_bank
 
 pytestmark = [
     pytest.mark.gpu,

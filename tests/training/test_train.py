@@ -21,7 +21,7 @@ from sosampler.training import train_sampler
 from sosampler.training.dev import clip_outputs
 from sosampler.training.sampler_data import crop
 from sosampler.training.train_sampler import train
-from tests.sampler_banks import QUICK, SMALL, TEACHER, make_bank
+from tests.factories import SAMPLER_QUICK, SMALL, TEACHER, make_bank
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
 
 def test_a_sampler_learns_and_is_written(bank: so.Bank, tmp_path: Path) -> None:
     said: list[str] = []
-    trained = train(bank.path, out=tmp_path / "run", say=said.append, **QUICK | {"epochs": 8})
+    trained = train(bank.path, out=tmp_path / "run", say=said.append, **SAMPLER_QUICK | {"epochs": 8})
     result = trained.result
     assert result["metric"] == "top1"
     assert result["dev_uniform"] < 0.6
@@ -54,7 +54,7 @@ def test_a_sampler_learns_and_is_written(bank: so.Bank, tmp_path: Path) -> None:
     again = SOSampler.from_pretrained(tmp_path / "run")
     assert again.fingerprint() == trained.sampler.fingerprint() == result["fingerprint"]
     assert again.about["classifier"] == "by hand"
-    assert again.about["recipe"]["backbone"] == QUICK["backbone"]
+    assert again.about["recipe"]["backbone"] == SAMPLER_QUICK["backbone"]
     assert again.about["dev"] == result["dev"]
     # From the bank's own frames, by the sampler's own way of preparing them: bright frames first, and by how much.
     dev = bank.split("dev")
@@ -75,13 +75,13 @@ def test_a_sampler_learns_and_is_written(bank: so.Bank, tmp_path: Path) -> None:
 def test_mixed_sizes_several_labels_and_a_teacher_that_keeps_no_logits(tmp_path: Path) -> None:
     sizes = ((40, 52), (64, 36), (28, 28))
     bank = make_bank(tmp_path / "bank", train=24, dev=12, sizes=sizes, multi_label=True, pooling=None)
-    trained = train(bank, out=tmp_path / "run", **QUICK | {"epochs": 6, "crop_per": "frame", "ema": 0.5})
+    trained = train(bank, out=tmp_path / "run", **SAMPLER_QUICK | {"epochs": 6, "crop_per": "frame", "ema": 0.5})
     assert trained.result["metric"] == "confidence"
     assert trained.result["dev"] > trained.result["dev_uniform"] + 0.1
     assert trained.sampler.multi_label
 
     kept = make_bank(tmp_path / "kept", train=24, dev=12, multi_label=True)
-    assert train(kept, out=tmp_path / "other", **QUICK | {"epochs": 1}).result["metric"] == "mAP"
+    assert train(kept, out=tmp_path / "other", **SAMPLER_QUICK | {"epochs": 1}).result["metric"] == "mAP"
 
 
 @pytest.mark.parametrize("recipe", ["default", "paper", "authors"])
@@ -92,7 +92,13 @@ def test_the_recipes_run(bank: so.Bank, tmp_path: Path, recipe: str) -> None:
 
 
 def test_the_shifted_network_of_the_papers_runs(bank: so.Bank, tmp_path: Path) -> None:
-    options = QUICK | {"epochs": 1, "backbone": "mobilenet_v2", "shift": 10, "num_candidates": 4, "batch_size": 16}
+    options = SAMPLER_QUICK | {
+        "epochs": 1,
+        "backbone": "mobilenet_v2",
+        "shift": 10,
+        "num_candidates": 4,
+        "batch_size": 16,
+    }
     assert train(bank, out=tmp_path / "run", **options).sampler.config["shift"] == 10
 
 
@@ -112,7 +118,7 @@ def test_the_best_epoch_is_kept_not_the_last(bank: so.Bank, tmp_path: Path, monk
     monkeypatch.setattr(train_sampler.DevSet, "of_scores", of_scores)
     monkeypatch.setattr(train_sampler.DevSet, "of_semi_optimal", lambda dev: 1.0)
     monkeypatch.setattr(train_sampler.DevSet, "scores", remembering)
-    trained = train(bank, out=tmp_path / "run", **QUICK)
+    trained = train(bank, out=tmp_path / "run", **SAMPLER_QUICK)
     assert trained.result["best_epoch"] == 1
     for key, tensor in trained.sampler.state_dict().items():
         assert torch.equal(tensor, states[1][key])
@@ -122,7 +128,7 @@ def test_the_best_epoch_is_kept_not_the_last(bank: so.Bank, tmp_path: Path, monk
 def test_without_a_dev_split_the_last_epoch_is_kept(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", train=16, dev=0)
     said: list[str] = []
-    trained = train(bank, out=tmp_path / "run", say=said.append, **QUICK)
+    trained = train(bank, out=tmp_path / "run", say=said.append, **SAMPLER_QUICK)
     assert trained.result["dev"] is None
     assert trained.result["best_epoch"] == 2
     assert "no dev split" in said[0]
@@ -133,14 +139,14 @@ def test_without_a_dev_split_the_last_epoch_is_kept(tmp_path: Path) -> None:
 def test_videos_without_labels_are_left_out(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "bank", train=16, dev=4, multi_label=True, unlabelled=1)
     said: list[str] = []
-    trained = train(bank.path, out=tmp_path / "run", say=said.append, **QUICK | {"epochs": 1})
+    trained = train(bank.path, out=tmp_path / "run", say=said.append, **SAMPLER_QUICK | {"epochs": 1})
     assert trained.result["sizes"] == {"train": 15, "dev": 4, "unlabelled": 1}
     assert "1 without a label" in said[0]
 
 
 def test_weights_are_the_start_of_the_backbone(bank: so.Bank, tmp_path: Path) -> None:
-    first = train(bank, out=tmp_path / "first", **QUICK | {"seed": 3})
-    still = QUICK | {"epochs": 1, "lr": 1e-12}
+    first = train(bank, out=tmp_path / "first", **SAMPLER_QUICK | {"seed": 3})
+    still = SAMPLER_QUICK | {"epochs": 1, "lr": 1e-12}
     second = train(bank, out=tmp_path / "second", weights=tmp_path / "first/model.safetensors", **still)
     before, after = first.sampler.state_dict(), second.sampler.state_dict()
     weights = [key for key in after if key.startswith("backbone.") and key.endswith("conv1.weight")]
@@ -160,7 +166,7 @@ def test_the_classifier_is_asked_about_the_crops(bank: so.Bank, tmp_path: Path) 
     classifier = so.wrap_classifier(net, input_size=24, layout="BCHW", class_names=bank.classes, name="bright")
     other = make_bank(tmp_path / "bank", train=16, dev=4)
     so.add_teacher(other.path, classifier)
-    told = QUICK | {"epochs": 1, "batch_size": 16, "num_candidates": 4}
+    told = SAMPLER_QUICK | {"epochs": 1, "batch_size": 16, "num_candidates": 4}
     seen = []
     real = train_sampler.SamplerLoop.inputs
 
@@ -197,7 +203,7 @@ def test_the_callers_random_numbers_stay(bank: so.Bank, tmp_path: Path, monkeypa
     torch.default_generator.manual_seed(5)
     expected = torch.rand(3)
     torch.default_generator.manual_seed(5)
-    train(bank, out=tmp_path / "run", **QUICK | {"epochs": 1})
+    train(bank, out=tmp_path / "run", **SAMPLER_QUICK | {"epochs": 1})
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -205,7 +211,7 @@ def test_training_needs_no_video_decoder(bank: so.Bank, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['av'] = sys.modules['torchcodec'] = sys.modules['pytest'] = None\n"
         "from sosampler.training.train_sampler import train\n"
-        f"train({str(bank.path)!r}, out={str(tmp_path / 'run')!r}, **{QUICK | {'epochs': 1}!r})\n"
+        f"train({str(bank.path)!r}, out={str(tmp_path / 'run')!r}, **{SAMPLER_QUICK | {'epochs': 1}!r})\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
     assert done.returncode == 0, done.stderr
@@ -224,7 +230,7 @@ def test_command_line(bank: so.Bank, tmp_path: Path) -> None:
     app = Typer()
     app.command()(train_command)
     quick = ["--epochs", "2", "--batch-size", "8", "--lr", "0.003", "--device", "cpu", "--workers", "1"]
-    sets = [f"--set={key}={QUICK[key]}" for key in ("backbone", "input_size", "num_candidates")]
+    sets = [f"--set={key}={SAMPLER_QUICK[key]}" for key in ("backbone", "input_size", "num_candidates")]
     done = CliRunner().invoke(
         app, [str(bank.path), "--out", str(tmp_path / "run"), "-c", TEACHER, *quick, *sets, "--json"]
     )
@@ -268,7 +274,7 @@ def test_curves_go_to_tensorboard_where_it_is(bank: so.Bank, tmp_path: Path, mon
     fake = ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    train(bank, out=tmp_path / "run", **QUICK | {"epochs": 1})
+    train(bank, out=tmp_path / "run", **SAMPLER_QUICK | {"epochs": 1})
     log = json.loads((tmp_path / "run/log.jsonl").read_text())
     assert ("dev_top1", log["dev_top1"], 0) in written
     assert ("loss", log["loss"], 0) in written

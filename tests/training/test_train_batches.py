@@ -31,7 +31,7 @@ from sosampler.training.sampler_data import (
 )
 from sosampler.training.train_sampler import OnlineTeacher, train
 from sosampler.video.candidates import uniform_positions
-from tests.sampler_banks import QUICK, make_bank
+from tests.factories import SAMPLER_QUICK, make_bank
 
 CPU = torch.device("cpu")
 
@@ -77,9 +77,9 @@ def test_frames_in_memory_and_frames_read_again_are_the_same(mixed: so.Bank, squ
 
 
 def test_both_ways_of_reading_train_the_same_sampler(mixed: so.Bank, tmp_path: Path) -> None:
-    kept = train(mixed, out=tmp_path / "kept", **QUICK)
-    read = train(mixed, out=tmp_path / "read", cache_bytes=0, **QUICK | {"workers": 2})
-    alone = train(mixed, out=tmp_path / "alone", cache_bytes=0, **QUICK | {"workers": 0})
+    kept = train(mixed, out=tmp_path / "kept", **SAMPLER_QUICK)
+    read = train(mixed, out=tmp_path / "read", cache_bytes=0, **SAMPLER_QUICK | {"workers": 2})
+    alone = train(mixed, out=tmp_path / "alone", cache_bytes=0, **SAMPLER_QUICK | {"workers": 0})
     assert kept.result == read.result == alone.result
 
 
@@ -92,7 +92,7 @@ def test_open_frames_keeps_to_its_memory(mixed: so.Bank) -> None:
 
 
 def test_an_epoch_holds_every_video_once_and_shares_add_up(bank: so.Bank) -> None:
-    recipe = read_recipe("default", **{key: QUICK[key] for key in ("batch_size", "num_candidates")})
+    recipe = read_recipe("default", **{key: SAMPLER_QUICK[key] for key in ("batch_size", "num_candidates")})
     counts, sizes = np.array([8, 6, 3, 20] * 6), np.tile([[40, 52]], (24, 1))
     plan = Plan(counts, sizes, recipe)
     draws = [plan.draw(2, step) for step in range(plan.steps)]

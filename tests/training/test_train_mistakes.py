@@ -13,7 +13,7 @@ import sosampler as so
 from sosampler.training import train_sampler
 from sosampler.training.dev import check_rewards
 from sosampler.training.train_sampler import train
-from tests.sampler_banks import QUICK, SMALL, make_bank
+from tests.factories import SAMPLER_QUICK, SMALL, make_bank
 
 
 @pytest.fixture(scope="module")
@@ -40,37 +40,37 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
 )
 def test_mistakes_are_told_before_anything_is_written(bank: so.Bank, tmp_path: Path, settings: dict, says: str) -> None:
     with pytest.raises(so.SosamplerError, match=says):
-        train(bank, out=tmp_path / "run", **QUICK | settings)
+        train(bank, out=tmp_path / "run", **SAMPLER_QUICK | settings)
     assert not (tmp_path / "run").exists()
 
 
 def test_other_folders_are_left_alone(bank: so.Bank, tmp_path: Path) -> None:
     with pytest.raises(so.InvalidArgument, match="lie inside each other"):
-        train(bank, out=bank.path / "run", **QUICK)
-    so.save_classifier(so.create_classifier(QUICK["backbone"], num_classes=4), tmp_path / "mine")
+        train(bank, out=bank.path / "run", **SAMPLER_QUICK)
+    so.save_classifier(so.create_classifier(SAMPLER_QUICK["backbone"], num_classes=4), tmp_path / "mine")
     for overwrite in (False, True):
         with pytest.raises(so.InvalidArgument, match="not of a training run and would be replaced"):
-            train(bank, out=tmp_path / "mine", overwrite=overwrite, **QUICK)
+            train(bank, out=tmp_path / "mine", overwrite=overwrite, **SAMPLER_QUICK)
     quick = {"epochs": 1, "batch_size": 8, "input_size": 32, "workers": 0, "device": "cpu", "num_frames": 2}
-    so.train_classifier(bank, QUICK["backbone"], out=tmp_path / "classifier", **quick)
+    so.train_classifier(bank, SAMPLER_QUICK["backbone"], out=tmp_path / "classifier", **quick)
     for overwrite in (False, True):
         with pytest.raises(so.InvalidArgument, match="holds the run of a classifier, not of a sampler"):
-            train(bank, out=tmp_path / "classifier", overwrite=overwrite, **QUICK)
+            train(bank, out=tmp_path / "classifier", overwrite=overwrite, **SAMPLER_QUICK)
     assert so.create_classifier(tmp_path / "classifier").num_classes == 3
 
 
 def test_a_bank_of_too_few_videos_or_without_a_teacher(bank: so.Bank, tmp_path: Path) -> None:
     with pytest.raises(so.InvalidArgument, match="0 videos with a label in the train split"):
-        train(bank.split("dev"), out=tmp_path / "run", **QUICK)
+        train(bank.split("dev"), out=tmp_path / "run", **SAMPLER_QUICK)
     bare = so.write_frames(
         tmp_path / "bare",
         [replace(entry) for entry in _entries(4)],
         classes=bank.classes,
     )
     with pytest.raises(so.InvalidArgument, match="a teacher is not in this bank"):
-        train(bare, out=tmp_path / "run", **QUICK)
+        train(bare, out=tmp_path / "run", **SAMPLER_QUICK)
     with pytest.raises(so.SosamplerError, match="nowhere"):
-        train(tmp_path / "nowhere", out=tmp_path / "run", **QUICK)
+        train(tmp_path / "nowhere", out=tmp_path / "run", **SAMPLER_QUICK)
 
 
 def _entries(count: int) -> list[so.FrameEntry]:
@@ -80,7 +80,7 @@ def _entries(count: int) -> list[so.FrameEntry]:
 
 def test_a_loss_that_explodes_is_told(bank: so.Bank, tmp_path: Path) -> None:
     with pytest.raises(so.InvalidArgument, match=r"lower the learning rate \(lr=1e\+30\)$"):
-        train(bank, out=tmp_path / "run", **QUICK | {"lr": 1e30, "optimizer": "sgd"})
+        train(bank, out=tmp_path / "run", **SAMPLER_QUICK | {"lr": 1e30, "optimizer": "sgd"})
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
     return make_bank(tmp_path_factory.mktemp("data") / "few", train=8, dev=4)
 
 
-HALF = QUICK | {"precision": "float16", "batch_size": 4, "num_candidates": 4, "epochs": 2}
+HALF = SAMPLER_QUICK | {"precision": "float16", "batch_size": 4, "num_candidates": 4, "epochs": 2}
 
 
 def test_float16_trains(few: so.Bank, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_scores_that_are_none_are_never_best(
 
     monkeypatch.setattr(train_sampler.DevSet, "scores", broken_at_last)
     said: list[str] = []
-    trained = train(bank, out=tmp_path / "run", say=said.append, **QUICK)
+    trained = train(bank, out=tmp_path / "run", say=said.append, **SAMPLER_QUICK)
     assert trained.result["best_epoch"] < 2
     assert any("epoch 3/3" in line and "dev scores are not finite" in line for line in said)
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
@@ -147,10 +147,10 @@ def test_scores_that_are_none_are_never_best(
 
     monkeypatch.setattr(train_sampler.DevSet, "scores", lambda *rest: real(*rest) * float("nan"))
     with pytest.raises(so.InvalidArgument, match="scores on dev are not finite; lower the learning rate"):
-        train(few, out=tmp_path / "dev", **QUICK | {"epochs": 1})
+        train(few, out=tmp_path / "dev", **SAMPLER_QUICK | {"epochs": 1})
     without = make_bank(tmp_path / "bank", train=8, dev=0)
     with pytest.raises(so.InvalidArgument, match="scores are not finite; lower the learning rate"):
-        train(without, out=tmp_path / "none", **QUICK | {"epochs": 1})
+        train(without, out=tmp_path / "none", **SAMPLER_QUICK | {"epochs": 1})
 
 
 def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import sosampler as so
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.distributed import OtherProcessFailed, Processes, synchronised
 from sosampler.training.train_sampler import train
-from tests.sampler_banks import QUICK, TINY_WITHOUT_BATCH_NORM, make_bank
+from tests.factories import SAMPLER_QUICK, TINY_WITHOUT_BATCH_NORM, make_bank
 
 pytest.importorskip("accelerate")
 
 # Listwise is a mean over videos, so that shares of a batch add up; the pairwise logistic loss divides by the weight of
 # the pairs at hand, which differs a little between shares. 15 videos a step: one process has seven, the other eight.
-OPTIONS = QUICK | {
+OPTIONS = SAMPLER_QUICK | {
     "backbone": TINY_WITHOUT_BATCH_NORM,
     "loss": "listwise",
     "temperature": 0.3,

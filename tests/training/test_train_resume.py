@@ -19,10 +19,10 @@ from sosampler.samplers.sosampler import SOSampler
 from sosampler.training import loop as loop_module
 from sosampler.training.checkpoints import RunFolder
 from sosampler.training.train_sampler import SamplerLoop, train
-from tests.sampler_banks import QUICK, make_bank
+from tests.factories import SAMPLER_QUICK, make_bank
 
 # Everything that keeps a state: dropout, a running mean, momenta, random T, crops.
-OPTIONS: dict[str, Any] = QUICK | {"dropout": 0.3, "ema": 0.8, "clip": 1.0, "epochs": 2}
+OPTIONS: dict[str, Any] = SAMPLER_QUICK | {"dropout": 0.3, "ema": 0.8, "clip": 1.0, "epochs": 2}
 STEPS = 4  # an epoch
 
 
@@ -148,7 +148,7 @@ def _checkpoint_time(folder: Path) -> int:
 
 
 def test_a_finished_run_is_not_run_again_and_another_is_refused(bank: so.Bank, tmp_path: Path) -> None:
-    once = QUICK | {"epochs": 1}
+    once = SAMPLER_QUICK | {"epochs": 1}
     first = train(bank, out=tmp_path / "run", **once)
     said: list[str] = []
     second = train(bank, out=tmp_path / "run", say=said.append, **once)
@@ -165,7 +165,7 @@ def test_a_finished_run_is_not_run_again_and_another_is_refused(bank: so.Bank, t
 
 
 def test_damaged_run_folders_are_told(bank: so.Bank, tmp_path: Path) -> None:
-    once = QUICK | {"epochs": 1}
+    once = SAMPLER_QUICK | {"epochs": 1}
     train(bank, out=tmp_path / "run", **once)
     (tmp_path / "run/result.json").write_text("{")
     with pytest.raises(so.WeightsError, match=r"result.json: is damaged"):

@@ -16,18 +16,22 @@ from sosampler.baselines.base import predict, video_gmacs
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_systems
 from sosampler.training.baseline_data import bank_views
-from tests.learnable_banks import (
-    CLASSES,
+from tests.factories import (
+    BRIEF,
     HEAVY_GMACS,
     HEAVY_PRINT,
+    KEPT,
+    LEARNABLE_CLASSES,
     LIGHT_GMACS,
     LIGHT_PRINT,
     QUICK,
     STORED,
+    files_of,
     make_learnable_bank,
+    make_networks,
+    make_plain_bank,
     random_frames_bound,
 )
-from tests.system_runs import BRIEF, KEPT, files_of, make_networks, make_plain_bank
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,7 @@ def test_a_system_learns_and_beats_random_frames(
     assert result["dev_gmacs"] > HEAVY_GMACS * result["dev_frames"] + LIGHT_GMACS * STORED * light
 
     about = loaded.about
-    assert about["classes"] == list(CLASSES)
+    assert about["classes"] == list(LEARNABLE_CLASSES)
     assert (about["classifier"], about["num_candidates"], about["seed"]) == ("by hand, heavy", STORED, 0)
     heavy = {"name": "heavy", "network": "by hand, heavy", "fingerprint": HEAVY_PRINT, "width": 6, "gmacs": HEAVY_GMACS}
     assert about["heavy"] == heavy

@@ -17,11 +17,15 @@ from typer.testing import CliRunner
 import sosampler as so
 from sosampler.baselines.base import light_network
 from sosampler.cli.main import app
-from tests.learnable_banks import (
+from tests.factories import (
+    BRIEF,
     QUICK,
+    RUN_TINY,
+    files_of,
     make_learnable_bank,
+    make_networks,
+    make_plain_bank,
 )
-from tests.system_runs import BRIEF, TINY, files_of, make_networks, make_plain_bank
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +97,7 @@ def test_by_the_command_with_features_that_are_computed_once(
     monkeypatch.setattr("sosampler.training.baseline_data.create_classifier", never)
     monkeypatch.setattr("sosampler.training.baseline_data.light_network", never)
     named = so.train(
-        plain, out=tmp_path / "named", sampler="adaframe", classifier=TINY, light="mobilenet_v2", **options
+        plain, out=tmp_path / "named", sampler="adaframe", classifier=RUN_TINY, light="mobilenet_v2", **options
     )
     assert files_of(named.folder)["model.safetensors"] == files_of(tmp_path / "other")["model.safetensors"]
     sole = so.train(plain, out=tmp_path / "sole", sampler="adaframe", light=light, **options)  # one classifier only
@@ -220,8 +224,8 @@ def test_classifiers_that_are_not_clear(plain: so.Bank, networks: SimpleNamespac
         so.add_features(plain, so.create_classifier(networks.classifier), name=name)
     with pytest.raises(so.InvalidArgument, match="has no features of a classifier, or of several"):
         so.train(plain, **options)
-    with pytest.raises(so.InvalidArgument, match=f"'{TINY}' fits several features: one, two"):
-        so.train(plain, classifier=TINY, **options)
+    with pytest.raises(so.InvalidArgument, match=f"'{RUN_TINY}' fits several features: one, two"):
+        so.train(plain, classifier=RUN_TINY, **options)
 
 
 def test_a_light_network_with_a_shift_is_refused(few: so.Bank, tmp_path: Path) -> None:

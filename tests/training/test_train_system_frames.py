@@ -14,8 +14,7 @@ from sosampler.baselines.base import Views, predict
 from sosampler.baselines.frameexit import FrameExit
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.training.baseline_data import bank_views
-from tests.learnable_banks import QUICK, STORED, make_learnable_bank
-from tests.system_runs import KEPT, make_random_bank
+from tests.factories import KEPT, QUICK, STORED, make_learnable_bank, make_random_bank
 
 EXIT = QUICK["frameexit"] | {"max_frames": 10, "epochs": {"classifiers": 3, "gates": 2}, "batch_size": 8}
 

@@ -18,11 +18,11 @@ from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import create_baseline
 from sosampler.cli.main import app
 from sosampler.training import train_baseline as module
-from tests.learnable_banks import (
+from tests.factories import (
+    KEPT,
     QUICK,
     make_learnable_bank,
 )
-from tests.system_runs import KEPT
 
 
 @pytest.fixture(scope="module")

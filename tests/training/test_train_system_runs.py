@@ -13,11 +13,13 @@ import torch
 
 import sosampler as so
 from sosampler.training import train_baseline as module
-from tests.learnable_banks import (
+from tests.factories import (
+    KEPT,
     QUICK,
+    files_of,
     make_learnable_bank,
+    make_networks,
 )
-from tests.system_runs import KEPT, files_of, make_networks
 
 
 @pytest.fixture(scope="module")
