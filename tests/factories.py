@@ -33,7 +33,7 @@ from sosampler.samplers.export import Exported, export_sampler
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.candidates import segment_centres, uniform_positions
 from sosampler.video.synthetic import numbered_video
-from tests.samplers.test_sampler_network import BELIEF, scattered
+from tests.samplers.test_sosampler import BELIEF, scattered
 
 # ---- Videos, small classifiers and short cuts that the tests of banks share
 

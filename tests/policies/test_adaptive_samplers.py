@@ -47,7 +47,7 @@ from tests.factories import (
     write_bank,
 )
 from tests.factories import NUM_CANDIDATES as T
-from tests.samplers.test_sampler_network import BELIEF, scattered
+from tests.samplers.test_sosampler import BELIEF, scattered
 
 FREE: dict[str, Any] = {"auto_max": 6, "auto_tolerance": 0.0}
 

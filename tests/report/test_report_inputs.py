@@ -18,7 +18,7 @@ from sosampler.paper.tables import grid_of
 from sosampler.report.load import independence_grid
 from sosampler.report.run_report import write_run_report
 from tests.report.runs import heads_of, made_up_row, text_of, write_made_up_run
-from tests.report.test_report_page import Page
+from tests.report.test_page import Page
 
 IDS = [f"video-{number:02d}" for number in range(6)]
 

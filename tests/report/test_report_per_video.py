@@ -39,7 +39,7 @@ from tests.factories import (
 )
 from tests.factories import NUM_CANDIDATES as T
 from tests.report.runs import text_of, write_made_up_run
-from tests.report.test_report_page import Page
+from tests.report.test_page import Page
 
 POLICIES = ["uniform", "semi-optimal", "optimal", "frame-difference", "all"]
 

@@ -31,7 +31,7 @@ from sosampler.report.load import Prediction, RunVideo, RunVideos, read_run_vide
 from sosampler.report.page import data_uri
 from sosampler.report.run_report import choose_videos, write_run_report
 from tests.report.runs import CLASSES, POLICIES, SEVERAL, heads_of, made_up_row, text_of, write_made_up_run
-from tests.report.test_report_page import Page
+from tests.report.test_page import Page
 
 IDS = [f"video-{number:02d}" for number in range(20)]
 PAIR = (2, 6)  # the middle one of the pairs of a made-up run

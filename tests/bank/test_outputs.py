@@ -233,7 +233,7 @@ def test_broken_off_it_goes_on_and_ends_the_same(bank: Bank, tmp_path: Path) -> 
 _KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from tests.bank.test_bank_features import add_features, classifier
+from tests.bank.test_outputs import add_features, classifier
 def kill(told):
     if told.done == 6:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ import sosampler as so
 from sosampler.ui.server import Server, Service
 from sosampler.ui.view import Controls
 from sosampler.video.synthetic import numbered_video
-from tests.report.test_browser_report import browser  # noqa: F401
+from tests.report.test_browser import browser  # noqa: F401
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">${1+1}{{2}}.mp4"
 

@@ -250,7 +250,7 @@ class TestOwnPolicies:
         assert chosen[1].tolist() == [0, 1, 2, 3]
         assert chosen[0].tolist() == choose_one(Brightest(), 6, 4, frames[0]).positions.tolist()
 
-    @pytest.mark.parametrize("given", [Last, Last(), "tests.policies.test_policies:Last"])
+    @pytest.mark.parametrize("given", [Last, Last(), "tests.policies.test_registry:Last"])
     def test_however_it_is_given(self, given: Any, clip: Path) -> None:
         selection = so.select(clip, 3, policy=given, num_candidates=9)
         assert selection.policy == "Last"
