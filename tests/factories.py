@@ -33,9 +33,8 @@ from sosampler.samplers.export import Exported, export_sampler
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.candidates import segment_centres, uniform_positions
 from sosampler.video.synthetic import numbered_video
-from tests.samplers.test_sosampler import BELIEF, scattered
 
-# ---- Videos, small classifiers and short cuts that the tests of banks share
+# ---- videos and small classifiers
 
 # Frames of each video; the third is broken, the fourth has another shape, the fifth is short.
 LENGTHS = {"a.mp4": 90, "b.mp4": 64, "broken.mp4": 0, "wide.mp4": 50, "short.mp4": 7, "c.mp4": 100}
@@ -139,7 +138,7 @@ def teacher_by_hand(bank: Bank, name: str = "f" * 16, views: int = 1, seed: int 
     return answers
 
 
-# ---- A bank with features on which every system can learn something within seconds, made by hand
+# ---- a bank with features on which every baseline learns something within seconds
 
 LEARNABLE_CLASSES = ("run", "jump", "swim", "dance")
 STORED, USEFUL = 12, 2  # frames of a video, and those among them that show the class
@@ -242,7 +241,7 @@ def write_features(
                     write(tables_batch(schema, row.item.id, features[number].astype(precision)))
 
 
-# ---- Small banks with teachers whose answers are given, for tests of what reads them
+# ---- small banks with given teacher outputs
 
 FINGERPRINT = "ab" * 8
 # The third is shorter than T and the last is shorter than N.
@@ -337,7 +336,7 @@ def confidence(probs: np.ndarray, labels: tuple[int, ...]) -> float:
     return float(np.exp(np.mean(np.log(probs[list(labels)]))))
 
 
-# ---- A bank on which a sampler can learn something within seconds, and its teacher, made by hand
+# ---- a bank on which a sampler learns something within seconds, and its teacher
 
 SAMPLER_CLASSES = ("run", "jump", "swim")
 TEACHER = "a" * 16
@@ -462,7 +461,7 @@ def probabilities(logits: np.ndarray, *, multi_label: bool) -> np.ndarray:
     return found / (1 + found) if multi_label else found / found.sum(-1, keepdims=True)
 
 
-# ---- Banks with features that are given, and a system that can be followed by hand, for tests of what measures systems
+# ---- banks with given features, and a baseline that can be followed by hand
 
 HEAVY, LIGHT = 4, 2  # widths: of heavy features the first says when to stop, the others are logits
 BASELINE_HEAVY_GMACS, BASELINE_LIGHT_GMACS, STEP_GMACS = 4.0, 0.5, 0.25
@@ -614,7 +613,7 @@ def one_hot(labels: Sequence[tuple[int, ...]]) -> np.ndarray:
     return np.array([[label in own for label in range(3)] for own in labels])
 
 
-# ---- What tests of training systems share: banks without meaning, networks as they were drawn, and the files of a run
+# ---- training of baselines: random banks and networks, and the files of a run
 
 RUN_TINY = "timm:test_resnet.r160_in1k"
 KEPT = {"classifier": "heavy", "light": "light"}
@@ -671,7 +670,29 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-# ---- Small samplers and what was exported of them, made once a process: exporting takes seconds
+# ---- small samplers and their exports, made once a process because exporting takes seconds
+
+BELIEF = {"belief": 2.0, "relevance": [4.0, 1.0], "importance": 0.2}
+
+
+def noise(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scattered(seed: int = 0, **settings: Any) -> SOSampler:
+    """A sampler of random weights whose norms know their input, so that scores differ clearly between frames."""
+    torch.manual_seed(seed)
+    sampler = SOSampler(**{"input_size": 32, **settings})
+    norms = [part for part in sampler.modules() if isinstance(part, nn.BatchNorm2d)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.momentum = 1.0
+            norm.bias.normal_(0, 0.2)
+        sampler.train()(noise(4, 8, 3, sampler.input_size, sampler.input_size))
+        for norm in norms:
+            norm.momentum = 0.1
+    return sampler.eval()
+
 
 NAMES = ["run", "jump", "swim"]
 _folders: list[TemporaryDirectory] = []  # removed when the process ends

@@ -36,18 +36,19 @@ from sosampler.samplers.export import export_sampler
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from sosampler.samplers.sosampler import SOSampler
 from tests.factories import (
+    BELIEF,
     EXPORT_TINY,
     LABELS,
     TAUGHT_LENGTHS,
     distinct,
     random_logits,
+    scattered,
     scenes,
     softmax,
     teach,
     write_bank,
 )
 from tests.factories import NUM_CANDIDATES as T
-from tests.samplers.test_sosampler import BELIEF, scattered
 
 FREE: dict[str, Any] = {"auto_max": 6, "auto_tolerance": 0.0}
 

@@ -24,8 +24,7 @@ from sosampler.policies.score_rules import METHODS
 from sosampler.samplers import onnx_sampler as module
 from sosampler.samplers.onnx_sampler import LightPreprocessing, OnnxSampler, check_scoring, scores_of
 from sosampler.samplers.sosampler import Scoring
-from tests.factories import believing, believing_folder, scenes, shifted, shifted_onnx
-from tests.samplers.test_sosampler import BELIEF
+from tests.factories import BELIEF, believing, believing_folder, scenes, shifted, shifted_onnx
 from tests.test_light import _WITHOUT, HEAVY, HIDDEN
 
 

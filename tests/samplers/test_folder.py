@@ -24,7 +24,8 @@ from sosampler.samplers.backbones import create_backbone, load_backbone_weights
 from sosampler.samplers.folder import is_sampler_folder, model_card
 from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
-from tests.samplers.test_sosampler import BELIEF, pictures, scattered
+from tests.factories import BELIEF, scattered
+from tests.samplers.test_sosampler import pictures
 
 ABOUT = {
     "classifier": "resnet50 | <b>mine</b>",

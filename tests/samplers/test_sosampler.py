@@ -16,10 +16,10 @@ from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers import sosampler as module
 from sosampler.samplers.backbones import ShiftedBlock, create_backbone, find_neighbours, shift_channels
 from sosampler.samplers.sosampler import SOSampler, top_n
+from tests.factories import BELIEF, noise, scattered
 
 both = pytest.mark.parametrize("shift", [0, 10], ids=["plain", "shifted"])
 # The importance alone, and a belief about the video: scores of frames then depend on each other in a second way.
-BELIEF = {"belief": 2.0, "relevance": [4.0, 1.0], "importance": 0.2}
 scorings = pytest.mark.parametrize(
     "heads",
     [
@@ -35,27 +35,8 @@ def temporal_shift(x: Tensor, num_frames: int, div: int, mask: Tensor | None = N
     return shift_channels(x, x.shape[1] // div, find_neighbours(x, num_frames, mask))
 
 
-def noise(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def pictures(*shape: int, seed: int = 1) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-
-
-def scattered(seed: int = 0, **settings: Any) -> SOSampler:
-    """A sampler of random weights whose norms know their input, so that scores differ clearly between frames."""
-    torch.manual_seed(seed)
-    sampler = SOSampler(**{"input_size": 32, **settings})
-    norms = [part for part in sampler.modules() if isinstance(part, nn.BatchNorm2d)]
-    with torch.no_grad():
-        for norm in norms:
-            norm.momentum = 1.0
-            norm.bias.normal_(0, 0.2)
-        sampler.train()(noise(4, 8, 3, sampler.input_size, sampler.input_size))
-        for norm in norms:
-            norm.momentum = 0.1
-    return sampler.eval()
 
 
 def shortened(**settings: Any) -> SOSampler:
