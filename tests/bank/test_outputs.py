@@ -27,7 +27,7 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
 from sosampler.bank.prepare import add_features
-from sosampler.cli.prepare import bank_app
+from sosampler.cli.prepare import app
 from sosampler.errors import ClassifierError, InvalidArgument, SosamplerError
 from sosampler.samplers.sosampler import SOSampler
 from tests.factories import CLASSES, contents, entries, frames, made, make_videos, pooled, small_net, teacher_by_hand
@@ -313,10 +313,10 @@ def test_info_tells_about_features(bank: Bank) -> None:
         "bytes": told["bytes"],
     }
     (bank.path / "features" / "heavy" / "00001.arrow").unlink()
-    result = CliRunner().invoke(bank_app, ["info", str(bank.path)])
+    result = CliRunner().invoke(app, ["info", str(bank.path)])
     assert f"  features heavy: 32 in float16 of the classifier {classifier().name}, " in result.stdout
     assert "NOT FINISHED" in result.stdout
-    assert CliRunner().invoke(bank_app, ["verify", str(bank.path)]).exit_code == 1
+    assert CliRunner().invoke(app, ["verify", str(bank.path)]).exit_code == 1
 
 
 # ---- damage
