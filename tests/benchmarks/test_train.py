@@ -63,6 +63,7 @@ def test_seconds_are_those_of_all_epochs(tmp_path: Path) -> None:
     assert samplers.epoch_seconds(tmp_path) == 3.5
 
 
+@pytest.mark.slow
 def test_a_failing_training_is_told_in_its_words(tmp_path: Path) -> None:
     given = argparse.Namespace(
         work=tmp_path, seeds=[0], variants=False, epochs=1, sampler_weights=tmp_path / "none", parallel=3

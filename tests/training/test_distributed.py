@@ -127,6 +127,7 @@ def test_two_processes_train_what_one_does_and_go_on_after_a_stop(bank: so.Bank,
     assert logs[1][::2] == pytest.approx(logs[0][::2], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_one_process_finds_ends_all(bank: so.Bank, tmp_path: Path) -> None:
     quick = OPTIONS | {"epochs": 1, "num_candidates": 4}
     train(bank, out=tmp_path / "one", **quick)
@@ -147,6 +148,7 @@ def test_what_one_process_finds_ends_all(bank: so.Bank, tmp_path: Path) -> None:
     assert (first["dev sets"], second["dev sets"]) == (1, 0)  # who does not evaluate decodes nothing for it
 
 
+@pytest.mark.slow
 def test_the_command_speaks_with_one_voice(bank: so.Bank, tmp_path: Path) -> None:
     options = ["--batch-size", "1", "--device", "cpu", "--set", f"backbone={OPTIONS['backbone']}"]
     done = two_processes(["-m", "sosampler", "train", str(bank.path), "--out", str(tmp_path / "run"), *options])
