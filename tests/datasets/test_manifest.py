@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -309,6 +311,20 @@ class TestFolders:
     def test_bad_folders(self, tmp_path: Path, files: list[str], says: str) -> None:
         touch(*(tmp_path / name for name in files))
         with pytest.raises(InvalidArgument, match=says):
+            read_manifest(tmp_path)
+
+    def test_a_folder_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its videos would be missing without a word."""
+        touch(tmp_path / "cat/a.mp4", tmp_path / "dog/deep/b.mp4")
+        scan = os.scandir
+
+        def refuse(path: Any) -> Any:
+            if Path(path).name == "deep":
+                raise PermissionError(13, "Permission denied", str(path))
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+        with pytest.raises(InvalidArgument, match=r"deep: cannot be read \(Permission denied\); make it readable"):
             read_manifest(tmp_path)
 
     def test_a_class_outside_of_the_list(self, tmp_path: Path) -> None:

@@ -241,7 +241,11 @@ def _split_layers(root: Path, wanted: Collection[str]) -> list[tuple[Path, str]]
 def walk_once(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk in order, through links as well, into each folder once: links may form cycles."""
     seen: set[tuple[int, int]] = set()
-    for here, folders, files in os.walk(folder, followlinks=True):
+
+    def refuse(error: OSError) -> None:  # os.walk would leave the folder out without a word
+        raise InvalidArgument(f"{error.filename}: cannot be read ({error.strerror}); make it readable, or move it away")
+
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
