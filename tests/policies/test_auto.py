@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sosampler.errors import InvalidArgument
-from sosampler.inference.options import SelectOptions
-from sosampler.policies.auto import Auto, auto_of
+from sosampler.inference.options import SelectOptions, auto_of
+from sosampler.policies.auto import Auto
 from sosampler.policies.base import SHARE, SPREAD, count_frames, expected_by_belief, expected_by_confidence
 from sosampler.policies.learned import SamplerOutputs, expected_of
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler.errors import InvalidArgument, first_line
+from sosampler.errors import InvalidArgument, MissingDependency, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -224,3 +224,12 @@ def keep_memory() -> bool:
         return False
     libc = ctypes.CDLL(None)
     return all(libc.mallopt(name, value) == 1 for name, value in _SETTINGS.items())
+
+
+def import_torch() -> Any:
+    """Return torch, or raise with how to install it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency("torch is not installed; install it with: pip install 'sosampler[train]'") from error
+    return torch

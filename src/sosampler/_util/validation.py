@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections.abc import Iterable
@@ -49,3 +50,23 @@ def check_range(name: str, value: Any) -> tuple[float, float]:
     if low > high:
         raise InvalidArgument(f"{name}={value!r} must have the smaller number first")
     return low, high
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Return a number from 0 to below 1."""
+    if check_float(name, value, at_least=0.0) >= 1:
+        raise InvalidArgument(f"{name}={value!r} must be at least 0 and below 1")
+    return float(value)
+
+
+def copy_json(name: str, value: Any) -> dict[str, Any]:
+    """Return a copy of a dict of JSON values."""
+    try:
+        copy = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name}={value!r} must be a dict of JSON values ({error}); give strings, finite numbers, lists and dicts"
+        ) from error
+    if not isinstance(copy, dict) or list(copy) != list(value):
+        raise InvalidArgument(f"{name}={value!r} must be a dict of JSON values, or {{}}")
+    return copy

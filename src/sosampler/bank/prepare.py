@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.hardware import import_torch
 from sosampler._util.progress import OnProgress
 from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import num_cores
@@ -30,7 +31,6 @@ from sosampler.bank.writer import Results, begin, check_root, make_shards, retry
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.video.limits import Limits, Size
-from sosampler.video.source import import_torch
 
 if TYPE_CHECKING:
     from sosampler.bank.annotate import Annotator

@@ -20,12 +20,12 @@ from sosampler._util.files import check_place, saved_kind, write_text
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
+from sosampler.classifiers.base import label_shares
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
 from sosampler.classifiers.weights import load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
 from sosampler.samplers.folder import not_finite
-from sosampler.samplers.losses import label_shares
 from sosampler.samplers.sosampler import SOSampler
 
 Rng: TypeAlias = torch.Generator | None  # source of all random draws (`draw_uniform`, `draw_gumbel`)

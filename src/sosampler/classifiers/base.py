@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from sosampler._util.hardware import autocast
 from sosampler._util.validation import check_int
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.classifiers.weights import digest_of
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.video.candidates import segment_centres
 
@@ -454,3 +455,18 @@ def check_finite(scores: Tensor, name: str) -> Tensor:
             "or run it with precision='float32'"
         )
     return scores
+
+
+def digest_of(settings: dict[str, Any], state: dict[str, Tensor]) -> str:
+    """Return 16 hexadecimal digits that change with JSON settings and with tensors."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for key, tensor in sorted(state.items()):
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def label_shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return labels as a distribution over classes, [B, C], equal for all true labels of a video."""
+    true = labels.to(dtype)
+    return true / true.sum(dim=-1, keepdim=True)

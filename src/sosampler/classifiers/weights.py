@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import pickle
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,15 +91,6 @@ def load_weights(net: nn.Module, state: State, *, where: str, head: Sequence[str
             advice = "give the num_classes of the file, or new_head=True for a new last layer"
         raise WeightsError(f"{where}: does not fit the network; {problems}; {advice}")
     net.load_state_dict({**current, **{key: tensor for key, tensor in state.items() if key in current}})
-
-
-def digest_of(settings: dict[str, Any], state: State) -> str:
-    """Return 16 hexadecimal digits that change with JSON settings and with tensors."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for key, tensor in sorted(state.items()):
-        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def write_state(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:

@@ -141,9 +141,9 @@ def classify_command(
     arguments = shared.select_arguments(given)
     chosen = shared.policy_or_sampler(policy, sampler) or _CLASSIFY_POLICY
     on_ray = shared.check_engine(engine, address)
+    from sosampler._util.hardware import import_torch
     from sosampler.inference.rows import check_out
     from sosampler.video.discover import listed_videos
-    from sosampler.video.source import import_torch
 
     target: Any = shared.check_ray_out(out) if on_ray else out and check_out(out)
     paths = listed_videos(videos)

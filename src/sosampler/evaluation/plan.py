@@ -30,7 +30,8 @@ from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.clip_scores import Clips, Videos
 from sosampler.evaluation.result import Cell, Spent, Tally
-from sosampler.policies.auto import AUTO, Auto, auto_of
+from sosampler.inference.options import auto_of
+from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Policy
 from sosampler.policies.registry import (
     AUTO_SUFFIX,

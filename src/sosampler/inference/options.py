@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.auto import AUTO, Auto, auto_of
+from sosampler.policies.auto import AUTO, Auto
 
 if TYPE_CHECKING:
     from sosampler.policies.base import Policy
@@ -171,3 +171,19 @@ class SelectOptions:
         """Return what must be equal for the rows of two runs to belong together: also the weights of a sampler."""
         values, fingerprint = {**self.to_dict(), "threads": None}, self.resolved_policy.fingerprint()
         return values if fingerprint is None else {**values, "policy_identity": fingerprint}
+
+
+def auto_of(num_frames: Any, auto_min: int | None, auto_max: int | None, auto_tolerance: float | None) -> Auto | None:
+    """Return the `Auto` that is meant by `num_frames` and the auto_* arguments; None for a number of frames.
+
+    >>> auto_of("auto", None, 8, None)
+    Auto(min=1, max=8, tolerance=0.005)
+    """
+    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance}
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(num_frames, str) and num_frames == AUTO:
+        return Auto(**given)  # type: ignore[arg-type]
+    if given:
+        named = ", ".join(f"auto_{name}={value!r}" for name, value in given.items())
+        raise InvalidArgument(f"{named} is for num_frames={AUTO!r}, not for num_frames={num_frames!r}; leave one out")
+    return num_frames if isinstance(num_frames, Auto) else None

@@ -90,7 +90,7 @@ class Selection:
 
     def to_torch(self) -> Any:
         """Return the frames as a uint8 tensor [N, 3, H, W]."""
-        from sosampler.video.source import import_torch
+        from sosampler._util.hardware import import_torch
 
         if self.frames is None:
             raise SosamplerError("this selection holds no frames; select with decode=True")

@@ -43,19 +43,3 @@ class Auto:
         if expected is not None:
             settings["expected"] = [round(float(value), 6) for value in expected[: self.max]]
         return settings
-
-
-def auto_of(num_frames: Any, auto_min: int | None, auto_max: int | None, auto_tolerance: float | None) -> Auto | None:
-    """Return the `Auto` that is meant by `num_frames` and the auto_* arguments; None for a number of frames.
-
-    >>> auto_of("auto", None, 8, None)
-    Auto(min=1, max=8, tolerance=0.005)
-    """
-    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance}
-    given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(num_frames, str) and num_frames == AUTO:
-        return Auto(**given)  # type: ignore[arg-type]
-    if given:
-        named = ", ".join(f"auto_{name}={value!r}" for name, value in given.items())
-        raise InvalidArgument(f"{named} is for num_frames={AUTO!r}, not for num_frames={num_frames!r}; leave one out")
-    return num_frames if isinstance(num_frames, Auto) else None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler._util.validation import one_of
+from sosampler.classifiers.base import label_shares
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.onnx_sampler import SamplerOutput
 from sosampler.samplers.recipe import GUIDANCE, TARGET_SPACES, TARGETS, OCSamplerSettings, SamplerRecipe
@@ -45,12 +46,6 @@ def frame_targets(
     # A single label's probability is used directly: log and exp could break ties between equal frames.
     single = (shares > 0).sum(dim=-1) == 1
     return torch.where(single, (probs * shares).sum(dim=-1), mean_log.exp())
-
-
-def label_shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return labels as a distribution over classes, [B, C], equal for all true labels of a video."""
-    true = labels.to(dtype)
-    return true / true.sum(dim=-1, keepdim=True)
 
 
 def _log(probs: Tensor) -> Tensor:

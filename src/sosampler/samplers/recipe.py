@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +12,15 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from sosampler._util.validation import check_bool, check_float, check_int, check_range, one_of
+from sosampler._util.validation import (
+    check_bool,
+    check_float,
+    check_fraction,
+    check_int,
+    check_range,
+    copy_json,
+    one_of,
+)
 from sosampler.errors import InvalidArgument, first_line
 
 REWARDS = ("confidence", "label")
@@ -264,13 +271,6 @@ def _check_text(name: str, value: Any) -> str:
     return value
 
 
-def check_fraction(name: str, value: Any) -> float:
-    """Return a number from 0 to below 1."""
-    if check_float(name, value, at_least=0.0) >= 1:
-        raise InvalidArgument(f"{name}={value!r} must be at least 0 and below 1")
-    return float(value)
-
-
 def _check_num_candidates(name: str, value: Any) -> int | tuple[int, int]:
     """Return T, or its range; a ranking needs two frames."""
     if not isinstance(value, (tuple, list)):
@@ -281,19 +281,6 @@ def _check_num_candidates(name: str, value: Any) -> int | tuple[int, int]:
     if low > high:
         raise InvalidArgument(f"{name}={value!r} must have the minimum first")
     return low, high
-
-
-def copy_json(name: str, value: Any) -> dict[str, Any]:
-    """Return a copy of a dict of JSON values, which is saved with the sampler."""
-    try:
-        copy = json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"{name}={value!r} must be a dict of JSON values ({error}); give strings, finite numbers, lists and dicts"
-        ) from error
-    if not isinstance(copy, dict) or list(copy) != list(value):
-        raise InvalidArgument(f"{name}={value!r} must be a dict of JSON values, or {{}}")
-    return copy
 
 
 _at_least_0, _above_0 = partial(check_float, at_least=0.0), partial(check_float, above=0.0)

@@ -12,16 +12,14 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from sosampler._util.hardware import autocast
-from sosampler._util.validation import check_bool, check_float, check_int, one_of
-from sosampler.classifiers.base import PRECISIONS, count_gmacs, read_names
+from sosampler._util.validation import check_bool, check_float, check_fraction, check_int, copy_json, one_of
+from sosampler.classifiers.base import PRECISIONS, count_gmacs, digest_of, label_shares, read_names
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
-from sosampler.classifiers.weights import digest_of
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
-from sosampler.samplers.losses import label_shares, saliency
+from sosampler.samplers.losses import saliency
 from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, SamplerOutput, has_belief
-from sosampler.samplers.recipe import check_fraction, copy_json
 
 _BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
 # Bytes of frames at their original size, in the float32 in which a GPU resizes them, that are resized at a time.

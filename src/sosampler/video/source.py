@@ -6,10 +6,10 @@ import io
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from sosampler._util.validation import check_float, check_int, one_of
-from sosampler.errors import InvalidArgument, MissingDependency, VideoError
+from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.limits import Limits
 
 if TYPE_CHECKING:
@@ -134,14 +134,6 @@ def frame_images(folder: Path) -> list[Path]:
         if digits and os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():
             numbered.append((int(digits[-1]), entry.name, Path(entry.path)))
     return [path for _, _, path in sorted(numbered)]
-
-
-def import_torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependency("torch is not installed; install it with: pip install 'sosampler[train]'") from error
-    return cast(Any, torch)
 
 
 # FFmpeg's decoders of letters and of art made of letters: .txt, .asc, .nfo, .diz, .ans, .bin, .xb, .idf.
