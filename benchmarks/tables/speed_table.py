@@ -157,9 +157,9 @@ def training(cpu: Result, gpu: Result) -> list[str]:
         rows.append(f"| {device} | {ratios} | {teacher} | {rate:,.0f} |")
     return [
         "## Training a sampler",
-        "From a bank, in bfloat16, against the classifier run in every step, as in the authors' code (float32, with "
-        "TF32 where torch allows it by default). A bank needs the classifier once for every stored frame; the second "
-        "ratio includes that time.",
+        "From a bank, in bfloat16 on the GPU, against the classifier run in every step, as in the authors' code "
+        "(float32, with TF32 where torch allows it by default). A bank needs the classifier once for every stored "
+        "frame; the second ratio includes that time.",
         "\n".join(
             [
                 "| device | times as fast, bank ready | times as fast, classifier run included | videos a second |",
