@@ -87,7 +87,8 @@ import sosampler as so
 from sosampler._util.environment import peak_memory_mb
 torch.manual_seed(0)
 classifier = so.create_classifier("timm:test_resnet", num_classes=3, input_size=64)
-pipe = so.Pipeline(so.SOSampler().freeze(), classifier, num_candidates=256, num_frames=8, candidates="keyframe", workers=2)
+sampler = so.SOSampler().freeze()
+pipe = so.Pipeline(sampler, classifier, num_candidates=256, num_frames=8, candidates="keyframe", workers=2)
 pipe(sys.argv[2])  # everything is imported and warm
 before, begin = peak_memory_mb(), time.perf_counter()
 results = [pipe(sys.argv[1])] if sys.argv[3] == "one" else list(pipe.stream([sys.argv[1]] * 14))

@@ -158,7 +158,9 @@ def test_a_deadly_video_costs_itself_alone(machine: None) -> None:
     rows = {row["video"]: row for row in stream_rows(videos, step, None, settings)}
     assert sorted(rows) == sorted(videos)
     error = rows.pop("/v/deadly.mp4")["error"]
-    assert error.startswith("/v/deadly.mp4: the process that decoded it ended with exit code 9; its output above tells why")
+    assert error.startswith(
+        "/v/deadly.mp4: the process that decoded it ended with exit code 9; its output above tells why"
+    )
     assert all(row["number"] == len(video) for video, row in rows.items())
 
 
