@@ -9,6 +9,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -45,7 +46,7 @@ class DiesAt:
 
     name: str
 
-    def __call__(self, video: str) -> dict[str, Any]:
+    def __call__(self, video: str) -> Any:
         if Path(video).stem == self.name:
             os._exit(9)
-        return {"video": video, "number": len(video)}
+        return SimpleNamespace(to_dict=lambda: {"video": video, "number": len(video)})  # as a selection has it
