@@ -19,7 +19,8 @@ from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies.auto import AUTO
 from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
 from sosampler.policies.visual import typical_order
-from sosampler.samplers.onnx_sampler import CONFIG, MODEL, WEIGHTS, OnnxSampler, has_belief, log_belief, sigmoid
+from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
+from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, load_sampler
 
 # One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
@@ -240,8 +241,6 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=_MAX_LOADED)
 def _load_torch(path: Path, stamp: tuple[tuple[int, int], ...], device: Any, precision: str | None) -> Any:
-    from sosampler.samplers.registry import load_sampler
-
     sampler = load_sampler(path).to(device)
     if precision is not None:
         sampler.precision = precision

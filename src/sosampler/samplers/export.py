@@ -18,8 +18,8 @@ from sosampler import __version__
 from sosampler._util.files import replacing
 from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
-from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, MODEL, OnnxSampler, weights_digest
-from sosampler.samplers.registry import load_sampler
+from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, OnnxSampler, weights_digest
+from sosampler.samplers.registry import MODEL, load_sampler
 from sosampler.samplers.sosampler import SOSampler
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from sosampler._util.files import check_place, saved_kind, write_text
 from sosampler.classifiers.weights import State, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
-from sosampler.samplers.onnx_sampler import CONFIG, KIND, MODEL, WEIGHTS, read_config
+from sosampler.samplers.registry import CONFIG, KIND, MODEL, WEIGHTS, read_config
 
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SOSampler

@@ -18,13 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from sosampler._util.hardware import usable_cores
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
+from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, read_config
 
 Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
 Scores = NDArray[np.float32]
-
-MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
-KIND = "sosampler sampler"
 
 # The network takes frames uint8 [B, T, 3, h, w] and returns `SamplerOutput`; class logits with a class head only.
 INPUT = "frames"
@@ -183,11 +181,6 @@ def sigmoid(numbers: Numbers) -> Numbers:
     [0.0, 0.5, 1.0]
     """
     return np.asarray(0.5 * (1 + np.tanh(numbers / 2)))
-
-
-def has_belief(settings: dict[str, Any]) -> bool:
-    """Return whether scores with these settings use a belief about the video's class."""
-    return set(settings) == {"belief", "relevance", "importance"}
 
 
 def log_belief(settings: dict[str, Any], importance: Numbers, logits: Numbers, *, multi_label: bool) -> Numbers:
@@ -360,24 +353,6 @@ def _read_metadata(session: Any, name: str) -> dict[str, Any]:
             "export the sampler again with this version of sosampler, or install the one that exported it"
         )
     return dict(metadata)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the settings of a sampler's config.json, or raise an error if it is not a sampler's."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise WeightsError(
-            f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise WeightsError(f"{path}: is not JSON ({first_line(error)}); save the sampler again") from error
-    kind = config.pop("kind", None) if isinstance(config, dict) else None
-    if kind != KIND:
-        what = f"a {kind}" if isinstance(kind, str) else "something else"
-        raise WeightsError(f"{folder}: holds {what} instead of a sampler; give the folder of a trained sampler")
-    return dict(config)
 
 
 def _check_belongs(metadata: dict[str, Any], config: dict[str, Any], folder: Path) -> None:

@@ -1,19 +1,22 @@
-"""Trained samplers by folder or hub id."""
+"""Trained samplers by folder or hub id, and the settings in their config.json."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sosampler._util.files import saved_kind
-from sosampler.errors import InvalidArgument
+from sosampler.errors import InvalidArgument, WeightsError, first_line
 
 if TYPE_CHECKING:
     from sosampler.samplers.sosampler import SOSampler
 
+MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
+KIND = "sosampler sampler"
 # Sampler -> the recipe that trains it by default.
 RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsampler-rank"}
-_BASELINE_KIND = "sosampler system"  # of the config.json that `baselines.folder` writes
+_BASELINE_KIND = "sosampler system"  # of the config.json that `baselines.base` writes
 
 
 def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
@@ -39,3 +42,26 @@ def load_sampler(path: str | Path, *, device: str | None = None) -> SOSampler:
     target = None if device is None else check_device(device)
     sampler = SOSampler.from_pretrained(path).freeze()
     return sampler if target is None else sampler.to(target)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the settings of a sampler's config.json, or raise an error if it is not a sampler's."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise WeightsError(
+            f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise WeightsError(f"{path}: is not JSON ({first_line(error)}); save the sampler again") from error
+    kind = config.pop("kind", None) if isinstance(config, dict) else None
+    if kind != KIND:
+        what = f"a {kind}" if isinstance(kind, str) else "something else"
+        raise WeightsError(f"{folder}: holds {what} instead of a sampler; give the folder of a trained sampler")
+    return dict(config)
+
+
+def has_belief(settings: dict[str, Any]) -> bool:
+    """Return whether scores with these settings use a belief about the video's class."""
+    return set(settings) == {"belief", "relevance", "importance"}

@@ -19,7 +19,8 @@ from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
 from sosampler.samplers.losses import saliency
-from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, SamplerOutput, has_belief
+from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, SALIENCY, SamplerOutput
+from sosampler.samplers.registry import has_belief
 
 _BATCH_FRAMES = 256  # per forward pass, so that memory stays bounded
 # Bytes of frames at their original size, in the float32 in which a GPU resizes them, that are resized at a time.
