@@ -1,4 +1,4 @@
-"""Which frames are offered as candidates: pure arithmetic on frame numbers, no video needed.
+"""Which frames are candidates: pure arithmetic on frame numbers, no video needed.
 
 A grid places T positions on F frames; keyframe and snapped candidates move them to frames that are cheap to decode.
 """
@@ -34,7 +34,7 @@ def segment_centres(total: int, count: int) -> Indices:
     >>> segment_centres(2, 4).tolist()
     [0, 0, 1, 1]
     """
-    # Whole numbers throughout: floor((i + 1/2) * total / count) without rounding error.
+    # Ints throughout: floor((i + 1/2) * total / count) without rounding error.
     return (2 * np.arange(count, dtype=np.int64) + 1) * total // (2 * count)
 
 
@@ -48,9 +48,8 @@ def linspace_ends(total: int, count: int) -> Indices:
 
 
 def stratified_random(total: int, count: int, seed: int | None = None) -> Indices:
-    """One uniformly random frame of each segment, the grid for training. Needs total >= count."""
-    edges = np.arange(count + 1, dtype=np.int64) * total // count
-    return np.random.default_rng(seed).integers(edges[:-1], edges[1:], dtype=np.int64)
+    """One uniformly random frame of each segment, the grid for training."""
+    return stratified_positions(total, count, np.random.default_rng(seed))
 
 
 def authors_jitter(total: int, count: int, seed: int | None = None) -> Indices:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sosampler._util.files import at, csv_lines, import_parquet, parse_json, read_text
+from sosampler._util.files import at, csv_lines, filled_lines, import_parquet, parse_json
 from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.source import VIDEO_SUFFIXES, frame_images
 
@@ -19,47 +19,47 @@ def expand(paths: Sequence[str], *, leave_out: Path | None = None) -> list[Path]
     a plain name is taken as it is, so that a misspelt one is reported. `leave_out` is a folder below which nothing is
     looked for: the one that saved frames go to.
     """
-    videos: dict[Path, None] = {}
-    for text in paths:
-        path = Path(text)
-        if not path.exists() and glob.has_magic(text):
-            matches = sorted(glob.glob(text, recursive=True))
-            if not matches:
-                raise InvalidArgument(f"{text}: the pattern matches nothing; check it, and quote it against the shell")
-            named = [
-                video
-                for match in map(Path, matches)
-                for video in (_below(match, leave_out) if match.is_dir() else [match])
-            ]
-            if not named:
-                raise VideoError(f"{text}: the pattern matches only folders without videos or numbered frame images")
-            videos.update(dict.fromkeys(named))
-        elif path.is_dir():
-            below = _below(path, leave_out)
-            if not below:
-                raise VideoError(
-                    f"{path}: a folder without videos or numbered frame images; "
-                    f"known video endings are {' '.join(sorted(VIDEO_SUFFIXES))}"
-                )
-            videos.update(dict.fromkeys(below))
-        else:
-            videos[path] = None
-    return list({os.path.abspath(path): path for path in reversed(videos)}.values())[::-1]
+    return _distinct(video for text in paths for video in _expanded(text, leave_out))
+
+
+def _distinct(videos: Iterable[Path]) -> list[Path]:
+    by_path: dict[str, Path] = {}
+    for video in videos:
+        by_path.setdefault(os.path.abspath(video), video)
+    return list(by_path.values())
+
+
+def _expanded(text: str, leave_out: Path | None) -> list[Path]:
+    path = Path(text)
+    if not path.exists() and glob.has_magic(text):
+        matches = [Path(match) for match in sorted(glob.glob(text, recursive=True))]
+        if not matches:
+            raise InvalidArgument(f"{text}: the pattern matches nothing; check it, and quote it against the shell")
+        named = [video for match in matches for video in (_below(match, leave_out) if match.is_dir() else [match])]
+        if not named:
+            raise VideoError(f"{text}: the pattern matches only folders without videos or numbered frame images")
+        return named
+    if not path.is_dir():
+        return [path]
+    below = _below(path, leave_out)
+    if not below:
+        raise VideoError(
+            f"{path}: a folder without videos or numbered frame images; "
+            f"known video endings are {' '.join(sorted(VIDEO_SUFFIXES))}"
+        )
+    return below
 
 
 def _below(folder: Path, leave_out: Path | None) -> list[Path]:
     videos: list[Path] = []
+    excluded = None if leave_out is None else os.path.abspath(leave_out)
     for root, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not leave_out or not _same(Path(root, name), leave_out))
+        folders[:] = sorted(name for name in folders if os.path.abspath(os.path.join(root, name)) != excluded)
         here = [Path(root, name) for name in sorted(files) if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
         videos += here
         if not here and files and frame_images(Path(root)):
             videos.append(Path(root))
     return videos
-
-
-def _same(one: Path, other: Path) -> bool:
-    return os.path.abspath(one) == os.path.abspath(other)
 
 
 def labels(videos: Sequence[Path]) -> list[str]:
@@ -83,25 +83,21 @@ def listed_videos(paths: Sequence[str], *, leave_out: Path | None = None) -> lis
 
     Relative paths of a list start at its folder.
     """
-    if not any(is_list(Path(text)) for text in paths):
-        return expand(paths, leave_out=leave_out)
-    videos: dict[str, Path] = {}
-    for text in paths:
-        path = Path(text)
-        named = read_list(path) if is_list(path) else expand([text], leave_out=leave_out)
-        for video in named:
-            videos.setdefault(os.path.abspath(video), Path(video))
-    return list(videos.values())
+    return _distinct(
+        video
+        for text in paths
+        for video in (read_list(Path(text)) if is_list(Path(text)) else _expanded(text, leave_out))
+    )
 
 
 def is_list(path: Path) -> bool:
     return path.suffix.lower() in LIST_SUFFIXES and not path.is_dir()
 
 
-def read_list(path: Path) -> list[str]:
+def read_list(path: Path) -> list[Path]:
     """Return the paths in a list file."""
     read = {".csv": _csv_paths, ".jsonl": _jsonl_paths, ".parquet": _parquet_paths}[path.suffix.lower()]
-    videos = [os.path.join(path.parent, name) for name in read(path)]
+    videos = [path.parent / name for name in read(path)]
     if not videos:
         raise InvalidArgument(f"{path}: names no video; write one line per video")
     return videos
@@ -134,9 +130,7 @@ def _csv_paths(path: Path) -> Iterator[str]:
 
 
 def _jsonl_paths(path: Path) -> Iterator[str]:
-    for line, content in enumerate(read_text(path).split("\n"), start=1):
-        if not content.strip():
-            continue
+    for line, content in filled_lines(path):
         entry = parse_json(content, at(path, line))
         if not isinstance(entry, dict):
             raise InvalidArgument(f"{at(path, line)}: is not a JSON object; write one {{...}} with path a line")

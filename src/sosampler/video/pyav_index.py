@@ -92,7 +92,7 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not streams:
         kinds = sorted({s.type for s in container.streams}) or ["nothing"]
-        raise VideoError(f"{name}: no video stream (it holds: {', '.join(kinds)}); give a file with a image track")
+        raise VideoError(f"{name}: no video stream (it holds: {', '.join(kinds)}); give a file with a video track")
     stream = streams[0]
     context = stream.codec_context
     if context is None or not context.is_decoder:

@@ -296,7 +296,7 @@ class PyavReader:
 
         start = table.start_of(int(table.packet_of_frame[frame]))
         if damaged is None:
-            # Some streams need more than one keyframe's run-up before a image comes out: begin one group earlier.
+            # Some streams need more than one keyframe's run-up before an image comes out: begin one group earlier.
             before = table.key_packets[table.key_packets < start]
             image = attempt(int(before[-1]) if len(before) else 0, frame)
             if image is not None:

@@ -93,7 +93,7 @@ def open_video(
 def source_name(source: Any) -> str:
     """How a source is called in messages and results."""
     if isinstance(source, (str, os.PathLike)):
-        return os.fspath(source) if isinstance(source, str) else str(source)
+        return str(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return "<bytes>"
     if is_torchcodec_decoder(source):
@@ -141,6 +141,6 @@ _LETTERS = frozenset({"ansi", "bintext", "idf", "xbin"})
 
 
 def refuse_text(name: str, codec: str) -> None:
-    """Go by what FFmpeg found inside: a video whose name ends with .txt is a video."""
+    """Refuse text by its codec, not by its name: a video whose name ends with .txt is a video."""
     if codec in _LETTERS:
         raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")

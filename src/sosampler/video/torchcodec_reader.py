@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices, Seconds
-from sosampler.errors import MissingDependency, VideoError
+from sosampler.errors import MissingDependency, VideoError, first_line
 from sosampler.video.limits import Limits, Size, check_size, target_size
 from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 from sosampler.video.source import refuse_text
@@ -22,7 +23,7 @@ def import_decoders() -> Any:
         import torchcodec
         from torchcodec import decoders
     except (ImportError, RuntimeError, OSError) as error:
-        raise MissingDependency(_missing(str(error).splitlines()[0])) from error
+        raise MissingDependency(_missing(first_line(error))) from error
     # Without FFmpeg it imports all the same and fails at its first use.
     if getattr(torchcodec, "ffmpeg_major_version", "unknown") is None:
         raise MissingDependency(_missing("no FFmpeg libraries were found"))
@@ -47,7 +48,6 @@ class _Reading(ABC):
     decoder = "torchcodec"
     name: str
     notes: list[str]
-    _limits: Limits
 
     @abstractmethod
     def timeline(self) -> Timeline: ...
@@ -118,7 +118,7 @@ class TorchcodecReader(_Reading):
     def __init__(self, source: Path | bytes | Any, *, name: str, threads: int, limits: Limits) -> None:
         self.name = name
         self.notes = []
-        self._source, self._threads, self._limits = source, threads, limits
+        self._source, self._threads = source, threads
         self._decoders = import_decoders()
         self._by_size: dict[Size, Any] = {}
         try:
@@ -189,7 +189,7 @@ class OpenTorchcodecReader(_Reading):
     def __init__(self, decoder: Any, *, limits: Limits) -> None:
         self.name = "<VideoDecoder>"
         self.notes = []
-        self._given, self._limits = decoder, limits
+        self._given = decoder
         meta = decoder.metadata
         limits.check_pixels(self.name, meta.width or 0, meta.height or 0)
         limits.check_frames(self.name, len(decoder))
@@ -206,7 +206,7 @@ class OpenTorchcodecReader(_Reading):
                 np.linspace(meta.begin_stream_seconds, meta.end_stream_seconds, count + 1) * 1e6
             ).astype(np.int64)
             keys = np.zeros(count, dtype=np.bool_)
-            if self._knows_keyframes():
+            with suppress(VideoError):  # of approximate seeking, which knows none
                 keys[self.keyframe_indices()] = True
             self._frames = Timeline(microseconds[:-1], Fraction(1, 1_000_000), keys, int(microseconds[-1]))
         return self._frames
@@ -214,13 +214,6 @@ class OpenTorchcodecReader(_Reading):
     @property
     def total_num_frames(self) -> int:
         return len(self._given)
-
-    def _knows_keyframes(self) -> bool:
-        try:
-            self.keyframe_indices()
-        except VideoError:
-            return False
-        return True
 
     def keyframe_indices(self) -> Indices:
         try:
