@@ -20,9 +20,9 @@ class Odd(Exception):
 
 def deadly(_: None) -> Any:
     """Decodes videos, but dies over those called "wide"."""
-    from sosampler.bank.decode import attempt
+    from sosampler.bank.decode import decode_or_fail
 
-    return lambda task: os.kill(os.getpid(), signal.SIGSEGV) if "wide" in task.path else attempt(task)
+    return lambda task: os.kill(os.getpid(), signal.SIGSEGV) if "wide" in task.path else decode_or_fail(task)
 
 
 def server(told: Any) -> Any:

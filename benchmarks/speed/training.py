@@ -23,7 +23,7 @@ import torch
 
 import sosampler as so
 from sosampler._util.environment import circumstances, compare, in_turns
-from sosampler._util.workers import num_cores
+from sosampler._util.hardware import usable_cores
 from sosampler.bank import annotate as teaching
 from sosampler.reels import make as reel_processes
 
@@ -71,12 +71,12 @@ def asking(arguments: argparse.Namespace) -> dict[str, Any]:
         teaching.num_frame_decoders = lambda device, cores, frames: number  # type: ignore[assignment]
         so.add_teacher(bank, classifier)
 
-    processes = max(1, min(16, num_cores() - 1))
+    processes = max(1, min(16, usable_cores() - 1))
     seconds = in_turns({THREADS: lambda: ask(0), PROCESSES: lambda: ask(processes)}, rounds=arguments.rounds)
     teaching.num_frame_decoders = usual
     summary = _rates("frames", sum(len(item) for item in bank), seconds)
     shutil.rmtree(bank.path)
-    used_here = usual(torch.device(device).type, num_cores(), summary["frames"])
+    used_here = usual(torch.device(device).type, usable_cores(), summary["frames"])
     return {**summary, "device": device, "decoding_processes": processes, "decoding_processes_by_default": used_here}
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     result = {
         "what": "from pictures to a trained sampler",
         **circumstances(("torch", "torchvision", "timm", "numpy", "pillow", "pyarrow")),
-        "usable_cores": num_cores(),
+        "usable_cores": usable_cores(),
         "rendering": rendering(arguments),
         "asking": asking(arguments),
         "training": bench_train(

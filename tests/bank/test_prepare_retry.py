@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sosampler.bank import decode as decode_pool
-from sosampler.bank.decode import attempt
+from sosampler.bank.decode import decode_or_fail
 from sosampler.bank.inspect import verify_bank
 from sosampler.bank.prepare import add_teacher
 from sosampler.errors import SosamplerError
@@ -52,9 +52,9 @@ def test_only_the_failed_video_is_decoded(videos: Path, tmp_path: Path, monkeypa
 
     def noting(task: Any) -> Any:
         seen.append(task.video_id)
-        return attempt(task)
+        return decode_or_fail(task)
 
-    monkeypatch.setattr(decode_pool, "attempt", noting)
+    monkeypatch.setattr(decode_pool, "decode_or_fail", noting)
     bank = made(videos, tmp_path / "bank", pooled(), retry_failed=True)
     assert seen == ["broken.mp4"]
     monkeypatch.undo()

@@ -329,7 +329,7 @@ class TestArguments:
             ({"counts": {"train": 0}}, "contains no reel"),
             ({"counts": {"val": 3}}, "a split in counts='val' is unknown"),
             ({"counts": {"train": -1}}, "the count of train=-1"),
-            ({"seed": 2**30}, "below 2"),
+            ({"seed": 2**30}, "must be an int from 0 to"),
             ({"workers": 0}, "workers=0"),
             ({"num_classes": 1000}, "the number of shapes"),
             ({"preset": "sports22"}, "with 'procedural'; give the folder"),

@@ -250,7 +250,7 @@ class TestBadRecipes:
             ({"num_distractors": 0}, "give distractors"),
             ({"count": -1}, "count=-1"),
             ({"seed": -1}, "seed=-1"),
-            ({"seed": 2**32}, "below 2"),
+            ({"seed": 2**32}, "must be an int from 0 to"),
         ],
     )
     def test_plans(self, wrong: dict, message: str) -> None:

@@ -11,15 +11,17 @@ from typing import Any
 from sosampler.errors import InvalidArgument
 
 
-def check_int(name: str, value: Any, *, at_least: int = 1) -> int:
-    """Return `value` as int, or say why it is not a whole number of at least `at_least`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
-        raise InvalidArgument(f"{name}={value!r} must be an int of at least {at_least}")
+def check_int(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
+    """Return `value` as int if it is one within its bounds, which the message names."""
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_int or value < at_least or (at_most is not None and value > at_most):
+        bounds = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+        raise InvalidArgument(f"{name}={value!r} must be an int {bounds}")
     return int(value)
 
 
 def check_float(name: str, value: Any, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
-    """Return `value` as a finite float inside its bounds, or say what the bounds are."""
+    """Return `value` as a finite float if it is one within its bounds, which the message names."""
     bound = f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}" if at_least > -math.inf else ""
     good = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value <= above or value < at_least:
@@ -46,7 +48,7 @@ def check_range(name: str, value: Any) -> tuple[float, float]:
     """Return two numbers above 0 of which the first is not the larger one."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidArgument(f"{name}={value!r} must be two numbers, the smaller one first")
-    low, high = (check_float(f"{name}[{place}]", number, above=0.0) for place, number in enumerate(value))
+    low, high = (check_float(f"{name}[{index}]", number, above=0.0) for index, number in enumerate(value))
     if low > high:
         raise InvalidArgument(f"{name}={value!r} must have the smaller number first")
     return low, high

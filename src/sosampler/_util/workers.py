@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sosampler._util.hardware import usable_cores
 from sosampler.errors import SosamplerError
 
 CAN_SHARE_MEMORY = os.name == "posix"
@@ -45,9 +44,6 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Work = Callable[[Any], Any]
 """A function that a child process applies to each task."""
-
-
-num_cores = usable_cores
 
 
 def in_order(

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from sosampler._util.files import differences, plain, write_text
-from sosampler._util.hardware import check_device
+from sosampler._util.hardware import check_device, usable_cores
 from sosampler._util.validation import check_int, one_of
-from sosampler._util.workers import in_order, num_cores
+from sosampler._util.workers import in_order
 from sosampler.bank.decode import BATCHES_AHEAD, FrameDecoder, num_frame_decoders
 from sosampler.bank.format import (
     FEATURES,
@@ -373,7 +373,7 @@ class Annotation:
         self._num_threads = min(torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
         self._stack = ExitStack()
         self._stack.callback(torch.set_num_threads, torch_threads)
-        num_processes = num_frame_decoders(device, num_cores(), self._num_frames)
+        num_processes = num_frame_decoders(device, usable_cores(), self._num_frames)
         if num_processes:
             self._stack.callback(setattr, annotator, "decoder", annotator.decoder)
             annotator.decoder = self._stack.enter_context(FrameDecoder(num_processes))

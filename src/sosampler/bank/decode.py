@@ -21,11 +21,12 @@ from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, SharedPixels,
 from sosampler.bank.bank import decode_jpeg
 from sosampler.bank.format import Failure, StoredVideo
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
+from sosampler.inference.decode import attempt
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import fit_size, list_candidates
 from sosampler.video.candidates import MODES
 from sosampler.video.limits import Limits, Size, check_size
-from sosampler.video.reader import VideoMetadata, VideoReader
+from sosampler.video.reader import VideoReader
 from sosampler.video.source import open_video
 
 MAX_FRAMES_PER_VIDEO = 4096
@@ -64,8 +65,7 @@ class FrameSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", check_size(self.size))
-        if check_int("quality", self.quality) > 100:
-            raise InvalidArgument(f"quality={self.quality} must be an int from 1 to 100")
+        check_int("quality", self.quality, at_most=100)
         one_of("candidates", self.candidates, MODES)
         self.options()  # checks the others
         if (self.fps or 0) > _MAX_FPS:
@@ -103,7 +103,7 @@ def decode_video(task: DecodeTask) -> StoredVideo:
     opened = open_video(task.path, threads=1, limits=task.limits, folder_fps=settings.folder_fps)
     with closing(opened) as reader:
         notes: list[str] = []
-        num_times = (settings.fps or 0) * _part(reader.metadata, task.start, task.end)[1]
+        num_times = (settings.fps or 0) * reader.metadata.span(task.start, task.end)[1]
         if num_times > _MAX_TIMES:
             raise VideoError(
                 f"{task.path}: fps={settings.fps:g} gives {num_times:.0f} times, more than the {_MAX_TIMES} of one "
@@ -122,7 +122,7 @@ def decode_video(task: DecodeTask) -> StoredVideo:
         notes[:0] = reader.notes
         # A damaged frame is replaced by a neighbour, which may be there already.
         frame_indices, first = np.unique(frame_indices, return_index=True)
-        start_seconds, duration = _part(reader.metadata, task.start, task.end)
+        start_seconds, duration = reader.metadata.span(task.start, task.end)
         width, height = Image.open(io.BytesIO(jpegs[0])).size
         return StoredVideo(
             jpegs=[jpegs[index] for index in first],
@@ -163,13 +163,6 @@ def _encoded(
     return jpegs, np.concatenate(frame_indices), np.concatenate(pts_seconds)
 
 
-def _part(metadata: VideoMetadata, start: float | None, end: float | None) -> tuple[float, float]:
-    """Return where the part between start and end begins, and how long it is."""
-    begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
-    last = metadata.start_seconds + metadata.duration
-    return begins, (last if end is None else min(end, last)) - begins
-
-
 def encode_jpeg(frame: Frames, quality: int) -> bytes:
     """Encode uint8 [H, W, 3] as JPEG with halved colour resolution."""
     buffer = io.BytesIO()
@@ -177,19 +170,10 @@ def encode_jpeg(frame: Frames, quality: int) -> bytes:
     return buffer.getvalue()
 
 
-def attempt(task: DecodeTask) -> StoredVideo | Failure:
+def decode_or_fail(task: DecodeTask) -> StoredVideo | Failure:
     """Decode a video, or return why it cannot be decoded."""
-    try:
-        return decode_video(task)
-    except MemoryError:
-        text = "does not fit into memory; store fewer or smaller frames, or limit it with start and end"
-    except SosamplerError as error:
-        text = str(error)
-    except OSError as error:  # also what PyAV raises for damaged files
-        text = f"cannot be read ({error.strerror or error}); check the file and its permissions"
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos continue
-        text = f"cannot be decoded ({type(error).__name__}: {error}); the file may be damaged"
-    return Failure(text if task.path in text else f"{task.path}: {text}")
+    outcome = attempt(task.path, lambda: decode_video(task))
+    return Failure(str(outcome)) if isinstance(outcome, SosamplerError) else outcome
 
 
 # ---- videos, in child processes
@@ -197,7 +181,7 @@ def attempt(task: DecodeTask) -> StoredVideo | Failure:
 
 def video_decoder(_: None) -> Work:
     """Return the function that a child process applies to each task."""
-    return attempt
+    return decode_or_fail
 
 
 class VideoDecoder(ProcessPool):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import operator
 import os
 from collections import Counter
@@ -22,7 +21,7 @@ from PIL import Image
 from sosampler._util.arrays import Frames
 from sosampler._util.files import write_text
 from sosampler._util.progress import OnProgress
-from sosampler._util.validation import check_float, check_int, one_of
+from sosampler._util.validation import check_float, check_int, copy_json, one_of
 from sosampler._util.workers import in_order
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
@@ -120,14 +119,13 @@ def write_entries(
 ) -> Bank:
     """Write a bank as `write_frames` does; `storing` encodes the entries."""
     import_pyarrow()
-    if check_int("quality", quality) > 100:
-        raise InvalidArgument(f"quality={quality} must be an int from 1 to 100")
+    check_int("quality", quality, at_most=100)
     listed = list(entries)
     if not listed:
         raise InvalidArgument("no entry was given; a bank needs at least one video")
     items = tuple(Item(entry.id, entry.id, _labels_of(entry), entry.split, entry.group) for entry in listed)
     manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
-    settings = {"quality": quality, "made_by": _plain(made_by)}
+    settings = {"quality": quality, "made_by": None if made_by is None else copy_json("made_by", made_by)}
     per_shard = check_int("videos_per_shard", videos_per_shard)
     header = BankHeader("arrays", settings, manifest.classes, multi_label, len(items), per_shard)
     by_id = {entry.id: entry for entry in listed}
@@ -148,16 +146,6 @@ def _labels_of(entry: FrameEntry) -> tuple[int, ...]:
     except TypeError as error:
         raise InvalidArgument(
             f"{entry.id!r}: labels={entry.labels!r} are not indices of classes; they must be ints"
-        ) from error
-
-
-def _plain(made_by: dict[str, Any] | None) -> Any:
-    """Return it as it will be read back: lists for tuples."""
-    try:
-        return json.loads(json.dumps(made_by, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(
-            f"made_by={made_by!r} cannot be written as JSON ({error}); give plain numbers, strings, lists and dicts"
         ) from error
 
 

@@ -6,16 +6,15 @@ import importlib.util
 import inspect
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.hardware import import_torch
+from sosampler._util.hardware import import_torch, usable_cores
 from sosampler._util.progress import OnProgress
 from sosampler._util.validation import check_int, one_of
-from sosampler._util.workers import num_cores
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import DecodeTask, FrameSettings, VideoDecoder
 from sosampler.bank.format import (
@@ -120,24 +119,18 @@ def prepare(
                 f"{folder.path}: without a manifest only a classifier can be run on the bank; give one, or a manifest"
             )
         return add_teacher(opened, classifier, features=features, batch=batch, device=device, on_progress=on_progress)
-    if fps is None and num_candidates is None:
-        given["num_candidates"] = FrameSettings.num_candidates
-    settings = FrameSettings(**{field.name: given[field.name] for field in fields(FrameSettings)})
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
-    per_shard = check_int("videos_per_shard", videos_per_shard)
-    header = BankHeader(
-        "videos", settings.to_dict(), manifest.classes, manifest.multi_label, len(manifest.items), per_shard
-    )
+    header, settings = header_of(manifest, given)
     annotator = None
     if classifier is not None:
         import_torch()
         from sosampler.bank.annotate import teacher_annotator
 
         annotator = teacher_annotator(classifier, header.classes, folder, device, features=features, batch=batch)
-    num_workers = default_workers(num_cores(), settings.size) if workers is None else workers
+    num_workers = default_workers(usable_cores(), settings.size) if workers is None else workers
     source = manifest
     with writing_bank(folder), ExitStack() as stack:
         header = begin(folder, header, manifest.items)
@@ -146,18 +139,35 @@ def prepare(
         def decoded(items: list[Item]) -> Results:
             if importlib.util.find_spec("av") is None:
                 raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
-            # Absolute, so that messages of failures do not depend on the folder from which this was called.
-            paths = (os.path.abspath(source.path_of(item)) for item in items)
-            tasks = (
-                DecodeTask(path, item.id, item.start, item.end, settings, limits or Limits())
-                for path, item in zip(paths, items, strict=True)
-            )
+            tasks = decode_tasks(source, items, settings, limits or Limits())
             return stack.enter_context(VideoDecoder(num_workers)).results(tasks)
 
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
         make_shards(folder, header, manifest.items, decoded, annotator, on_progress)
     return Bank(folder.path)
+
+
+def header_of(manifest: Manifest, arguments: Mapping[str, Any]) -> tuple[BankHeader, FrameSettings]:
+    """Return the header of a new bank, and which frames it stores, by some of the arguments of `prepare`."""
+    values = {field.name: arguments[field.name] for field in fields(FrameSettings) if field.name in arguments}
+    if values.get("num_candidates") is None:
+        values["num_candidates"] = FrameSettings.num_candidates if values.get("fps") is None else None
+    settings = FrameSettings(**values)
+    per_shard = check_int("videos_per_shard", arguments.get("videos_per_shard", VIDEOS_PER_SHARD))
+    num_items = len(manifest.items)
+    header = BankHeader("videos", settings.to_dict(), manifest.classes, manifest.multi_label, num_items, per_shard)
+    return header, settings
+
+
+def decode_tasks(
+    manifest: Manifest, items: Iterable[Item], settings: FrameSettings, limits: Limits
+) -> Iterator[DecodeTask]:
+    """Yield what a decoder needs for each of some videos of a manifest."""
+    for item in items:
+        # Absolute, so that messages of failures do not depend on the folder from which this was called.
+        path = os.path.abspath(manifest.path_of(item))
+        yield DecodeTask(path, item.id, item.start, item.end, settings, limits)
 
 
 def _refuse_without_manifest(given: dict[str, Any]) -> None:

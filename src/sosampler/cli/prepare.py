@@ -79,17 +79,17 @@ def prepare_command(
 
         teacher = None if classifier is None else Teacher(classifier, settings, **annotation)
         cluster = RaySettings(address, decoders=workers)
-        with shared.show_progress("preparing") as tell:
+        with shared.show_progress("preparing") as on_progress:
             bank = prepare_on_ray(
-                manifest, teacher, out, settings=cluster, device=device, on_progress=tell, **arguments
+                manifest, teacher, out, settings=cluster, device=device, on_progress=on_progress, **arguments
             )
     else:
         from sosampler import create_classifier
         from sosampler.bank.prepare import prepare
 
         loaded = None if classifier is None else create_classifier(classifier, device=device, **settings)
-        with shared.show_progress("preparing") as tell:
-            bank = prepare(manifest, loaded, out, workers=workers, on_progress=tell, **annotation, **arguments)
+        with shared.show_progress("preparing") as on_progress:
+            bank = prepare(manifest, loaded, out, workers=workers, on_progress=on_progress, **annotation, **arguments)
     failures = bank.failures
     if json_output:
         typer.echo(json.dumps({**bank_info(out), "failures": failures}))

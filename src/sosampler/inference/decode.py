@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sosampler._util.arrays import Frames
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, WorkerDied, in_order, num_cores, unnamed_memory
+from sosampler._util.hardware import usable_cores
+from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, WorkerDied, in_order, unnamed_memory
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError, first_line
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import open_candidates, select_with
@@ -29,7 +30,7 @@ from sosampler.video.source import source_name
 PROCESSES_FROM = 12
 # Bytes of frames that are decoded and not yet taken, or being decoded. Above it no worker gets a second video.
 MAX_WAITING_BYTES = 256 << 20
-_MAX_WORKERS = 32
+MAX_WORKERS = 32
 _MAX_BATCH = 256  # videos: each keeps a file open until the batch is full
 _MAX_AHEAD = 64  # videos
 _SERVER = f"{__name__}:serve"
@@ -261,7 +262,7 @@ def decoded_batches(
     """
     coming = iter(tasks)
     first = list(islice(coming, PROCESSES_FROM)) if workers != 0 else []
-    count = min(num_cores(), _MAX_WORKERS) if workers is None else max(workers, 1)
+    count = min(usable_cores(), MAX_WORKERS) if workers is None else max(workers, 1)
     held = min(batch_size, _MAX_BATCH)
     ahead = 1 if workers == 0 else min(held + 2 * count, max(_MAX_AHEAD, 2 * count))
     with (

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from sosampler._util.files import replacing
+from sosampler._util.hardware import usable_cores
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
-from sosampler._util.workers import num_cores
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.decode import FramePool, FrameTask, Outcome, attempt
+from sosampler.inference.decode import MAX_WORKERS, FramePool, FrameTask, Outcome, attempt
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
@@ -25,8 +25,6 @@ from sosampler.video.discover import labels
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline
-
-_MAX_WORKERS = 32
 
 Work = Callable[[list[str]], Generator[Row, None, None]]
 """Videos -> a row for each, in any order; rows of videos that failed have "video" and "error"."""
@@ -176,7 +174,7 @@ class SelectJob:
         def step(video: str) -> Outcome:
             return attempt(video, lambda: work(video))
 
-        workers = self.workers or min(num_cores(), _MAX_WORKERS) if many else 1
+        workers = self.workers or min(usable_cores(), MAX_WORKERS) if many else 1
         with FramePool(workers, processes=False, ahead=2 * workers, held=1) as pool:
             for video, decoded in zip(videos, pool.decoded(FrameTask(one, step) for one in videos), strict=True):
                 yield row_of(video, decoded.outcome)

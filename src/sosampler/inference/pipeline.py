@@ -217,10 +217,7 @@ class BatchClassifier:
 
     def _positions(self, video: Selection | CandidateFrames) -> np.ndarray:
         """Return for each frame the fraction, 0..1, of the video or of start..end that has passed."""
-        metadata, start, end = video.metadata, self.options.start, self.options.end
-        begins = metadata.start_seconds if start is None else max(start, metadata.start_seconds)
-        ends = metadata.start_seconds + metadata.duration
-        return positions_of(video.pts_seconds, begins, (ends if end is None else min(end, ends)) - begins)
+        return positions_of(video.pts_seconds, *video.metadata.span(self.options.start, self.options.end))
 
     def _predictions(self, selections: Sequence[Selection], outputs: torch.Tensor, begin: float) -> list[Prediction]:
         """Return the predictions by probabilities [B, C], which a call that began then gave for these videos."""

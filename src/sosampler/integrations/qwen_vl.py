@@ -75,8 +75,7 @@ def openai_messages(
     carry `extra_body={"media_io_kwargs": media_io_kwargs(selection)}`.
     """
     one_of("show", show, SHOWN)
-    if check_int("quality", quality) > 100:
-        raise InvalidArgument(f"quality={quality} must be a JPEG quality from 1 to 100")
+    check_int("quality", quality, at_most=100)
 
     def jpeg(image: Image.Image) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_jpeg(image, quality)}"}}

@@ -16,9 +16,10 @@ import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
 from sosampler._util.files import begin, differences, plain, read_settings
+from sosampler._util.hardware import usable_cores
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
-from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work, num_cores
+from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, StoredVideo, read_header
 from sosampler.bank.from_arrays import FrameEntry, stored_by_threads, stored_entry, write_entries
@@ -108,7 +109,7 @@ def make_reels(
     one_of("to", to, ("bank", "mp4"))
     chosen = reel_recipe(preset, recipe)
     render.check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
-    num_workers = num_cores() if workers is None else check_int("workers", workers)
+    num_workers = usable_cores() if workers is None else check_int("workers", workers)
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
         return write_reel_bank(out, splits, quality=quality, workers=num_workers, on_progress=on_progress)
@@ -140,8 +141,7 @@ def plan_splits(
     """Open the pictures and plan the reels of every split that gets some: train, dev, test."""
     is_sports22 = preset == "sports22"
     wanted = _checked_counts(default_counts(preset) if counts is None else counts)
-    if check_int("seed", seed, at_least=0) >= 2**30:
-        raise InvalidArgument(f"seed={seed} must be an int below 2**30")
+    check_int("seed", seed, at_least=0, at_most=2**30 - 1)
     if num_classes is not None and pictures != PROCEDURAL:
         raise InvalidArgument(
             f"num_classes={num_classes} must not be given with these pictures, which have their own classes; "

@@ -277,8 +277,7 @@ def plan_reels(
             f"num_distractors=0 cannot be used with share={recipe.share}; give distractors, or share=(1, 1)"
         )
     check_int("count", count, at_least=0)
-    if check_int("seed", seed, at_least=0) >= 2**32:
-        raise InvalidArgument(f"seed={seed} must be an int below 2**32")
+    check_int("seed", seed, at_least=0, at_most=2**32 - 1)
     sequence = _TorchSequence(seed) if recipe.draws == "torch" else None
     reels = []
     for number in range(count):

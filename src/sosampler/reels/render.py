@@ -54,8 +54,7 @@ def check_file_options(size: int, crf: int) -> None:
     """Refuse what x264 cannot encode."""
     if size % 2:
         raise InvalidArgument(f"size={size} cannot be written as mp4; it must be an even number of pixels")
-    if check_int("crf", crf, at_least=0) > 51:
-        raise InvalidArgument(f"crf={crf} must be an int from 0 to 51")
+    check_int("crf", crf, at_least=0, at_most=51)
 
 
 def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> None:

@@ -88,6 +88,12 @@ class VideoMetadata:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def span(self, start: float | None, end: float | None) -> tuple[float, float]:
+        """Where the part between start and end begins, and how long it is, in seconds."""
+        first, last = self.start_seconds, self.start_seconds + self.duration
+        begins = first if start is None else max(start, first)
+        return begins, (last if end is None else min(end, last)) - begins
+
 
 @dataclass(frozen=True, eq=False)
 class FrameBatch:

@@ -17,11 +17,10 @@ from typing import Any
 
 from sosampler._util.files import import_parquet
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
-from sosampler.bank.decode import DecodeTask, FrameSettings, VideoDecoder
-from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, read_failures, read_header, read_shard
-from sosampler.bank.prepare import prepare
+from sosampler.bank.decode import FrameSettings, VideoDecoder
+from sosampler.bank.format import BankFolder, BankHeader, read_failures, read_header, read_shard
+from sosampler.bank.prepare import decode_tasks, header_of, prepare
 from sosampler.bank.writer import begin, check_root, fill_shard, writing_bank
 from sosampler.datasets.manifest import Manifest, read_manifest
 from sosampler.errors import SosamplerError
@@ -32,8 +31,6 @@ from sosampler.video.limits import Limits
 _SHARDS_A_WAVE = 2000
 # Frames through a network at once, on a GPU.
 _GPU_BATCH = 128
-# Arguments of `prepare` that say which frames are kept.
-_OF_FRAMES = ("num_candidates", "fps", "size", "quality", "candidates", "grid", "snap_tolerance", "seed", "folder_fps")
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def prepare_on_ray(
     on_progress: OnProgress | None = None,
     **arguments: Any,
 ) -> Bank:
-    """A bank, made by a cluster; called again with the same arguments it goes on. `prepare` documents the arguments.
+    """Make a bank on a cluster; called again with the same arguments it resumes. `prepare` documents the arguments.
 
     Videos that failed before are tried again (`retry_failed`) on this machine, as is what the cluster left undone.
     """
@@ -78,33 +75,16 @@ def prepare_on_ray(
         given: dict[str, Any] = {name: arguments.get(name) for name in ("classes", "root", "multi_label")}
         manifest = read_manifest(manifest, **given)
     work = None
-    if manifest is not None and manifest.items:  # without any, `prepare` says what is wrong
-        work = _Work(folder, manifest, _header(manifest, arguments), arguments.get("limits") or Limits())
+    if manifest is not None and manifest.items:  # without any, `prepare` raises
+        work = _Work(folder, manifest, *header_of(manifest, arguments), arguments.get("limits") or Limits())
     elif manifest is None and teacher is not None:
         Bank(folder.path)  # raises where it cannot be read
-        work = _Work(folder, None, read_header(folder), Limits())
+        work = _Work(folder, None, read_header(folder))
     if work is not None:
         _make(work, teacher, annotator, settings or RaySettings(), device, on_progress)
     if teacher is not None:
         arguments |= {"features": teacher.features, "batch": teacher.batch}
     return prepare(manifest, annotator and annotator.classifier, folder.path, **arguments)
-
-
-def _header(manifest: Manifest, arguments: dict[str, Any]) -> BankHeader:
-    """Return the header that `prepare` compares with the bank's."""
-    frames = {name: arguments[name] for name in _OF_FRAMES if name in arguments}
-    if frames.get("fps") is not None:
-        frames.setdefault("num_candidates", None)
-    elif frames.get("num_candidates") is None:
-        frames.pop("num_candidates", None)
-    return BankHeader(
-        source="videos",
-        settings=FrameSettings(**frames).to_dict(),
-        classes=manifest.classes,
-        multi_label=manifest.multi_label,
-        num_items=len(manifest.items),
-        videos_per_shard=check_int("videos_per_shard", arguments.get("videos_per_shard", VIDEOS_PER_SHARD)),
-    )
 
 
 @dataclass(frozen=True)
@@ -114,20 +94,17 @@ class _Work:
     folder: BankFolder
     manifest: Manifest | None
     header: BankHeader
-    limits: Limits
+    frames: FrameSettings | None = None
+    limits: Limits | None = None
 
     def row(self, shard: int) -> dict[str, Any]:
         """Return what a worker needs for a shard."""
         if self.manifest is None or self.folder.frames(shard).exists():
             return {"shard": shard, "work": b""}
-        size = self.header.settings["size"]
-        frames = FrameSettings(**{**self.header.settings, "size": tuple(size) if isinstance(size, list) else size})
-        items = [self.manifest.items[index] for index in self.header.shard_range(shard)]
-        tasks = [
-            DecodeTask(os.path.abspath(self.manifest.path_of(item)), item.id, item.start, item.end, frames, self.limits)
-            for item in items
-        ]
-        return {"shard": shard, "work": pickle.dumps((items, tasks), protocol=5)}
+        assert self.frames is not None and self.limits is not None, "there are videos to decode"  # noqa: PT018
+        items = self.header.shard_items(self.manifest.items, shard)
+        tasks = decode_tasks(self.manifest, items, self.frames, self.limits)
+        return {"shard": shard, "work": pickle.dumps((items, list(tasks)), protocol=5)}
 
 
 def _make(
