@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sosampler._util.files import replacing
-from sosampler._util.validation import check_float, check_int, one_of
+from sosampler._util.validation import check_fraction, check_int, one_of
 from sosampler.datasets.manifest_io import (
     CLASSES_FILE,
     MANIFEST_SUFFIXES,
@@ -317,11 +317,7 @@ def make_splits(manifest: Manifest, *, dev_share: float = 0.1, test_share: float
     Shares are of the videos in train. A manifest without splits is all train. A dev split that exists stays.
     The result depends on ids, groups, labels and `seed`, not on the order of the lines.
     """
-    shares = {"dev": check_float("dev_share", dev_share, at_least=0)}
-    shares["test"] = check_float("test_share", test_share, at_least=0)
-    for name, share in shares.items():
-        if share >= 1:
-            raise InvalidArgument(f"{name}_share={share:g} must be a share from 0 to below 1")
+    shares = {"dev": check_fraction("dev_share", dev_share), "test": check_fraction("test_share", test_share)}
     check_int("seed", seed, at_least=0)
     if sum(shares.values()) >= 1:
         raise InvalidArgument(

@@ -306,17 +306,17 @@ def write_classes(path: Path, classes: Sequence[str]) -> None:
     write_text(path, (f"{name}\n" for name in classes))
 
 
-def check_classes(classes: Iterable[str], source: str = "the class list") -> tuple[str, ...]:
+def check_classes(classes: Iterable[str]) -> tuple[str, ...]:
     """Return the names, if they can be written and read again."""
     names = tuple(classes)
     for name in names:
         if not isinstance(name, str) or not name or name != name.strip() or "\n" in name or not is_text(name):
             raise InvalidArgument(
-                f"{source}: {name!r} cannot be the name of a class; it must be one line without blanks around it"
+                f"the class list: {name!r} cannot be the name of a class; it must be one line without blanks around it"
             )
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise InvalidArgument(f"{source}: the class {twice!r} occurs twice; remove one of them")
+        raise InvalidArgument(f"the class list: the class {twice!r} occurs twice; remove one of them")
     return names
 
 
@@ -360,15 +360,15 @@ class ClassIndex:
 
     def find(self, labels: Iterable[str], where: Callable[[], str]) -> tuple[int, ...]:
         """Return the indices of labels, sorted, each once; `where` is for messages."""
-        found = set()
+        indices = set()
         for label in labels:
             index = self._positions.get(label)
             if index is None and is_whole(label):
                 index = int(label)
             if index is None or index >= len(self._classes):
                 raise InvalidArgument(f"{where()}: {self._complaint(label)}")
-            found.add(index)
-        return tuple(sorted(found))
+            indices.add(index)
+        return tuple(sorted(indices))
 
     def _complaint(self, label: str) -> str:
         count = len(self._classes)
