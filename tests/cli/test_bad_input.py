@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import shutil
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +18,24 @@ from sosampler.cli.main import app, main
 from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.inference.options import SelectOptions
 from sosampler.samplers import export as exporting
-from tests.factories import believing_folder
+from tests.cli.conftest import Ran
+from tests.factories import believing
 
 
-def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sosampler", *map(str, words)], capture_output=True, text=True)
-
-
-def test_notes_are_no_video(tmp_path: Path, clip: Path) -> None:
+def test_notes_are_no_video(tmp_path: Path, clip: Path, command: Callable[..., Ran]) -> None:
     """FFmpeg itself would draw them as a film of letters."""
     notes = tmp_path / "notes.txt"
     notes.write_text("Notes about the match, a line of usual length.\n" * 200)
     said = f"{notes}: a text file, not a video; give a video file such as .mp4, .mkv or .webm"
     alone = command("select", notes, "-n", 2)
-    assert (alone.returncode, alone.stderr) == (2, f"sosampler: {said}\n")
+    assert (alone.code, alone.err) == (2, f"sosampler: {said}\n")
     beside = command("select", notes, clip, "-n", 2, "--json")
-    assert beside.returncode == 1
-    told = json.loads(beside.stdout)
-    assert [row["video"] for row in told["selections"]] == [str(clip)]
-    assert said in beside.stderr
+    assert beside.code == 1
+    assert [row["video"] for row in beside.json["selections"]] == [str(clip)]
+    assert said in beside.err
     notes.write_bytes(clip.read_bytes())
     found = command("select", notes, "-n", 2, "--policy", "uniform", "--json")
-    assert json.loads(found.stdout)["frame_indices"] == [22, 67]
+    assert found.json["frame_indices"] == [22, 67]
 
 
 def test_an_id_of_the_hub_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +55,7 @@ def test_an_id_of_the_hub_without_a_network(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_sampler_of_another_version(clip: Path, tmp_path: Path) -> None:
     folder = tmp_path / "newer"
-    shutil.copytree(believing_folder()[0], folder)
-    (folder / "model.onnx").unlink()
+    believing().save_pretrained(folder)
     told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**told, "attention": 8}), encoding="utf-8")
     said = r"config\.json: holds unknown settings \(attention\); .* newer sosampler"
@@ -75,7 +68,7 @@ def test_a_sampler_of_another_version(clip: Path, tmp_path: Path) -> None:
 def test_an_export_to_a_place_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the sampler's own folder on a read-only disk; told before the work begins."""
     folder = tmp_path / "sampler"
-    shutil.copytree(believing_folder()[0], folder)
+    believing().save_pretrained(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def read_only(*_: Any, dir: Path, **__: Any) -> Any:
@@ -90,19 +83,18 @@ def test_an_export_to_a_place_that_can_only_be_read(tmp_path: Path, monkeypatch:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_more_frames_than_there_are(clip: Path) -> None:
-    """As many as asked for by repeating, with a note; fewer or an error where that is wanted."""
+def test_more_frames_than_there_are(clip: Path, command: Callable[..., Ran]) -> None:
+    """The requested number by repeating, with a note; an error where that is wanted."""
     done = command("select", clip, "-n", 100, "--policy", "uniform", "--json")
-    told = json.loads(done.stdout)
-    assert len(told["frame_indices"]) == 100
-    assert told["notes"] == ["90 frames for 100 candidates; frames are repeated evenly"]
+    assert len(done.json["frame_indices"]) == 100
+    assert done.json["notes"] == ["90 frames for 100 candidates; frames are repeated evenly"]
     refused = command("select", clip, "-n", 100, "--policy", "uniform", "--on-short", "error")
-    assert refused.returncode == 2
-    assert refused.stderr.endswith(
+    assert refused.code == 2
+    assert refused.err.endswith(
         "100 candidates were requested but only 90 frames are there; "
         'ask for fewer, or allow on_short="repeat" or "fewer"\n'
     )
-    assert len(refused.stderr.splitlines()) == 1
+    assert len(refused.err.splitlines()) == 1
 
 
 # ---- one spelling for all commands

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +14,24 @@ import pytest
 import torch
 
 import sosampler as so
-from sosampler.cli.main import main
 from sosampler.inference.pipeline import Pipeline, Prediction
 from sosampler.inference.rows import PREDICTION_COLUMNS
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.video.synthetic import numbered_video
+from tests.cli.conftest import Ran
 
 CLASSES = ("diving", "football", "judo")
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """Fails unless standard output is one JSON object and nothing else."""
-        return json.loads(self.out)
 
 
 Cli = Callable[..., Ran]
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], classifier: Path) -> Cli:
-    """The command line inside this process, with the classifier of these tests unless another is named."""
+def cli(command: Cli, classifier: Path) -> Cli:
+    """`sosampler classify` on the CPU, with the classifier of these tests unless another is named."""
 
     def run(*args: object, classifier: object = classifier) -> Ran:
-        asked = ["sosampler", "classify", *map(str, args), "--classifier", str(classifier), "--device", "cpu"]
-        monkeypatch.setattr(sys, "argv", asked)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        return Ran(int(stopped.value.code or 0), captured.out, captured.err)
+        return command("classify", *args, "--classifier", classifier, "--device", "cpu")
 
     return run
 

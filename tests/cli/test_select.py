@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sosampler.cli.main import main
 from sosampler.video.synthetic import numbered_frame, numbered_video, read_number
+from tests.cli.conftest import Ran
 
 POLICIES = "uniform, random, all, centre, keyframe, frame-difference, frameexit"
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """Fails unless standard output is one JSON object and nothing else."""
-        return json.loads(self.out)
 
 
 def by_uniform(args: Sequence[object]) -> list[str]:
@@ -41,18 +28,8 @@ def by_uniform(args: Sequence[object]) -> list[str]:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """The command line inside this process; starting Python for each check would take minutes in all."""
-
-    def run(*args: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["sosampler", "select", *by_uniform(args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        return Ran(int(stopped.value.code or 0), captured.out, captured.err)
-
-    return run
+def cli(command: Callable[..., Ran]) -> Callable[..., Ran]:
+    return lambda *args: command("select", *by_uniform(args))
 
 
 def run_process(*args: object) -> Ran:
@@ -727,17 +704,12 @@ def test_a_table_of_failures_alone_has_its_header(tmp_path: Path, cli: Callable[
     assert (tmp_path / "rows.csv").read_text().startswith("video,policy,num_frames")
 
 
-@pytest.mark.parametrize("command", [["demo", "--out"], ["bench", "decode"]])
-def test_other_commands_end_with_a_sentence_too(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["demo", "--out"], ["bench", "decode"]])
+def test_other_commands_end_with_a_sentence_too(words: list[str], command: Callable[..., Ran], tmp_path: Path) -> None:
     """A folder that cannot be made, and a text in place of a video."""
     text = tmp_path / "text.mp4"
     text.write_text("no video")
-    done = run_process_of(*command, text / "below" if command[0] == "demo" else text)
+    done = command(*words, text / "below" if words[0] == "demo" else text)
     assert done.code == 2
     assert "text.mp4" in done.err
     assert "Traceback" not in done.err
-
-
-def run_process_of(*args: object) -> Ran:
-    done = subprocess.run([sys.executable, "-m", "sosampler", *map(str, args)], capture_output=True, text=True)
-    return Ran(done.returncode, done.stdout, done.stderr)
