@@ -23,6 +23,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 REQUIRED = set(filter(None, os.environ.get("SOSAMPLER_TESTS_REQUIRE", "").split(",")))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give each worker a long run of neighbours, so that fixtures of a module or folder are made by one of them."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
 
