@@ -54,8 +54,7 @@ from sosampler.evaluation.result import (
 )
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
-from sosampler.policies.oracles import Optimal
-from sosampler.policies.registry import MethodPolicy
+from sosampler.policies.registry import MethodPolicy, Optimal
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
