@@ -192,7 +192,7 @@ def test_a_click_shows_the_frame_in_full(opened: Opened, tmp_path: Path) -> None
     page.locator(".of-chosen .shot button").nth(6).click()
     page.wait_for_selector("#full[open]")
     page.keyboard.press("ArrowRight")
-    assert "8 of 8" in page.locator("#full-says").inner_text()
+    assert "8 of 8" in page.locator("#full-text").inner_text()
     assert page.locator("#later").is_disabled()
     picture = page.locator("#full-picture")
     picture.evaluate("one => one.decode()")

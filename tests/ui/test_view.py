@@ -269,9 +269,9 @@ def test_wrong_settings_are_told(service: Service, clip_bytes: bytes, given: Any
 def test_the_controls_offer_all_there_is(service: Service) -> None:
     offered = service.controls.to_dict()
     assert [one["name"] for one in offered["policies"]] == so.list_policies()
-    assert [one["says"] for one in offered["policies"]] == list(describe_policies().values())
+    assert [one["description"] for one in offered["policies"]] == list(describe_policies().values())
     assert [one["name"] for one in offered["diversities"]] == [BEST, *METHODS]
-    assert all(one["says"] for one in offered["diversities"] + offered["modes"])
+    assert all(one["description"] for one in offered["diversities"] + offered["modes"])
     service.controls.options(service.controls.settings({}))  # a fresh page is in order
     for one in offered["policies"]:
         for method in METHODS if one["diversity"] else (BEST,):

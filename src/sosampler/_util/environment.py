@@ -1,4 +1,4 @@
-"""Time several ways of doing one thing in turns, so that a busy machine affects all alike; describe the machine."""
+"""Time several variants in turns, so that a busy machine affects all alike; describe the machine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 from sosampler import __version__
 
 
-def in_turns(ways: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each way in each round; one more round before warms the file cache."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+def in_turns(variants: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each variant in each round; one more round before warms the file cache."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(rounds + 1):
-        for name, way in ways.items():
+        for name, run in variants.items():
             begin = time.perf_counter()
-            way()
+            run()
             if number:
                 seconds[name].append(time.perf_counter() - begin)
     return seconds
 
 
 def compare(seconds: dict[str, list[float]], *, way: str, reference: str) -> dict[str, Any]:
-    """Return how many times faster a way is than a reference: of the medians, and in the worst and the best round."""
+    """Return how many times faster a variant is than a reference: of the medians, and in the worst and the best round."""
     by_round = sorted(r / w for r, w in zip(seconds[reference], seconds[way], strict=True))
     return {
         "way": way,
@@ -52,7 +52,7 @@ def peak_memory_mb() -> float:
 
 
 def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Return versions and machine, for the head of every result file."""
+    """Return versions and machine, for the header of every result file."""
     versions = {"sosampler": __version__, "python": platform.python_version()}
     for package in packages:
         try:

@@ -286,7 +286,7 @@ class Service:
         return {
             **self.controls.to_dict(),
             "max_upload": self.videos.max_upload,
-            "max_upload_told": size_text(self.videos.max_upload),
+            "max_upload_text": size_text(self.videos.max_upload),
             "videos": [video.to_dict() for video in self.videos.all()],
         }
 

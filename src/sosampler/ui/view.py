@@ -83,13 +83,13 @@ class Controls:
         descriptions = {name: "the candidates that this trained sampler scores highest" for name in self.samplers}
         return {
             "policies": [
-                {"name": name, "says": text, "diversity": self.has_diversity(name)}
+                {"name": name, "description": text, "diversity": self.has_diversity(name)}
                 for name, text in (descriptions | describe_policies()).items()
             ],
-            "modes": [{"name": name, "says": _MODES[name]} for name in ("", *MODES)],
-            "diversities": [{"name": name, "says": _DIVERSITIES.get(name, "")} for name in (BEST, *METHODS)],
-            "most_frames": MAX_FRAMES,
-            "most_candidates": MAX_CANDIDATES,
+            "modes": [{"name": name, "description": _MODES[name]} for name in ("", *MODES)],
+            "diversities": [{"name": name, "description": _DIVERSITIES.get(name, "")} for name in (BEST, *METHODS)],
+            "max_frames": MAX_FRAMES,
+            "max_candidates": MAX_CANDIDATES,
             "first": asdict(self.first),
         }
 

@@ -20,15 +20,15 @@ function make(name, attributes = {}, ...children) {
 }
 
 // The response of the server, or an error with its message.
-async function ask(address, options) {
-  let answer, text;
+async function fetchJson(address, options) {
+  let response, text;
   try {
-    answer = await fetch(address, options);
-    text = await answer.json();
+    response = await fetch(address, options);
+    text = await response.json();
   } catch {
     throw new Error(GONE);
   }
-  if (!answer.ok) throw new Error(text.error);
+  if (!response.ok) throw new Error(text.error);
   return text;
 }
 
@@ -42,12 +42,12 @@ function fill(id, entries, chosen) {
 const policy = () => about.policies.find(one => one.name === find("policy").value);
 
 function explain() {
-  find("policy-says").textContent = policy().says;
-  find("candidates-says").textContent = about.modes.find(one => one.name === find("candidates").value).says;
+  find("policy-text").textContent = policy().description;
+  find("candidates-text").textContent = about.modes.find(one => one.name === find("candidates").value).description;
   const { diversity } = policy();
   find("diversity").disabled = !diversity;
   const chosen = about.diversities.find(one => one.name === find("diversity").value);
-  find("diversity-says").textContent = diversity ? chosen.says : "for policies that give scores";
+  find("diversity-text").textContent = diversity ? chosen.description : "for policies that give scores";
 }
 
 function settings() {
@@ -66,11 +66,11 @@ function prepareControls() {
   fill("candidates", about.modes, about.first.candidates);
   fill("diversity", about.diversities, about.first.diversity);
   for (const id of ["frames-range", "num-frames"]) {
-    find(id).max = about.most_frames;
+    find(id).max = about.max_frames;
     find(id).value = about.first.num_frames;
   }
-  find("num-candidates").max = about.most_candidates;
-  find("most").textContent = `${about.max_upload_told} at most each`;
+  find("num-candidates").max = about.max_candidates;
+  find("max-upload").textContent = `${about.max_upload_text} at most each`;
   explain();
   let waiting;
   const changed = () => {
@@ -139,14 +139,14 @@ class Card {
     this.request?.abort();
     find("empty").hidden = cards.length > 0;
     offerDownloads();
-    if (this.video) await ask(`/videos/${this.video.id}`, { method: "DELETE", keepalive: true }).catch(() => {}); // gone either way
+    if (this.video) await fetchJson(`/videos/${this.video.id}`, { method: "DELETE", keepalive: true }).catch(() => {}); // gone either way
   }
 
   async choose(wanted) {
     this.element.setAttribute("aria-busy", "true");
     this.say(this.view ? "" : "Choosing frames …");
     try {
-      const view = await ask(`/videos/${this.video.id}/select`, { method: "POST", body: JSON.stringify(wanted) });
+      const view = await fetchJson(`/videos/${this.video.id}/select`, { method: "POST", body: JSON.stringify(wanted) });
       this.error.hidden = true;
       this.show(view);
     } catch (error) {
@@ -159,9 +159,9 @@ class Card {
   show(view) {
     this.view = view;
     this.setFacts(view.facts);
-    const chosen = view.chosen.pictures.length, offered = view.candidate_seconds.length;
+    const chosen = view.chosen.pictures.length, candidates = view.candidate_seconds.length;
     this.rows.replaceChildren(
-      this.strip("chosen", `${chosen} of ${offered} ${view.mode} candidates, ${view.took.toFixed(view.took < 1 ? 2 : 1)} s`),
+      this.strip("chosen", `${chosen} of ${candidates} ${view.mode} candidates, ${view.took.toFixed(view.took < 1 ? 2 : 1)} s`),
       this.strip("uniform", view.shared ? `${view.shared} of them chosen too` : "no frame in common"),
     );
     if (view.notes.length) {
@@ -177,11 +177,11 @@ class Card {
     drawTimeline(this.time, this.view, (...hover) => this.hover(...hover), (...pick) => openFull(this, ...pick));
   }
 
-  strip(kind, says) {
+  strip(kind, subtitle) {
     const { policy, pictures } = this.view[kind];
     const list = make("ol", { className: "strip" }, ...pictures.map((one, place) => this.shot(kind, one, place)));
     list.style.setProperty("--columns", Math.max(4, Math.min(8, pictures.length)));
-    const title = make("h3", { className: `policy of-${kind}` }, make("span", { textContent: policy }), make("small", { textContent: says }));
+    const title = make("h3", { className: `policy of-${kind}` }, make("span", { textContent: policy }), make("small", { textContent: subtitle }));
     return make("section", { className: `of-${kind}` }, title, list);
   }
 
@@ -247,7 +247,7 @@ function take(files) {
   for (const file of files) {
     const card = new Card(file.name);
     if (file.size > about.max_upload) {
-      card.fail(`${file.name} has ${sizeText(file.size)}; uploads must be at most ${about.max_upload_told}. Cut it, or start the page with a larger --max-upload, or give it as sosampler ui FILE`);
+      card.fail(`${file.name} has ${sizeText(file.size)}; uploads must be at most ${about.max_upload_text}. Cut it, or start the page with a larger --max-upload, or give it as sosampler ui FILE`);
       continue;
     }
     card.say("Waiting to be sent …");
@@ -311,7 +311,7 @@ function openFull(card, kind, place) {
   find("full-picture").src = `/videos/${card.video.id}/frames/${one.frame}.jpg`;
   find("full-picture").alt = `frame ${one.frame} at ${one.clock}`;
   const score = one.score === null ? "" : `, score ${+one.score.toPrecision(3)}`;
-  find("full-says").textContent = `${card.view[kind].policy}: ${place + 1} of ${pictures.length}, ${one.clock}, frame ${one.frame}${score}`;
+  find("full-text").textContent = `${card.view[kind].policy}: ${place + 1} of ${pictures.length}, ${one.clock}, frame ${one.frame}${score}`;
   find("earlier").disabled = place === 0;
   find("later").disabled = place === pictures.length - 1;
   if (!find("full").open) find("full").showModal();
@@ -336,7 +336,7 @@ function prepareFull() {
 
 async function start() {
   try {
-    about = await ask("/about");
+    about = await fetchJson("/about");
   } catch (error) {
     find("empty").replaceChildren(make("p", { className: "error", role: "alert", textContent: error.message }));
     return;
