@@ -82,7 +82,7 @@ class TestPictureFolder:
     def test_a_benchmark_names_its_folders(self, tmp_path: Path) -> None:
         folder_of_pictures(tmp_path / "train", {"a": 4, "b": 5})
         folder_of_pictures(tmp_path, {"other": 3})
-        opened = open_reel_set(tmp_path, ReelSet("train", "train", "other", 1, 3), size=8)
+        opened = open_reel_set(tmp_path, ReelSet("train", "other", 1, 3), size=8)
         assert (opened.per_class, opened.num_distractors) == ((2, 2), 3)
 
     def test_the_fingerprint_is_about_the_pictures_not_about_where_they_lie(self, tmp_path: Path) -> None:

@@ -50,14 +50,14 @@ def quantize_command(
     from sosampler.bank.inspect import bank_frames, video_frames
     from sosampler.engine.quantize import quantize_classifier
     from sosampler.inference.pipeline import load_classifier
-    from sosampler.policies.learned import least_size
+    from sosampler.policies.learned import min_short_side
     from sosampler.video.discover import listed_videos
 
     network: Any = load_classifier(classifier, device="cpu", weights=weights)
     if bank is not None:
         frames = bank_frames(bank, num_frames)
     else:
-        frames = video_frames(listed_videos(videos or []), num_frames, least_size(network.preprocessing))
+        frames = video_frames(listed_videos(videos or []), num_frames, min_short_side(network.preprocessing))
     done = quantize_classifier(network, frames, out)
     text = (
         f"{done.file}: {done.bytes / 1e6:.1f} MB from {done.num_frames} frames; of {done.num_compared} others it names "

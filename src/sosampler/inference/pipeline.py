@@ -25,7 +25,7 @@ from sosampler.inference.select import choose_frames
 from sosampler.inference.selection import CandidateFrames, Selection, build_selection
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import Choice
-from sosampler.policies.learned import LearnedPolicy, least_size
+from sosampler.policies.learned import LearnedPolicy, min_short_side
 from sosampler.policies.registry import get_policy
 from sosampler.video.candidates import positions_of
 
@@ -316,7 +316,7 @@ class Pipeline:
         # Classifiers themselves have no int8; BatchClassifier does.
         self.precision = INT8 if precision == INT8 else getattr(self.classifier, "precision", None)
         # Short side of the frames that are decoded, where the video is not smaller.
-        self.size = size or max(_MIN_SIZE, least_size(self.classifier.preprocessing), self.policy.min_size or 0)
+        self.size = size or max(_MIN_SIZE, min_short_side(self.classifier.preprocessing), self.policy.min_size or 0)
         self.options = replace(self.options, size=self.size)
         length = getattr(self.classifier, "length", None)
         if length is not None:

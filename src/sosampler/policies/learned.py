@@ -50,7 +50,7 @@ class LearnedPolicy(Policy):
     def __init__(self, sampler: Any, name: str = "sosampler") -> None:
         self.sampler, self.name = sampler, name
         preprocessing = getattr(sampler, "preprocessing", None)
-        self.min_size = None if preprocessing is None else least_size(preprocessing)
+        self.min_size = None if preprocessing is None else min_short_side(preprocessing)
 
     def outputs(self, batch: Batch) -> SamplerOutputs:
         """Run the sampler, once a batch."""
@@ -145,7 +145,7 @@ def _array(values: Any) -> np.ndarray:
     return values if isinstance(values, np.ndarray) else values.detach().float().cpu().numpy()
 
 
-def least_size(preprocessing: Any) -> int:
+def min_short_side(preprocessing: Any) -> int:
     """Return the short side of frames that lose nothing when they are resized to a network's input."""
     resize = preprocessing.resize
     return int(resize) if isinstance(resize, int) else int(max(resize))

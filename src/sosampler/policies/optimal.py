@@ -132,7 +132,6 @@ def optimal_pooled(
     pool_logits: Callable[[Tensor], Tensor],
     activation: str = "softmax",
     mask: Tensor | None = None,
-    max_subsets: int = DEFAULT_MAX_SUBSETS,
 ) -> OptimalChoice:
     """Evaluate every subset of a classifier that pools features [B, T, D]: `pool_logits([..., N, D])` -> [..., C].
 
@@ -148,9 +147,7 @@ def optimal_pooled(
         return log_confidence(logits, check_labels(labels, batch, logits.shape[-1]), activation)
 
     size, device = (batch, num_candidates, num_frames), features.device
-    return optimal_by_enumeration(
-        clip_log_confidence, *size, mask=mask, max_subsets=max_subsets, block=block, device=device
-    )
+    return optimal_by_enumeration(clip_log_confidence, *size, mask=mask, block=block, device=device)
 
 
 def optimal_mean_logits(
@@ -161,8 +158,6 @@ def optimal_mean_logits(
     activation: str = "softmax",
     mask: Tensor | None = None,
     max_subsets: int = DEFAULT_MAX_SUBSETS,
-    tolerance: float = 5e-4,
-    max_nodes: int = 1000,
 ) -> OptimalChoice:
     """Search for pi_o of a classifier that averages the logits [B, T, C] of its frames.
 
@@ -173,9 +168,7 @@ def optimal_mean_logits(
     if math.comb(num_candidates, num_frames) > max_subsets:
         from sosampler.policies.certified import certified_mean_logits
 
-        return certified_mean_logits(
-            logits, labels, num_frames, activation=activation, mask=mask, tolerance=tolerance, max_nodes=max_nodes
-        )
+        return certified_mean_logits(logits, labels, num_frames, activation=activation, mask=mask)
     one_of("activation", activation, ACTIVATIONS)
     loss = clip_loss(usable_logits(logits, mask), check_labels(labels, batch, num_classes), num_frames, activation)
 

@@ -150,7 +150,6 @@ PRESETS: dict[str, ReelRecipe] = {
 class ReelSet:
     """One side of a benchmark: pictures [start, stop) of each class of a folder, and the reels planned from them."""
 
-    split: str
     folder: str  # one folder a class, below the benchmark's root
     distractors: str  # below the root
     start: int
@@ -161,9 +160,9 @@ class ReelSet:
 
 SPORTS22: dict[str, ReelSet] = {
     # Reels for the sampler show pictures on which the classifier was not trained.
-    "classifier": ReelSet("classifier", "train", "distractors/train", 0, 50),
-    "train": ReelSet("train", "train", "distractors/train", 50, None, count=3000, seed=1),
-    "test": ReelSet("test", "test", "distractors/test", 0, None, count=3000, seed=2),
+    "classifier": ReelSet("train", "distractors/train", 0, 50),
+    "train": ReelSet("train", "distractors/train", 50, None, count=3000, seed=1),
+    "test": ReelSet("test", "distractors/test", 0, None, count=3000, seed=2),
 }
 
 
