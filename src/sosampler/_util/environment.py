@@ -30,7 +30,7 @@ def in_turns(variants: dict[str, Callable[[], Any]], *, rounds: int) -> dict[str
 
 
 def compare(seconds: dict[str, list[float]], *, way: str, reference: str) -> dict[str, Any]:
-    """Return how many times faster a variant is than a reference: of the medians, and in the worst and the best round."""
+    """Return how many times faster a variant is than a reference: by medians, and in the worst and the best round."""
     by_round = sorted(r / w for r, w in zip(seconds[reference], seconds[way], strict=True))
     return {
         "way": way,
