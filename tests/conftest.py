@@ -8,13 +8,15 @@ hide a broken job.
 from __future__ import annotations
 
 import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sosampler.errors import MissingDependency
-from sosampler.video.synthetic import numbered_video
+from sosampler.video import synthetic
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -28,6 +30,26 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Give each worker a long run of neighbours, so that fixtures of a module or folder are made by one of them."""
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "worksteal"
+
+
+def _encoding_once(encode: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Keep what was encoded: the same arguments give the same bytes, and a clip takes half a second."""
+    known: dict[str, bytes] = {}
+
+    @wraps(encode)
+    def numbered_video(out: Path | None = None, **settings: Any) -> bytes:
+        key = repr(sorted(settings.items()))
+        data = known.get(key) or encode(**settings)
+        if len(data) < 2**20:
+            known[key] = data
+        if out is not None:
+            out.write_bytes(data)
+        return data
+
+    return numbered_video
+
+
+synthetic.numbered_video = _encoding_once(synthetic.numbered_video)  # before any test imports it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +91,7 @@ def torchcodec() -> None:
 @pytest.fixture(scope="session")
 def clip_bytes() -> bytes:
     """90 numbered frames at 30 fps, keyframes at 0, 30 and 60, B-frames between."""
-    return numbered_video(num_frames=90)
+    return synthetic.numbered_video(num_frames=90)
 
 
 @pytest.fixture

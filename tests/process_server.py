@@ -1,4 +1,4 @@
-"""What the processes of test_processes.py run; imports little, since each of them imports it."""
+"""What worker processes of tests run; imports little, since each of them imports it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ def deadly(_: None) -> Any:
     from sosampler.bank.decode import decode_or_fail
 
     return lambda task: os.kill(os.getpid(), signal.SIGSEGV) if "wide" in task.path else decode_or_fail(task)
+
+
+def deadly_decoder(slots: list[int]) -> Any:
+    """Decodes for a pipeline, but dies over the video 2.mp4."""
+    from sosampler.inference.decode import serve
+
+    work = serve(slots)
+
+    def decode(task_and_slot: Any) -> Any:
+        if "2.mp4" in str(task_and_slot[0].source):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return work(task_and_slot)
+
+    return decode
 
 
 def server(told: Any) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,23 +194,11 @@ def own_children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def deadly_serve(slots: list[int]) -> Callable[[Any], Any]:
-    """In a decoding process: one video kills it."""
-    work = decode_stream.serve(slots)
-
-    def deadly(task_and_slot: Any) -> Any:
-        if "2.mp4" in str(task_and_slot[0].source):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return work(task_and_slot)
-
-    return deadly
-
-
 @pytest.mark.usefixtures("in_processes")
 def test_a_video_that_kills_its_decoder(
     videos: list[Path], sampler: SOSampler, classifier: so.Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_stream, "_SERVER", f"{__name__}:deadly_serve")
+    monkeypatch.setattr(decode_stream, "_SERVER", "tests.process_server:deadly_decoder")
     before = own_children()
     pipe = Pipeline(sampler, classifier, num_frames=2, workers=1, batch_size=2)
     results = pipe([videos[0], videos[2], videos[1], videos[2], videos[0]])
