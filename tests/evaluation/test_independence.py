@@ -217,7 +217,8 @@ def test_features_of_frameexit_and_of_clip_networks_have_one_row_a_frame() -> No
 
 
 def test_features_of_timesformer_are_its_class_token() -> None:
-    hf_networks = pytest.importorskip("hf_networks")
+    from tests.classifiers import hf_networks  # skips where transformers is missing
+
     classifier = hf_networks.build("timesformer", num_frames=1)
     frames = hf_networks.frames(3, 1)
     with torch.no_grad():
