@@ -237,11 +237,10 @@ def kind_of(tensors: Iterable[Tensor]) -> Any:
     return tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
-def capture(compute: Callable[[], Captured], stream: Any, pool: Any = None) -> tuple[Any, Captured]:
+def capture(compute: Callable[[], Captured], stream: Any) -> tuple[Any, Captured]:
     """Capture `compute()` as a graph after a few runs; return the graph and the outputs of the capture.
 
-    `stream` must be of the device: torch's default capture stream is that of the device it was first used on. Graphs
-    that share a memory `pool` need the same stream.
+    `stream` must be of the device: torch's default capture stream is that of the device it was first used on.
     """
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
@@ -250,7 +249,7 @@ def capture(compute: Callable[[], Captured], stream: Any, pool: Any = None) -> t
             compute()
     current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(stream.device), torch.cuda.graph(graph, pool=pool, stream=stream):
+    with torch.cuda.device(stream.device), torch.cuda.graph(graph, stream=stream):
         outputs = compute()
     return graph, outputs
 
