@@ -1,4 +1,4 @@
-""""""
+"""`python -m sosampler`."""
 
 from sosampler.cli.main import main
 

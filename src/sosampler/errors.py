@@ -28,10 +28,10 @@ class WeightsError(SosamplerError, RuntimeError):
 
 
 class MissingDependency(SosamplerError, ImportError):
-    """An optional package is needed for what was asked."""
+    """An optional package that the call needs is not installed."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, for use inside a sentence; its type where it says nothing."""
+    """The first line of another library's message, for use inside a sentence; its type where it is empty."""
     text = str(error).strip()
     return text.splitlines()[0][:200] if text else type(error).__name__

@@ -176,10 +176,10 @@ class Classifier(nn.Module):
         frames = check_frames(frames)
         positions = check_positions(positions, frames)
         size = max(1, BATCH_FRAMES // self.length.fitted(frames.shape[1], self.name))
-        places = None if positions is None else positions.to(self.device).split(size)
+        of_parts = None if positions is None else positions.to(self.device).split(size)
         parts = []
         for index, part in enumerate(frames.split(size)):
-            scores = self.scores(self._preprocess(part), None if places is None else places[index])
+            scores = self.scores(self._preprocess(part), None if of_parts is None else of_parts[index])
             parts.append(self.probabilities(scores))
         return torch.cat(parts)
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sosampler._util.arrays import Indices, Seconds
-from sosampler._util.files import replacing
+from sosampler._util.files import replacing, write_text
 from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
@@ -158,8 +158,7 @@ class Independence:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         values, figure = folder / "independence.json", folder / "independence.png"
-        with replacing(values) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_text(values, json.dumps(self.to_dict(), indent=1) + "\n")
         independence_figure(self, figure)
         return values, figure
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Indices
-from sosampler._util.files import replacing
+from sosampler._util.files import replacing, write_text
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 
@@ -389,8 +389,7 @@ def _write(path: str | os.PathLike[str], text: str) -> Path:
     if target.is_dir():
         raise InvalidArgument(f"{target} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+    write_text(target, text)
     return target
 
 
