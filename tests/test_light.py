@@ -200,31 +200,32 @@ def other_python(version: str) -> str:
     raise AssertionError("unavailable() skips or fails")
 
 
+def chosen(clip: Path, policy: str, mode: str, python: str = sys.executable) -> list[int]:
+    options = ("-n", "3", "--policy", policy, "--candidates", mode, "--json")
+    done = run("-m", "sosampler", "select", str(clip), *options, python=python)
+    assert done.returncode == 0, done.stderr
+    indices: list[int] = json.loads(done.stdout)["frame_indices"]
+    return indices
+
+
+@pytest.fixture(scope="module")
+def chosen_here(clip_bytes: bytes, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[int]]:
+    """What this environment chooses, by policy and kind of candidates."""
+    clip = tmp_path_factory.mktemp("here") / "clip.mp4"
+    clip.write_bytes(clip_bytes)
+    pairs = (("frame-difference", "exact"), ("general", "snap"), ("farthest-first", "keyframe"))
+    return {pair: chosen(clip, *pair) for pair in pairs}
+
+
 @pytest.mark.light
 @pytest.mark.parametrize("version", ["running", "3.12", "3.13"])
-def test_unconstrained_install_chooses_the_same_frames(version: str, wheel: Path, clip: Path, tmp_path: Path) -> None:
+def test_unconstrained_install_chooses_the_same_frames(
+    version: str, wheel: Path, clip: Path, tmp_path: Path, chosen_here: dict[tuple[str, str], list[int]]
+) -> None:
     """What a user's `pip install` resolves to today, not the versions of constraints.txt."""
-    interpreter = sys.executable
-    if version != "running":
-        interpreter = other_python(version)
+    interpreter = sys.executable if version == "running" else other_python(version)
     python = install(wheel, tmp_path / "venv", interpreter=interpreter)
-    for policy, mode in (("frame-difference", "exact"), ("general", "snap"), ("farthest-first", "keyframe")):
-        command = (
-            "-m",
-            "sosampler",
-            "select",
-            str(clip),
-            "-n",
-            "3",
-            "--policy",
-            policy,
-            "--candidates",
-            mode,
-            "--json",
-        )
-        here, there = run(*command), run(*command, python=python)
-        assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
-        assert json.loads(there.stdout)["frame_indices"] == json.loads(here.stdout)["frame_indices"], (policy, mode)
+    assert {pair: chosen(clip, *pair, python=python) for pair in chosen_here} == chosen_here
 
 
 @pytest.mark.light
