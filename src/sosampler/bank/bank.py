@@ -150,6 +150,7 @@ class Bank(Sequence[BankItem]):
         self.folder = BankFolder(self.path)
         self.header = read_header(self.folder)
         self.classes, self.multi_label = self.header.classes, self.header.multi_label
+        self.exclusive = self.header.exclusive
         if not self.header.complete and not partial:
             raise SosamplerError(
                 f"{self.path}: this bank is not finished; run `sosampler prepare` again with the same arguments, "

@@ -288,6 +288,11 @@ class BankHeader:
     videos_per_shard: int
     complete: bool = False
     counts: dict[str, int] | None = None  # of `COUNTS`, once complete
+    exclusive: bool = None  # type: ignore[assignment]  # classes exclude each other; None: unless multi_label
+
+    def __post_init__(self) -> None:
+        if self.exclusive is None:
+            object.__setattr__(self, "exclusive", not self.multi_label)
 
     @property
     def num_shards(self) -> int:
@@ -303,6 +308,8 @@ class BankHeader:
 
     def write(self, folder: BankFolder) -> None:
         header = {"kind": KIND, "version": VERSION, **asdict(self), "num_shards": self.num_shards}
+        if self.exclusive != self.multi_label:
+            del header["exclusive"]  # the default, which headers of earlier versions have
         write_text(folder.bank_json, json.dumps(header, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -322,6 +329,7 @@ def read_header(folder: BankFolder) -> BankHeader:
             videos_per_shard=check_int("videos_per_shard", values["videos_per_shard"]),
             complete=complete,
             counts={name: check_int(name, counts[name], at_least=0) for name in COUNTS} if complete else None,
+            exclusive=bool(values.get("exclusive", not values["multi_label"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SosamplerError(f"{folder.bank_json}: lacks or misspells {error}; prepare the bank again") from error

@@ -62,6 +62,7 @@ def write_frames(
     *,
     classes: Sequence[str],
     multi_label: bool = False,
+    exclusive: bool | None = None,
     quality: int = 90,
     made_by: dict[str, Any] | None = None,
     workers: int = 1,
@@ -75,6 +76,8 @@ def write_frames(
         entries: the videos; listed first, so a function as their `frames` is called only when its turn comes, and not
             at all for what is already written.
         classes: names; labels are their indices.
+        multi_label: a video may have several labels, or none.
+        exclusive: whether classes exclude each other; None: unless `multi_label`.
         quality: of the JPEGs that are made from arrays.
         made_by: plain values that decide the pixels (a recipe, a seed): a later call with others is refused.
         workers: threads that call the functions.
@@ -98,6 +101,7 @@ def write_frames(
         partial(stored_by_threads, quality=quality, num_threads=check_int("workers", workers)),
         classes=classes,
         multi_label=multi_label,
+        exclusive=exclusive,
         quality=quality,
         made_by=made_by,
         videos_per_shard=videos_per_shard,
@@ -112,6 +116,7 @@ def write_entries(
     *,
     classes: Sequence[str],
     multi_label: bool = False,
+    exclusive: bool | None = None,
     quality: int = 90,
     made_by: dict[str, Any] | None = None,
     videos_per_shard: int = VIDEOS_PER_SHARD,
@@ -124,10 +129,11 @@ def write_entries(
     if not listed:
         raise InvalidArgument("no entry was given; a bank needs at least one video")
     items = tuple(Item(entry.id, entry.id, _labels_of(entry), entry.split, entry.group) for entry in listed)
-    manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
+    own: Any = {"exclusive": exclusive}
+    manifest = Manifest(items, tuple(classes), multi_label, **own)  # checks ids, labels and splits
     settings = {"quality": quality, "made_by": None if made_by is None else copy_json("made_by", made_by)}
     per_shard = check_int("videos_per_shard", videos_per_shard)
-    header = BankHeader("arrays", settings, manifest.classes, multi_label, len(items), per_shard)
+    header = BankHeader("arrays", settings, manifest.classes, multi_label, len(items), per_shard, **own)
     by_id = {entry.id: entry for entry in listed}
     folder = BankFolder(Path(out))
     with writing_bank(folder), ExitStack() as stack:

@@ -60,6 +60,7 @@ def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "num_classes": len(header.classes),
         "classes": list(header.classes),
         "multi_label": header.multi_label,
+        "exclusive": header.exclusive,
         "settings": header.settings,
         "shards": {"finished": filled, "total": header.num_shards, "videos_each": header.videos_per_shard},
         "bytes": sum(file.stat().st_size for file in bank.path.rglob("*") if file.is_file()),

@@ -114,6 +114,7 @@ def train_classifier_command(
     trainable: Annotated[str | None, Option(help="all, or only the head.")] = None,
     num_frames: Annotated[int | None, Option("--num-frames", "-n", help="Frames per clip of a video (8).")] = None,
     dev_share: Annotated[float | None, Option(help="Share of train for dev, where there is none (0.1).")] = None,
+    exclusive: shared.Exclusive = None,
     seed: Annotated[int | None, Option(help="Random seed (0).")] = None,
     device: shared.Device = None,
     precision: shared.Precision = None,

@@ -450,12 +450,6 @@ def _stored_features(row: BaselineRow, bank: Bank) -> list[Features]:
             f"{row.name} was trained for {_classes_in_words(classes)}, but {bank.path} has "
             f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
         )
-    if system.multi_label != bank.multi_label:
-        labels = {True: "several labels (multi_label)", False: "one label"}
-        raise InvalidArgument(
-            f"{row.name} was trained for videos with {labels[system.multi_label]}, but those of {bank.path} have "
-            f"{labels[bank.multi_label]}; give a bank of that kind, or train the baseline on this one"
-        )
     parts = ("heavy", "light") if "light_width" in system.config else ("heavy",)
     return [_stored(row, bank, part) for part in parts]
 

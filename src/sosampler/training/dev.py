@@ -44,7 +44,7 @@ class DevSet:
         self.num_frames = max(1, min(MAX_FRAMES, num_candidates // 2))
         probs = table.probs[table.frame_rows(np.arange(len(rows)), self._positions)].float()
         self.confidence = label_confidence(probs, self.labels)  # [V, T]
-        self._sigmoid = bool(teacher.about.get("multi_label", bank.multi_label))
+        self._sigmoid = teacher.multi_label
         self._logits: Tensor | None = None
         self.metric = "confidence"
         if teacher.pooling == "mean" and teacher.about["features"]:

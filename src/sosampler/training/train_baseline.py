@@ -112,6 +112,15 @@ def _settings(bank: Bank, sources: dict[str, FeatureSource], recipe: BaselineRec
     return {"bank": bank_identity(bank), "heavy": heavy, "light": light, "recipe": recipe.to_dict()}
 
 
+def _independent_classes(bank: Bank, heavy: FeatureSource) -> bool:
+    """Return whether classes do not exclude each other: as the heavy network's own, as far as that is known."""
+    if heavy.network is not None and hasattr(heavy.network, "multi_label"):
+        return bool(heavy.network.multi_label)
+    if heavy.fingerprint in bank.teachers:
+        return bank.teacher(heavy.fingerprint).multi_label
+    return not bank.exclusive
+
+
 def _limit_frames(recipe: BaselineRecipe, stored: int, say: Callable[[str], None]) -> BaselineRecipe:
     """Return the recipe with no more candidates than the longest video has, and no layers for further frames.
 
@@ -144,7 +153,8 @@ def _train(
     views, labels = bank_views(bank.split("train"), num_candidates=None, **names)
     recipe = _limit_frames(recipe, views.heavy.shape[1], say)
     widths = {f"{role}_width": about["width"] for role, about in features.items()}
-    baseline = recipe.build(**widths, num_classes=len(bank.classes), multi_label=bank.multi_label)
+    multi_label = _independent_classes(bank, sources["heavy"])
+    baseline = recipe.build(**widths, num_classes=len(bank.classes), multi_label=multi_label)
     parameters = sum(weight.numel() for weight in baseline.parameters())
     unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
     say(
@@ -157,14 +167,14 @@ def _train(
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
     measured, curve = dict.fromkeys(_ON_DEV), []
-    measured["metric"] = metric = "mAP" if baseline.multi_label else "top1"
+    measured["metric"] = metric = "mAP" if bank.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
-        scores = measure_baseline(baseline, views, labels, **gmacs)
+        scores = measure_baseline(baseline, views, labels, metric=metric, **gmacs)
         measured["dev"] = scores.pop(metric)
         measured |= {f"dev_{key}": value for key, value in scores.items()}
         for value in baseline.threshold_values:  # from cheap to costly
-            point = measure_baseline(baseline.with_threshold(value), views, labels, **gmacs)
+            point = measure_baseline(baseline.with_threshold(value), views, labels, metric=metric, **gmacs)
             curve.append({"dial": baseline.threshold, "value": value, **point})
     about = {
         "classifier": features["heavy"]["network"],
@@ -306,7 +316,7 @@ class BaselineLoop(TrainingLoop):
 
 
 def measure_baseline(
-    baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
+    baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float, metric: str = "top1"
 ) -> dict[str, Any]:
     """Return the metric by its name, and means over videos of frames and giga multiply-adds.
 
@@ -318,7 +328,7 @@ def measure_baseline(
             f"{baseline.name} gives probabilities that are not finite on dev; look for such numbers in the features of "
             "its videos, or give a lower lr"
         )
-    metric, measure = ("mAP", mean_average_precision) if baseline.multi_label else ("top1", top1)
+    measure = mean_average_precision if metric == "mAP" else top1
     gmacs = video_gmacs(baseline, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)
     return {
         metric: finite_or_none(measure(output.probabilities.numpy(), labels.cpu().numpy())),

@@ -174,17 +174,19 @@ def train(
                 f"batch_size={recipe.batch_size} is less than the {processes.count} processes; give each at least one "
                 "video"
             )
-        network = new_sampler(bank, recipe, weights)
+        network = new_sampler(bank, recipe, weights, multi_label=outputs.multi_label)
     with processes.together():
         if processes.is_main:
             check_apart(run.folder, bank)
-            run_settings = {
+            run_settings: dict[str, Any] = {
                 "bank": bank_identity(bank),
                 "teacher": {"name": outputs.name, "asked": teacher},
                 "start": None if weights is None else network.fingerprint(),
                 "recipe": recipe.to_dict(),
                 "precision": precision,
             }
+            if network.multi_label != bank.multi_label:  # earlier versions took the bank's for both
+                run_settings["multi_label"] = network.multi_label
             run.begin(run_settings, overwrite=overwrite)
     with processes.together():
         if run.result() is not None:
@@ -292,10 +294,8 @@ class OnlineTeacher:
         probs = []
         for begin in range(0, len(frames), _FRAMES_AT_A_TIME):
             part = slice(begin, begin + _FRAMES_AT_A_TIME)
-            clips = self._crops(frames[part], batch.draw.crops.part(part), batch.sizes[part])[
-                :, None
-            ]  # [F, 1, 3, h, w]
-            probs.append(self.classifier.probabilities(self.classifier.scores(clips, times[part])))
+            crops = self._crops(frames[part], batch.draw.crops.part(part), batch.sizes[part])  # [F, 3, h, w]
+            probs.append(self.classifier.probabilities(self.classifier.scores(crops[:, None], times[part])))
         return torch.cat(probs).unflatten(0, batch.draw.positions.shape)
 
 
@@ -353,8 +353,13 @@ def _teacher(
     return resolved.to(device).freeze(), bank.teacher(resolved)
 
 
-def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
-    """Create the network of a recipe before its first step; its new layers depend on the recipe's seed."""
+def new_sampler(
+    bank: Bank, recipe: SamplerRecipe, weights: str | Path | None, *, multi_label: bool = False
+) -> SOSampler:
+    """Create the network of a recipe before its first step; its new layers depend on the recipe's seed.
+
+    `multi_label`: the teacher's classes do not exclude each other (sigmoid).
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed % 2**63)  # new layers are drawn on the CPU
         sampler = SOSampler(
@@ -364,7 +369,7 @@ def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -
             num_classes=len(bank.classes) if recipe.class_head else None,
             class_names=bank.classes if recipe.class_head else None,
             dropout=recipe.dropout,
-            multi_label=bank.multi_label,
+            multi_label=multi_label,
             scoring=dict(recipe.scoring),
         )
     if weights is not None:
