@@ -198,10 +198,10 @@ def test_videos_of_a_group_are_resampled_together() -> None:
     groups = np.repeat(np.arange(60), 6)
     truth = np.tile([True, False], (360, 1))
     worlds = []
-    for _ in range(250):  # a video is like the others of its group in nine of ten cases
+    for _ in range(200):  # a video is like the others of its group in nine of ten cases
         of_group = rng.random(60) < 0.7
         worlds.append(np.where(rng.random(360) < 0.9, of_group[groups], rng.random(360) < 0.7))
-    plain, grouped = Resamples(truth, 400, 0), Resamples(truth, 400, 0, groups=[f"g{group}" for group in groups])
+    plain, grouped = Resamples(truth, 300, 0), Resamples(truth, 300, 0, groups=[f"g{group}" for group in groups])
     assert (plain.units, grouped.units) == ("videos", "groups")
     assert coverage(plain, worlds) < 0.7
     assert 0.91 <= coverage(grouped, worlds) <= 0.985

@@ -91,18 +91,16 @@ class TestBank:
 
     def test_it_knows_which_frames_show_the_class_and_of_which_pictures(self, bank: Bank) -> None:
         names: dict[tuple[str, int, int], set[str]] = {}
-        for item, (part, reel) in zip(
-            bank, [(part, reel) for part in small_plan() for reel in part.reels], strict=True
-        ):
+        planned = [(part.split, reel) for part in small_plan() for reel in part.reels]
+        for item, (split, reel) in zip(bank, planned, strict=True):
             shots = [reel.shots[number] for number in reel.shot_numbers(item.frame_indices)]
             assert item.shows_class is not None
             assert item.shows_class.tolist() == [shot.label == reel.label for shot in shots]
             assert item.sources is not None
             assert len(item.sources) == len({(shot.label, shot.picture) for shot in shots})
             for shot in shots:
-                names.setdefault((part.split, shot.label, shot.picture), set(item.sources)).intersection_update(
-                    item.sources
-                )
+                key = (split, shot.label, shot.picture)
+                names[key] = names.get(key, set(item.sources)) & set(item.sources)
         assert all(names.values())  # a picture has one name in all reels
 
     def test_a_bank_from_before_gets_it_without_rendering(

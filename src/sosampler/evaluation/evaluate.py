@@ -316,7 +316,7 @@ def _check_policies(policies: Sequence[Policy], bank: Bank, teacher: Teacher, no
             )
         sampler = getattr(_scorer(policy), "sampler", None)
         if isinstance(policy, OwnAnswer):
-            _check_classes(policy, sampler.config, bank)
+            _check_classes(policy, policy.base.sampler.config, bank)
         about = getattr(sampler, "about", None) or {}
         trained_for = about.get("teacher")
         if isinstance(trained_for, str) and trained_for != teacher.name:

@@ -237,9 +237,9 @@ class SharedSources:
 
     def __init__(self, sources: Sequence[Iterable[Hashable]], targets: NDArray[np.bool_]) -> None:
         number: dict[Hashable, int] = {}
-        pairs = [
-            (row, number.setdefault(name, len(number))) for row, names in enumerate(sources) for name in set(names)
-        ]
+        # Each name once and in order, so that sums do not depend on a hash.
+        listed = [(row, name) for row, names in enumerate(sources) for name in dict.fromkeys(names)]
+        pairs = [(row, number.setdefault(name, len(number))) for row, name in listed]
         table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         self._rows, self._names = table.T  # of every (video, source) pair
         self._classes = np.unique(targets, axis=0, return_inverse=True)[1].reshape(-1)  # [V], set of labels
@@ -293,8 +293,8 @@ class Resamples:
         number: dict[Hashable, int] = {}
         group_of = [number.setdefault(group, len(number)) for group in groups or range(len(targets))]  # [V]
         if sources is not None:
-            own = [{*names, ("group", group)} for names, group in zip(sources, group_of, strict=True)]
-            self._shared = SharedSources(own, targets) or None
+            with_group = [[*names, ("group", group)] for names, group in zip(sources, group_of, strict=True)]
+            self._shared = SharedSources(with_group, targets) or None
         if self._shared is not None:
             self.units = "videos and pictures"
             counts = resample_counts(len(targets), draws, seed)
@@ -325,9 +325,8 @@ class Resamples:
         if self._shared is not None:
             weights = self._counts[:, :1].clone().requires_grad_()
             with torch.enable_grad():
-                (slope,) = torch.autograd.grad(
-                    weighted_average_precision(scores, self._targets, weights).sum(), weights
-                )
+                precision = weighted_average_precision(scores, self._targets, weights)
+            (slope,) = torch.autograd.grad(precision.sum(), weights)
             influence = slope[:, 0].double().cpu().numpy()
         return Measured(values, centred=True, influence=influence, shared=self._shared)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -261,7 +261,7 @@ def write_reel_bank(
 
 def _entries(split: ReelSplit) -> Iterator[FrameEntry]:
     """Yield the candidates of each reel, each frame once. A reel is rendered when its turn comes."""
-    name_of = cache(split.pictures.name_of)
+    name_of = lru_cache(maxsize=None)(split.pictures.name_of)
     for reel in split.reels:
         frames, positions = np.unique(reel.candidate_indices, return_index=True)  # short reels repeat frames
         shots = [reel.shots[number] for number in reel.shot_numbers(frames)]  # in a fade the one that is seen more
