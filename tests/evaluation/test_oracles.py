@@ -16,6 +16,7 @@ from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import confidences, mean_average_precision, multi_hot, top1
+from sosampler.report.run_report import write_run_report
 from tests.factories import (
     CLASSES,
     LABELS,
@@ -149,6 +150,19 @@ def test_class_frames_are_all_that_show_the_class(bank: Bank) -> None:
         assert row.frames_decoded == count
         assert row.versus_uniform is not None
         assert row.versus_uniform["num_frames"] == int(np.ceil(np.mean(numbers)))
+
+
+def test_a_report_shows_rows_without_a_number(tmp_path: Path, bank: Bank) -> None:
+    torch.manual_seed(0)
+    sampler = so.SOSampler(backbone="timm:test_resnet", input_size=32, num_classes=3)
+    policies = {"uniform": "uniform", "class-frames": "class-frames", "mine": sampler, "mine+answer": sampler}
+    found = evaluate(bank, policies, num_frames=[1, 2], num_candidates=T, bootstrap=20)
+    found.write_run(tmp_path / "run")
+    found.write_curve(tmp_path / "curve.svg")
+    text = write_run_report(tmp_path / "run", tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "class-frames" in text
+    assert "mine+answer" in text
+    assert "ci units" in text
 
 
 def test_class_frames_are_refused_where_they_are_not_known(tmp_path: Path, bank: Bank) -> None:
