@@ -179,6 +179,7 @@ def test_help_names_all_policies() -> None:
         "+aks",
         "+its",
         "+nms",
+        "FOLDER+answer",
         "FOLDER@VALUE",
         "FOLDER@all",
         "--curve",

@@ -50,7 +50,7 @@ Results = Iterator[StoredVideo | Failure]
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # What a killed run may leave; see `sosampler._util.files.replacing` for the names.
 _LEFTOVER = re.compile(
-    r"\.(bank|items|failed|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
+    r"\.(bank|items|failed|shown|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
     r"|\d+\.(retry|retried)\.arrow"
 )
 

@@ -37,6 +37,7 @@ from sosampler.policies.registry import (
     AUTO_SUFFIX,
     EVERY,
     MethodPolicy,
+    OwnAnswer,
     get_policy,
     is_policy_name,
     is_saved_folder,
@@ -217,7 +218,7 @@ class Resolver:
 
     def _named(self, name: str | None, policy: Policy, called: str) -> Policy:
         """Apply the method that a name ends in, since rows are read by their names."""
-        method = policy.method if isinstance(policy, MethodPolicy) else ""
+        method = policy.method if isinstance(policy, (MethodPolicy, OwnAnswer)) else ""
         in_name = split_method(name or "")[1]
         if in_name and method and in_name != method:
             raise InvalidArgument(
@@ -330,7 +331,7 @@ def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: S
         refusal = policy.auto_refusal()
         if refusal is None:
             entries += [Entry(f"{policy.name}{suffix}", policy, auto) for suffix, auto in autos.items()]
-        elif policy.name != "all" and all(frames is None for frames, _ in pairs):
+        elif policy.name != "all" and not policy.has_own_number and all(frames is None for frames, _ in pairs):
             why = refusal.partition("; ")[0]
             raise InvalidArgument(f"{why}; add a number, for example num_frames=[3, {AUTO!r}], or leave it out")
     if autos and policies and not entries:
@@ -343,8 +344,9 @@ def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: S
 class Plan:
     """All cells of an evaluation: those that are shown, and those that are only compared with.
 
-    With N = None come the entries that decide on N. Uniform and semi-optimal choices are evaluated beside any policy
-    where that needs no run of the classifier, and the optimal ones where there are few subsets.
+    With N = None come the entries that decide on N; policies with a number of their own have one cell for each T.
+    Uniform and semi-optimal choices are evaluated beside any policy where that needs no run of the classifier, and the
+    optimal ones where there are few subsets.
     """
 
     def __init__(
@@ -365,6 +367,7 @@ class Plan:
             return  # baselines alone, which are compared with uniform once the frames that they need are known
         entries = [Entry(policy.name, policy) for policy in policies]
         names = {entry.name for entry in entries}
+        with_number = [entry for entry in entries if entry.name != "all" and not entry.policy.has_own_number]
         references = [_entry(name) for name in ("uniform", "semi-optimal") if name not in names]
         if clips.needs_frames and references:
             missing = " and ".join(repr(reference.name) for reference in references)
@@ -374,7 +377,7 @@ class Plan:
                 if frames is None:
                     self.shown += [(Cell(entry.name, None, count), entry) for entry in autos]
                     continue
-                self.shown += [(Cell(entry.name, frames, count), entry) for entry in entries if entry.name != "all"]
+                self.shown += [(Cell(entry.name, frames, count), entry) for entry in with_number]
                 hidden = [] if clips.needs_frames else list(references)
                 if "optimal" not in names:
                     if clips.enumerable(count, frames):
@@ -386,12 +389,15 @@ class Plan:
                 self.cells |= {Cell(entry.name, frames, count): entry for entry in hidden}
             # All candidates are the same clip for every N, so they have one row.
             self.shown += [(Cell(entry.name, count, count), entry) for entry in entries if entry.name == "all"]
+            self.shown += [(Cell(entry.name, None, count), entry) for entry in entries if entry.policy.has_own_number]
         self.cells |= dict(self.shown)
 
     def compare(self, mean_frames: Mapping[Cell, float]) -> None:
         """Compare cells that decide on N with uniform, which gets their mean number of frames, rounded up."""
         missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
         for cell, mean in mean_frames.items():
+            if not mean:  # a sampler's own answer: the classifier saw nothing
+                continue
             frames = min(cell.num_candidates, max(1, math.ceil(mean)))
             uniform = Cell("uniform", frames, cell.num_candidates)
             if uniform not in self.cells:

@@ -96,6 +96,15 @@ class LearnedPolicy(Policy):
             )
         return None
 
+    def answer_refusal(self) -> str | None:
+        """Return why the sampler has no answer of its own, or None where it has one."""
+        config = getattr(self.sampler, "config", None) or {}
+        return None if config.get("num_classes") and hasattr(self.sampler, "look") else "has no class head"
+
+    def answer(self, batch: Batch) -> Numbers:
+        """Return the sampler's own probabilities of the video's classes [B, C]."""
+        return answer_of(self.sampler, self.outputs(batch), batch.counts)
+
     def gmacs(self, num_candidates: int) -> float | None:
         return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
 
@@ -176,6 +185,30 @@ def expected_of(sampler: Any, outputs: Any, counts: NDArray[np.int64] | None = N
             slope, offset = sampler.calibration
             expected[part] = expected_by_confidence(scores[part], sigmoid(slope * scores[part] + offset))
     return expected
+
+
+# ---- the sampler's own answer
+
+
+def answer_of(sampler: Any, outputs: Any, counts: NDArray[np.int64]) -> Numbers:
+    """Return the probabilities of a video's classes [B, C] by the class head, of the first `counts` [B] candidates.
+
+    With a belief they are that belief. Otherwise the mean of the frames' class logits answers.
+    """
+    settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
+    logits = _array(outputs.class_logits).astype(np.float64)
+    importance = _array(outputs.importance).astype(np.float64)
+    answer = np.zeros((len(logits), logits.shape[2]))
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        frames = logits[rows, :count]
+        if has_belief(settings):
+            answer[rows] = np.exp(log_belief(settings, importance[rows, :count], frames, multi_label=multi_label))
+        else:
+            mean = frames.mean(1)
+            odds = np.exp(mean - mean.max(1, keepdims=True))
+            answer[rows] = sigmoid(mean) if multi_label else odds / odds.sum(1, keepdims=True)
+    return answer
 
 
 # ---- loading
