@@ -399,11 +399,6 @@ def _why_not(location: Location, count: int, training: Training | None, request:
     if len(location.bank.classes) < _MIN_CLASSES and (training.is_baseline or recipe.scoring):
         return "it compares the confidence in several classes, but the bank has only one"
     if not training.is_baseline:
-        if recipe.loss == "reinforce" and pooling != "mean" and location.classifier is None:
-            return (
-                "it learns from the outputs for sampled clips, which follow from the bank only where the classifier "
-                f"averages the logits of frames; {name} does not: give --classifier FOLDER"
-            )
         return ""
     if pooling is None:
         return f"it needs features of single frames, but {name} classifies clips as a whole"
