@@ -228,7 +228,10 @@ def train_one(
     if training.is_baseline:
         given |= {"classifier": location.heavy, "light": request.light}
     else:
-        given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
+        # OCSampler's rewards may need the classifier itself.
+        itself = training.full_recipe().loss == "reinforce" and location.about["pooling"] != "mean"
+        given |= {"classifier": location.classifier if itself else location.teacher}
+        given |= {"precision": request.precision, "workers": request.workers}
     return dict(train(**given, say=say).result)
 
 
@@ -396,11 +399,6 @@ def _why_not(location: Location, count: int, training: Training | None, request:
     if len(location.bank.classes) < _MIN_CLASSES and (training.is_baseline or recipe.scoring):
         return "it compares the confidence in several classes, but the bank has only one"
     if not training.is_baseline:
-        if recipe.loss == "reinforce" and pooling != "mean":
-            return (
-                "it learns from the outputs for sampled clips, which follow from the bank only where the classifier "
-                f"averages the logits of frames; {name} does not"
-            )
         return ""
     if pooling is None:
         return f"it needs features of single frames, but {name} classifies clips as a whole"
