@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sosampler as so
 from sosampler.training import train_sampler
@@ -150,6 +151,21 @@ def test_scores_that_are_none_are_never_best(
     without = make_bank(tmp_path / "bank", train=8, dev=0)
     with pytest.raises(so.InvalidArgument, match="scores are not finite; lower the learning rate"):
         train(without, out=tmp_path / "none", **SAMPLER_QUICK | {"epochs": 1})
+
+
+def test_infinite_statistics_are_not_saved(few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch norm with an infinite variance gives finite scores, but its folder could not be loaded."""
+    real = train_sampler.SamplerLoop.load_best
+
+    def broken(loop: train_sampler.SamplerLoop) -> None:
+        real(loop)
+        norm = next(layer for layer in loop.evaluated.modules() if isinstance(layer, torch.nn.BatchNorm2d))
+        norm.running_var.fill_(torch.inf)
+
+    monkeypatch.setattr(train_sampler.SamplerLoop, "load_best", broken)
+    with pytest.raises(so.InvalidArgument, match="statistics of the sampler are not finite; lower the learning rate"):
+        train(few, out=tmp_path / "run", **SAMPLER_QUICK | {"epochs": 1})
+    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_rewards_need_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:

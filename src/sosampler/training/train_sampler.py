@@ -34,7 +34,7 @@ from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, c
 from sosampler.training.dev import DevSet, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, make_optimizer, sampler_precision
+from sosampler.training.optim import diverged, is_finite, make_optimizer, sampler_precision
 from sosampler.training.pretrain import pretrain
 from sosampler.training.rewards import (
     ClipClassifier,
@@ -539,6 +539,8 @@ def _finish(
     scores = calibration.scores(sampler, loop.precision)
     if not scores.isfinite().all():
         raise diverged("the sampler's scores are not finite", recipe.lr, loop.precision)
+    if not is_finite(sampler):  # infinite variances of a batch norm give finite scores
+        raise diverged("weights or statistics of the sampler are not finite", recipe.lr, loop.precision)
     sampler.calibration = fit_calibration(scores, calibration.confidence)
     budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
