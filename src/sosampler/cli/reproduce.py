@@ -48,7 +48,8 @@ def reproduce_command(
 ) -> None:
     """Make the paper's tables and figures from your bank.
 
-    The paper's own figures stand beside. Each sampler is trained once, however many tables show it. A killed run
+    The paper's own figures stand beside. SOSampler has three rows: as the paper prints it, as in the authors' code, and
+    SOSampler+, this package's recipe, beside which no figure of the paper stands. Each sampler is trained once, however many tables show it. A killed run
     resumes when it is started again.
     """
     arguments = shared.without(locals(), "names", "bank", "classifier", "setting", "dry_run", "json_output")

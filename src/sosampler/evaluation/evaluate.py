@@ -55,6 +55,7 @@ from sosampler.evaluation.result import (
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.registry import MethodPolicy, Optimal
+from sosampler.samplers.recipe import title_of
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
@@ -204,6 +205,10 @@ def evaluate(
         "notes": notes,
         "seconds": round(time.perf_counter() - begun, 3),
     }
+    recipes = {policy.name: _about_sampler(policy).get("recipe") for policy in chosen_policies}
+    titles = {name: title_of(recipe) for name, recipe in recipes.items() if isinstance(recipe, dict) and recipe}
+    if titles:
+        facts["samplers"] = titles
     if autos:
         facts["auto"] = {suffix: auto.to_dict() for suffix, auto in autos.items()}
     if baselines:
@@ -295,7 +300,7 @@ def _check_policies(policies: Sequence[Policy], bank: Bank, teacher: Teacher, no
                 f"policy={policy.name!r} chooses among {mode}s, but {bank.path} stores other candidates; "
                 f"prepare a bank with --candidates {mode}, or leave the policy out"
             )
-        about = getattr(getattr(_scorer(policy), "sampler", None), "about", None) or {}
+        about = _about_sampler(policy)
         trained_for = about.get("teacher")
         if isinstance(trained_for, str) and trained_for != teacher.name:
             note(
@@ -395,6 +400,11 @@ class Measuring:
 
 
 # ---- the run
+
+
+def _about_sampler(policy: Policy) -> dict[str, Any]:
+    """Return the facts of the training of the sampler behind a policy; {} where there is none."""
+    return getattr(getattr(_scorer(policy), "sampler", None), "about", None) or {}
 
 
 def _scorer(policy: Policy) -> Policy:

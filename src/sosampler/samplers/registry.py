@@ -16,6 +16,17 @@ MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
 KIND = "sosampler sampler"
 # Sampler -> the recipe that trains it by default.
 RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsampler-rank"}
+# What tables, figures and reports call a sampler, by its recipe. SOSampler+ is this package's own recipe: figures that
+# the paper prints stand beside the other two only.
+TITLES = {
+    "default": "SOSampler+",
+    "paper": "SOSampler (paper)",
+    "authors": "SOSampler (authors' code)",
+    "ocsampler": "OCSampler",
+    "scsampler-rank": "SCSampler",
+    "scsampler-ac": "SCSampler (AC)",
+}
+OWN_RECIPE = f"{TITLES['default']} is this package's recipe"
 _BASELINE_KIND = "sosampler system"  # of the config.json that `baselines.base` writes
 
 
