@@ -84,8 +84,8 @@ def brings(files: Files) -> str:
     two, everything = at["default", FRAMES[1]], at["all", ALL]
     lines += [
         "",
-        f"{OWN_RECIPE}. {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames cost "
-        f"{everything['gmacs']:.1f}.",
+        f"{OWN_RECIPE}. {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames "
+        f"cost {everything['gmacs']:.1f}.",
         _beside_learned_methods(files["systems_reels"]),
         _general(files["general_sampler"]),
     ]

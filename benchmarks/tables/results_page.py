@@ -228,8 +228,8 @@ def _works(files: Files, paper: Files) -> list[str]:
     if not sentences:
         return []
     return [
-        f"**Does it work?** {OWN_RECIPE}. {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform frames, 6 of "
-        "10 frames each. Reels are untrimmed videos. The others are short clips of one scene."
+        f"**Does it work?** {OWN_RECIPE}. {' '.join(sentences)} These are points of top-1 (airtlab: mAP) above uniform "
+        "frames, 6 of 10 frames each. Reels are untrimmed videos. The others are short clips of one scene."
     ]
 
 
@@ -242,8 +242,8 @@ def _by_how_much(files: Files) -> list[str]:
     two = {policy: percent(line["top1"]) for (policy, n, t), line in at.items() if (n, t) == (2, 10)}
     every, ours = at["all", 10, 10], at["default", 2, 10]
     return [
-        f"**By how much?** On reels, 2 of 10 frames of {TITLES['default']}: {two['default']} % top-1. Uniform frames: {two['uniform']} %. "
-        f"All ten frames: {percent(every['top1'])} %.",
+        f"**By how much?** On reels, 2 of 10 frames of {TITLES['default']}: {two['default']} % top-1. Uniform frames: "
+        f"{two['uniform']} %. All ten frames: {percent(every['top1'])} %.",
         f"**At what cost?** {ours['gmacs']:.1f} GMACs a video for sampler and classifier, {every['gmacs']:.1f} for all "
         "ten frames.",
         f"**With which recipe?** {TITLES['default']} {two['default']} %, {TITLES['authors']} {two['authors']} %, "

@@ -1,4 +1,4 @@
-"""Dry runs of every table with each of the paper's kinds of classifiers: no row is missing but those of other systems."""
+"""Dry runs of every table with the paper's kinds of classifiers: only systems not in the package are missing."""
 
 from __future__ import annotations
 

@@ -156,9 +156,7 @@ class Training:
         """Make that of a row with N and T, for a data set and a classifier of the paper; None for a policy."""
         if row.sampler is None:
             return None
-        return cls.of(
-            row.sampler, row.recipe, row.settings_for(pair), changes, row.recipe_changes(data, classifier)
-        )
+        return cls.of(row.sampler, row.recipe, row.settings_for(pair), changes, row.recipe_changes(data, classifier))
 
     @property
     def is_baseline(self) -> bool:
