@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ from sosampler.report.load import (
     read_runs,
 )
 from sosampler.report.page import Gallery, Part, Strip, strip_of, write_page
-from sosampler.samplers.registry import OWN_RECIPE, TITLES
+from sosampler.samplers.registry import samplers_in_words
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
@@ -164,30 +164,16 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 # ---- an evaluation
 
 
-def samplers_in_words(facts: Mapping[str, Any]) -> str:
-    """Return which sampler the name of a policy stands for, by its recipe.
-
-    >>> samplers_in_words({"samplers": {"learned": "SOSampler+", "printed": "SOSampler (paper)"}})
-    'learned is SOSampler+; printed is SOSampler (paper). SOSampler+ is this package\'s recipe.'
-    """
-    titles = facts.get("samplers")
-    if not isinstance(titles, Mapping) or not titles:
-        return ""
-    own = f" {OWN_RECIPE}." if any(str(title).startswith(TITLES["default"]) for title in titles.values()) else ""
-    return f"{'; '.join(f'{policy} is {title}' for policy, title in titles.items())}.{own}"
-
-
 def _evaluation_part(
     run: EvaluationRun, name: str, count: int, given: Path | None, headline: Pair | None
 ) -> tuple[Part, str | None]:
     """Return the part of a run, and what is wrong with the given bank."""
     notes = [*run.notes, *run.missing]
     grid = independence_grid(run.folder) if run.path.is_dir() else None
+    compared = sentence_of(run.rows, run.metric, run.facts, headline)
     part = Part(
         title=name,
-        summary=" ".join(
-            filter(None, [sentence_of(run.rows, run.metric, run.facts, headline), samplers_in_words(run.facts)])
-        ),
+        summary=" ".join(filter(None, [compared, samplers_in_words(run.facts.get("samplers"))])),
         rows=run.rows,
         metric=run.metric,
         headline=headline,

@@ -76,3 +76,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 def has_belief(settings: dict[str, Any]) -> bool:
     """Return whether scores with these settings use a belief about the video's class."""
     return set(settings) == {"belief", "relevance", "importance"}
+
+
+def samplers_in_words(titles: Any) -> str:
+    """Return which sampler each name of a policy stands for; `titles` are `samplers` of an evaluation, or nothing.
+
+    >>> samplers_in_words({"learned": "SOSampler+", "printed": "SOSampler (paper)"})
+    "learned is SOSampler+; printed is SOSampler (paper). SOSampler+ is this package's recipe."
+    """
+    if not isinstance(titles, dict) or not titles:
+        return ""
+    own = f" {OWN_RECIPE}." if any(str(title).startswith(TITLES["default"]) for title in titles.values()) else ""
+    return f"{'; '.join(f'{policy} is {title}' for policy, title in titles.items())}.{own}"
