@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.tables.paper_tables import FROM_NOTHING
+from sosampler.samplers.registry import OWN_RECIPE, TITLES
 
 Result = dict[str, Any]
 Files = Mapping[str, Result]  # by name, those of paper_runs.py as "paper/NAME"
@@ -151,39 +152,39 @@ def ocsampler_fails(files: Files) -> Iterable[Evidence]:
                 contrast(files, name, "table5", f"{who} - uniform", pair) for who in ("sosampler", "ocsampler")
             )
             if ours is not None and theirs is not None:
-                yield _against_uniform(run_name(result), pair, theirs, ours)
+                yield _against_uniform(run_name(result), pair, theirs, ours, TITLES["paper"])
     for key, found in files.get("systems_reels", {}).get("longer", {}).items():
         frames, candidates = (int(number) for number in key.split("/"))
         pair = frames, candidates
         names = [f"{who}, T={candidates}" for who in ("sosampler", "ocsampler")]
         ours, theirs = (to_uniform(found["rows"], name, pair) for name in names)
         if ours is not None and theirs is not None:
-            yield _against_uniform("reels of systems.py, resnet50", pair, theirs, ours)
+            yield _against_uniform("reels of systems.py, resnet50", pair, theirs, ours, TITLES["default"])
 
 
-def _against_uniform(where: str, pair: tuple[int, int], theirs: Range, ours: Range) -> Evidence:
+def _against_uniform(where: str, pair: tuple[int, int], theirs: Range, ours: Range, name: str) -> Evidence:
     below = Range(-theirs.value, -theirs.high, -theirs.low)
-    figures = f"OCSampler {theirs}, SOSampler {ours} to uniform"
+    figures = f"OCSampler {theirs}, {name} {ours} to uniform"
     return Evidence(f"{where}, {pair[0]} of {pair[1]}", figures, verdict(below))
 
 
 def shrinks_on_short_videos(files: Files) -> Iterable[Evidence]:
     sources: list[tuple[str, Callable[[str], Range | None]]] = [
-        ("recipe paper", lambda name: contrast(files, name, "table6", "sosampler - uniform")),
-        ("recipe default", lambda name: gain(files, name)),
+        (TITLES["paper"], lambda name: contrast(files, name, "table6", "sosampler - uniform")),
+        (TITLES["default"], lambda name: gain(files, name)),
     ]
-    for recipe, gain_on in sources:
-        long = gain_on("reels10" if recipe == "recipe paper" else "reels")
+    for title, gain_on in sources:
+        long = gain_on("reels10" if title == TITLES["paper"] else "reels")
         for name in REAL_CLIPS:
             short = gain_on(name)
             if long is not None and short is not None:
                 difference = long.minus(short)
                 figures = f"reels {long}, {name} {short} above uniform; difference {difference}"
-                yield Evidence(f"{name}, {recipe}", figures, verdict(difference))
+                yield Evidence(f"{name}, {title}", figures, verdict(difference))
 
 
 def gain(files: Files, name: str) -> Range | None:
-    """Return SOSampler's gain over uniform by systems.py; on reels, if that was not run, by samplers.py."""
+    """Return SOSampler+'s gain over uniform by systems.py; on reels, if that was not run, by samplers.py."""
     rows = dict(_systems(files)).get(name)
     if rows is None and name == "reels":
         return to_uniform(files.get("samplers", {}).get("rows", []), "default")
@@ -235,8 +236,8 @@ CLAIMS = (
     ),
     Claim(
         "The gain shrinks on short videos",
-        "SOSampler's gain over uniform on reels, which are untrimmed by construction, minus that on short clips, 6 of "
-        "10 frames. The sets also differ in classes, metric and size.",
+        "A sampler's gain over uniform on reels, which are untrimmed by construction, minus that on short clips, 6 of "
+        f"10 frames. {OWN_RECIPE}. The sets also differ in classes, metric and size.",
         shrinks_on_short_videos,
     ),
     Claim(

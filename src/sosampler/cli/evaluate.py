@@ -13,6 +13,7 @@ from typer import Argument, Option
 from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
+from sosampler.samplers.registry import samplers_in_words
 
 
 def evaluate_command(
@@ -91,6 +92,8 @@ def evaluate_command(
         facts = evaluation.facts
         shared.say(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}")
         typer.echo(evaluation.table())
+        if titles := samplers_in_words(facts.get("samplers")):
+            shared.say(titles)
     for name, path in {"csv": csv, "json": out, "curve": curve, "run": run}.items():
         if path is not None:
             getattr(evaluation, f"write_{name}")(path)

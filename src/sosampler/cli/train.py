@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from sosampler.cli import options as shared
+from sosampler.samplers.registry import TITLES
 
 _SETTINGS = ("epochs", "batch_size", "lr", "seed")  # of the recipe, with options of their own
 
@@ -30,7 +31,8 @@ def train_command(
     recipe: Annotated[
         str | None,
         Option(
-            help="default, paper, authors, ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
+            help=f"default ({TITLES['default']}, this package's recipe), paper ({TITLES['paper']}), authors "
+            f"({TITLES['authors']}), ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
             "baseline a YAML file. Default: the sampler's own."
         ),
     ] = None,

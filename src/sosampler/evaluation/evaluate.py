@@ -56,6 +56,7 @@ from sosampler.evaluation.result import (
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer
+from sosampler.samplers.recipe import title_of
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
@@ -223,6 +224,10 @@ def evaluate(
         "notes": notes,
         "seconds": round(time.perf_counter() - begun, 3),
     }
+    recipes = {policy.name: _about_sampler(policy).get("recipe") for policy in chosen_policies}
+    titles = {name: title_of(recipe) for name, recipe in recipes.items() if isinstance(recipe, dict) and recipe}
+    if titles:
+        facts["samplers"] = titles
     if autos:
         facts["auto"] = {suffix: auto.to_dict() for suffix, auto in autos.items()}
     if baselines:
@@ -314,10 +319,9 @@ def _check_policies(policies: Sequence[Policy], bank: Bank, teacher: Teacher, no
                 f"policy={policy.name!r} chooses among {mode}s, but {bank.path} stores other candidates; "
                 f"prepare a bank with --candidates {mode}, or leave the policy out"
             )
-        sampler = getattr(_scorer(policy), "sampler", None)
         if isinstance(policy, OwnAnswer):
             _check_classes(policy, policy.base.sampler.config, bank)
-        about = getattr(sampler, "about", None) or {}
+        about = _about_sampler(policy)
         trained_for = about.get("teacher")
         if isinstance(trained_for, str) and trained_for != teacher.name:
             note(
@@ -443,6 +447,11 @@ class Measuring:
 
 
 # ---- the run
+
+
+def _about_sampler(policy: Policy) -> dict[str, Any]:
+    """Return the facts of the training of the sampler behind a policy; {} where there is none."""
+    return getattr(getattr(_scorer(policy), "sampler", None), "about", None) or {}
 
 
 def _scorer(policy: Policy) -> Policy:

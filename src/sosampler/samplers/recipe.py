@@ -22,6 +22,7 @@ from sosampler._util.validation import (
     one_of,
 )
 from sosampler.errors import InvalidArgument, first_line
+from sosampler.samplers.registry import TITLES
 
 REWARDS = ("confidence", "label")
 BASELINES = ("uniform", "sample")
@@ -184,6 +185,22 @@ def list_recipes() -> list[str]:
         ['default', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
     """
     return list(_NAMES)
+
+
+def title_of(recipe: Mapping[str, Any]) -> str:
+    """Return what tables call a sampler with this recipe, and which settings differ from the recipe of that name.
+
+    Examples:
+        >>> title_of(read_recipe("paper").to_dict()), title_of(read_recipe("default", lr=0.1, seed=3).to_dict())
+        ('SOSampler (paper)', 'SOSampler+, other lr')
+    """
+    name = str(recipe["name"])
+    if name not in TITLES:
+        return name
+    known = {key: value for key, value in read_recipe(name).to_dict().items() if key != "seed"}
+    # A recipe that was written by an older version may lack settings.
+    changed = [key for key, value in known.items() if recipe.get(key, value) != value]
+    return f"{TITLES[name]}, other {', '.join(changed)}" if changed else TITLES[name]
 
 
 def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerRecipe:
