@@ -25,6 +25,8 @@ SELECTORS = (
     *(f"frame-difference+{method}" for method in METHODS),
 )
 
+TRAINED = "sosampler"  # light features of the sampler that the first trial of this method trained, or its seed
+
 # Arguments of `so.train`, the method's own recipe first. `--trials` takes so many from the front, of every method.
 TRIALS: dict[str, tuple[Settings, ...]] = {
     "sosampler": (
@@ -35,9 +37,26 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"temperature": 2.0},
         {"lr": 3e-3},
     ),
+    # Both papers start from a sampler's network that was trained on the labels.
+    "paper": (
+        {"recipe": "paper"},
+        {"recipe": "paper", "pretrain": 4},
+        {"recipe": "paper", "pretrain": 4, "lr": 1e-2},
+        {"recipe": "paper", "lr": 1e-2},
+        {"recipe": "paper", "pretrain": 4, "lr": 1e-1},
+        {"recipe": "paper", "pretrain": 10, "lr": 1e-2},
+    ),
+    "authors": (
+        {"recipe": "authors"},
+        {"recipe": "authors", "pretrain": 4},
+        {"recipe": "authors", "pretrain": 4, "lr": 0.05},
+        {"recipe": "authors", "lr": 0.05},
+        {"recipe": "authors", "pretrain": 4, "dropout": 0.0},
+        {"recipe": "authors", "pretrain": 10},
+    ),
     "ocsampler": (
         {},
-        {"reinforce": {"reward": "label"}},
+        {"reinforce": {"reward": "label"}, "pretrain": 4},
         {"reinforce": {"reward": "label"}, "optimizer": "adamw", "lr": 1e-3, "warmup": 0.1, "clip": 5.0},
         {"reinforce": {"reward": "label", "entropy": 0.01}, "lr": 0.02},
         {"reinforce": {"reward": "label", "num_frames": 3}, "lr": 0.02},
@@ -62,6 +81,7 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     "liteeval": (
         {},
         {"target": 0.5},
+        {"target": 0.5, "light": TRAINED},
         {"budget_per": "video"},
         {"lr": 3e-4},
         {"target": 0.5, "lr": 3e-4},
@@ -70,6 +90,7 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     "adaframe": (
         {},
         {"lr": 3e-4},
+        {"light": TRAINED},
         {"rollouts": 4},
         {"rollouts": 4, "deviation": 0.2, "lr": 3e-4},
         {"deviation": 0.2},
@@ -84,7 +105,14 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"lr": 3e-3},
     ),
 }
-PICTURES = ("sosampler", "ocsampler", "scsampler")  # train on pictures and then choose N frames; the rest on features
+SAMPLERS = {"paper": "sosampler", "authors": "sosampler"}  # methods that are recipes of another sampler
+PICTURES = (
+    "sosampler",
+    "paper",
+    "authors",
+    "ocsampler",
+    "scsampler",
+)  # train on pictures and then choose N frames; the rest on features
 
 _POLICY = re.compile(r"(?P<base>[^#@+]+)(#(?P<seed>\w+))?(?P<method>\+\w+)?(@(?P<dial>.+))?")
 

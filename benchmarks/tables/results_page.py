@@ -298,7 +298,7 @@ def _claims_in_short(files: Files, paper: Files) -> list[str]:
     both = {**files, **{f"paper/{name}": result for name, result in paper.items()}}
     counts = []
     for claim in claims.CLAIMS:
-        verdicts = [evidence.verdict for evidence in claim.evidence(both)]
+        verdicts = [each.verdict for each in claim.evidence(both) if each.verdict != claims.ONE_RATE]
         if verdicts:
             counts.append(f'"{claim.title}" in {verdicts.count(claims.HOLDS)} of {len(verdicts)}')
     if not counts:
