@@ -13,6 +13,8 @@ import torch
 import sosampler as so
 from sosampler.classifiers.weights import read_state
 from sosampler.datasets.importers.build import import_dataset
+from sosampler.training.classifier_data import open_source
+from sosampler.training.train_classifier import ClassifierRecipe
 from sosampler.video.synthetic import numbered_video
 
 CLASSES = tuple(f"action {number:03}" for number in range(200))
@@ -105,6 +107,29 @@ def test_a_classifier_learns_as_from_single_labels(banks: dict[str, so.Bank], tm
         banks["sets"], "timm:test_resnet", out=tmp_path / "independent", exclusive=False, **options
     )
     assert independent.classifier.activation == "sigmoid"
+
+
+def test_videos_without_a_label_are_left_out(tmp_path: Path) -> None:
+    """They are examples only where classes are independent; the others keep their own frames."""
+    labels: list[tuple[int, ...]] = [(), (0,), (1,), (), (0, 1), (1,)]
+    entries = [
+        so.FrameEntry(
+            id=f"v{number}",
+            labels=own,
+            frames=np.full((2, 32, 32, 3), 40 * number, np.uint8),
+            split="dev" if number == 5 else "train",
+        )
+        for number, own in enumerate(labels)
+    ]
+    for exclusive, expected in ((True, [1, 2, 4]), (False, [0, 1, 2, 3, 4])):
+        folder = tmp_path / str(exclusive)
+        bank = so.write_frames(folder, entries, classes=["a", "b"], multi_label=True, exclusive=exclusive)
+        recipe = ClassifierRecipe(num_frames=1)
+        examples, _ = open_source(bank, recipe).open(
+            classifier().preprocessing, recipe, frames_folder=tmp_path / "none", workers=0, check=False
+        )
+        clips = [examples["train"].clip(number, None)[0] for number in range(len(examples["train"]))]
+        assert [round(float(clip.mean()) / 40) for clip in clips] == expected
 
 
 def test_map_counts_both_labels(banks: dict[str, so.Bank]) -> None:

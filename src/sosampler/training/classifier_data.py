@@ -255,13 +255,14 @@ class DataSource:
             items, unreadable = bank.items, len(bank.failures)
             _check_sizes(self.name, items, f" ({unreadable} videos are unreadable, see {bank.path}/failed.jsonl)")
         examples: dict[str, ClipExamples] = {}
+        bank_rows = {} if bank is None else {item.id: row for row, item in enumerate(bank.items)}
         for split in SPLITS:
             rows = [row for row, item in enumerate(items) if item.split == split]
             rest = ([items[row].labels for row in rows], len(manifest.classes), preprocessing, recipe)
             if bank is None:
                 examples[split] = ImageExamples([manifest.path_of(items[row]) for row in rows], *rest)
             else:
-                examples[split] = BankExamples(bank, rows, *rest)
+                examples[split] = BankExamples(bank, [bank_rows[items[row].id] for row in rows], *rest)
         return examples, unreadable
 
 
