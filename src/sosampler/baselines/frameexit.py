@@ -137,6 +137,22 @@ class FrameExit(Baseline):
         classifiers = matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
         return matrix_gmacs(self.neck) * frames + gate * gates_run + classifiers
 
+    def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
+        """Take the maximum over the chosen frames, and the classifier of as many; from the last one on, that one."""
+        frames = chosen.sum(dim=1)
+        rows, positions = chosen.nonzero(as_tuple=True)
+        features = self.neck(views.heavy[rows, positions])
+        pooled = features.new_full((*chosen.shape, features.shape[-1]), -torch.inf)
+        pooled = pooled.index_put((rows, positions), features).amax(dim=1)
+        probabilities = views.heavy.new_zeros(len(chosen), self.config["num_classes"])
+        for count in frames.unique().tolist():
+            classifier = self.classifiers[min(count, self.max_frames) - 1]
+            probabilities[frames == count] = self.activate(classifier(pooled[frames == count]))
+        return BaselineOutput(probabilities, chosen, torch.zeros_like(chosen))
+
+    def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
+        return matrix_gmacs(self.neck) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classifiers[0])
+
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         for module in [self.gates] if phase == "gates" else [self.neck, self.classifiers]:
             yield from module.parameters()

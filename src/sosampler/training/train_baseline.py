@@ -156,7 +156,7 @@ def _train(
     if not is_finite(baseline):
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
-    measured, curve = dict.fromkeys(_ON_DEV), []
+    measured, curve, each_step = dict.fromkeys(_ON_DEV), [], []
     measured["metric"] = metric = "mAP" if baseline.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
@@ -166,6 +166,9 @@ def _train(
         for value in baseline.threshold_values:  # from cheap to costly
             point = measure_baseline(baseline.with_threshold(value), views, labels, **gmacs)
             curve.append({"dial": baseline.threshold, "value": value, **point})
+        each_step = [
+            {"steps": k, **measure_baseline(other, views, labels, **gmacs)} for k, other in baseline.with_each_step()
+        ]
     about = {
         "classifier": features["heavy"]["network"],
         "bank": bank.path.resolve().name,
@@ -190,6 +193,8 @@ def _train(
         "heavy": sources["heavy"].fingerprint,
         "light": sources["light"].fingerprint if recipe.needs_light else None,
     }
+    if each_step:  # "frames" of these are distinct ones
+        result["dev_steps"] = each_step
     run.finish(result)
     scored = ""
     if measured["dev"] is not None:
