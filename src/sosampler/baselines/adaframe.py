@@ -137,13 +137,15 @@ class AdaFrame(Baseline):
         nn.init.zeros_(self.locate.bias)
         self.search = SearchMemory(light_width, width, hidden) if search_memory else None
 
-    def remember(self, views: Views) -> Memory:
-        """Encode the light features of evenly spread real candidates."""
+    def remember(self, views: Views, *, search: bool = True) -> Memory:
+        """Encode the light features of evenly spread real candidates; `search`: also for locations."""
         positions, real = evenly_spread(views.real, self.config["memory_frames"])
         light = views.light.take_along_dim(positions[:, :, None], 1)
         waves = encode_locations(relative_position(positions, views.real))
-        search = None if self.search is None else self.search.memorise(light) + self.search.place(waves)
-        return Memory(self.memorise(light) + self.place(waves), real, positions, search)
+        entries, of_search = self.memorise(light) + self.place(waves), None
+        if search and self.search is not None:
+            of_search = self.search.memorise(light) + self.search.place(waves)
+        return Memory(entries, real, positions, of_search)
 
     def step(
         self, frames: Tensor, locations: Tensor, memory: Memory, state: tuple[Tensor, Tensor]
@@ -226,8 +228,8 @@ class AdaFrame(Baseline):
 
     def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
         """Visit the chosen frames in time order."""
-        memory, state, _ = self._start(views)
-        steps = chosen.sum(dim=1)
+        memory, empty = self.remember(views, search=False), views.heavy.new_zeros(len(chosen), self.config["hidden"])
+        state, steps = (empty, empty), chosen.sum(dim=1)
         for step in range(int(steps.max())):
             position = candidates_of_ranks(torch.full_like(steps, step)[:, None], chosen)[:, 0]
             frames = views.heavy.take_along_dim(position[:, None, None], 1)[:, 0]

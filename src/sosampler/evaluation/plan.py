@@ -287,8 +287,8 @@ def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool =
     if number is None and value != EVERY:
         raise InvalidArgument(
             f"{name}@{value} cannot be read; @VALUE must be a number for {system.threshold} of {system.name}, "
-            f"for example {', '.join(map(str, system.threshold_values))}, {EVERY} for all of these, or {_UNIFORM} for "
-            "evenly spread frames"
+            f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these; "
+            f"@{_UNIFORM} gives it evenly spread frames"
         )
     values = system.threshold_values if number is None else [number]
     return [BaselineRow(f"{name}@{threshold}", system.with_threshold(threshold), name) for threshold in values]
