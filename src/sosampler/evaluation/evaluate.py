@@ -104,8 +104,9 @@ def evaluate(
             avoids redundant frames; "+aks", "+its" or "+nms" spreads the choice in time. "keyframe" is for a bank that
             was prepared with candidates="keyframe". Trained baselines (systems) and their folders are given in the
             same ways; "FOLDER@VALUE" sets the threshold of a baseline, "FOLDER@all" gives a row for each of its
-            values. What `train` returns stands for the sampler or the baseline in it. "FOLDER+answer" is the answer of
-            the sampler's own class head, without the classifier. "class-frames" is for banks that know which frames
+            values, "FOLDER@uniform" (or "FOLDER@uniform@N") rows of its own layers on N evenly spread frames instead of
+            its search. What `train` returns stands for the sampler or the baseline in it. "FOLDER+answer" is the answer
+            of the sampler's own class head, without the classifier. "class-frames" is for banks that know which frames
             show the class, as those of reels do.
         num_frames, num_candidates: N and T; all combinations of what is given. A baseline decides how many frames it
             needs, so it has one row for each T. "auto" or an `Auto` among the N gives each sampler rows NAME+auto, for

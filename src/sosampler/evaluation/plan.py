@@ -25,7 +25,15 @@ from sosampler._util.validation import check_float, check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
 from sosampler.baselines.base import KIND as BASELINE_KIND
-from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, video_gmacs
+from sosampler.baselines.base import (
+    Baseline,
+    UniformFrames,
+    Views,
+    decoded_frames,
+    load_system,
+    predict,
+    video_gmacs,
+)
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.clip_scores import Clips, Videos
@@ -51,6 +59,8 @@ from sosampler.policies.registry import (
 
 Pair = tuple[int | None, int]  # N, T; None where the policy decides on N
 NOT_SEEN = -1  # pads the row of a video in the table of chosen frames
+
+_UNIFORM = "uniform"  # behind the @ of a baseline: its own layers on N evenly spread frames, without its search
 
 # Numbers of a baseline's features that are stacked at a time (128 MiB of float16, or 256 of float32).
 _MAX_NUMBERS = 1 << 26
@@ -132,6 +142,11 @@ class BaselineRow:
     system: Baseline
     base: str  # the name without the threshold
 
+    @property
+    def num_frames(self) -> int:
+        """The frames that a baseline without its search sees; 1 for those that decide themselves."""
+        return int(self.system.config["num_frames"]) if isinstance(self.system, UniformFrames) else 1
+
     def facts(self) -> dict[str, Any]:
         """Return what identifies the baseline and its threshold, as JSON values."""
         system, about = self.system, self.system.about
@@ -197,6 +212,8 @@ class Resolver:
         # A folder may itself be called like one with a method or a threshold behind it, and is then taken as it is.
         folder, method = (text, "") if is_saved_folder(text) else split_method(text)
         before, _, value = text.rpartition("@")
+        if before.endswith(f"@{_UNIFORM}") and not is_saved_folder(before):  # FOLDER@uniform@N
+            before, value = before.removesuffix(f"@{_UNIFORM}"), f"{_UNIFORM}@{value}"
         if not is_saved_folder(folder) and before and value and is_saved_folder(before):
             if saved_kind(before) != BASELINE_KIND:
                 raise InvalidArgument(
@@ -242,9 +259,14 @@ def _unwrapped(policy: Any) -> Any:
 def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
     """Return the row of a baseline, or with "all" one for each threshold; an empty `value` leaves it as it is.
 
-    A threshold that its name ends in is set, unless the name is its folder's.
+    A threshold that its name ends in is set, unless the name is its folder's. "uniform" gives it N evenly spread frames
+    instead of its search; "uniform@3" three of them.
     """
     name, in_name = (name, "") if name_is_folder else split_threshold(name)
+    searching, _, frames = value.partition("@")
+    if searching == _UNIFORM or (name.endswith(f"@{_UNIFORM}") and not name_is_folder):
+        value = (frames if searching == _UNIFORM else value) or in_name or EVERY
+        name, system = f"{name.removesuffix(f'@{_UNIFORM}')}@{_UNIFORM}", UniformFrames(system)
     if in_name and value and in_name != value:
         raise InvalidArgument(
             f"the name {name}@{in_name} has the threshold {in_name}, but the policy {value}; write one of them"
@@ -266,7 +288,8 @@ def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool =
     if number is None and value != EVERY:
         raise InvalidArgument(
             f"{name}@{value} cannot be read; @VALUE must be a number for {system.threshold} of {system.name}, "
-            f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these"
+            f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these; "
+            f"@{_UNIFORM} gives it evenly spread frames"
         )
     values = system.threshold_values if number is None else [number]
     return [BaselineRow(f"{name}@{threshold}", system.with_threshold(threshold), name) for threshold in values]
@@ -525,10 +548,20 @@ def run_baselines(
         network, in time order, padded with -1.
     """
     ready = [(row, _stored_features(row, bank)) for row in rows]
+    for base in dict.fromkeys(row.base for row in rows):
+        fewest = min(row.num_frames for row in rows if row.base == base)
+        if fewest > max(candidates):
+            raise InvalidArgument(
+                f"{base}@{fewest} is more than the {max(candidates)} candidates; give at most as many"
+            )
     sets = {stored.name: stored for _, feature_sets in ready for stored in feature_sets}
     results: dict[Cell, tuple[Tally, Spent]] = {}
     for num_candidates in candidates:
-        runs = [_BaselineRun(row, feature_sets, num_candidates, videos) for row, feature_sets in ready]
+        runs = [
+            _BaselineRun(row, feature_sets, num_candidates, videos)
+            for row, feature_sets in ready
+            if row.num_frames <= num_candidates
+        ]
         size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in sets.values()))))
         for begin in range(0, len(videos) if runs else 0, size):
             indices = np.arange(begin, min(begin + size, len(videos)))

@@ -16,7 +16,9 @@ from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, save_baseline, video_gmacs
+from sosampler.baselines.frameexit import read_release
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
+from sosampler.classifiers.factory import create_classifier
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
@@ -166,7 +168,7 @@ def _train(
     if not is_finite(baseline):
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
-    measured, curve = dict.fromkeys(_ON_DEV), []
+    measured, curve, each_step = dict.fromkeys(_ON_DEV), [], []
     measured["metric"] = metric = "mAP" if bank.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
@@ -176,6 +178,10 @@ def _train(
         for value in baseline.threshold_values:  # from cheap to costly
             point = measure_baseline(baseline.with_threshold(value), views, labels, metric=metric, **gmacs)
             curve.append({"dial": baseline.threshold, "value": value, **point})
+        each_step = [
+            {"steps": k, **measure_baseline(other, views, labels, metric=metric, **gmacs)}
+            for k, other in baseline.with_each_step()
+        ]
     about = {
         "classifier": features["heavy"]["network"],
         "bank": bank.path.resolve().name,
@@ -200,6 +206,8 @@ def _train(
         "heavy": sources["heavy"].fingerprint,
         "light": sources["light"].fingerprint if recipe.needs_light else None,
     }
+    if each_step:  # "frames" of these are distinct ones
+        result["dev_steps"] = each_step
     run.finish(result)
     scored = ""
     if measured["dev"] is not None:
@@ -336,3 +344,54 @@ def measure_baseline(
         "frames_decoded": float(decoded_frames(output).double().mean()),
         "gmacs": float(gmacs.double().mean()),
     }
+
+
+def import_frameexit(
+    bank: str | Path | Bank,
+    weights: str | Path,
+    *,
+    out: str | Path,
+    classifier: Any = None,
+    first_exit: float = 0.99,
+    gate_exit: float = 0.5,
+    device: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Baseline:
+    """Make the baseline frameexit of a checkpoint that FrameExit's authors released; nothing is trained.
+
+    Features of its ResNet-50 and the layer after it are computed for the whole bank, once; a killed run resumes.
+
+    Args:
+        bank: with the classes of the checkpoint in its order.
+        weights: the .pth file, or the same tensors as .safetensors.
+        out: folder for the baseline; `load_system(out)` and `evaluate` take it.
+        classifier: source of the features, as for `train`; default: the network of the checkpoint.
+        first_exit, gate_exit: thresholds of the baseline; these are the authors' for ActivityNet.
+        device: default: the GPU if there is one.
+        say: is given a line of text about what is done.
+    """
+    bank = bank if isinstance(bank, Bank) else Bank(bank)
+    own = create_classifier("resnet50", head="frameexit", weights=weights)
+    if own.num_classes != len(bank.classes):
+        raise InvalidArgument(
+            f"{weights} has {own.num_classes} classes, but {bank.path} has {len(bank.classes)}; give a bank with the "
+            "classes of the checkpoint, in its order"
+        )
+    source = heavy_source(bank, own if classifier is None else classifier)
+    target = str(Processes(device).device)
+    keep_features(bank, source, device=target, say=say)
+    heavy = source.describe(Bank(bank.path))
+    baseline = read_release(weights, heavy_width=heavy["width"], first_exit=first_exit, gate_exit=gate_exit)
+    about = {
+        "classifier": heavy["network"],
+        "bank": bank.path.resolve().name,
+        "classes": list(bank.classes),
+        "num_candidates": baseline.max_frames,
+        "heavy": heavy,
+        "light": None,
+        "weights": Path(weights).name,
+        "sosampler": __version__,
+    }
+    save_baseline(out, baseline, about)
+    say(f"written to {out}")
+    return load_system(out, target)

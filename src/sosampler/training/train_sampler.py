@@ -125,7 +125,8 @@ def train(
         weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained". For a
             baseline, the fixed weights of its light network, MobileNetV2.
         light: for a baseline, another light network: a `SOSampler` without shift, its folder, or the name of features
-            in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`.
+            in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`; `import_frameexit`
+            reads a checkpoint of FrameExit's authors.
         teacher: "bank": targets are the stored outputs for whole frames. "online": the classifier runs on the same
             random crops that the sampler sees, which costs its forward pass in each step; dev uses the stored outputs.
             A classifier that is given as an object is frozen and stays on the device.
