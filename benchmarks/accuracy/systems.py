@@ -308,6 +308,9 @@ def choosing(tasks: dict[str, Task]) -> dict[str, str]:
     for name, task in tasks.items():
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
+            policies[f"{name}+answer"] = task["out"]
+        if task["sampler"] not in PICTURES:
+            policies[f"{name}@{trials.UNIFORM}"] = task["out"]
     return policies
 
 

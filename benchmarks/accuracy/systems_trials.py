@@ -114,6 +114,8 @@ PICTURES = (
     "scsampler",
 )  # train on pictures and then choose N frames; the rest on features
 
+UNIFORM, OWN_CLASSIFIER = "uniform", ", uniform frames"
+
 _POLICY = re.compile(r"(?P<base>[^#@+]+)(#(?P<seed>\w+))?(?P<method>\+\w+)?(@(?P<dial>.+))?")
 
 
@@ -129,11 +131,16 @@ def read_policy(text: str) -> Policy:
     """
     >>> read_policy("sosampler#1+aks"), read_policy("frameexit#0@0.5").dial
     (Policy(name='sosampler+aks', seed='1', dial=''), '0.5')
+    >>> read_policy("marl#0@uniform@3")
+    Policy(name='marl, uniform frames', seed='0', dial='3')
     """
     found = _POLICY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not the name of a row of this benchmark")
-    return Policy(found["base"] + (found["method"] or ""), found["seed"] or "", found["dial"] or "")
+    name, dial = found["base"] + (found["method"] or ""), found["dial"] or ""
+    if dial.startswith(UNIFORM):  # its own class layers without its search
+        name, dial = name + OWN_CLASSIFIER, dial.removeprefix(f"{UNIFORM}@")
+    return Policy(name, found["seed"] or "", dial)
 
 
 def budget_of(rows: Iterable[Row]) -> float:

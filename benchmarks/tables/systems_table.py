@@ -30,6 +30,11 @@ NAMES = {
     "semi-optimal": "π_s, label confidence (oracle)",
     "optimal": "π_o (oracle)",
 }
+NAMES |= {
+    f"{name}, uniform frames": f"{NAMES[name]}'s own classifier, uniform frames"
+    for name in ("frameexit", "liteeval", "adaframe", "marl")
+}
+NAMES["sosampler+answer"] = f"{TITLES['default']}'s own answer, no classifier"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
 # The rest would lie on top of each other
 IN_THE_CURVE = ("uniform", "random", "all", *(set(NAMES) - {"semi-optimal-max", "optimal"}))
