@@ -363,7 +363,7 @@ def test_the_authors_settings_are_those_of_the_page() -> None:
 def test_places_without_a_configuration_have_the_nearest() -> None:
     assert authors_recipe("activitynet", "x3d_s") == authors_recipe("activitynet", "resnet50")
     assert authors_recipe("mini_kinetics", None) == authors_recipe("mini_kinetics", "resnet50")
-    assert authors_recipe(None, "timesformer") == read_recipe("authors")
+    assert authors_recipe(None, "timesformer") == read_recipe("authors", pretrain=10)
     coin, activitynet = (authors_recipe(data, "timesformer") for data in ("coin", "activitynet"))
     assert coin.changed(warmup=activitynet.warmup) == activitynet
     assert coin.warmup == pytest.approx(1500 / STEPS["coin"])
