@@ -161,7 +161,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "liteeval": _COMMON
     | {"epochs": 15, "lr": 2e-2, "coarse_width": 8, "fine_width": 16, "target": 0.17, "budget": 2.0},
     "adaframe": _COMMON
-    | {"epochs": 20, "lr": 2e-2, "hidden": 32, "width": 16, "memory_frames": STORED, "max_steps": 3, "patience": 3},
+    | {"epochs": 20, "lr": 2e-2, "hidden": 32, "width": 16, "memory_frames": STORED, "max_steps": 3, "mu": 2.0},
     "marl": _COMMON
     | {"epochs": 20, "lr": 1e-2, "agents": 2, "stride": 2, "max_steps": 3, "hidden": 16, "width": 8, "rollouts": 2},
 }

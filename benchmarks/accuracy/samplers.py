@@ -69,7 +69,11 @@ def main() -> None:
     parser.add_argument("--long-count", type=int, default=500, help="Reels of each longer kind to test on.")
     parser.add_argument("--long-train", type=int, default=300, help="And to train on, for systems.py; 0 for none.")
     parser.add_argument(
-        "--tune", type=int, nargs=2, default=[2000, 500], help="Reels of tune10, for systems.py: train, dev; 0 0: none."
+        "--tune",
+        type=int,
+        nargs=2,
+        default=[2000, 1000],
+        help="Reels of tune10, for systems.py: train, dev; 0 0: none.",
     )
     parser.add_argument("--classifier-epochs", type=int, default=12, help="More, and it is sure of distractors too.")
     parser.add_argument("--epochs", type=int, default=None, help="Of the samplers; default: their recipes'.")

@@ -173,7 +173,8 @@ def task_of(
 ) -> Task:
     """Arguments of `so.train`. The folder's name follows from them, so that a run is found again."""
     classifier = results.needed("classifier", "features")["fingerprint"]
-    own: Settings = {"sampler": method, "classifier": classifier, "seed": seed, **settings}
+    sampler = trials.SAMPLERS.get(method, method)
+    own: Settings = {"sampler": sampler, "classifier": classifier, "seed": seed, **settings}
     if epochs is not None:
         own["epochs"] = epochs
     if arguments.batch_size is not None:
@@ -182,6 +183,10 @@ def task_of(
     digest = hashlib.sha256(json.dumps([own, place.name], sort_keys=True).encode()).hexdigest()[:8]
     if method in PICTURES:
         own["weights"] = str(arguments.sampler_weights)
+    elif settings.get("light") == trials.TRAINED:
+        shorter = arguments.trial_epochs if bank is not None and bank == arguments.tune_bank else None
+        light = task_of(arguments, results, trials.TRAINED, {}, seed, shorter or arguments.epochs, bank)
+        own["light"] = light["out"]
     else:
         own["light"] = results["light"]["fingerprint"]
     return {"bank": str(place), "out": str(arguments.work / f"{method}-{seed}-{digest}"), **own}
@@ -194,13 +199,19 @@ def is_trained(task: Task) -> bool:
 def train_all(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str, Reply]:
     """Those that are not trained yet; trainings on pictures first, for they take longest."""
     left = {name: task for name, task in tasks.items() if not is_trained(task)}
-    left = dict(sorted(left.items(), key=lambda named: named[1]["sampler"] not in PICTURES))
+    pictures = {name: task for name, task in left.items() if task["sampler"] in PICTURES}
+    features = {name: task for name, task in left.items() if name not in pictures}
 
     def done(name: str, reply: Reply) -> None:
         print(f"{name}: {reply['seconds']:.0f} s {reply.get('failed', '')}", flush=True)
 
     with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
-        return trainers.train(left, done)
+        replies = trainers.train(pictures, done)
+        # A sampler's features go into the bank before several trainings read them.
+        for bank, light in {(task["bank"], str(task["light"])) for task in features.values()}:
+            if (Path(light) / "config.json").is_file():
+                so.add_features(bank, so.load_sampler(light, device=device()))
+        return replies | trainers.train(features, done)
 
 
 def trial_task(arguments: argparse.Namespace, results: Results, method: str, settings: Settings) -> Task:
@@ -295,8 +306,11 @@ def choosing(tasks: dict[str, Task]) -> dict[str, str]:
     """Everybody but the oracles."""
     policies = named([*trials.RULES, *trials.SELECTORS], tasks)
     for name, task in tasks.items():
-        if task["sampler"] == "sosampler":
+        if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
+            policies[f"{name}+answer"] = task["out"]
+        if task["sampler"] not in PICTURES:
+            policies[f"{name}@{trials.UNIFORM}"] = task["out"]
     return policies
 
 

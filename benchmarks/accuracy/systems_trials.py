@@ -25,6 +25,8 @@ SELECTORS = (
     *(f"frame-difference+{method}" for method in METHODS),
 )
 
+TRAINED = "sosampler"  # light features of the sampler that the first trial of this method trained, or its seed
+
 # Arguments of `so.train`, the method's own recipe first. `--trials` takes so many from the front, of every method.
 TRIALS: dict[str, tuple[Settings, ...]] = {
     "sosampler": (
@@ -35,9 +37,26 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"temperature": 2.0},
         {"lr": 3e-3},
     ),
+    # Both papers start from a sampler's network that was trained on the labels.
+    "paper": (
+        {"recipe": "paper"},
+        {"recipe": "paper", "pretrain": 4},
+        {"recipe": "paper", "pretrain": 4, "lr": 1e-2},
+        {"recipe": "paper", "lr": 1e-2},
+        {"recipe": "paper", "pretrain": 4, "lr": 1e-1},
+        {"recipe": "paper", "pretrain": 10, "lr": 1e-2},
+    ),
+    "authors": (
+        {"recipe": "authors"},
+        {"recipe": "authors", "pretrain": 4},
+        {"recipe": "authors", "pretrain": 4, "lr": 0.05},
+        {"recipe": "authors", "lr": 0.05},
+        {"recipe": "authors", "pretrain": 4, "dropout": 0.0},
+        {"recipe": "authors", "pretrain": 10},
+    ),
     "ocsampler": (
         {},
-        {"reinforce": {"reward": "label"}},
+        {"reinforce": {"reward": "label"}, "pretrain": 4},
         {"reinforce": {"reward": "label"}, "optimizer": "adamw", "lr": 1e-3, "warmup": 0.1, "clip": 5.0},
         {"reinforce": {"reward": "label", "entropy": 0.01}, "lr": 0.02},
         {"reinforce": {"reward": "label", "num_frames": 3}, "lr": 0.02},
@@ -62,6 +81,7 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     "liteeval": (
         {},
         {"target": 0.5},
+        {"target": 0.5, "light": TRAINED},
         {"budget_per": "video"},
         {"lr": 3e-4},
         {"target": 0.5, "lr": 3e-4},
@@ -70,6 +90,7 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     "adaframe": (
         {},
         {"lr": 3e-4},
+        {"light": TRAINED},
         {"rollouts": 4},
         {"rollouts": 4, "deviation": 0.2, "lr": 3e-4},
         {"deviation": 0.2},
@@ -84,7 +105,16 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"lr": 3e-3},
     ),
 }
-PICTURES = ("sosampler", "ocsampler", "scsampler")  # train on pictures and then choose N frames; the rest on features
+SAMPLERS = {"paper": "sosampler", "authors": "sosampler"}  # methods that are recipes of another sampler
+PICTURES = (
+    "sosampler",
+    "paper",
+    "authors",
+    "ocsampler",
+    "scsampler",
+)  # train on pictures and then choose N frames; the rest on features
+
+UNIFORM, OWN_CLASSIFIER = "uniform", ", uniform frames"
 
 _POLICY = re.compile(r"(?P<base>[^#@+]+)(#(?P<seed>\w+))?(?P<method>\+\w+)?(@(?P<dial>.+))?")
 
@@ -101,11 +131,16 @@ def read_policy(text: str) -> Policy:
     """
     >>> read_policy("sosampler#1+aks"), read_policy("frameexit#0@0.5").dial
     (Policy(name='sosampler+aks', seed='1', dial=''), '0.5')
+    >>> read_policy("marl#0@uniform@3")
+    Policy(name='marl, uniform frames', seed='0', dial='3')
     """
     found = _POLICY.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not the name of a row of this benchmark")
-    return Policy(found["base"] + (found["method"] or ""), found["seed"] or "", found["dial"] or "")
+    name, dial = found["base"] + (found["method"] or ""), found["dial"] or ""
+    if dial.startswith(UNIFORM):  # its own class layers without its search
+        name, dial = name + OWN_CLASSIFIER, dial.removeprefix(f"{UNIFORM}@")
+    return Policy(name, found["seed"] or "", dial)
 
 
 def budget_of(rows: Iterable[Row]) -> float:

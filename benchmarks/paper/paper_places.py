@@ -64,18 +64,14 @@ class Spec:
         """What an experiment needs here, each once; rows that `reproduce` will leave out are not among them."""
         found: dict[str, Training] = {}
         for row in EXPERIMENTS[experiment].rows:
-            for pair in row.pairs if row.sampler is not None else ():
-                training = Training.of(str(row.sampler), row.recipe, row.settings_for(pair), self.changes)
-                if pair[1] <= self.stored and self._can_train(training):
+            for pair in row.pairs:
+                training = Training.of_row(row, pair, None, None, self.changes)
+                if training is not None and pair[1] <= self.stored and self._can_train(training):
                     found.setdefault(training.name, training)
         return list(found.values())
 
     def _can_train(self, training: Training) -> bool:
-        if training.num_candidates > self.stored:
-            return False
-        if training.is_baseline:
-            return self.pooling is not None
-        return training.full_recipe().loss != "reinforce" or self.pooling == "mean"
+        return training.num_candidates <= self.stored and (not training.is_baseline or self.pooling is not None)
 
 
 def _free(*experiments: str, rank: int = 0) -> tuple[Wanted, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sosampler.paper.tables import name_in_words
 from sosampler.paper.tables import table as reproduced_table
+from sosampler.samplers.registry import TITLES
 
 Result = dict[str, Any]
 ORDER = ("table1", "table2", "table5", "table6", "table7", "tableII", "figureI")  # the rows of figure4 are in these
@@ -86,17 +87,17 @@ def experiment_section(result: Result, experiment: Result) -> list[str]:
 
 
 def independence_sentence(experiment: Result) -> str:
-    """Return Figure 1 as a sentence."""
-    shares = [
-        f"{100 * row['redundant']:.0f} % at {row['rate']:g} fps"
-        for row in experiment["rows"]
-        if row["pairs"] and row["redundant"] is not None
-    ]
+    """Return Figure 1 as a sentence; of several networks the first."""
+    rows = [row for row in experiment["rows"] if row["pairs"] and row["redundant"] is not None]
+    first = [row for row in rows if row.get("classifier") == rows[0].get("classifier")]
+    shares = [f"{100 * row['redundant']:.0f} % at {row['rate']:g} fps" for row in first]
     up_to = experiment["verdict"]
     words = "at no measured rate" if up_to is None else f"up to {up_to:g} fps"
     shown = ", ".join(shares) or "no pairs"
     title = f"**Figure 1: {experiment['title']}**"
-    return f"{title}. Redundant pairs among the stored frames: {shown}; independent {words}."
+    from_files = any("read from the video files" in note for note in experiment.get("notes", ()))
+    where = "frames of the video files" if from_files else "the stored frames"
+    return f"{title}. Redundant pairs among {where}: {shown}; independent {words}."
 
 
 def fidelity_table(experiment: Result) -> str:
@@ -173,8 +174,8 @@ def _score(row: Result | None) -> str:
 
 
 GOLF_NAMES = {
-    "default": "SOSampler, our recipe",
-    "paper": "SOSampler, the paper's recipe",
+    "default": TITLES["default"],
+    "paper": TITLES["paper"],
     "semi-optimal": "π_s, label (oracle)",
     "semi-optimal-max": "π_s, max (oracle)",
     "optimal": "π_o (oracle)",

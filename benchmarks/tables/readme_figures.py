@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sosampler.samplers.registry import OWN_RECIPE, TITLES
+
 BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 README = BENCHMARKS.parent / "README.md"
 BEGIN, END = "<!-- figures: {} -->\n", "<!-- end of figures -->\n"
@@ -24,13 +26,14 @@ Files = Mapping[str, Result]  # by the name of the file without ".json"
 
 RECIPES = {
     "uniform": "uniform frames",
-    "paper": "SOSampler, the paper's recipe",
-    "default": "**SOSampler, default recipe**",
+    "paper": TITLES["paper"],
+    "authors": TITLES["authors"],
+    "default": f"**{TITLES['default']}**",
     "semi-optimal": "oracle that knows the label (π_s)",
 }
 FRAMES, ALL = (1, 2, 3, 6), 10
 LEARNED = {
-    "sosampler": "SOSampler",
+    "sosampler": TITLES["default"],
     "ocsampler": "OCSampler",
     "scsampler": "SCSampler",
     "frameexit": "FrameExit",
@@ -61,7 +64,7 @@ def headline(files: Files) -> str:
 
 
 def brings(files: Files) -> str:
-    """Return the accuracy of SOSampler beside uniform frames and the oracle, and what stands beside it."""
+    """Return the accuracy of SOSampler's recipes beside uniform frames and the oracle, and what stands beside it."""
     result, at = files["samplers"], _cells(files)
     test = result["reels"]["train, dev, test"][2]
     classes = result["classifier"]["num_classes"]
@@ -81,8 +84,8 @@ def brings(files: Files) -> str:
     two, everything = at["default", FRAMES[1]], at["all", ALL]
     lines += [
         "",
-        f"{FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames cost "
-        f"{everything['gmacs']:.1f}.",
+        f"{OWN_RECIPE}. {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames "
+        f"cost {everything['gmacs']:.1f}.",
         _beside_learned_methods(files["systems_reels"]),
         _general(files["general_sampler"]),
     ]

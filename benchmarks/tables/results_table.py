@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sosampler.samplers.registry import TITLES
+
 NAMES = {
     "uniform": "uniform",
     "random": "random",
     "all": "all ten",
-    "paper": "paper recipe",
-    "authors": "authors' recipe",
-    "default, importance alone": "default, importance alone",
-    "default": "**default recipe**",
+    "paper": TITLES["paper"],
+    "authors": TITLES["authors"],
+    "default, importance alone": f"{TITLES['default']}, importance alone",
+    "default": f"**{TITLES['default']}**",
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "semi-optimal": "π_s, label confidence (oracle)",
     "optimal": "π_o (oracle)",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sosampler.samplers.registry import load_sampler
     from sosampler.samplers.sosampler import SOSampler
     from sosampler.training.classifier_data import ClassifierRecipe
-    from sosampler.training.train_baseline import TrainedSystem
+    from sosampler.training.train_baseline import TrainedSystem, import_frameexit
     from sosampler.training.train_classifier import TrainedClassifier, train_classifier
     from sosampler.training.train_sampler import TrainedSampler, train
     from sosampler.video.limits import Limits
@@ -96,6 +96,7 @@ _HOMES = {
     "train": "sosampler.training.train_sampler",
     "TrainedSampler": "sosampler.training.train_sampler",
     "TrainedSystem": "sosampler.training.train_baseline",
+    "import_frameexit": "sosampler.training.train_baseline",
     "SOSampler": "sosampler.samplers.sosampler",
     "load_sampler": "sosampler.samplers.registry",
     "list_samplers": "sosampler.baselines.registry",
@@ -150,6 +151,7 @@ __all__ = [
     "add_teacher",
     "create_classifier",
     "evaluate",
+    "import_frameexit",
     "independence",
     "list_classifiers",
     "list_policies",

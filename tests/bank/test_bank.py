@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,49 @@ def test_shards_are_plain_arrow(bank: Bank) -> None:
     table = pa.ipc.open_file(str(bank.folder.frames(1))).read_all()
     assert table.column("id").to_pylist() == ["v4", "v5", "v6", "v7"]
     assert table.column("labels").to_pylist() == [[1], [2], [0], [1]]
+
+
+# ---- what frames show
+
+
+def test_a_bank_knows_which_frames_show_the_class(tmp_path: Path) -> None:
+    known = [
+        replace(entry, shows_class=np.arange(3 + n) % 2 == 0, sources=["a", f"s{n}", "a"])
+        for n, entry in enumerate(entries(4))
+    ]
+    known[2] = replace(known[2], shows_class=None, sources=None)
+    plain, bank = write_frames(tmp_path / "plain", entries(4), classes=CLASSES), None
+    for _ in range(2):  # written with what is known, and again with the same
+        bank = write_frames(tmp_path / "bank", known, classes=CLASSES)
+    assert bank is not None
+    flags = bank[1].shows_class
+    assert flags is not None
+    assert flags.tolist() == [True, False, True, False]
+    assert bank[1].sources == ("a", "s1")
+    assert (bank[2].shows_class, bank[2].sources) == (None, None)
+    assert (plain[1].shows_class, plain[1].sources) == (None, None)
+    # Nothing else in the bank depends on it, and one that was written without gets it later.
+    others = {name: data for name, data in contents(bank.path).items() if name != "shown.jsonl"}
+    assert others == contents(plain.path)
+    assert contents(write_frames(plain.path, known, classes=CLASSES).path) == contents(bank.path)
+    assert verify_bank(bank.path) == []
+    small = subset(bank, tmp_path / "small", splits=["train"])
+    assert list(small.shown) == ["v0", "v1"]
+    assert small.split("train")[1].sources == ("a", "s1")
+    assert not subset(bank, tmp_path / "none", splits=["dev"]).folder.shown_jsonl.exists()
+
+
+def test_what_frames_show_must_fit(tmp_path: Path) -> None:
+    entry = replace(entries(1)[0], shows_class=[True, False])
+    with pytest.raises(InvalidArgument, match=r"'v0': shows_class of shape \[2\] does not fit its 3 frames"):
+        write_frames(tmp_path / "a", [entry], classes=CLASSES)
+    right = replace(entry, shows_class=[True, False, False])
+    bank = write_frames(tmp_path / "b", [right], classes=CLASSES)
+    with pytest.raises(InvalidArgument, match="knows other shows_class or sources"):
+        write_frames(tmp_path / "b", [replace(entry, shows_class=[True] * 3)], classes=CLASSES)
+    assert write_frames(tmp_path / "b", entries(1), classes=CLASSES)[0].shows_class is not None
+    text = bank.folder.shown_jsonl.read_text()
+    bank.folder.shown_jsonl.write_text(text.replace("true, ", ""))
+    with pytest.raises(SosamplerError, match="has 2 flags for 3 stored frames"):
+        _ = Bank(bank.path)[0].shows_class
+    assert verify_bank(bank.path) == [f"{bank.folder.shown_jsonl}: has 2 flags for the 3 frames of 'v0'"]

@@ -182,7 +182,14 @@ def test_a_turned_system_moves_and_learns_with_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("frameexit", -0.1), ("frameexit", "much"), ("liteeval", 1.1), ("liteeval", -0.1), ("adaframe", 0), ("marl", 2.5)],
+    [
+        ("frameexit", -0.1),
+        ("frameexit", "much"),
+        ("liteeval", 1.1),
+        ("liteeval", -0.1),
+        ("adaframe", -0.1),
+        ("marl", 2.5),
+    ],
 )
 def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:
     system = create_baseline(name, **ALL[name])

@@ -193,8 +193,8 @@ def test_the_tables_hold_the_figures(finished: Measurement, scripts: Callable[[s
     assert found[six] == f"{100 * uniform['top1']:.1f}"
     best = next(line for line in finished.results["at_budget"] if line["policy"] == "sosampler")
     cell = f"{100 * best['top1']:.1f} ± {100 * best['top1_sd']:.1f}"
-    assert any(row[0] == "**SOSampler**" and row[1] == f"N={best['num_frames']}" and row[-1] == cell for row in rows)
-    assert any(row[0] == "**SOSampler**, trained with as many" for row in rows)
+    assert any(row[0] == "**SOSampler+**" and row[1] == f"N={best['num_frames']}" and row[-1] == cell for row in rows)
+    assert any(row[0] == "**SOSampler+**, trained with as many" for row in rows)
     assert any(row[0] == "FrameExit" and row[1] == best_dial(finished) for row in rows if len(row) == 6)
 
 

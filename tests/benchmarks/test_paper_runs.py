@@ -63,10 +63,10 @@ def test_what_is_trained_is_what_reproduce_asks_for(
     assert bool(ours) == (experiment not in ("table5", "tableI")), "these ask for 30 and more candidates"
 
 
-def test_a_network_of_clips_trains_no_ocsampler_and_no_systems(scripts: dict[str, ModuleType]) -> None:
+def test_a_network_of_clips_trains_no_systems(scripts: dict[str, ModuleType]) -> None:
     spec = scripts["paper_places"].Spec("x", "x", "x", "x", 10, "x", "x", (), pooling=None)
     names = {training.sampler for training in spec.trainings("figureI")}
-    assert names == {"scsampler", "sosampler"}
+    assert names == {"scsampler", "ocsampler", "sosampler"}
 
 
 def test_every_table_of_the_plan_waits_for_its_own_trainings(scripts: dict[str, ModuleType], tmp_path: Path) -> None:

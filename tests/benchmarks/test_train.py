@@ -27,7 +27,7 @@ def test_every_figure_stands_in_its_column(tmp_path: Path) -> None:
     at = {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
     assert {key: value for key, value in at["uniform"].items() if value} == {"N=1": "25.0"}
     assert {key: value for key, value in at["all ten"].items() if value} == {"N=10": "50.0"}
-    assert {key: value for key, value in at["**default recipe**"].items() if value} == {"N=6": "75.0 ± 1.0"}
+    assert {key: value for key, value in at["**SOSampler+**"].items() if value} == {"N=6": "75.0 ± 1.0"}
 
 
 def test_the_pages_of_results_are_those_of_the_files() -> None:

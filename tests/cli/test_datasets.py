@@ -68,8 +68,8 @@ def test_import_writes_manifest_classes_and_what_is_missing(dataset: Path) -> No
     assert Path(f"{out}.missing.txt").read_text() == "four\n"
     assert (dataset / "classes.txt").read_text() == "Archery\nBallet\n"
     assert out.read_text() == (
-        "id,path,labels,split\none,videos/v_one.mp4,Archery,train\n"
-        "two,videos/v_two.mp4,Ballet,train\nthree,videos/three.webm,Archery,test\n"
+        "id,path,labels,split,exclusive\none,videos/v_one.mp4,Archery,train,true\n"
+        "two,videos/v_two.mp4,Ballet,train,true\nthree,videos/three.webm,Archery,test,true\n"
     )
     assert all(read_manifest(out).path_of(item).exists() for item in read_manifest(out).items)
 
@@ -108,6 +108,7 @@ def test_import_as_json_with_every_option(dataset: Path) -> None:
         "classes": 2,
         "groups": 3,
         "multi_label": True,
+        "exclusive": True,
         "splits": {"train": 2, "dev": 1},
         "missing": 0,
         "unlabelled": 1,
@@ -117,6 +118,14 @@ def test_import_as_json_with_every_option(dataset: Path) -> None:
     }
     assert read_manifest(out).classes == ("Ballet", "Archery")
     assert Path(f"{out}.missing.txt").read_text() == ""
+
+
+def test_import_with_independent_classes(dataset: Path) -> None:
+    out = dataset / "m.jsonl"
+    arguments = ("activitynet", dataset / "anet.json", "--videos", dataset / "videos", "--out", out)
+    assert json.loads(run("import", *arguments, "--independent", "--json"))["exclusive"] is False
+    assert not read_manifest(out).exclusive
+    assert "exclusive" not in out.read_text()  # the default of sets of labels
 
 
 def test_importing_again_replaces_what_was_missing(dataset: Path) -> None:

@@ -151,13 +151,14 @@ def test_two_results_need_two_files(bank: Bank, tmp_path: Path) -> None:
 def test_numbers_are_shown_even_if_a_file_cannot_be_written(
     bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, *given: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device", str(self))
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     done = run(bank.path, "-p", "uniform", "-n", 2, "-t", 8, "--bootstrap", 0, "--csv", tmp_path / "rows.csv")
     assert isinstance(done.exception, OSError)
     assert done.stdout.splitlines()[1].split()[:3] == ["uniform", "2", "8"]
+    assert not (tmp_path / "rows.csv").exists()
 
 
 def test_places_are_made(bank: Bank, tmp_path: Path) -> None:
@@ -179,6 +180,7 @@ def test_help_names_all_policies() -> None:
         "+aks",
         "+its",
         "+nms",
+        "FOLDER+answer",
         "FOLDER@VALUE",
         "FOLDER@all",
         "--curve",

@@ -496,6 +496,33 @@ class TestFrameLists:
             "deep/arm wrestling/y",
         ]
 
+    def test_the_lists_of_mini_kinetics(self, tmp_path: Path, videos: Path) -> None:
+        """As AR-Net's: folders that begin with images/, class names with blanks, clips of one video in two classes."""
+        self.dump(videos, "frames/air drumming/7L-J2Ryv1a8_000000_000010", "frames/hurling (sport)/AAA_000001_000011")
+        put(videos, "clips/air drumming/AAA_000051_000061.mp4")
+        classes = write(tmp_path, "minik_classInd.txt", "air drumming\nhurling (sport)\n")
+        train = write(
+            tmp_path,
+            "mini_train_videofolder.txt",
+            "images/train/air drumming/7L-J2Ryv1a8_000000_000010 60 0\n"
+            "images/train/hurling (sport)/gone_000001_000011 1 1\n",
+        )
+        val = write(
+            tmp_path,
+            "mini_val_videofolder.txt",
+            "images/val/hurling (sport)/AAA_000001_000011 300 1\nimages/val/air drumming/AAA_000051_000061 1 0\n",
+        )
+        imported = import_dataset("frames", [train, val], videos=videos, classes=classes)
+        found = [(item.path, item.labels, item.split) for item in imported.manifest.items]
+        assert found == [
+            ("frames/air drumming/7L-J2Ryv1a8_000000_000010", (0,), "train"),
+            ("frames/hurling (sport)/AAA_000001_000011", (1,), "test"),
+            ("clips/air drumming/AAA_000051_000061.mp4", (0,), "test"),
+        ]
+        assert imported.manifest.classes == ("air drumming", "hurling (sport)")
+        assert not imported.manifest.multi_label
+        assert imported.missing == ("images/train/hurling (sport)/gone_000001_000011",)
+
     def test_two_lines_never_share_a_dump(self, tmp_path: Path, videos: Path) -> None:
         self.dump(videos, "a/x")
         with pytest.raises(InvalidArgument, match="is the video of both a/x and b/x"):
@@ -557,6 +584,10 @@ class TestAll:
 
     def test_the_catalog_agrees_with_itself(self) -> None:
         assert {"activitynet-v1.3", "mini-kinetics", "mini-sports1m", "coin"} <= {known.name for known in CATALOG}
+        mini = next(known for known in CATALOG if known.name == "mini-kinetics")
+        assert (mini.reader, mini.train, mini.test) == ("frames", 121_215, 9_867)
+        assert "mengyuest/AR-Net" in mini.where
+        assert "s9xie/Mini-Kinetics-200 is another set" in mini.where
         for known in CATALOG:
             assert known.reader in READERS
             assert known.metric in ("mAP", "top-1")

@@ -63,6 +63,7 @@ class TestCsv:
             "classes": 2,
             "groups": 2,
             "multi_label": True,
+            "exclusive": False,
             "splits": {"train": 1, "dev": 2},
         }
 
@@ -562,3 +563,38 @@ def test_a_hundred_thousand_lines_in_seconds(tmp_path: Path) -> None:
     assert min(per_class.values()) >= 20
     assert max(per_class.values()) <= 30
     assert took < 60  # a few seconds; a quadratic loop takes hours
+
+
+class TestExclusive:
+    """Labels may be sets (the metric) although classes exclude each other (activation and losses)."""
+
+    def test_by_default_as_the_labels(self, tmp_path: Path) -> None:
+        assert read_manifest(write(tmp_path, "path,label\na.mp4,x\n")).exclusive
+        assert not read_manifest(write(tmp_path, "path,labels\na.mp4,x;y\n")).exclusive
+
+    @pytest.mark.parametrize(("word", "expected"), [("true", True), ("False", False)])
+    @pytest.mark.parametrize("column", ["label", "labels"])
+    def test_a_column_decides(self, tmp_path: Path, column: str, word: str, expected: bool) -> None:
+        path = write(tmp_path, f"path,{column},exclusive\na.mp4,x,{word}\nb.mp4,y,{word}\n")
+        manifest = read_manifest(path)
+        assert (manifest.multi_label, manifest.exclusive) == (column == "labels", expected)
+        assert read_manifest(path, exclusive=not expected).exclusive is not expected
+
+    @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+    @pytest.mark.parametrize("several", [False, True])
+    @pytest.mark.parametrize("exclusive", [False, True])
+    def test_written_and_read_again(self, tmp_path: Path, suffix: str, several: bool, exclusive: bool) -> None:
+        items = (Item("a.mp4", "a.mp4", (0,)), Item("b.mp4", "b.mp4", (0, 1) if several else (1,)))
+        manifest = Manifest(items, ("x", "y"), several, tmp_path, exclusive=exclusive)
+        manifest.write(tmp_path / f"m{suffix}")
+        assert read_manifest(tmp_path / f"m{suffix}") == manifest
+        assert ("exclusive" in (tmp_path / f"m{suffix}").read_text()) is (exclusive == several)
+        assert manifest.split("train").exclusive is exclusive
+
+    def test_lines_must_agree(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "path,labels,exclusive\na.mp4,x,true\nb.mp4,y,\n")
+        with pytest.raises(InvalidArgument, match=r"line 3: 'exclusive' differs from .*line 2; give the same"):
+            read_manifest(path)
+        path = write(tmp_path, "path,labels,exclusive\na.mp4,x,maybe\n")
+        with pytest.raises(InvalidArgument, match=r"exclusive='maybe' must be true or false"):
+            read_manifest(path)

@@ -13,6 +13,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import (
     Measured,
     Resamples,
+    SharedSources,
     confidences,
     interval,
     mean_average_precision,
@@ -176,6 +177,137 @@ def test_a_paired_interval_is_narrower_than_two_of_their_own() -> None:
     assert alone is not None
     assert paired[1] - paired[0] < 0.6 * (alone[1] - alone[0])
     assert paired[0] > 0
+
+
+# ---- videos that are not independent
+
+
+def right_or_wrong(right: np.ndarray) -> np.ndarray:
+    return np.stack([right, ~right], 1).astype(np.float32)
+
+
+def coverage(resamples: Resamples, outcomes: list[np.ndarray]) -> float:
+    """The share of intervals that hold the mean over all worlds; `outcomes`: which videos are right in each."""
+    truth = np.mean([right.mean() for right in outcomes])
+    bounds = [resamples.top1(right_or_wrong(right)).ci95 for right in outcomes]
+    return float(np.mean([ends is not None and ends[0] <= truth <= ends[1] for ends in bounds]))
+
+
+def test_videos_of_a_group_are_resampled_together() -> None:
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(60), 6)
+    truth = np.tile([True, False], (360, 1))
+    worlds = []
+    for _ in range(200):  # a video is like the others of its group in nine of ten cases
+        of_group = rng.random(60) < 0.7
+        worlds.append(np.where(rng.random(360) < 0.9, of_group[groups], rng.random(360) < 0.7))
+    plain, grouped = Resamples(truth, 300, 0), Resamples(truth, 300, 0, groups=[f"g{group}" for group in groups])
+    assert (plain.units, grouped.units) == ("videos", "groups")
+    assert coverage(plain, worlds) < 0.7
+    assert 0.91 <= coverage(grouped, worlds) <= 0.985
+
+
+def test_groups_of_one_and_sources_of_one_change_nothing() -> None:
+    scores, truth = example(4)
+    expected = Resamples(truth, 60, 3)
+    for more in ({"groups": range(40)}, {"sources": [[n] for n in range(40)]}, {"sources": [[]] * 40}):
+        found = Resamples(truth, 60, 3, **more)  # type: ignore[arg-type]
+        assert found.units == "videos"
+        assert found.top1(scores).ci95 == expected.top1(scores).ci95
+        assert found.mean_average_precision(scores).ci95 == expected.mean_average_precision(scores).ci95
+
+
+def test_groups_of_unequal_size_keep_the_value() -> None:
+    scores, truth = example(5, videos=9)
+    groups = [0, 0, 0, 0, 1, 1, 2, 2, 3]
+    drawn = np.random.default_rng(2).integers(4, size=(30, 4))
+    rows = [np.concatenate([np.flatnonzero(np.equal(groups, group)) for group in row]) for row in drawn]
+    resamples = Resamples(truth, 30, 2, groups=groups)
+    for measure, metric in ((resamples.top1, top1), (resamples.mean_average_precision, mean_average_precision)):
+        assert measure(scores).value == pytest.approx(metric(scores, truth))
+        expected = [metric(scores[some], truth[some]) for some in rows]
+        assert measure(scores).draws.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_videos_of_the_same_pictures_are_not_independent() -> None:
+    """Reels of ten pictures each, of classes that differ in difficulty; a reel is right if its pictures are clear."""
+    rng = np.random.default_rng(0)
+    videos, classes, pictures, distractors = 800, 6, 50, 100
+    label = rng.integers(classes, size=videos)
+    shown = [rng.integers(pictures, size=4) for _ in range(videos)]
+    sources = [
+        [*(f"{own}/{picture}" for picture in some), *(f"distractor/{rng.integers(distractors)}" for _ in range(6))]
+        for own, some in zip(label, shown, strict=True)
+    ]
+    truth = np.eye(classes, dtype=bool)[label]
+
+    def worlds(effect: float) -> list[np.ndarray]:
+        outcomes = []
+        for _ in range(200):
+            clear = effect * rng.standard_normal((classes, pictures))
+            of_pictures = clear[label[:, None], np.stack(shown)].mean(1)
+            outcomes.append(0.3 * label + of_pictures + 0.8 * rng.standard_normal(videos) > 0)
+        return outcomes
+
+    def covered(resamples: Resamples, outcomes: list[np.ndarray]) -> tuple[float, float]:
+        """Coverage, and the mean width of intervals."""
+        expected, bounds = np.mean(outcomes), []
+        for right in outcomes:
+            answer = np.where(right, label, (label + 1) % classes)
+            ends = resamples.top1(np.eye(classes, dtype=np.float32)[answer]).ci95
+            assert ends is not None
+            bounds.append(ends)
+        table = np.array(bounds)
+        inside = (table[:, 0] <= expected) & (expected <= table[:, 1])
+        return float(inside.mean()), float((table[:, 1] - table[:, 0]).mean())
+
+    plain, aware = Resamples(truth, 300, 0), Resamples(truth, 300, 0, sources=sources)
+    assert aware.units == "videos and pictures"
+    strong = worlds(2.0)
+    assert covered(plain, strong)[0] < 0.75
+    assert 0.90 <= covered(aware, strong)[0] <= 0.985
+    # Without an effect of pictures the interval is hardly wider, though classes differ.
+    none = worlds(0.0)
+    assert covered(aware, none)[1] < 1.12 * covered(plain, none)[1]
+
+
+def test_the_stretch_is_that_of_pairs_that_share() -> None:
+    scores, truth = example(6, videos=12, classes=3, multi_label=False)
+    sources = [{n % 5, 5 + n % 3} for n in range(12)]
+    shared = SharedSources(sources, truth)
+    right = top1_hits(scores, truth)
+    influence = (right - right.mean()) / 12
+    classes = truth.argmax(1)
+    centred = influence.copy()
+    for label in range(3):
+        centred[classes == label] -= influence[classes == label].mean()
+    total = (influence**2).sum()
+    for i in range(12):
+        for j in range(12):
+            if i == j:
+                continue
+            common = len(sources[i] & sources[j])
+            same = classes == classes[i]
+            own = (centred[same] ** 2).sum() / max(same.sum() - 1, 1) / same.sum() if same[j] else 0.0
+            total += common * (centred[i] * centred[j] + own)
+    assert shared.stretch(influence) == pytest.approx(np.sqrt(max(1, total / (influence**2).sum())))
+    everywhere = [{0}] * 12  # one picture in all: the more alike, the wider
+    alike = SharedSources(everywhere, np.ones((12, 1), bool)).stretch(np.where(np.arange(12) < 6, 1.0, -1.0))
+    assert alike == pytest.approx(1.0)
+
+
+def test_the_influence_on_average_precision_is_its_slope() -> None:
+    scores, truth = example(7, videos=30)
+    measured = Resamples(truth, 5, 0, sources=[{n % 7} for n in range(30)]).mean_average_precision(scores)
+    assert measured._influence is not None
+    tables = torch.from_numpy(scores), torch.from_numpy(truth)
+    for row in (0, 11, 29):
+        weights = torch.ones(30, 2)
+        weights[row] += torch.tensor([0.01, -0.01])
+        up, down = weighted_average_precision(*tables, weights).tolist()
+        assert measured._influence[row] == pytest.approx((up - down) / 0.02, rel=0.02, abs=1e-6)
+    difference = measured.minus(measured)
+    assert difference.ci95 == (0.0, 0.0)
 
 
 def test_without_resamples_there_is_a_value_and_no_interval() -> None:

@@ -24,6 +24,7 @@ from sosampler.policies.registry import get_policy, with_method
 from sosampler.policies.score_rules import METHODS, difference_peaks, dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
 from sosampler.samplers.onnx_sampler import OnnxSampler
+from sosampler.samplers.recipe import read_recipe
 from tests.factories import (
     FINGERPRINT,
     LABELS,
@@ -233,6 +234,28 @@ def test_a_saved_sampler_by_its_folder(bank: Bank, tmp_path: Path) -> None:
     assert "GMACs" in found.table().splitlines()[0]
     with pytest.raises(InvalidArgument, match="cannot be called 'optimal'"):
         evaluate(bank, {"optimal": sampler}, num_frames=3, num_candidates=6, classifier=classifier)
+
+
+def test_an_evaluation_names_the_recipes_of_samplers(bank: Bank) -> None:
+    samplers = {}
+    for name in ("default", "paper", "unknown"):
+        samplers[name] = Bright()
+        samplers[name].about = {"recipe": read_recipe(name).to_dict()} if name != "unknown" else {}
+    found = evaluate(
+        *(
+            bank,
+            {"uniform": "uniform", "ours": samplers["default"], "ours+nms": samplers["default"]}
+            | {"printed": samplers["paper"], "other": samplers["unknown"]},
+        ),
+        num_frames=3,
+        num_candidates=T,
+        bootstrap=0,
+        classifier=FINGERPRINT,
+    )
+    titles = {"ours": "SOSampler+", "ours+nms": "SOSampler+", "printed": "SOSampler (paper)"}
+    assert found.to_dict()["samplers"] == titles
+    plain = evaluate(bank, ["uniform"], num_frames=3, num_candidates=T, bootstrap=0, classifier=FINGERPRINT)
+    assert "samplers" not in plain.to_dict()
 
 
 def test_redundancy_aware_forms(bank: Bank) -> None:

@@ -111,15 +111,13 @@ def test_uniform_has_no_fewer_frames_than_a_system(
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_one_label_or_several_as_in_training(tmp_path: Path, several: bool) -> None:
+def test_the_bank_s_labels_decide_the_metric_and_not_the_baseline_s_activation(tmp_path: Path, several: bool) -> None:
+    """ActivityNet's way: softmax and cross-entropy, and mAP of sets of labels."""
     bank, _ = given_bank(tmp_path / "bank", multi_label=several)
-    words = ("one label", "several labels (multi_label)")
-    with pytest.raises(InvalidArgument) as raised:
-        evaluate(bank, {"mine": peek(multi_label=not several)}, **ASKED)
-    assert f"mine was trained for videos with {words[not several]}, but those of" in str(raised.value)
-    assert f"have {words[several]}; give a bank of that kind" in str(raised.value)
-    fits = evaluate(bank, {"mine": peek(multi_label=several)}, **ASKED)
-    assert fits.facts["systems"]["mine"]["multi_label"] is several
+    for activation in (False, True):
+        result = evaluate(bank, {"mine": peek(multi_label=activation)}, **ASKED)
+        assert result.facts["systems"]["mine"]["multi_label"] is activation
+        assert result.row("mine").versus_uniform["metric"] == ("mAP" if several else "top1")
 
 
 def test_classes_are_compared_by_their_names(bank: Bank) -> None:

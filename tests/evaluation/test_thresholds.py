@@ -13,7 +13,19 @@ from sosampler.baselines.base import load_system
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
 from sosampler.evaluation.result import top1
-from tests.factories import LABELS, frame_exit, given_bank, one_hot, peek, said, seen_of
+from tests.factories import (
+    BASELINE_HEAVY_GMACS,
+    HEAVY,
+    LABELS,
+    TAUGHT_LENGTHS,
+    distinct,
+    frame_exit,
+    given_bank,
+    one_hot,
+    peek,
+    said,
+    seen_of,
+)
 from tests.factories import NUM_CANDIDATES as T
 
 
@@ -139,3 +151,41 @@ def test_the_name_of_a_system_that_has_none(bank: Bank, tmp_path: Path) -> None:
     fixed.threshold = ""
     with pytest.raises(InvalidArgument, match="has no threshold"):
         evaluate(bank, {"a@2": fixed}, num_frames=2, num_candidates=T)
+
+
+def test_own_layers_on_uniform_frames(bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame_exit(Path("runs/fe"))
+    system = load_system("runs/fe")
+    options: dict[str, Any] = {"num_frames": 3, "num_candidates": T, "bootstrap": 0, "device": "cpu"}
+    found = evaluate(bank, ["uniform", "fe=runs/fe", "fe=runs/fe@uniform"], **options)
+    own = [row for row in found.rows if row.policy.startswith("fe@uniform@")]
+    assert [row.policy for row in own] == [f"fe@uniform@{number}" for number in range(1, T + 1)]
+    assert found.facts["systems"]["fe@uniform@3"]["num_frames"] == 3
+    for number, row in enumerate(own, start=1):
+        frames = [min(number, len(distinct(length))) for length in TAUGHT_LENGTHS]
+        assert row.frames_classified == row.frames_decoded == pytest.approx(np.mean(frames))
+        assert row.classifier_gmacs == pytest.approx(np.mean(frames) * BASELINE_HEAVY_GMACS)
+        assert row.sampler_gmacs == pytest.approx((np.mean(frames) * HEAVY * 8 + 8 * 3) / 1e9)  # neck, one classifier
+        assert (row.num_frames, row.fidelity, row.recovered) == (None, None, None)
+    # The frames are those of the policy uniform.
+    ours, theirs = found.chosen("fe@uniform@3"), found.chosen("uniform", 3)
+    for mine, its in zip(ours.tolist(), theirs.tolist(), strict=True):
+        assert [slot for slot in mine if slot >= 0] == sorted(set(its))
+
+    def rows(policies: Any, **changes: Any) -> dict[str, float]:
+        return {row.policy: row.top1 for row in evaluate(bank, policies, **options | changes).rows}
+
+    three = {"fe@uniform@3": found.row("fe@uniform@3").top1}
+    assert rows("fe=runs/fe@uniform@3") == rows({"fe@uniform@3": system}) == rows({"fe@uniform@3": "runs/fe"}) == three
+    assert rows({"fe": "runs/fe@uniform@3"}) == rows({"fe@uniform": "runs/fe@uniform@3"}) == three
+    assert list(rows("runs/fe@uniform@3")) == ["runs/fe@uniform@3"]
+    assert len(rows({"fe@uniform": system}, num_candidates=5)) == 5  # N is at most T
+    for wrong, says in [
+        ("runs/fe@uniform@9", "fe@uniform@9 is more than the 8 candidates"),
+        ("runs/fe@uniform@0", "num_frames=0"),
+        ("runs/fe@uniform@x", "@VALUE must be a number for num_frames"),
+        ("runs/fe@uniformly", "or all for all of these; @uniform gives it evenly spread frames"),
+    ]:
+        with pytest.raises(InvalidArgument, match=says):
+            rows(wrong)

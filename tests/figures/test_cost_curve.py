@@ -362,3 +362,9 @@ def test_the_page_groups_systems_behind_the_policies(tmp_path: Path) -> None:
     assert 'class="tiles"' not in alone
     without = write_report(tmp_path, "t", policy("uniform", 0.5)).read_text(encoding="utf-8")
     assert "sees one frame after another" not in without
+
+
+def test_rows_with_a_number_of_their_own_are_no_systems() -> None:
+    names = ["class-frames", "runs/a+answer", "runs/a+auto", "runs/liteeval", "frameexit"]
+    kinds = [looks_of(names, names)[name].kind for name in names]
+    assert kinds == ["oracle", "learned", "learned", "system", "system"]

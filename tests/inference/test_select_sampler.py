@@ -187,11 +187,11 @@ class TestFolders:
     def test_read_once_and_again_when_it_changes(
         self, tmp_path: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import sosampler.samplers.registry as samplers
+        import sosampler.policies.learned as learned
 
         loads = []
-        load = samplers.load_sampler
-        monkeypatch.setattr(samplers, "load_sampler", lambda path: loads.append(path) or load(path))
+        load = learned.load_sampler
+        monkeypatch.setattr(learned, "load_sampler", lambda path: loads.append(path) or load(path))
         path = tmp_path / "run"
         make_sampler(1).save_pretrained(path)
         first = [so.select(clip, 4, policy=path).candidates.scores for _ in range(2)]

@@ -13,6 +13,7 @@ import pytest
 from sosampler._util.validation import check_int
 from sosampler.datasets.catalog import CATALOG
 from sosampler.errors import InvalidArgument
+from sosampler.paper import experiments
 from sosampler.paper.experiments import (
     CURVE,
     EXPERIMENTS,
@@ -29,7 +30,10 @@ from sosampler.paper.experiments import (
     read_paper,
 )
 from sosampler.paper.plan import Training
+from sosampler.paper.tables import with_titles
 from sosampler.policies.registry import get_policy
+from sosampler.samplers.recipe import SETTINGS, list_recipes, read_recipe, title_of
+from sosampler.samplers.registry import TITLES
 from tests.conftest import unavailable
 
 SHARED = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
@@ -307,6 +311,123 @@ def test_the_same_settings_are_one_training() -> None:
     other = Training.of("sosampler", "paper", {"scoring": {"belief": 1.0, "relevance": [5.0] * 20}}, {})
     assert len(long.name) <= 80
     assert long.name != other.name
+
+
+# ---- the authors' settings
+
+DOCS = Path(__file__).parents[2] / "docs" / "reproduce.md"
+PLACES = {
+    "ActivityNet": "activitynet",
+    "Mini-Kinetics": "mini_kinetics",
+    "Mini-Sports1M": "mini_sports1m",
+    "ResNet-50": "resnet50",
+    "TimeSformer": "timesformer",
+}
+STEPS = {"activitynet": 20 * 314, "mini_sports1m": 20 * 146, "coin": 20 * 250}  # of TimeSformer's configurations
+
+
+def authors_recipe(data: str | None, classifier: str | None, table: str = "table3") -> Any:
+    row = next(row for row in EXPERIMENTS[table].rows if row.row == "sosampler-authors")
+    training = Training.of_row(row, (6, 10), data, classifier, {})
+    assert training is not None
+    assert training.name == "authors", "whatever its settings are here"
+    return training.full_recipe()
+
+
+def test_the_authors_settings_are_those_of_the_page() -> None:
+    lines = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    (head,) = (line for line in lines if line.startswith("| configuration |"))
+    names = [name.strip() for name in head.strip("|").split("|")]
+    listed = [
+        dict(zip(names, map(str.strip, line.strip("|").split("|")), strict=True))
+        for line in lines
+        if "Net, " in line or "Mini-" in line
+    ]
+    assert len(listed) == 6
+    for told in listed:
+        data, classifier = (PLACES[name] for name in told["configuration"].split(", "))
+        recipe = authors_recipe(data, classifier)
+        assert recipe.num_candidates == int(told["T to N"].split()[0])
+        assert (recipe.batch_size, recipe.epochs) == (int(told["batch"]), int(told["epochs"]))
+        assert recipe.lr == pytest.approx(float(told["rate"]), abs=1e-5)
+        assert recipe.warmup == pytest.approx(1500 / STEPS[data] if told["warm-up"] else 0, abs=5e-4)
+        assert (recipe.target, recipe.class_head) == (told["target"], told["label guidance"] == "on")
+        numbers = [recipe.lam, recipe.margin, recipe.tau, recipe.dropout]
+        assert numbers == [float(told[name]) for name in ("λ", "margin", "τ", "dropout")]
+        assert recipe.shift == (0 if told["shift"] == "none" else int(told["shift"]))
+        unchanged = authors_recipe(None, classifier)
+        for name in ("loss", "prediction", "weighted", "optimizer", "clip", "guidance", "crop_scale"):
+            assert getattr(recipe, name) == getattr(unchanged, name)
+
+
+def test_places_without_a_configuration_have_the_nearest() -> None:
+    assert authors_recipe("activitynet", "x3d_s") == authors_recipe("activitynet", "resnet50")
+    assert authors_recipe("mini_kinetics", None) == authors_recipe("mini_kinetics", "resnet50")
+    assert authors_recipe(None, "timesformer") == read_recipe("authors", pretrain=10)
+    coin, activitynet = (authors_recipe(data, "timesformer") for data in ("coin", "activitynet"))
+    assert coin.changed(warmup=activitynet.warmup) == activitynet
+    assert coin.warmup == pytest.approx(1500 / STEPS["coin"])
+    # The row's own number of candidates comes first, the user's settings before all.
+    row = next(row for row in EXPERIMENTS["tableI"].rows if row.row == "sosampler-authors")
+    training = Training.of_row(row, (8, 30), "mini_kinetics", "resnet50", {"lr": 1.0, "epochs": 2})
+    assert training is not None
+    assert training.name == "authors-num_candidates-30"
+    recipe = training.full_recipe()
+    assert (recipe.num_candidates, recipe.lr, recipe.epochs, recipe.shift) == (30, 1.0, 2, 8)
+
+
+def test_the_stage_before_training_is_a_setting_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "SETTINGS", (*SETTINGS, "pretrain"))
+    rows = {row.row: row for row in EXPERIMENTS["table3"].rows}
+    table6 = {row.row: row.recipe_changes("activitynet", "timesformer") for row in EXPERIMENTS["table6"].rows}
+    assert table6["mse-label"] == table6["ranking-max-lg"] == {"pretrain": 10}
+    stages = {name: row.recipe_changes(None, None).get("pretrain") for name, row in rows.items()}
+    pretrained = dict.fromkeys(("ocsampler", "sosampler", "sosampler-authors"), 10)
+    assert {name: stage for name, stage in stages.items() if stage is not None} == pretrained
+    authors = rows["sosampler-authors"]
+    assert authors.recipe_changes("activitynet", "resnet50")["pretrain"] == 10
+    assert authors.recipe_changes("activitynet", "timesformer")["pretrain"] == 0, "it starts from ImageNet"
+    short = Training.of("sosampler", "paper", {}, {"epochs": 3}, {"pretrain": 10})
+    assert short.recipe_changes == {"pretrain": 3}, "no longer than the training itself"
+    monkeypatch.setattr(experiments, "SETTINGS", tuple(name for name in SETTINGS if name != "pretrain"))
+    assert authors.recipe_changes(None, None) == {}
+
+
+# ---- names
+
+
+def test_names_of_samplers() -> None:
+    assert set(TITLES) == set(list_recipes())
+    for name, title in TITLES.items():
+        assert title_of(read_recipe(name, seed=5).to_dict()) == title
+    old = read_recipe("paper").to_dict()
+    del old["ema"]
+    assert title_of(old) == "SOSampler (paper)", "written before there was this setting"
+    assert title_of({**old, "lr": 1.0, "shift": 0}) == "SOSampler (paper), other shift, lr"
+    assert title_of({**old, "name": "mine"}) == "mine"
+
+
+def test_results_of_older_versions_get_the_names_of_today() -> None:
+    paper = {"score": 77.7, "metric": "mAP"}
+    titles = [
+        "SOSampler",
+        "SOSampler, authors' code",
+        "SOSampler, our recipe",
+        "SOSampler with as many frames",
+        "uniform",
+    ]
+    old = {
+        "rows": [{"title": title, "paper": paper} for title in titles],
+        "left_out": [{"title": titles[2], "paper": paper}],
+    }
+    new = with_titles(old)
+    assert [row["title"] for row in new["rows"]] == [
+        *("SOSampler (paper)", "SOSampler (authors' code)", "SOSampler+", "SOSampler (paper)", "uniform")
+    ]
+    assert [row["paper"] is None for row in new["rows"]] == [False, False, True, False, False]
+    assert new["left_out"] == [{"title": "SOSampler+", "paper": None}]
+    assert old["rows"][2]["paper"] is paper
+    assert with_titles(new) == new
 
 
 def test_unknown_keys_of_a_row_are_refused() -> None:

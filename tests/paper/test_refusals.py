@@ -197,7 +197,7 @@ def test_rows_that_need_two_classes_are_left_out(tmp_path: Path) -> None:
     so.add_teacher(bank, classifier)
     given: dict[str, Any] = {"classifiers": {"own": classifier}, "out": tmp_path / "out"}
     (one,) = reproduce("tableII", bank.path, **given, **QUICK)
-    assert {row["row"] for row in one.result["left_out"]} == {"adaframe", "frameexit"}
+    assert {row["row"] for row in one.result["left_out"]} == {"adaframe", "frameexit", "sosampler-default"}
     assert all("the bank has only one" in row["why"] for row in one.result["left_out"])
 
 
@@ -223,7 +223,7 @@ def test_a_failed_training_is_tried_once_and_its_rows_are_left_out(
 
     def failing(training: Any, *rest: Any, **more: Any) -> Any:
         tried.append(training.name)
-        if training.name == "paper":
+        if training.name in ("paper", "authors", "default"):
             raise diverged("the loss is nan near step 3", lr=1.0, precision="float32")
         return plain(training, *rest, **more)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from sosampler.evaluation.result import Cell
 from sosampler.paper.experiments import EXPERIMENTS, column_for
 from sosampler.paper.folder import TrainingChecks, git_state
 from sosampler.paper.locations import find_locations
-from sosampler.paper.plan import Request, checked_request, make_plan
+from sosampler.paper.plan import Request, checked_request, make_plan, train_one
 from sosampler.paper.results import applies_here, empty_result, mean_rows, missing_uniform, result_rows
 from sosampler.paper.run import Reproduction, chosen_cases, reproduce
 from sosampler.report.load import read_run_videos
+from sosampler.video.synthetic import numbered_video
 from tests.factories import SAMPLER_CLASSES, TINY, make_bank, small_net
 
 SMALL: dict[str, Any] = {"backbone": TINY, "shift": 0, "input_size": 32, "batch_size": 8}
@@ -210,18 +212,21 @@ def found(folder: Path) -> dict[str, Reproduction]:
 
 
 def test_speed_and_cost_of_samplers_and_systems(found: dict[str, Reproduction]) -> None:
-    rows = {one["row"]: one for one in found["tableII"].result["rows"]}
-    assert list(rows) == ["uniform", "adaframe", "frameexit", "ocsampler", "sosampler", "sosampler-6"]
+    listed = [(one["row"], one["num_frames"]) for one in found["tableII"].result["rows"]]
+    recipes = [(name, count) for name in ("sosampler", "sosampler-authors", "sosampler-default") for count in (5, 6)]
+    assert listed == [("uniform", 6), ("adaframe", None), ("frameexit", None), ("ocsampler", 6), *recipes]
+    rows = {one["row"]: one for one in found["tableII"].result["rows"] if one["num_frames"] != 5}
+    rows["of five"] = next(one for one in found["tableII"].result["rows"] if one["num_frames"] == 5)
     assert rows["uniform"]["times_uniform"] == 1.0
     assert all(one["videos_per_second"] > 0 for one in rows.values())
-    assert rows["sosampler"]["times_uniform"] < 1, "choosing costs time"
-    assert (rows["sosampler"]["num_frames"], rows["sosampler-6"]["num_frames"]) == (5, 6)
-    assert rows["sosampler"]["gmacs"] < rows["sosampler-6"]["gmacs"]
-    assert rows["uniform"]["gmacs"] == pytest.approx(rows["sosampler-6"]["classifier_gmacs"])
+    assert all(one["times_uniform"] > 0 for one in rows.values())
+    assert rows["of five"]["gmacs"] < rows["sosampler"]["gmacs"]
+    assert rows["uniform"]["gmacs"] == pytest.approx(rows["sosampler"]["classifier_gmacs"])
     assert rows["frameexit"]["num_frames"] is None
     assert 1 <= rows["frameexit"]["frames_classified"] <= 10
-    assert rows["sosampler"]["paper"]["videos_per_second"] == 123.9
-    assert rows["sosampler-6"]["paper"] is None
+    assert rows["of five"]["paper"]["videos_per_second"] == 123.9
+    assert (rows["sosampler"]["paper"]["table"], rows["sosampler"]["paper"]["score"]) == ("table3", 77.7)
+    assert rows["sosampler-default"]["paper"] is None
     assert [one["row"] for one in found["tableII"].result["elsewhere"]] == ["ar-net", "adafocus"]
     text = found["tableII"].table()
     line = next(line for line in text.splitlines() if line.startswith("AR-Net"))
@@ -270,10 +275,10 @@ def test_points_above_uniform_in_the_metric_of_the_paper(folder: Path) -> None:
         bootstrap=0,
     )
     assert (one.result["metric"], one.result["bank"]["data"]) == ("mAP", "activitynet")
-    rows = {row["row"]: row for row in one.result["rows"]}
     told = json.loads((one.folder / "evaluation.json").read_text())["parts"]["T=10"]["rows"]
     uniform = {row["num_frames"]: 100 * row["mAP"] for row in told if row["policy"] == "uniform"}
-    for name, row in rows.items():
+    for row in one.result["rows"]:
+        name = row["row"]
         if name != "uniform":
             of_seeds = [other for other in told if other["policy"].rpartition("#")[0] == row["trained"]]
             of_seeds = [other for other in of_seeds if other["num_frames"] == row["num_frames"]]
@@ -281,7 +286,6 @@ def test_points_above_uniform_in_the_metric_of_the_paper(folder: Path) -> None:
             assert len(points) == 2
             assert row["versus_uniform"] == pytest.approx(np.mean(points)), name
             assert row["versus_uniform_sd"] == pytest.approx(np.std(points, ddof=1)), name
-    assert rows["sosampler"]["num_frames"] == 5
 
 
 def test_how_alike_frames_are(found: dict[str, Reproduction]) -> None:
@@ -305,11 +309,18 @@ def test_what_nothing_can_be_had_of_is_told_and_leaves_no_folder(found: dict[str
     one = found["table5"]
     assert one.refused.startswith("30 candidates are needed")
     assert not one.folder.exists()
-    assert len(one.result["left_out"]) == 12
+    assert len(one.result["left_out"]) == 15
     assert "77.1" in one.table()
 
 
 # ---- a classifier that looks at clips
+
+
+class Trained:
+    """What `train` returns."""
+
+    def __init__(self) -> None:
+        self.result: dict[str, Any] = {}
 
 
 class MeanOfFrames(nn.Module):
@@ -323,17 +334,26 @@ class MeanOfFrames(nn.Module):
         return self.net(clips.flatten(0, 1)).unflatten(0, clips.shape[:2]).mean(1)
 
 
-def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
+def test_rows_of_a_network_of_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = make_bank(tmp_path / "bank", stored=10, train=4, dev=4)
     classifier = so.wrap_classifier(MeanOfFrames(), input_size=32, name="clips", class_names=list(SAMPLER_CLASSES))
     so.add_teacher(bank, classifier)
     (place,) = find_locations({"activitynet": bank}, {"timesformer": classifier})
     assert (place.data, place.paper_classifier, place.classifier) == ("activitynet", "timesformer", classifier)
-    plan = make_plan(EXPERIMENTS["table3"], place, Request(tmp_path / "out", (0,), SMALL, weights="x"))
-    why = {one.recipe.row: one.why for one in plan.left_out}
-    assert set(why) == {"liteeval", "frameexit", "ocsampler"}
-    assert "clips does not" in why["ocsampler"]
-    assert "classifies clips as a whole" in why["frameexit"]
+    request = Request(tmp_path / "out", (0,), SMALL, weights="x")
+    plan = make_plan(EXPERIMENTS["table3"], place, request)
+    assert plan.left_out == ()
+    rows = [cell.recipe.row for cell in plan.cells]
+    assert rows == ["uniform", "scsampler", "ocsampler", "sosampler", "sosampler-authors", "sosampler-default"]
+    # The classifier itself goes where clips are drawn that it must see; its stored outputs are enough for the others.
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "sosampler.paper.plan.train", lambda **more: given.setdefault(more["sampler"], more) and Trained()
+    )
+    for training in plan.trainings:
+        train_one(training, tmp_path / "x", 0, place, request)
+    assert given["ocsampler"]["classifier"] is classifier
+    assert given["sosampler"]["classifier"] == place.teacher
     (one,) = reproduce(
         "table1", {"activitynet": bank}, classifiers={"timesformer": classifier}, out=tmp_path / "out", bootstrap=0
     )
@@ -345,3 +365,76 @@ def test_rows_that_need_more_than_clips_are_left_out(tmp_path: Path) -> None:
     # Only its answers: nothing can be judged, and that is told for this teacher alone.
     found = reproduce("table1", bank, out=tmp_path / "all", bootstrap=0)
     assert {one.result["classifier"]["name"]: bool(one.refused) for one in found} == {"by-hand": False, "clips": True}
+
+
+def test_a_baseline_sees_frames_as_clips_of_one(tmp_path: Path) -> None:
+    """FrameExit with X3D-S, which the paper has, on features of single frames."""
+    bank = make_bank(tmp_path / "bank", stored=10, train=6, dev=4)
+    shutil.rmtree(bank.path / "teachers")
+    classifier = so.wrap_classifier(MeanOfFrames(), input_size=32, name="clips", class_names=list(SAMPLER_CLASSES))
+    so.add_teacher(bank, classifier)
+    (place,) = find_locations({"activitynet": bank}, {"x3d_s": classifier})
+    request = checked_request(tmp_path / "out", 0, 1, SMALL, device="cpu", workers=1, bootstrap=0)
+    plan = make_plan(EXPERIMENTS["table3"], place, request)
+    (cell,) = [cell for cell in plan.cells if cell.training and cell.training.is_baseline]
+    assert cell.recipe.row == "frameexit"
+    folder = cell.training.folder(plan.folder, 0)
+    train_one(cell.training, folder, 0, place, request)
+    evaluation = evaluate(bank, {"exit": str(folder)}, num_frames=6, num_candidates=10, classifier=classifier)
+    (row,) = [row for row in evaluation.rows if row.policy == "exit"]
+    assert row.gmacs is not None
+    assert row.gmacs >= row.frames_classified * classifier.gmacs(1), "each frame is a clip of its own"
+    # A network without a layer over the classes has no features: the row says so, and the others are made.
+    headless = so.wrap_classifier(MeanOfLogits(), input_size=32, name="headless", class_names=list(SAMPLER_CLASSES))
+    so.add_teacher(bank, headless)
+    (place,) = find_locations({"own": bank}, {"headless": headless})
+    plan = make_plan(EXPERIMENTS["table3"], place, replace(request, light="x"))
+    assert {cell.recipe.row for cell in plan.left_out} == {"liteeval", "frameexit"}
+    assert all("has no layer with 3 outputs" in cell.why for cell in plan.left_out)
+
+
+class MeanOfLogits(nn.Module):
+    """A network without a layer: the mean of each colour."""
+
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        return clips.mean(dim=(1, 3, 4))
+
+
+# ---- independence
+
+
+def test_one_figure_of_all_networks_and_of_the_files_where_a_bank_is_sparse(tmp_path: Path) -> None:
+    """Videos of 4 and 4.6 s: the bank stores a frame a second, the files have 10."""
+    (tmp_path / "videos").mkdir()
+    for name, count in (("a", 40), ("b", 46)):
+        (tmp_path / "videos" / f"{name}.mp4").write_bytes(numbered_video(num_frames=count, fps=10))
+    (tmp_path / "list.csv").write_text("path,label\nvideos/a.mp4,x\nvideos/b.mp4,y\n")
+    networks = {}
+    for seed, name in enumerate(("resnet50", "timesformer")):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            networks[name] = so.create_classifier("timm:test_resnet", class_names=["x", "y"], input_size=32)
+    bank = so.prepare(tmp_path / "list.csv", out=tmp_path / "bank", classifier=networks["resnet50"], num_candidates=4)
+    so.add_teacher(bank, networks["timesformer"])
+    given: dict[str, Any] = {"classifiers": networks, "device": "cpu"}
+    (one,) = reproduce("figure1", bank, out=tmp_path / "out", **given)
+    assert one.folder == tmp_path / "out" / "bank" / "resnet50" / "figure1"
+    rows = one.result["rows"]
+    names = list(dict.fromkeys(row["classifier"] for row in rows))
+    assert len(names) == 2
+    for name in names:
+        pairs = {row["rate"]: row["pairs"] for row in rows if row["classifier"] == name}
+        assert pairs[1.0] > 0
+        assert pairs[5.0] > 0, "0.2 s are two frames of the file"
+    assert [network["classifier"] for network in one.result["networks"]] == names
+    note = "most videos of the bank store no neighbours at 5 frames a second, so frames are read from the video files"
+    assert note in one.result["notes"]
+    text = one.table()
+    assert f"classifier {' and '.join(names)}" in text
+    assert all(f"for {name}: " in text for name in names)
+    # Without the files the bank has to do, and the table says what that costs.
+    shutil.rmtree(tmp_path / "videos")
+    (one,) = reproduce("figure1", bank, out=tmp_path / "again", **given)
+    pairs = {row["rate"]: row["pairs"] for row in one.result["rows"] if row["classifier"] == names[0]}
+    assert (pairs[1.0] > 0, pairs[5.0]) == (True, 0)
+    assert "the video files are not there" in one.result["notes"][-1]

@@ -144,6 +144,11 @@ def test_the_paper_stands_beside(found: dict[str, Reproduction]) -> None:
     curve = rows_by(found["figureI"])
     assert curve["sosampler", 4]["paper"]["score"] == 76.2
     assert curve["sosampler", 3]["paper"] is None
+    assert curve["sosampler-authors", 4]["paper"]["score"] == 76.2
+    assert curve["sosampler-default", 4]["paper"] is None, "the paper has no figure of this package's recipe"
+    assert curve["sosampler-default", 4]["title"] == "SOSampler+"
+    line = next(line for line in found["figureI"].table("markdown").splitlines() if line.startswith("| SOSampler+"))
+    assert "71.1" not in line
     assert curve["scsampler", 6]["paper"] is None, "nobody knows for which of the N it would be"
 
 
@@ -209,7 +214,7 @@ def test_one_training_serves_every_table(out: Path, found: dict[str, Reproductio
     trained = sorted(path.name for path in (out / "activitynet" / "by-hand" / "samplers").iterdir())
     assert trained == sorted(
         [
-            *("paper-0", "default-0", "scsampler-rank-0", "ocsampler-0"),
+            *("paper-0", "authors-0", "default-0", "scsampler-rank-0", "ocsampler-0"),
             *(f"ocsampler-reinforce-num_frames-{wanted}-0" for wanted in (2, 3, 4)),
             *("paper-target-label-0", "paper-target-label-loss-mse-0"),
             *(
@@ -233,12 +238,12 @@ def test_rows_that_cannot_be_had_say_why(found: dict[str, Reproduction]) -> None
 
 
 def test_it_tells_which_step_of_how_many_runs(said: list[str], found: dict[str, Reproduction]) -> None:
-    assert said[0] == "15 steps to run"
+    assert said[0] == "16 steps to run"
     steps = [text for text in said if text.startswith("[")]
-    assert [text.partition("]")[0] for text in steps] == [f"[{number}/15" for number in range(1, 16)]
-    assert sum("] training" in text for text in steps) == 11
+    assert [text.partition("]")[0] for text in steps] == [f"[{number}/16" for number in range(1, 17)]
+    assert sum("] training" in text for text in steps) == 12
     assert sum(": evaluating with 10 candidates" in text for text in steps) == 4
-    assert len([text for text in said if text.startswith("    done in")]) == 15
+    assert len([text for text in said if text.startswith("    done in")]) == 16
 
 
 # ---- going on, and refusing
@@ -299,7 +304,7 @@ def test_a_killed_run_goes_on(bank: Bank, tmp_path: Path, monkeypatch: pytest.Mo
     folder = tmp_path / "out" / "own" / "by-hand" / "figureII"
     assert sorted(path.name for path in folder.iterdir()) == ["run.json"]
     (one,) = reproduce("figureII", {"own": bank}, out=tmp_path / "out", **{**QUICK, "seeds": (0, 1)})
-    assert trained == ["paper-0"]
+    assert trained == ["paper-0", "authors-0", "default-0"]
     assert one.result["metric"] == "top1", "the bank's own, where the data set is not the paper's"
     assert "another data set" in one.result["paper"]["column"]
     assert one.result["videos"]

@@ -38,7 +38,8 @@ class Counting:
         return torch.arange(frames.shape[1] - num_frames, frames.shape[1]).expand(len(frames), -1)
 
     def look(self, frames: torch.Tensor) -> None:
-        self.glances.append(frames.shape[1])
+        assert frames.shape[1] == 1, "each by itself"
+        self.glances.append(len(frames))
 
 
 @pytest.mark.parametrize("given", ["sampler", "features", "weights"])
@@ -68,11 +69,16 @@ def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatc
     from sosampler.baselines import base
 
     heavy = torch.zeros(3, 8, dtype=torch.bool)
-    heavy[0, [1, 5]] = heavy[2, 7] = True
+    heavy[0, [1, 5]] = heavy[1, 0] = heavy[2, 7] = True
     light = torch.zeros_like(heavy)
     light[:, :4] = True
-    monkeypatch.setattr(base, "predict", lambda system, views: base.BaselineOutput(torch.zeros(3, 2), heavy, light))
+    views = SimpleNamespace(some=lambda rows: rows)
+    monkeypatch.setattr(
+        base, "predict", lambda system, rows: base.BaselineOutput(torch.zeros(len(rows), 2), heavy[rows], light[rows])
+    )
     seen = Counting()
-    throughput.baseline_run(None, None, seen, seen, frames)()
-    assert [clip.tolist() for clip in seen.clips] == [[[1]], [[5]], [[23]]], "one frame after the other"
-    assert seen.glances == [4, 4, 4]
+    throughput.baseline_run(None, views, seen, seen, frames, batch=2)()
+    batches = [clip.flatten().tolist() for clip in seen.clips]
+    assert batches == [[1, 8], [5], [23]], "a frame of every video of the batch, then the next of those that go on"
+    assert all(clip.shape[1] == 1 for clip in seen.clips)
+    assert seen.glances == [8, 4]

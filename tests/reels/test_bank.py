@@ -89,6 +89,30 @@ class TestBank:
         assert not seen["train"] & seen["test"]
         assert not seen["dev"] & seen["test"]
 
+    def test_it_knows_which_frames_show_the_class_and_of_which_pictures(self, bank: Bank) -> None:
+        names: dict[tuple[str, int, int], set[str]] = {}
+        planned = [(part.split, reel) for part in small_plan() for reel in part.reels]
+        for item, (split, reel) in zip(bank, planned, strict=True):
+            shots = [reel.shots[number] for number in reel.shot_numbers(item.frame_indices)]
+            assert item.shows_class is not None
+            assert item.shows_class.tolist() == [shot.label == reel.label for shot in shots]
+            assert item.sources is not None
+            assert len(item.sources) == len({(shot.label, shot.picture) for shot in shots})
+            for shot in shots:
+                key = (split, shot.label, shot.picture)
+                names[key] = names.get(key, set(item.sources)) & set(item.sources)
+        assert all(names.values())  # a picture has one name in all reels
+
+    def test_a_bank_from_before_gets_it_without_rendering(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bank = small_reels(tmp_path / "bank", counts={"train": 2})
+        before = contents(bank.path)
+        bank.folder.shown_jsonl.unlink()
+        assert Bank(bank.path)[0].shows_class is None
+        monkeypatch.setattr(reel_frames, "candidate_frames", None)
+        assert contents(small_reels(tmp_path / "bank", counts={"train": 2}).path) == before
+
     def test_short_reels_keep_each_frame_once(self, tmp_path: Path) -> None:
         recipe = replace(SMALL, num_shots=2, seconds_per_shot=0.25)  # four frames for six candidates
         made = small_reels(tmp_path / "bank", recipe=recipe, counts={"train": 2})

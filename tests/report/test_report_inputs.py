@@ -46,6 +46,13 @@ def test_several_runs_on_one_page(run: Path, tmp_path: Path) -> None:
     assert referred <= set(named)
 
 
+def test_a_page_names_the_recipes_of_samplers(run: Path, tmp_path: Path) -> None:
+    write_made_up_run(tmp_path / "named", ids=IDS, samplers={"mine": "SOSampler+", "printed": "SOSampler (paper)"})
+    words = "mine is SOSampler+; printed is SOSampler (paper). SOSampler+ is this package&#39;s recipe."
+    assert words in text_of(tmp_path / "named", out=tmp_path, videos=0)
+    assert "SOSampler" not in text_of(run, out=tmp_path, videos=0)
+
+
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     for name in ("x", "y"):
         write_made_up_run(tmp_path / name / "evaluation", ids=IDS)

@@ -17,6 +17,7 @@ from sosampler.samplers.losses import (
     distillation,
     frame_targets,
     hinge_ranking,
+    l2_norm,
     label_guidance,
     listwise,
     pairwise_logistic,
@@ -32,6 +33,7 @@ RANKING: dict[str, Loss] = {
     "hinge": lambda p, t, mask=None: hinge_ranking(p, t, margin=0.1, weighted=False, mask=mask),
     "hinge weighted": lambda p, t, mask=None: hinge_ranking(p, t, margin=0.1, weighted=True, mask=mask),
     "mse": squared_error,
+    "l2": l2_norm,
     "logistic": lambda p, t, mask=None: pairwise_logistic(p, t, weighted=False, mask=mask),
     "logistic weighted": pairwise_logistic,
     "listwise": lambda p, t, mask=None: listwise(p, t, temperature=0.1, mask=mask),
@@ -148,7 +150,7 @@ class TestEveryRankingLoss:
         assert slope[:, :5].ne(0).any()
         assert slope[:, 5:].eq(0).all()
 
-    @pytest.mark.parametrize("name", ["hinge", "hinge weighted", "mse", "listwise"])
+    @pytest.mark.parametrize("name", ["hinge", "hinge weighted", "mse", "l2", "listwise"])
     def test_videos_of_different_lengths(self, name: str) -> None:
         """These are means over videos; the logistic is one over pairs, see its double loop."""
         loss = RANKING[name]
@@ -238,6 +240,25 @@ class TestPairs:
         scores, target = random(1, 6, seed=1), random(1, 6, seed=2)
         twice = [values.repeat_interleave(2, dim=1) for values in (scores, target)]
         torch.testing.assert_close(pairwise_logistic(*twice), pairwise_logistic(scores, target))
+
+
+class TestL2Norm:
+    def test_by_hand(self) -> None:
+        predicted, target = torch.tensor([[1.0, 2.0, 5.0], [0.0, 0.0, 0.0]]), torch.tensor([[1.0, 5.0, 1.0], [0.0] * 3])
+        assert l2_norm(predicted, target).item() == pytest.approx((math.sqrt(3**2 + 4**2) + 0) / 2)
+
+    def test_the_gradient_has_length_one_and_none_where_both_are_equal(self) -> None:
+        predicted = torch.tensor([[0.3, 0.7], [0.2, 0.8]], requires_grad=True)
+        target = torch.tensor([[0.3 + 3e-4, 0.7 - 4e-4], [0.2, 0.8]])
+        l2_norm(predicted, target).backward()
+        torch.testing.assert_close(predicted.grad, torch.tensor([[-0.3, 0.4], [0.0, 0.0]]), atol=1e-4, rtol=1e-3)
+
+    def test_a_recipe_takes_it(self) -> None:
+        recipe = read_recipe("paper", loss="l2", class_head=False, lam=1.0)
+        importance, probs = random(2, 4, seed=1), random(2, 4, 3, seed=2).softmax(-1)
+        _, parts = SamplerLoss(recipe)(Output(importance, importance), probs, torch.eye(3)[:2])
+        difference = importance.softmax(1) - probs.amax(2).softmax(1)
+        torch.testing.assert_close(parts["rank"], (difference**2).sum(1).sqrt().mean())
 
 
 class TestAgainstTorch:

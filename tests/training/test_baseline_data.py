@@ -122,6 +122,47 @@ def test_networks_may_be_given_themselves(plain: so.Bank, networks: SimpleNamesp
     assert twice.system.about["light"] == twice.system.about["heavy"]
 
 
+@pytest.mark.parametrize("name", ["liteeval", "adaframe"])
+def test_a_trained_sampler_as_the_light_network(
+    plain: so.Bank, networks: SimpleNamespace, tmp_path: Path, name: str
+) -> None:
+    classifier = so.create_classifier(networks.classifier, device="cpu")
+    classifier.class_names = plain.classes
+    so.add_teacher(plain, classifier)
+    small: dict[str, Any] = {"backbone": RUN_TINY, "input_size": 32, "epochs": 1, "batch_size": 2, "device": "cpu"}
+    so.train(plain.path, out=tmp_path / "sampler", classifier=classifier.fingerprint(), **small)
+    widths = {"fine_width": 16, "coarse_width": 4} if name == "liteeval" else {"hidden": 8, "width": 4}
+    arguments = [
+        *("train", str(plain.path), "--sampler", name, "--out", str(tmp_path / "run"), "--device", "cpu"),
+        *("--classifier", str(networks.classifier), "--light", str(tmp_path / "sampler"), "--epochs", "1"),
+        *("--set", "num_candidates=4"),
+        *(part for key, value in widths.items() for part in ("--set", f"{key}={value}")),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.exception
+    sampler, system, bank = so.load_sampler(tmp_path / "sampler"), so.load_system(tmp_path / "run"), so.Bank(plain.path)
+    light = system.about["light"]
+    assert (light["fingerprint"], light["network"]) == (sampler.fingerprint(), RUN_TINY)
+    # The pooled output of its backbone, frame by frame, at its own cost.
+    stored = bank.features(light["name"])
+    assert stored.gmacs == pytest.approx(sampler.gmacs(1))
+    frames = torch.from_numpy(bank[0].frames()).movedim(-1, 1)
+    wanted = sampler.look(frames[:, None]).features[:, 0]
+    assert torch.allclose(torch.from_numpy(stored[0].astype(np.float32)), wanted, rtol=2e-3, atol=2e-3)
+    row = so.evaluate(
+        bank,
+        {"it": tmp_path / "run"},
+        num_frames=2,
+        num_candidates=4,
+        classifier=networks.classifier,
+        split="dev",
+        bootstrap=0,
+        device="cpu",
+    ).row("it")
+    assert row.sampler_gmacs is not None
+    assert row.sampler_gmacs > 2 * sampler.gmacs(1)
+
+
 def test_the_light_network_depends_on_its_weights_alone(networks: SimpleNamespace) -> None:
     prints = []
     for seed in (1, 2):

@@ -121,6 +121,16 @@ def test_the_dial_trades_accuracy_for_cost(runs: Callable[[str], so.TrainedSyste
         shared = ("frames", "frames_decoded", "gmacs")
         assert {name: row[name] for name in shared} == {name: trained.result[f"dev_{name}"] for name in shared}
         assert row["top1"] == trained.result["dev"]
+    # Distinct frames against steps, where a step sees a frame.
+    each_step = trained.result.get("dev_steps", [])
+    if name == "adaframe":
+        assert [(row["steps"], row["frames"]) for row in each_step] == [(2, 2), (3, 3)]
+        assert each_step[1]["top1"] > each_step[0]["top1"]
+        assert {key: each_step[1][key] for key in ("top1", "gmacs")} == {
+            key: curve[-1][key] for key in ("top1", "gmacs")
+        }
+    else:
+        assert not each_step
 
 
 def test_the_log_has_a_line_for_each_epoch(runs: Callable[[str], so.TrainedSystem]) -> None:

@@ -80,21 +80,30 @@ def test_one_split_is_no_more_than_that(few: so.Bank, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["frameexit", "marl"])
+def test_a_light_network_that_would_change_nothing(few: so.Bank, tmp_path: Path, system: str) -> None:
+    arguments = ["train", str(few.path), "--sampler", system, "--out", str(tmp_path / "run"), "-c", "heavy"]
+    done = CliRunner().invoke(app, [*arguments, "--light", "nowhere"])
+    assert isinstance(done.exception, so.InvalidArgument)
+    assert f"--light would change nothing: {system} has no light features, only liteeval and" in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("system", "given", "says"),
     [
-        (["--light", "nowhere"], "--light would change nothing: {} has no light features, only liteeval and"),
-        (["--weights", "nowhere"], "--weights would change nothing: {} has no"),
-        (["--weights", "nowhere", "--light", "light"], "--light and --weights would change nothing: .*leave them out"),
+        ("marl", ["--weights", "nowhere"], "--weights would change nothing: marl has no"),
+        ("marl", ["--weights", "x", "--light", "light"], "--light and --weights would change nothing: .*leave them"),
+        ("frameexit", ["--weights", "nowhere"], "--weights of frameexit are its authors', which .* add --epochs 0"),
+        ("frameexit", ["--weights", "nowhere", "--epochs", "0"], "nowhere: no such file"),
     ],
 )
-def test_options_that_would_change_nothing(
+def test_weights_that_would_change_nothing(
     few: so.Bank, tmp_path: Path, system: str, given: list[str], says: str
 ) -> None:
     arguments = ["train", str(few.path), "--sampler", system, "--out", str(tmp_path / "run"), "-c", "heavy", *given]
     done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, so.InvalidArgument)
-    assert re.match(says.format(system), str(done.exception))
+    assert isinstance(done.exception, so.SosamplerError)
+    assert re.match(says, str(done.exception))
     assert not (tmp_path / "run").exists()
 
 

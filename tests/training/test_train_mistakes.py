@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import sosampler as so
 from sosampler.training import train_sampler
-from sosampler.training.dev import check_rewards
 from sosampler.training.train_sampler import train
 from tests.factories import SAMPLER_QUICK, SMALL, make_bank
 
@@ -153,12 +153,25 @@ def test_scores_that_are_none_are_never_best(
         train(without, out=tmp_path / "none", **SAMPLER_QUICK | {"epochs": 1})
 
 
-def test_rewards_need_a_mean_of_logits_and_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:
+def test_infinite_statistics_are_not_saved(few: so.Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch norm with an infinite variance gives finite scores, but its folder could not be loaded."""
+    real = train_sampler.SamplerLoop.load_best
+
+    def broken(loop: train_sampler.SamplerLoop) -> None:
+        real(loop)
+        norm = next(layer for layer in loop.evaluated.modules() if isinstance(layer, torch.nn.BatchNorm2d))
+        norm.running_var.fill_(torch.inf)
+
+    monkeypatch.setattr(train_sampler.SamplerLoop, "load_best", broken)
+    with pytest.raises(so.InvalidArgument, match="statistics of the sampler are not finite; lower the learning rate"):
+        train(few, out=tmp_path / "run", **SAMPLER_QUICK | {"epochs": 1})
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_rewards_need_enough_candidates(bank: so.Bank, tmp_path: Path) -> None:
     options = SMALL | {"sampler": "ocsampler", "shift": 0}
     with pytest.raises(so.InvalidArgument, match="draws 9 frames, but the bank has 8"):
         so.train(bank, out=tmp_path / "run", **options | {"num_candidates": [9, 50], "reinforce": {"num_frames": 9}})
-    with pytest.raises(so.InvalidArgument, match="needs a classifier that averages the logits"):
-        check_rewards(so.read_recipe("ocsampler"), "max", "frameexit", 10)
     with pytest.raises(so.InvalidArgument, match="choose one of: sosampler, ocsampler, scsampler"):
         so.train(bank, out=tmp_path / "run", sampler="glimpse")
     with pytest.raises(so.InvalidArgument, match="must be at least num_frames=6 of reinforce"):

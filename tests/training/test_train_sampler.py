@@ -18,7 +18,7 @@ import torch
 import sosampler as so
 from sosampler.samplers.sosampler import SOSampler
 from sosampler.training import train_sampler
-from sosampler.training.dev import clip_outputs
+from sosampler.training.rewards import clip_outputs
 from sosampler.training.sampler_data import crop
 from sosampler.training.train_sampler import train
 from tests.factories import SAMPLER_QUICK, SMALL, TEACHER, make_bank

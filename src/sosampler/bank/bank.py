@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import operator
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from sosampler.bank.format import (
     BankRow,
     OpenShards,
     OutputKind,
+    Shown,
     StoredVideo,
     read_failures,
     read_header,
+    read_shown,
     rows_of,
     stored_video,
 )
@@ -43,9 +45,9 @@ from sosampler.video.limits import Size, check_size, target_size
 class BankItem:
     """One video of a bank. Its frames are read when they are needed."""
 
-    def __init__(self, item: Item, batch: Any) -> None:
+    def __init__(self, item: Item, batch: Any, shown: Callable[[], Mapping[str, Shown]] = dict) -> None:
         self.id, self.labels, self.split, self.group = item.id, item.labels, item.split or "train", item.group_key
-        self._batch = batch
+        self._batch, self._shown = batch, shown
         self.frame_indices: Indices = batch.column("frame_indices").values.to_numpy()  # [T] in the video
         self.pts_seconds: Seconds = batch.column("pts_seconds").values.to_numpy()  # [T]
         self.duration: float = self._value("duration")  # seconds of the video, or of its part in the manifest
@@ -69,6 +71,22 @@ class BankItem:
     def positions(self) -> NDArray[np.float32]:
         """[T] in 0..1: the share of the video that has passed when each frame is shown."""
         return positions_of(self.pts_seconds, self._value("start_seconds"), self.duration)
+
+    @property
+    def shows_class(self) -> NDArray[np.bool_] | None:
+        """Bool [T], which stored frames show the video's class; None where the bank does not know."""
+        flags = self._shown().get(self.id, Shown()).shows_class
+        if flags is not None and len(flags) != len(self):
+            raise SosamplerError(
+                f"{self.id!r}: shown.jsonl of the bank has {len(flags)} flags for {len(self)} stored frames; "
+                "delete that file, or write the bank again"
+            )
+        return None if flags is None else np.array(flags, dtype=bool)
+
+    @property
+    def sources(self) -> tuple[str, ...] | None:
+        """The pictures or videos that it is made of; None where the bank does not know."""
+        return self._shown().get(self.id, Shown()).sources
 
     @property
     def jpegs(self) -> list[bytes]:
@@ -150,6 +168,7 @@ class Bank(Sequence[BankItem]):
         self.folder = BankFolder(self.path)
         self.header = read_header(self.folder)
         self.classes, self.multi_label = self.header.classes, self.header.multi_label
+        self.exclusive = self.header.exclusive
         if not self.header.complete and not partial:
             raise SosamplerError(
                 f"{self.path}: this bank is not finished; run `sosampler prepare` again with the same arguments, "
@@ -178,7 +197,7 @@ class Bank(Sequence[BankItem]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         row = self.row(index)
-        return BankItem(row.item, self._shards.batch(row))
+        return BankItem(row.item, self._shards.batch(row), lambda: self.shown)
 
     def row(self, index: Any) -> BankRow:
         """Return where a video is stored; negative indices count from the end."""
@@ -206,6 +225,11 @@ class Bank(Sequence[BankItem]):
     def items(self) -> list[Item]:
         """The videos as listed in the manifest, in the bank's order; reads no frames."""
         return [row.item for row in self.rows]
+
+    @cached_property
+    def shown(self) -> dict[str, Shown]:
+        """What is known about the contents of videos, by their ids."""
+        return read_shown(self.folder)
 
     @property
     def ids(self) -> list[str]:

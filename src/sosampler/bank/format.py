@@ -3,6 +3,7 @@
 bank.json             settings that decide the bytes, classes, counts; no dates
 items.jsonl           the videos as listed in the manifest; shard k holds items k * S up to (k + 1) * S
 failed.jsonl          videos that could not be read, with the reason: the frames/00000.failed.jsonl joined
+shown.jsonl           where it is known: which stored frames of a video show its class, and of which sources it is made
 frames/00000.arrow    Arrow IPC file: one record batch of one row for each video that could be read
 teachers/NAME/        teacher.json, and 00000.arrow with a row for each row of frames/00000.arrow
 features/NAME/        features.json, and shards like those of teachers
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -67,6 +68,14 @@ class StoredVideo:
     def positions(self) -> NDArray[np.float32]:
         """[T] in 0..1: the share of the video that has passed when each frame is shown."""
         return positions_of(self.pts_seconds, self.start_seconds, self.duration)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is known about the contents of a video, as of reels and streams, which are made of known parts."""
+
+    shows_class: tuple[bool, ...] | None = None  # [T] of the stored frames
+    sources: tuple[str, ...] | None = None  # pictures or videos that it is made of, each once
 
 
 @dataclass(frozen=True)
@@ -247,6 +256,7 @@ class BankFolder:
         self.bank_json = path / "bank.json"
         self.items_jsonl = path / "items.jsonl"
         self.failed_jsonl = path / "failed.jsonl"
+        self.shown_jsonl = path / "shown.jsonl"
         self.videos_root = path / "videos_root.txt"
         self.lock = path / ".lock"
         self.frames_folder = path / "frames"
@@ -288,6 +298,11 @@ class BankHeader:
     videos_per_shard: int
     complete: bool = False
     counts: dict[str, int] | None = None  # of `COUNTS`, once complete
+    exclusive: bool = None  # type: ignore[assignment]  # classes exclude each other; None: unless multi_label
+
+    def __post_init__(self) -> None:
+        if self.exclusive is None:
+            object.__setattr__(self, "exclusive", not self.multi_label)
 
     @property
     def num_shards(self) -> int:
@@ -303,6 +318,8 @@ class BankHeader:
 
     def write(self, folder: BankFolder) -> None:
         header = {"kind": KIND, "version": VERSION, **asdict(self), "num_shards": self.num_shards}
+        if self.exclusive != self.multi_label:
+            del header["exclusive"]  # the default, which headers of earlier versions have
         write_text(folder.bank_json, json.dumps(header, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -322,6 +339,7 @@ def read_header(folder: BankFolder) -> BankHeader:
             videos_per_shard=check_int("videos_per_shard", values["videos_per_shard"]),
             complete=complete,
             counts={name: check_int(name, counts[name], at_least=0) for name in COUNTS} if complete else None,
+            exclusive=bool(values.get("exclusive", not values["multi_label"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SosamplerError(f"{folder.bank_json}: lacks or misspells {error}; prepare the bank again") from error
@@ -356,6 +374,23 @@ def read_items(folder: BankFolder) -> list[Item]:
         folder.items_jsonl,
         lambda values: Item(**{**values, "labels": tuple(map(int, values["labels"])), "id": str(values["id"])}),
     )
+
+
+def shown_text(shown: Mapping[str, Shown]) -> Iterator[str]:
+    # ASCII, because names of files may hold lone surrogates, which UTF-8 cannot encode.
+    return (json.dumps({"id": name, **asdict(each)}) + "\n" for name, each in shown.items())
+
+
+def read_shown(folder: BankFolder) -> dict[str, Shown]:
+    """Read shown.jsonl, by the ids of the videos; empty if there is no such file."""
+
+    def parse(values: dict[str, Any]) -> tuple[str, Shown]:
+        flags, sources = values.get("shows_class"), values.get("sources")
+        return str(values["id"]), Shown(
+            None if flags is None else tuple(map(bool, flags)), None if sources is None else tuple(map(str, sources))
+        )
+
+    return dict(_read_lines(folder.shown_jsonl, parse)) if folder.shown_jsonl.exists() else {}
 
 
 def read_failures(path: Path) -> list[dict[str, str]]:

@@ -25,7 +25,17 @@ from sosampler._util.validation import check_float, check_int, copy_json, one_of
 from sosampler._util.workers import in_order
 from sosampler.bank.bank import Bank
 from sosampler.bank.decode import encode_jpeg
-from sosampler.bank.format import VIDEOS_PER_SHARD, BankFolder, BankHeader, StoredVideo, import_pyarrow, items_text
+from sosampler.bank.format import (
+    VIDEOS_PER_SHARD,
+    BankFolder,
+    BankHeader,
+    Shown,
+    StoredVideo,
+    import_pyarrow,
+    items_text,
+    read_shown,
+    shown_text,
+)
 from sosampler.bank.outputs import FrameOutputs
 from sosampler.bank.writer import Results, begin, make_shards, writing_bank, writing_shard
 from sosampler.datasets.manifest import SPLITS, Item, Manifest
@@ -54,6 +64,8 @@ class FrameEntry:
     frame_indices: ArrayLike | None = None  # [T]; None: 0 .. T - 1
     duration: float | None = None  # seconds; None: as long again after the last frame as between the last two
     total_num_frames: int | None = None  # None: up to the last frame
+    shows_class: ArrayLike | None = None  # bool [T], which frames show the class, where that is known
+    sources: Sequence[str] | None = None  # names of the pictures or videos that it is made of, where they are known
 
 
 def write_frames(
@@ -62,6 +74,7 @@ def write_frames(
     *,
     classes: Sequence[str],
     multi_label: bool = False,
+    exclusive: bool | None = None,
     quality: int = 90,
     made_by: dict[str, Any] | None = None,
     workers: int = 1,
@@ -75,6 +88,8 @@ def write_frames(
         entries: the videos; listed first, so a function as their `frames` is called only when its turn comes, and not
             at all for what is already written.
         classes: names; labels are their indices.
+        multi_label: a video may have several labels, or none.
+        exclusive: whether classes exclude each other; None: unless `multi_label`.
         quality: of the JPEGs that are made from arrays.
         made_by: plain values that decide the pixels (a recipe, a seed): a later call with others is refused.
         workers: threads that call the functions.
@@ -98,6 +113,7 @@ def write_frames(
         partial(stored_by_threads, quality=quality, num_threads=check_int("workers", workers)),
         classes=classes,
         multi_label=multi_label,
+        exclusive=exclusive,
         quality=quality,
         made_by=made_by,
         videos_per_shard=videos_per_shard,
@@ -112,6 +128,7 @@ def write_entries(
     *,
     classes: Sequence[str],
     multi_label: bool = False,
+    exclusive: bool | None = None,
     quality: int = 90,
     made_by: dict[str, Any] | None = None,
     videos_per_shard: int = VIDEOS_PER_SHARD,
@@ -124,10 +141,11 @@ def write_entries(
     if not listed:
         raise InvalidArgument("no entry was given; a bank needs at least one video")
     items = tuple(Item(entry.id, entry.id, _labels_of(entry), entry.split, entry.group) for entry in listed)
-    manifest = Manifest(items, tuple(classes), multi_label)  # checks ids, labels and splits
+    own: Any = {"exclusive": exclusive}
+    manifest = Manifest(items, tuple(classes), multi_label, **own)  # checks ids, labels and splits
     settings = {"quality": quality, "made_by": None if made_by is None else copy_json("made_by", made_by)}
     per_shard = check_int("videos_per_shard", videos_per_shard)
-    header = BankHeader("arrays", settings, manifest.classes, multi_label, len(items), per_shard)
+    header = BankHeader("arrays", settings, manifest.classes, multi_label, len(items), per_shard, **own)
     by_id = {entry.id: entry for entry in listed}
     folder = BankFolder(Path(out))
     with writing_bank(folder), ExitStack() as stack:
@@ -136,7 +154,28 @@ def write_entries(
             return stack.enter_context(closing(storing([by_id[item.id] for item in missing])))
 
         make_shards(folder, begin(folder, header, items), items, produce, on_progress=on_progress)
+        write_shown(folder, {entry.id: _shown_of(entry) for entry in listed})
     return Bank(folder.path)
+
+
+def write_shown(folder: BankFolder, shown: dict[str, Shown]) -> None:
+    """Write what is known about the contents of the videos of a finished bank, also of one that was written without.
+
+    Call it locked. A bank about which nothing is known has no such file.
+    """
+    known = {name: each for name, each in shown.items() if each != Shown()}
+    if known and folder.shown_jsonl.exists() and read_shown(folder) != known:
+        raise InvalidArgument(
+            f"{folder.path}: its shown.jsonl knows other shows_class or sources of these videos; give the same again, "
+            "or another folder for a new bank"
+        )
+    if known and not folder.shown_jsonl.exists():
+        write_text(folder.shown_jsonl, shown_text(known))
+
+
+def _shown_of(entry: FrameEntry) -> Shown:
+    flags = None if entry.shows_class is None else tuple(np.asarray(entry.shows_class, dtype=bool).tolist())
+    return Shown(flags, None if entry.sources is None else tuple(dict.fromkeys(map(str, entry.sources))))
 
 
 def _labels_of(entry: FrameEntry) -> tuple[int, ...]:
@@ -170,6 +209,11 @@ def stored_entry(entry: FrameEntry, quality: int) -> StoredVideo:
                 f"{entry.id!r}: {name} of shape {list(values.shape)} do not fit its {count} frames; "
                 "give one for each frame, in time order"
             )
+    if entry.shows_class is not None and np.shape(entry.shows_class) != (count,):
+        raise InvalidArgument(
+            f"{entry.id!r}: shows_class of shape {list(np.shape(entry.shows_class))} does not fit its {count} frames; "
+            "give a bool for each frame"
+        )
     between = float(pts[-1] - pts[-2]) if count > 1 else 1.0
     duration, total = float(pts[-1]) + between, int(indices[-1]) + 1
     if entry.duration is not None:
@@ -285,6 +329,7 @@ def subset(
                     for index in header.shard_range(shard):
                         write(source.batch(rows[index]))
         make_shards(folder, header, items, produce, on_progress=on_progress)
+        write_shown(folder, {item.id: bank.shown.get(item.id, Shown()) for item in items})
     return Bank(folder.path)
 
 
@@ -304,7 +349,9 @@ def _within(rows: list[int], bank: Bank, outputs: list[FrameOutputs[Any]], max_b
     headers = (bank.folder.bank_json, *(each.folder.header for each in outputs))
     used, kinds, items = float(sum(path.stat().st_size for path in headers)), 1 + len(outputs), bank.items
     for number, row in enumerate(rows):
-        used += bank[row].nbytes + len("".join(items_text([items[row]])).encode()) + kinds * _ROW_EXTRA
+        name = items[row].id
+        texts = [*items_text([items[row]]), *shown_text({name: bank.shown[name]} if name in bank.shown else {})]
+        used += bank[row].nbytes + len("".join(texts).encode()) + kinds * _ROW_EXTRA
         used += sum(each.batch(row).nbytes for each in outputs)
         if number % bank.header.videos_per_shard == 0:
             used += kinds * _SHARD_EXTRA

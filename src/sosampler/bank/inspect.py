@@ -27,12 +27,14 @@ from sosampler.bank.format import (
     VERSION,
     BankFolder,
     OutputKind,
+    Shown,
     matrix_of,
     open_shard,
     read_failures,
     read_header,
     read_items,
     read_row,
+    read_shown,
     stored_video,
 )
 from sosampler.bank.outputs import read_output_header
@@ -60,6 +62,7 @@ def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "num_classes": len(header.classes),
         "classes": list(header.classes),
         "multi_label": header.multi_label,
+        "exclusive": header.exclusive,
         "settings": header.settings,
         "shards": {"finished": filled, "total": header.num_shards, "videos_each": header.videos_per_shard},
         "bytes": sum(file.stat().st_size for file in bank.path.rglob("*") if file.is_file()),
@@ -89,6 +92,7 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
             check = _teacher_problem if output.kind is TEACHER else _features_problem
             outputs.append((output, partial(check, about, lengths)))
         listed = read_failures(folder.failed_jsonl)
+        shown = read_shown(folder)
     except InvalidArgument:
         raise  # no bank at all
     except SosamplerError as error:
@@ -116,6 +120,10 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
                 problems += _shard_problems(output.shard(shard), expected, problem_of, output.kind.again)
             else:
                 problems.append(f"{output.shard(shard)}: is missing; {output.kind.again}")
+        for name, count in lengths.items():
+            flags = shown.get(name, Shown()).shows_class
+            if flags is not None and len(flags) != count:
+                problems.append(f"{folder.shown_jsonl}: has {len(flags)} flags for the {count} frames of {name!r}")
         num_videos += len(expected)
     counts = header.counts or {}
     num_failed = sum(map(len, failed))

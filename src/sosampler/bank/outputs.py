@@ -90,6 +90,8 @@ class Teacher(FrameOutputs[TeacherItem]):
         # How the classifier pools frames: "mean" of logits, "max" of features, or None where it is not pooled.
         self.pooling: str | None = self.about["pooling"]
         self.num_classes = int(self.about["num_classes"])
+        # Its classes do not exclude each other (sigmoid). Not whether videos have several labels: that is the bank's.
+        self.multi_label = bool(self.about.get("multi_label", not bank.exclusive))
         features = self.about["features"] or {}
         self.schema = teacher_schema(self.num_classes, features.get("precision"), features.get("width"))
 

@@ -57,6 +57,7 @@ def prepare(
     classes: Sequence[str] | Path | None = None,
     root: Path | None = None,
     multi_label: bool | None = None,
+    exclusive: bool | None = None,
     features: bool | str = True,
     batch: int | None = None,
     device: str | None = None,
@@ -82,7 +83,7 @@ def prepare(
         quality: of the JPEGs, 1 to 100.
         candidates, grid, snap_tolerance, folder_fps: as in `select`.
         seed: for grid="stratified".
-        classes, root, multi_label: as in `read_manifest`.
+        classes, root, multi_label, exclusive: as in `read_manifest`.
         features: also store what a pooled classifier pools: True, False, "float32" or "float16". True takes "float32"
             where these are logits, else "float16".
         batch: frames that go through the network at a time.
@@ -120,7 +121,7 @@ def prepare(
             )
         return add_teacher(opened, classifier, features=features, batch=batch, device=device, on_progress=on_progress)
     if not isinstance(manifest, Manifest):
-        manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label)
+        manifest = read_manifest(manifest, classes=classes, root=root, multi_label=multi_label, exclusive=exclusive)
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
     header, settings = header_of(manifest, given)
@@ -156,7 +157,15 @@ def header_of(manifest: Manifest, arguments: Mapping[str, Any]) -> tuple[BankHea
     settings = FrameSettings(**values)
     per_shard = check_int("videos_per_shard", arguments.get("videos_per_shard", VIDEOS_PER_SHARD))
     num_items = len(manifest.items)
-    header = BankHeader("videos", settings.to_dict(), manifest.classes, manifest.multi_label, num_items, per_shard)
+    header = BankHeader(
+        "videos",
+        settings.to_dict(),
+        manifest.classes,
+        manifest.multi_label,
+        num_items,
+        per_shard,
+        exclusive=manifest.exclusive,
+    )
     return header, settings
 
 

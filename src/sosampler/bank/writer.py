@@ -50,7 +50,7 @@ Results = Iterator[StoredVideo | Failure]
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # What a killed run may leave; see `sosampler._util.files.replacing` for the names.
 _LEFTOVER = re.compile(
-    r"\.(bank|items|failed|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
+    r"\.(bank|items|failed|shown|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
     r"|\d+\.(retry|retried)\.arrow"
 )
 
@@ -124,6 +124,9 @@ def _check_same(folder: BankFolder, saved: BankHeader, given: BankHeader, items:
         problem = f"prepared with {'; '.join(different)}"
     elif saved.classes != given.classes or saved.multi_label != given.multi_label:
         problem = f"of {describe_classes(saved.classes)}, now {describe_classes(given.classes)}"
+    elif saved.exclusive != given.exclusive:
+        kinds = {True: "exclude each other", False: "are independent"}
+        problem = f"whose classes {kinds[saved.exclusive]}, now they {kinds[given.exclusive]}"
     elif saved.videos_per_shard != given.videos_per_shard:
         problem = f"with {saved.videos_per_shard} videos per shard, now {given.videos_per_shard}"
     elif not same_items:

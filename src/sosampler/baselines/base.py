@@ -75,8 +75,8 @@ class Baseline(nn.Module):
     """Base class.
 
     A subclass sets `name`, and `phases` if it trains in several, calls `super().__init__(config)` with the JSON values
-    that build it again, and defines `loss`, `decide` and `own_gmacs`. It may have a threshold: a setting that trades
-    accuracy for cost at run time and that no weight's shape depends on.
+    that build it again, and defines `loss`, `decide`, `own_gmacs`, `classify_frames` and `frames_gmacs`. It may have a
+    threshold: a setting that trades accuracy for cost at run time and that no weight's shape depends on.
     """
 
     name: str = ""
@@ -107,6 +107,21 @@ class Baseline(nn.Module):
         """Return giga multiply-adds [B] of the own layers for each video, without the heavy and the light network."""
         raise NotImplementedError
 
+    def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
+        """Classify from the frames `chosen`, bool [B, T], by the own layers, without any decision of its own.
+
+        At least one real candidate of every video is chosen. `UniformFrames` calls it.
+        """
+        raise NotImplementedError
+
+    def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
+        """Return what `own_gmacs` does, for `classify_frames`: layers that only decide are not counted."""
+        raise NotImplementedError
+
+    def with_each_step(self) -> Iterator[tuple[int, Baseline]]:
+        """Yield (k, the baseline with exactly k steps) for each k it can have, where it takes a frame a step."""
+        yield from ()
+
     def run(self, views: Views, *, generator: Rng = None) -> BaselineOutput:
         """Classify videos, one decision after another; the same views give the same output."""
         self.check_shapes(views)
@@ -127,13 +142,17 @@ class Baseline(nn.Module):
         """
         if not self.threshold:
             raise InvalidArgument(f"{self.name} has no threshold that could be set to {value!r}; leave it as it is")
+        return self._with_settings({self.threshold: value})
+
+    turned = with_threshold  # its public name until 0.1
+
+    def _with_settings(self, changes: Mapping[str, Any]) -> Baseline:
+        """Return a baseline with the same weights in the same memory; no weight's shape may depend on the changes."""
         with torch.device("meta"):  # layers without memory, which are then replaced by these
-            other = type(self)(**{**self.config, self.threshold: value})
+            other = type(self)(**{**self.config, **changes})
         other._parameters, other._buffers, other._modules = self._parameters, self._buffers, self._modules
         other.training, other.about = self.training, self.about
         return other
-
-    turned = with_threshold  # its public name until 0.1
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         """Yield the parameters that are trained in a phase."""
@@ -190,6 +209,31 @@ class Baseline(nn.Module):
             raise InvalidArgument("a video has no real candidate in the mask; leave out such videos")
 
 
+class UniformFrames(Baseline):
+    """A trained baseline without its search: its own layers classify N evenly spread frames.
+
+    Its search is worth what it gains over this, since its layers were trained on frames that the classifier of the
+    policies may never have seen. Its threshold is N, up to the candidates of the training.
+    """
+
+    threshold = "num_frames"
+
+    def __init__(self, system: Baseline, num_frames: int = 1) -> None:
+        super().__init__({**system.config, "num_frames": check_int("num_frames", num_frames)})
+        self.name, self.about, self.system = system.name, system.about, system
+        self.threshold_values = tuple(range(1, 1 + int(self.about.get("num_candidates") or 10)))
+
+    def with_threshold(self, value: float) -> Baseline:
+        return UniformFrames(self.system, check_int("num_frames", value))
+
+    def decide(self, views: Views, generator: Rng) -> BaselineOutput:
+        positions = evenly_spread(views.real, self.config["num_frames"])[0]
+        return self.system.classify_frames(views, torch.zeros_like(views.real).scatter_(1, positions, True))
+
+    def own_gmacs(self, seen: BaselineOutput) -> Tensor:
+        return self.system.frames_gmacs(seen)
+
+
 def matrix_gmacs(*modules: nn.Module) -> float:
     """Count giga multiply-adds of one row through Linear, LSTMCell and GRUCell layers."""
     weights = [weight for module in modules for weight in module.parameters() if weight.dim() == 2]
@@ -200,6 +244,19 @@ def candidates_of_ranks(ranks: Tensor, real: Tensor) -> Tensor:
     """Return the positions [B, K] of the real candidates with these ranks [B, K] in their video, counted from 0."""
     real_first = (~real).to(torch.uint8).argsort(dim=1, stable=True)
     return real_first.gather(1, ranks)
+
+
+def evenly_spread(real: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return positions [B, count] of evenly spread real candidates, and a mask [B, count]: a video may have fewer.
+
+    Those that a video does not have repeat its first one.
+    """
+    available = real.sum(dim=1, keepdim=True)
+    number = torch.arange(count, device=real.device)
+    # The middles of equal segments; a video with fewer candidates than segments gives each of them once.
+    ranks = torch.where(available > count, ((2 * number + 1) * available) // (2 * count), number)
+    used = ranks < available
+    return candidates_of_ranks(torch.where(used, ranks, 0), real), used
 
 
 def draw_uniform(shape: tuple[int, ...], generator: Rng, device: torch.device) -> Tensor:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,8 @@ from torch import Tensor, nn
 
 from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, candidates_of_ranks, matrix_gmacs
-from sosampler.errors import InvalidArgument
+from sosampler.classifiers.weights import State, frameexit_classifiers, is_frameexit_release, load_weights, read_state
+from sosampler.errors import InvalidArgument, WeightsError
 from sosampler.policies.positional import frameexit_order, uniform
 
 
@@ -137,6 +140,22 @@ class FrameExit(Baseline):
         classifiers = matrix_gmacs(self.classifiers[0]) * frames.clamp_max(2)
         return matrix_gmacs(self.neck) * frames + gate * gates_run + classifiers
 
+    def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
+        """Take the maximum over the chosen frames, and the classifier of as many; from the last one on, that one."""
+        frames = chosen.sum(dim=1)
+        rows, positions = chosen.nonzero(as_tuple=True)
+        features = self.neck(views.heavy[rows, positions])
+        pooled = features.new_full((*chosen.shape, features.shape[-1]), -torch.inf)
+        pooled = pooled.index_put((rows, positions), features).amax(dim=1)
+        probabilities = views.heavy.new_zeros(len(chosen), self.config["num_classes"])
+        for count in frames.unique().tolist():
+            classifier = self.classifiers[min(count, self.max_frames) - 1]
+            probabilities[frames == count] = self.activate(classifier(pooled[frames == count]))
+        return BaselineOutput(probabilities, chosen, torch.zeros_like(chosen))
+
+    def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
+        return matrix_gmacs(self.neck) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classifiers[0])
+
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         for module in [self.gates] if phase == "gates" else [self.neck, self.classifiers]:
             yield from module.parameters()
@@ -191,6 +210,45 @@ class Gate(nn.Module):
         """[B, W] twice -> logits [B]."""
         both = self.project(torch.cat([now, before]))
         return self.decide(torch.cat(both.chunk(2), dim=1))[:, 0]
+
+
+def read_release(path: str | Path, *, heavy_width: int, **settings: Any) -> FrameExit:
+    """Return the baseline in a checkpoint that FrameExit's authors released.
+
+    `heavy_width`: of the features that it will get: of its ResNet-50, or of the layer after it, which its classifier
+    `resnet50` with head="frameexit" gives. `settings`: of the class, besides those that follow from the file.
+    """
+    state = read_state(path)
+    if not is_frameexit_release(state):
+        raise WeightsError(f"{path}: is not a checkpoint of FrameExit's authors; give one, or train the baseline")
+    neck, classes = state["mlp.layers.0.weight"], len(state["classifiers.0.weight"])
+    if heavy_width not in neck.shape:
+        raise WeightsError(
+            f"{path}: is for features of {neck.shape[1]} or {neck.shape[0]} numbers, but these have {heavy_width}; "
+            "compute them with its own network"
+        )
+    gates = [len(state[f"exit_selector.0.conv{number}.weight"]) for number in (1, 2)]
+    settings |= {"max_frames": frameexit_classifiers(state), "gate_widths": gates}
+    settings["neck_width"] = None if heavy_width == len(neck) else len(neck)
+    baseline = FrameExit(heavy_width, classes, **settings)
+    layers = {"conv1": "project.0.0", "bn1": "project.0.1", "conv2": "project.1.0", "bn2": "project.1.1"}
+    renamed: State = {}
+    for key, tensor in state.items():
+        part, _, rest = key.partition(".")
+        if part == "classifiers":
+            renamed[key] = tensor
+        elif part == "mlp" and settings["neck_width"]:
+            renamed[key.replace("mlp.layers.", "neck.")] = tensor
+        elif part == "exit_selector":
+            number, layer, leaf = rest.split(".", 2)
+            if int(number) < len(baseline.gates):  # one more was released, which follows the last frame and never ran
+                # Convolutions of size 1, [out, in, 1, 1].
+                renamed[f"gates.{number}.{layers.get(layer, 'decide')}.{leaf}"] = (
+                    tensor.flatten(1) if tensor.dim() == 4 else tensor
+                )
+    load_weights(baseline, renamed, where=str(path))
+    baseline.requires_grad_(False).eval()
+    return baseline
 
 
 def visiting_order(real: Tensor, max_frames: int) -> tuple[Tensor, Tensor]:

@@ -106,6 +106,14 @@ class LiteEval(Baseline):
         return label + self.config["budget"] * budget, parts
 
     def decide(self, views: Views, generator: Rng) -> BaselineOutput:
+        return self._classified(views, None)
+
+    def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
+        """Open the gate at the chosen frames; the coarse LSTM sees every frame, as always."""
+        return self._classified(views, chosen)
+
+    def _classified(self, views: Views, chosen: Tensor | None) -> BaselineOutput:
+        """Classify with gates that open at the frames `chosen`, bool [B, T]; None: where they decide to."""
         real = views.real
         coarse, fine = self._start(views)
         opened = torch.zeros_like(real)
@@ -117,8 +125,12 @@ class LiteEval(Baseline):
             light = views.light[rows, step]
             fine_here = _rows(fine, rows)
             coarse_here = self.coarse(light, _rows(coarse, rows))
-            logits = self._gate_logits(coarse_here, fine_here)
-            opening = (logits[:, 1] - logits[:, 0] > min_gap).nonzero()[:, 0]
+            if chosen is None:
+                logits = self._gate_logits(coarse_here, fine_here)
+                opens = logits[:, 1] - logits[:, 0] > min_gap
+            else:
+                opens = chosen[rows, step]
+            opening = opens.nonzero()[:, 0]
             next_fine = synchronise(fine_here, coarse_here)
             if len(opening):
                 # Heavy features are read only here.
@@ -131,8 +143,11 @@ class LiteEval(Baseline):
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         """Count coarse LSTM and gate for each frame, the fine LSTM where the gate opened, the class layer once."""
-        always = matrix_gmacs(self.coarse, self.gate) * seen.seen_light.sum(dim=1)
-        return always + matrix_gmacs(self.fine) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classify)
+        return self.frames_gmacs(seen) + matrix_gmacs(self.gate) * seen.seen_light.sum(dim=1)
+
+    def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
+        coarse = matrix_gmacs(self.coarse) * seen.seen_light.sum(dim=1)
+        return coarse + matrix_gmacs(self.fine) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classify)
 
     def _start(self, views: Views) -> tuple[State, State]:
         widths = (self.config["coarse_width"], self.config["fine_width"])

@@ -196,6 +196,16 @@ class MARL(Baseline):
         probabilities = self.average(views.heavy.take_along_dim(positions[:, :, None], 1))
         return BaselineOutput(probabilities, seen, torch.zeros_like(real), steps)
 
+    def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
+        """Average the class layer over the chosen frames: agents that do not move."""
+        rows, positions = chosen.nonzero(as_tuple=True)
+        each = self.activate(self.classify(views.heavy[rows, positions]))
+        total = each.new_zeros(len(chosen), each.shape[1]).index_add_(0, rows, each)
+        return BaselineOutput(total / chosen.sum(dim=1, keepdim=True), chosen, torch.zeros_like(chosen))
+
+    def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
+        return matrix_gmacs(self.classify) * seen.seen_heavy.sum(dim=1)
+
     def average(self, frames: Tensor) -> Tensor:
         """Return the averaged prediction [B, C] from heavy features [B, N, D]."""
         return self.activate(self.classify(frames)).mean(dim=1)

@@ -20,7 +20,16 @@ from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
 from sosampler.classifiers.pooled import FrameExitClassifier, build_timm, fit_size, import_timm
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
-from sosampler.classifiers.weights import State, classes_of, load_weights, read_state, without_head, write_state
+from sosampler.classifiers.weights import (
+    State,
+    classes_of,
+    from_frameexit_release,
+    is_frameexit_release,
+    load_weights,
+    read_state,
+    without_head,
+    write_state,
+)
 from sosampler.errors import InvalidArgument, WeightsError
 
 CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
@@ -51,7 +60,7 @@ class _Builder:
         return replace(self, build=partial(self.build, *arguments, **keywords))
 
 
-_TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate"), downloads=True)
+_TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate", "exit_frames"), downloads=True)
 _HUGGING_FACE = _Builder(build_huggingface, ("temporal", "num_frames", "revision"), downloads=True)
 
 _NAMED = {
@@ -109,7 +118,8 @@ def create_classifier(
         preprocessing: replaces the network's default.
         device: "cpu", "cuda", ...
         precision: "float32" (the default), "bfloat16" or "float16" for autocast.
-        options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks;
+        options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks, exit_frames for a
+            checkpoint of FrameExit's authors (whose classifier for so many frames is loaded, by default the last);
             temporal="linear"|"nearest", num_frames for TimeSformer.
 
     Examples:
@@ -161,6 +171,13 @@ def _from_name(
         build = build.bound(pretrained=True)
     state = None if weights is None or weights == PRETRAINED else read_state(weights)
     classifier = build(name, num_classes, options)
+    released = state is not None and is_frameexit_release(state)
+    if released and not isinstance(classifier, FrameExitClassifier):
+        raise WeightsError(f"{weights}: is a checkpoint of FrameExit; give head='frameexit'")
+    if "exit_frames" in options and not released:
+        raise InvalidArgument(
+            "exit_frames is for a checkpoint of FrameExit's authors; give it as weights=, or leave it out"
+        )
     if state is not None:
         saved_classes = classes_of(_translate_names(classifier, state), classifier.head_names())
         if num_classes is None and not new_head and saved_classes not in (None, classifier.num_classes):
@@ -177,7 +194,10 @@ def _from_name(
 
 
 def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: bool = False) -> None:
-    """Load a state; that of a plain 2-D network also fits the backbone of a FrameExit head, a ResNet-50's SlowOnly."""
+    """Load a state; that of a plain 2-D network also fits the backbone of a FrameExit head, a ResNet-50's SlowOnly.
+
+    So does a checkpoint that FrameExit's authors released, with its head.
+    """
     translated = _translate_names(classifier, state)
     if isinstance(classifier.net, SlowOnly) and translated is not state:  # trained with ImageNet's normalisation
         classifier.preprocessing = replace(classifier.preprocessing, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -196,6 +216,8 @@ def _translate_names(classifier: Classifier, state: State) -> State:
     """Rename 2-D weights to the names of a classifier that is built on them; return others unchanged."""
     if isinstance(classifier.net, SlowOnly) and "layer1.0.conv1.weight" in state:
         return inflate_resnet50(state)
+    if isinstance(classifier, FrameExitClassifier) and is_frameexit_release(state):
+        return from_frameexit_release(state, classifier.options.get("exit_frames"))
     if isinstance(classifier, FrameExitClassifier) and not any(key.startswith("backbone.") for key in state):
         return {f"backbone.{key}": tensor for key, tensor in state.items()}
     return state

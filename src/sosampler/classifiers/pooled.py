@@ -99,15 +99,21 @@ def build_timm(
     head: str = "mean",
     stride_on_1x1: bool = False,
     drop_rate: float = 0.0,
+    exit_frames: int | None = None,
     pretrained: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> PooledClassifier:
-    """Build a pooled classifier from a timm network; head "mean" (TSN) or "frameexit"."""
+    """Build a pooled classifier from a timm network; head "mean" (TSN) or "frameexit".
+
+    `exit_frames`: of FrameExit's released classifiers, the one that is loaded; kept among the options.
+    """
     timm = check_timm_name(backbone)
     one_of("head", head, HEADS)
     check_bool("stride_on_1x1", stride_on_1x1)
     if check_float("drop_rate", drop_rate, at_least=0.0) >= 1:
         raise InvalidArgument(f"drop_rate={drop_rate!r} must be at least 0 and below 1")
+    if exit_frames is not None:
+        check_int("exit_frames", exit_frames)
     classes = check_int("num_classes", 1000 if num_classes is None else num_classes)
     try:
         net = timm.create_model(
@@ -121,11 +127,12 @@ def build_timm(
     if stride_on_1x1:
         move_stride_to_first_conv(net, backbone)
     options: dict[str, Any] = {"head": head, "stride_on_1x1": stride_on_1x1, "drop_rate": drop_rate}
+    options["exit_frames"] = exit_frames
     facts: dict[str, Any] = {
         "name": name or f"timm:{backbone}",
         "preprocessing": preprocessing or _data_config(timm, net),
         "class_names": names_for(classes, "imagenet"),
-        "options": {key: value for key, value in options.items() if value not in (False, 0.0, "mean")},
+        "options": {key: value for key, value in options.items() if value not in (False, 0.0, "mean", None)},
     }
     if head == "frameexit":
         return FrameExitClassifier(FrameExitNet(net, classes), **facts)

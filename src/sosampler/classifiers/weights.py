@@ -15,6 +15,9 @@ from sosampler.errors import WeightsError
 
 State = dict[str, Tensor]
 
+# Children of torchvision's ResNet in a Sequential, by their numbers; those between have no weights.
+_RESNET_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+
 # Keys under which published checkpoints keep their tensors.
 _INNER = ("state_dict", "model_state", "model_state_dict", "model")
 _MAX_SHOWN = 4
@@ -59,6 +62,43 @@ def _read_torch(path: Path) -> State:
     if not isinstance(loaded, dict):
         raise WeightsError(f"{path}: holds a {type(loaded).__name__} but must hold a state dict; save one")
     return {key: value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, Tensor)}
+
+
+def is_frameexit_release(state: State) -> bool:
+    """Return whether a state has the layout of the checkpoints that FrameExit's authors released.
+
+    It holds backbone.0 to 7, mlp.layers.0 and 1, a classifier for each number of frames, and exit_selector.0, ...
+    """
+    return {"backbone.0.weight", "mlp.layers.0.weight", "classifiers.0.weight"} <= state.keys()
+
+
+def frameexit_classifiers(state: State) -> int:
+    """Return the number of classifiers in a released checkpoint of FrameExit: the most frames that it sees."""
+    return sum(key.startswith("classifiers.") and key.endswith(".weight") for key in state)
+
+
+def from_frameexit_release(state: State, exit_frames: int | None = None) -> State:
+    """Rename a released checkpoint of FrameExit to our ResNet-50 with head "frameexit".
+
+    `exit_frames`: whose classifier is taken, that for so many frames; None: the last. Gates are left out.
+    """
+    last = frameexit_classifiers(state)
+    number = last if exit_frames is None else exit_frames
+    if number > last:
+        raise WeightsError(f"exit_frames={number}: the checkpoint has classifiers for up to {last} frames; give less")
+    renamed: State = {}
+    for key, tensor in state.items():
+        part, _, rest = key.partition(".")
+        if part == "backbone":
+            child, _, leaf = rest.partition(".")
+            renamed[f"backbone.{_RESNET_CHILDREN.get(child, child)}.{leaf}"] = tensor
+        elif key.startswith("mlp.layers."):
+            renamed[key.replace("mlp.layers.", "neck.")] = tensor
+        elif key.startswith(f"classifiers.{number - 1}."):
+            renamed[key.replace(f"classifiers.{number - 1}.", "fc.")] = tensor
+        elif part not in ("classifiers", "exit_selector"):
+            renamed[key] = tensor  # unknown: refused when it is loaded
+    return renamed
 
 
 def without_head(state: State, head: Sequence[str]) -> State:

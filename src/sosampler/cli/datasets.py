@@ -53,6 +53,7 @@ def import_command(
     layout: Annotated[str, Option(help="Frame lists: auto, count (dir n label), range, video (file label).")] = "auto",
     dev_share: Annotated[float, Option(help="Share of train that becomes dev.")] = 0.0,
     seed: Annotated[int, Option(help="Random seed of the dev split.")] = 0,
+    exclusive: shared.Exclusive = None,
     json_output: shared.Json = False,
 ) -> None:
     """Turn a data set's official files into a manifest. Missing videos are counted and listed in OUT.missing.txt."""

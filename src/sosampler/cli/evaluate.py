@@ -13,6 +13,7 @@ from typer import Argument, Option
 from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, DEFAULT_TOLERANCE
+from sosampler.samplers.registry import samplers_in_words
 
 
 def evaluate_command(
@@ -21,10 +22,11 @@ def evaluate_command(
         str | None,
         Option(
             help="Separated by commas: uniform, random, centre, frameexit, all, keyframe, frame-difference, "
-            "difference-peaks, farthest-first, dpp, general; the oracles semi-optimal, semi-optimal-max, optimal; "
-            "folders of samplers, also as NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a folder or a policy with "
-            "scores avoids redundant frames; +aks, +its or +nms spreads the choice in time. Folders of trained "
-            "baselines too: FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
+            "difference-peaks, farthest-first, dpp, general; the oracles semi-optimal, semi-optimal-max, attainable, "
+            "class-frames, optimal; folders of samplers, also as NAME=FOLDER; MODULE:CLASS. +mmr or +dpp behind a "
+            "folder or a policy with scores avoids redundant frames; +aks, +its or +nms spreads the choice in time; "
+            "FOLDER+answer is the sampler's own answer, without the classifier. Folders of trained baselines too: "
+            "FOLDER@VALUE sets their threshold, FOLDER@all evaluates all its values.  "
             "[default: uniform,random,all,semi-optimal-max,semi-optimal,optimal]"
         ),
     ] = None,
@@ -90,6 +92,8 @@ def evaluate_command(
         facts = evaluation.facts
         shared.say(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}")
         typer.echo(evaluation.table())
+        if titles := samplers_in_words(facts.get("samplers")):
+            shared.say(titles)
     for name, path in {"csv": csv, "json": out, "curve": curve, "run": run}.items():
         if path is not None:
             getattr(evaluation, f"write_{name}")(path)

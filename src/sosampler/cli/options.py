@@ -87,6 +87,13 @@ Out = Annotated[
 ]
 Bootstrap = Annotated[int, Option(help="Resamples for 95 % intervals; 0 for none.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out holds another run.")]
+Exclusive = Annotated[
+    bool | None,
+    Option(
+        "--exclusive/--independent",
+        help="Classes exclude each other (softmax), or not (sigmoid).  [default: as the manifest or importer says]",
+    ),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
 Engine = Annotated[str, Option(help="local, or ray: on a cluster, with --out.")]
 Address = Annotated[

@@ -15,7 +15,7 @@ from sosampler.errors import InvalidArgument
 _OF_CLASSIFIER = ("weights", "input_size", "precision")
 _OF_FRAMES = (
     *("num_candidates", "fps", "size", "quality", "candidates", "grid", "seed", "folder_fps", "classes", "root"),
-    *("videos_per_shard", "retry_failed"),
+    *("exclusive", "videos_per_shard", "retry_failed"),
 )
 
 
@@ -48,6 +48,7 @@ def prepare_command(
     folder_fps: shared.FolderFps = None,
     classes: Annotated[Path | None, Option(help="Class list, one name a line.  [default: beside the manifest]")] = None,
     root: Annotated[Path | None, Option(help="Where relative paths of the manifest start.")] = None,
+    exclusive: shared.Exclusive = None,
     features: Annotated[bool, Option(help="Also store the features that a pooled classifier averages.")] = True,
     batch: Annotated[int | None, Option(help="Frames per batch of the network.")] = None,
     workers: Annotated[int | None, Option(help="Decoding processes.  [default: cores, fewer for large frames]")] = None,

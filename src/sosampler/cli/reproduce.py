@@ -48,8 +48,9 @@ def reproduce_command(
 ) -> None:
     """Make the paper's tables and figures from your bank.
 
-    The paper's own figures stand beside. Each sampler is trained once, however many tables show it. A killed run
-    resumes when it is started again.
+    The paper's own figures stand beside. SOSampler has three rows: as the paper prints it, as in the authors' code, and
+    SOSampler+, this package's recipe, of which the paper has no figure. Each sampler is trained once, however many
+    tables show it. A killed run resumes when it is started again.
     """
     arguments = shared.without(locals(), "names", "bank", "classifier", "setting", "dry_run", "json_output")
     if LIST in names:

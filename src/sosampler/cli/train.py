@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from sosampler.cli import options as shared
+from sosampler.samplers.registry import TITLES
 
 _SETTINGS = ("epochs", "batch_size", "lr", "seed")  # of the recipe, with options of their own
 
@@ -30,7 +31,8 @@ def train_command(
     recipe: Annotated[
         str | None,
         Option(
-            help="default, paper, authors, ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
+            help=f"default ({TITLES['default']}, this package's recipe), paper ({TITLES['paper']}), authors "
+            f"({TITLES['authors']}), ocsampler, scsampler-rank, scsampler-ac, or a YAML file of settings; for a "
             "baseline a YAML file. Default: the sampler's own."
         ),
     ] = None,
@@ -42,7 +44,7 @@ def train_command(
         str | None,
         Option(
             help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval and adaframe "
-            "those of their light network, MobileNetV2."
+            "those of their light network, MobileNetV2; for frameexit a checkpoint of its authors, with --epochs 0."
         ),
     ] = None,
     light: Annotated[
@@ -77,16 +79,25 @@ def train_command(
     Several GPUs: accelerate launch --num_processes 2 -m sosampler train ...; without GPUs: torchrun --nproc-per-node 2.
     """
     options = shared.without(locals(), "setting", "json_output")
-    from sosampler import train  # raises where packages are missing
+    from sosampler import import_frameexit, train  # raises where packages are missing
     from sosampler.baselines.recipe import recipe_settings, refuse_light
     from sosampler.baselines.registry import list_systems
+    from sosampler.errors import InvalidArgument
     from sosampler.samplers.recipe import SETTINGS, read_settings
     from sosampler.training.distributed import OtherProcessFailed
 
     allowed: Sequence[str] = SETTINGS
     if sampler in list_systems():
         allowed = recipe_settings(sampler)
-        refuse_light(sampler, {"--light": light, "--weights": weights})
+        refuse_light(sampler, {"--light": light, "--weights": None if sampler == "frameexit" else weights})
+    if sampler == "frameexit" and weights is not None:
+        if epochs != 0:
+            raise InvalidArgument("--weights of frameexit are its authors', which are not trained here; add --epochs 0")
+        given = read_settings(setting or [], ("first_exit", "gate_exit"))
+        import_frameexit(bank, weights, out=out, classifier=classifier, device=device, say=shared.say, **given)
+        if json_output:
+            typer.echo(json.dumps({"folder": str(out)}))
+        return
     settings = read_settings(setting or [], allowed) | shared.given(options, *_SETTINGS)
     try:
         trained = train(**shared.without(options, *_SETTINGS), **settings, say=shared.say)
@@ -114,6 +125,7 @@ def train_classifier_command(
     trainable: Annotated[str | None, Option(help="all, or only the head.")] = None,
     num_frames: Annotated[int | None, Option("--num-frames", "-n", help="Frames per clip of a video (8).")] = None,
     dev_share: Annotated[float | None, Option(help="Share of train for dev, where there is none (0.1).")] = None,
+    exclusive: shared.Exclusive = None,
     seed: Annotated[int | None, Option(help="Random seed (0).")] = None,
     device: shared.Device = None,
     precision: shared.Precision = None,

@@ -39,17 +39,21 @@ CATALOG: tuple[Known, ...] = (
         where="http://activity-net.org/download.html (a form for the videos that left the web)",
         files="activity_net.v1-3.min.json; validation is test, the official test set has no labels",
     ),
+    # The set of AR-Net, which all papers on frame sampling use. s9xie/Mini-Kinetics-200 is another one: other classes
+    # of Kinetics, about 80,000 and 5,000 clips.
     Known(
         name="mini-kinetics",
-        reader="kinetics",
+        reader="frames",
         videos=131_082,
         train=121_215,
         test=9_867,
         classes=200,
         metric="top-1",
         multi_label=False,
-        where=f"https://github.com/s9xie/Mini-Kinetics-200 (lists), {_KINETICS}",
-        files="train.csv val.csv of Kinetics-400, with --subset train_ytid_list.txt --subset val_ytid_list.txt",
+        where="https://github.com/mengyuest/AR-Net and https://github.com/mengyuest/AdaFuse (lists; "
+        f"s9xie/Mini-Kinetics-200 is another set), {_KINETICS}",
+        files="mini_train_videofolder.txt mini_val_videofolder.txt (dir n_frames label), with --classes "
+        "minik_classInd.txt; folders of frames or clips called ID_START_END",
     ),
     Known(
         name="mini-sports1m",

@@ -66,11 +66,14 @@ class Manifest:
 
     items: tuple[Item, ...]
     classes: tuple[str, ...]
-    multi_label: bool = False
+    multi_label: bool = False  # labels are a set, which decides the metric
     root: Path = Path()
     where: InitVar[Callable[[int], str] | None] = None  # how messages call the item at an index
+    exclusive: bool = None  # type: ignore[assignment]  # classes exclude each other: softmax; None: unless multi_label
 
     def __post_init__(self, where: Callable[[int], str] | None) -> None:
+        if self.exclusive is None:
+            object.__setattr__(self, "exclusive", not self.multi_label)
         check_classes(self.classes)
         _check_items(self, where or (lambda index: f"item {index} ({self.items[index].path})"))
 
@@ -95,6 +98,7 @@ class Manifest:
             "classes": len(self.classes),
             "groups": len({item.group_key for item in self.items}),
             "multi_label": self.multi_label,
+            "exclusive": self.exclusive,
             "splits": {name: splits[name] for name in SPLITS if name in splits},
         }
 
@@ -132,6 +136,7 @@ def read_manifest(
     classes: Sequence[str] | Path | None = None,
     root: Path | None = None,
     multi_label: bool | None = None,
+    exclusive: bool | None = None,
     suffixes: Collection[str] = VIDEO_SUFFIXES,
 ) -> Manifest:
     """Read a CSV, a JSONL or a folder with one folder per class.
@@ -141,6 +146,8 @@ def read_manifest(
             (`<manifest>.classes.txt`, `classes.txt`) and, without one, the names that occur, sorted.
         root: where relative paths start; None takes the manifest's folder.
         multi_label: None decides by the columns, `labels` or `label`. True also splits a `label` column at ; or |.
+        exclusive: whether classes exclude each other (softmax) although a video may have several labels, as in
+            ActivityNet. None takes the column `exclusive`; without one they do unless the manifest is multi-label.
         suffixes: which files count in a folder of classes; `IMAGE_SUFFIXES` reads images.
     """
     source = Path(path)
@@ -163,7 +170,14 @@ def read_manifest(
         for row in table.rows
     )
     folder = source if source.is_dir() else source.parent
-    return Manifest(items, names, table.multi_label, root or folder, lambda index: table.where(table.rows[index]))
+    return Manifest(
+        items,
+        names,
+        table.multi_label,
+        root or folder,
+        lambda index: table.where(table.rows[index]),
+        exclusive=table.exclusive if exclusive is None else exclusive,  # type: ignore[arg-type]
+    )
 
 
 def _classes_for(source: Path, classes: Sequence[str] | Path | None, table: Table) -> tuple[tuple[str, ...], str]:
@@ -277,6 +291,7 @@ def _row_of(item: Item, manifest: Manifest, here: str, there: str) -> dict[str, 
         "group": item.group,
         "start": item.start,
         "end": item.end,
+        "exclusive": None if manifest.exclusive != manifest.multi_label else manifest.exclusive,  # None: the default
     }
 
 
@@ -297,6 +312,8 @@ def _cell(value: Any, target: Path) -> str:
                     f"{target}: the class {name!r} contains a separator of labels in a CSV; write a .jsonl"
                 )
         return ";".join(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return _short(value) if value is None or isinstance(value, float) else str(value)
 
 

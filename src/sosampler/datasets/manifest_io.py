@@ -16,7 +16,7 @@ from sosampler._util.files import at, csv_lines, filled_lines, parse_json, write
 from sosampler.errors import InvalidArgument
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 
-COLUMNS = ("id", "path", "label", "labels", "split", "group", "start", "end")
+COLUMNS = ("id", "path", "label", "labels", "split", "group", "start", "end", "exclusive")
 MANIFEST_SUFFIXES = (".csv", ".jsonl")
 CLASSES_FILE = "classes.txt"
 
@@ -49,11 +49,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of one source, and whether a row may have several labels."""
+    """All rows of one source, whether a row may have several labels, and whether classes exclude each other."""
 
     rows: list[Row]
     multi_label: bool
     where: Callable[[Row], str]
+    exclusive: bool | None = None  # None: not stated
 
 
 def read_rows(path: Path, *, multi_label: bool | None) -> Table:
@@ -66,8 +67,10 @@ def read_rows(path: Path, *, multi_label: bool | None) -> Table:
         )
     rows: list[Row] = []
     several = False
+    exclusive: dict[bool | None, int] = {}  # the first line of each value
     for line, several, entry in (_csv_entries if suffix == ".csv" else _json_entries)(path, bool(multi_label)):
         where = (path, line)
+        exclusive.setdefault(_exclusive(entry, where), line)
         rows.append(
             Row(
                 line=line,
@@ -82,7 +85,13 @@ def read_rows(path: Path, *, multi_label: bool | None) -> Table:
         )
     if not rows:
         raise InvalidArgument(f"{path}: the manifest is empty; write one line per video")
-    return Table(rows, several if multi_label is None else multi_label, lambda row: at(path, row.line))
+    if len(exclusive) > 1:
+        raise InvalidArgument(
+            f"{at(path, max(exclusive.values()))}: 'exclusive' differs from {at(path, min(exclusive.values()))}; "
+            "give the same in every line, because it is a property of the classes"
+        )
+    several = several if multi_label is None else multi_label
+    return Table(rows, several, lambda row: at(path, row.line), *exclusive)
 
 
 _Entry = tuple[int, bool, dict[str, Any]]
@@ -183,6 +192,15 @@ def _labels(entry: dict[str, Any], where: tuple[Path, int], *, split: bool) -> t
         if isinstance(label, bool) or not isinstance(label, (str, int)):
             raise InvalidArgument(f"{at(*where)}: the label {label!r} is neither a name nor an int")
     return tuple(text for text in (str(label).strip() for label in values) if text)
+
+
+def _exclusive(entry: dict[str, Any], where: tuple[Path, int]) -> bool | None:
+    value = entry.get("exclusive")
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value is None or isinstance(value, bool):
+        return value
+    raise InvalidArgument(f"{at(*where)}: exclusive={value!r} must be true or false; leave the column out if unsure")
 
 
 def _seconds(name: str, entry: dict[str, Any], where: tuple[Path, int]) -> float | None:

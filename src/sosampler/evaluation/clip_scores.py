@@ -65,6 +65,7 @@ class TeacherBatch:
     frame_probs: Tensor  # float32 [B, T, C], the classifier's probabilities for each frame alone
     features: Tensor | None = None  # float32 [B, T, D], what a pooled classifier joins
     chunk: FrameChunk | None = None  # for classifiers that must see the frames of each clip
+    shows_class: NDArray[np.bool_] | None = None  # [B, T], where the bank knows it; means nothing for padding
     search: OptimalChoice | None = None  # of the last `optimal`
 
     def __len__(self) -> int:
@@ -91,6 +92,7 @@ class TeacherBatch:
             labels=self.labels[here],
             frame_probs=self.frame_probs[here],
             features=None if self.features is None else self.features[here],
+            shows_class=None if self.shows_class is None else self.shows_class[rows],
             search=None,
         )
 
@@ -101,6 +103,16 @@ class TeacherBatch:
     def max_log_confidence(self) -> NDArray[np.float64]:
         """Return each frame's log probability of its most probable class [B, T]."""
         return np.asarray(self.clips.frame_log_probs(self).amax(-1).double().cpu())
+
+    def expected_log_confidence(self) -> NDArray[np.float64]:
+        """Return log sum_c b(c) p_t(c) of each frame [B, T], b being the classifier's answer from all real frames."""
+        belief = torch.empty(self.labels.shape, dtype=torch.float64, device=self.mask.device)  # log b [B, C]
+        for count in np.unique(self.counts).tolist():
+            rows = np.flatnonzero(self.counts == count)
+            every = torch.arange(count, device=self.mask.device).expand(len(rows), 1, -1)
+            belief[torch.from_numpy(rows).to(belief.device)] = self.clips.log_probs(self.rows(rows), every)[:, 0]
+        belief = belief.log_softmax(-1)  # probabilities of independent classes need not sum to 1
+        return np.asarray((self.clips.frame_log_probs(self) + belief[:, None]).logsumexp(-1).cpu())
 
     def frame_features(self) -> NDArray[np.float32]:
         """Return what the teacher pools, or else its probabilities, [B, T, D]."""
@@ -134,6 +146,8 @@ class Videos:
     device: torch.device
     clips: Clips
     beam_width: int
+
+    shows_class: Sequence[NDArray[np.bool_]] | None = None  # of the stored frames of each video, where it is needed
 
     def __post_init__(self) -> None:
         self.lengths = np.array([len(self.teacher[position].frame_probs) for position in self.positions])
@@ -175,6 +189,9 @@ class Videos:
                 frame_probs=torch.from_numpy(probs).to(self.device).float(),
                 features=features,
                 chunk=chunk,
+                shows_class=None
+                if self.shows_class is None
+                else np.stack([self.shows_class[i][row] for i, row in zip(indices.tolist(), slots, strict=True)]),
             )
         return batches
 

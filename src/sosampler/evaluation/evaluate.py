@@ -21,6 +21,7 @@ from sosampler._util.hardware import check_device
 from sosampler._util.progress import OnProgress, Progress, progress_bar
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
+from sosampler.bank.format import Shown
 from sosampler.bank.outputs import Teacher
 from sosampler.classifiers.base import PRECISIONS
 from sosampler.classifiers.factory import create_classifier, saved_folder
@@ -54,7 +55,8 @@ from sosampler.evaluation.result import (
 )
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
-from sosampler.policies.registry import MethodPolicy, Optimal
+from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer
+from sosampler.samplers.recipe import title_of
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
@@ -102,7 +104,10 @@ def evaluate(
             avoids redundant frames; "+aks", "+its" or "+nms" spreads the choice in time. "keyframe" is for a bank that
             was prepared with candidates="keyframe". Trained baselines (systems) and their folders are given in the
             same ways; "FOLDER@VALUE" sets the threshold of a baseline, "FOLDER@all" gives a row for each of its
-            values. What `train` returns stands for the sampler or the baseline in it.
+            values, "FOLDER@uniform" (or "FOLDER@uniform@N") rows of its own layers on N evenly spread frames instead of
+            its search. What `train` returns stands for the sampler or the baseline in it. "FOLDER+answer" is the answer
+            of the sampler's own class head, without the classifier. "class-frames" is for banks that know which frames
+            show the class, as those of reels do.
         num_frames, num_candidates: N and T; all combinations of what is given. A baseline decides how many frames it
             needs, so it has one row for each T. "auto" or an `Auto` among the N gives each sampler rows NAME+auto, for
             which it decides on N video by video.
@@ -112,7 +117,9 @@ def evaluate(
         views: of the teacher, where one classifier annotated the bank with several numbers of views.
         split: "train", "dev" or "test". None takes test, or else dev, or else train, with a note.
         seed: of the random policy and of the bootstrap.
-        bootstrap: resamples of the videos for 95 % intervals; 0 for none.
+        bootstrap: resamples of the videos for 95 % intervals; 0 for none. Where videos belong to groups, these are
+            resampled. Where the bank knows the pictures that they are made of, intervals count these too, so that
+            videos of the same pictures do not count as independent (`ci_units` in the result says which).
         device: of the computation and of samplers and classifiers that are loaded; default: the GPU if there is one.
             Objects stay where they are.
         precision: of what is loaded: "float32", "bfloat16" or "float16".
@@ -159,6 +166,8 @@ def evaluate(
     _check_lengths(videos, [count for _, count in all_pairs], note)
     chosen_policies, baselines = Resolver(device, where, precision).resolve(policies)
     _check_policies(chosen_policies, part, teacher, note)
+    if any(isinstance(_scorer(policy), ClassFrames) for policy in chosen_policies):
+        videos.shows_class = _class_frames(part, positions)
     autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance)
     plan = Plan(all_pairs, chosen_policies, auto_entries(chosen_policies, autos, all_pairs), clips, note)
     note_differences(baselines, teacher, plan.candidates, note)
@@ -175,7 +184,18 @@ def evaluate(
 
     metric = "mAP" if part.multi_label else "top1"
     tallies = {**run.tallies, **{cell: tally for cell, (tally, _) in of_baselines.items()}}
-    measuring = Measuring(tallies, labels, metric, Resamples(labels, draws, seed, where))
+    items = [part.rows[position].item for position in positions]
+    sources = [part.shown.get(item.id, Shown()).sources for item in items]
+    known = [each for each in sources if each is not None]
+    resamples = Resamples(
+        labels,
+        draws,
+        seed,
+        where,
+        groups=[item.group_key for item in items],
+        sources=known if len(known) == len(items) else None,
+    )
+    measuring = Measuring(tallies, labels, metric, resamples)
     spent_by = {cell: _spent(cell, entry.policy, price, run.counts(cell)) for cell, entry in plan.shown}
     spent_by |= {cell: spent for cell, (_, spent) in of_baselines.items()}
     rows = [measuring.row(cell, spent, against=plan.against(cell)) for cell, spent in spent_by.items()]
@@ -193,6 +213,7 @@ def evaluate(
         "teacher": {key: teacher.about[key] for key in ("name", "fingerprint", "pooling", "views", "precision")},
         "seed": seed,
         "bootstrap": draws,
+        "ci_units": resamples.units,
         "device": str(where),
         "versions": {
             "sosampler": __version__,
@@ -204,6 +225,10 @@ def evaluate(
         "notes": notes,
         "seconds": round(time.perf_counter() - begun, 3),
     }
+    recipes = {policy.name: _about_sampler(policy).get("recipe") for policy in chosen_policies}
+    titles = {name: title_of(recipe) for name, recipe in recipes.items() if isinstance(recipe, dict) and recipe}
+    if titles:
+        facts["samplers"] = titles
     if autos:
         facts["auto"] = {suffix: auto.to_dict() for suffix, auto in autos.items()}
     if baselines:
@@ -295,13 +320,41 @@ def _check_policies(policies: Sequence[Policy], bank: Bank, teacher: Teacher, no
                 f"policy={policy.name!r} chooses among {mode}s, but {bank.path} stores other candidates; "
                 f"prepare a bank with --candidates {mode}, or leave the policy out"
             )
-        about = getattr(getattr(_scorer(policy), "sampler", None), "about", None) or {}
+        if isinstance(policy, OwnAnswer):
+            _check_classes(policy, policy.base.sampler.config, bank)
+        about = _about_sampler(policy)
         trained_for = about.get("teacher")
         if isinstance(trained_for, str) and trained_for != teacher.name:
             note(
                 f"{policy.name} was trained for the teacher {trained_for} ({about.get('classifier')}), but the "
                 f"clips are classified by {teacher.name} ({teacher.about['name']})"
             )
+
+
+def _check_classes(policy: Policy, config: Mapping[str, Any], bank: Bank) -> None:
+    """Refuse the own answer of a sampler whose classes are not those of the bank."""
+    names, count = config.get("class_names"), config["num_classes"]
+    if count != len(bank.classes) or (names is not None and list(names) != list(bank.classes)):
+        raise InvalidArgument(
+            f"{policy.name}: this sampler knows {count} classes{f' ({names[0]}, ...)' if names else ''}, but "
+            f"{bank.path} has {len(bank.classes)} ({bank.classes[0]}, ...); give a bank with the same classes in the "
+            "same order, or leave it out"
+        )
+
+
+def _class_frames(bank: Bank, positions: Sequence[int]) -> list[NDArray[np.bool_]]:
+    """Return which stored frames of each video show its class; refuse a bank that does not know."""
+    flags = []
+    for position in positions:
+        known = bank[position].shows_class
+        if known is None:
+            raise InvalidArgument(
+                f"{bank.path}: does not know which frames of {bank.rows[position].item.id!r} show its class, which "
+                "'class-frames' needs; use a bank of so.make_reels (called again with the same arguments it adds this "
+                "to an older one) or of so.write_frames with shows_class, or leave the policy out"
+            )
+        flags.append(known)
+    return flags
 
 
 def _one_or_list(numbers: Sequence[int | str]) -> int | str | list[int | str]:
@@ -315,8 +368,8 @@ def _spent(cell: Cell, policy: Policy, price: Callable[[int], float] | None, cou
     occurrences = Counter(counts.tolist() if cell.num_frames is None else [cell.num_frames])
     total = sum(occurrences.values())
     chosen = cell.num_frames or sum(count * number for count, number in occurrences.items()) / total
-    classifier_gmacs = None
-    if price is not None:
+    classifier_gmacs = None if chosen else 0.0
+    if price is not None and chosen:
         classifier_gmacs = sum(price(count) * number for count, number in occurrences.items()) / total
     return Spent(
         frames_classified=chosen,
@@ -397,9 +450,14 @@ class Measuring:
 # ---- the run
 
 
+def _about_sampler(policy: Policy) -> dict[str, Any]:
+    """Return the facts of the training of the sampler behind a policy; {} where there is none."""
+    return getattr(getattr(_scorer(policy), "sampler", None), "about", None) or {}
+
+
 def _scorer(policy: Policy) -> Policy:
-    """Return the policy whose scores a policy chooses from."""
-    return policy.base if isinstance(policy, MethodPolicy) else policy
+    """Return the policy whose scores, or whose sampler, a policy uses."""
+    return policy.base if isinstance(policy, (MethodPolicy, OwnAnswer)) else policy
 
 
 class _Run:
@@ -487,6 +545,11 @@ class _Run:
             scores = scores_of(scorer, batch) if scorer.has_scores else None
             seconds.setdefault(key, time.perf_counter() - begun)
             begun = time.perf_counter()
+            if isinstance(policy, OwnAnswer):  # probabilities, and no frame for the classifier
+                tally.probs[batch.indices] = policy.answer(batch)
+                tally.slots[batch.indices] = NOT_SEEN
+                tally.seconds += seconds[key] + time.perf_counter() - begun
+                continue
             positions = _choose(entry, batch, cell.num_frames)
             tally.seconds += seconds[key] + time.perf_counter() - begun
             self._chosen[cell][batch.indices] = positions
@@ -500,6 +563,8 @@ class _Run:
             for count, outputs in batches.items()
         }
         for cell, entry in cells.items():
+            if isinstance(entry.policy, OwnAnswer):
+                continue
             begun = time.perf_counter()
             tally, outputs = self.tallies[cell], batches[cell.num_candidates]
             if entry.policy.needs_frames:
@@ -529,10 +594,12 @@ def _choose(entry: Entry, batch: Batch, num_frames: int | None) -> Indices:
     """
     policy = entry.policy
     if num_frames is None:
-        assert entry.auto is not None, "baselines have run before"
-        expected = policy.expected(batch)
-        assert expected is not None, "checked before"
-        counts = count_frames(expected, entry.auto)
+        if entry.auto is None:  # baselines have run before
+            counts = policy.own_number(batch)
+        else:
+            expected = policy.expected(batch)
+            assert expected is not None, "checked before"
+            counts = count_frames(expected, entry.auto)
         positions = np.full((len(batch), batch.num_candidates), NOT_SEEN, dtype=np.int64)
         for count in np.unique(counts).tolist():
             rows = np.flatnonzero(counts == count)

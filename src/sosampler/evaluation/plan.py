@@ -25,7 +25,15 @@ from sosampler._util.validation import check_float, check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
 from sosampler.baselines.base import KIND as BASELINE_KIND
-from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, video_gmacs
+from sosampler.baselines.base import (
+    Baseline,
+    UniformFrames,
+    Views,
+    decoded_frames,
+    load_system,
+    predict,
+    video_gmacs,
+)
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.clip_scores import Clips, Videos
@@ -37,6 +45,7 @@ from sosampler.policies.registry import (
     AUTO_SUFFIX,
     EVERY,
     MethodPolicy,
+    OwnAnswer,
     get_policy,
     is_policy_name,
     is_saved_folder,
@@ -50,6 +59,8 @@ from sosampler.policies.registry import (
 
 Pair = tuple[int | None, int]  # N, T; None where the policy decides on N
 NOT_SEEN = -1  # pads the row of a video in the table of chosen frames
+
+_UNIFORM = "uniform"  # behind the @ of a baseline: its own layers on N evenly spread frames, without its search
 
 # Numbers of a baseline's features that are stacked at a time (128 MiB of float16, or 256 of float32).
 _MAX_NUMBERS = 1 << 26
@@ -131,6 +142,11 @@ class BaselineRow:
     system: Baseline
     base: str  # the name without the threshold
 
+    @property
+    def num_frames(self) -> int:
+        """The frames that a baseline without its search sees; 1 for those that decide themselves."""
+        return int(self.system.config["num_frames"]) if isinstance(self.system, UniformFrames) else 1
+
     def facts(self) -> dict[str, Any]:
         """Return what identifies the baseline and its threshold, as JSON values."""
         system, about = self.system, self.system.about
@@ -196,6 +212,8 @@ class Resolver:
         # A folder may itself be called like one with a method or a threshold behind it, and is then taken as it is.
         folder, method = (text, "") if is_saved_folder(text) else split_method(text)
         before, _, value = text.rpartition("@")
+        if before.endswith(f"@{_UNIFORM}") and not is_saved_folder(before):  # FOLDER@uniform@N
+            before, value = before.removesuffix(f"@{_UNIFORM}"), f"{_UNIFORM}@{value}"
         if not is_saved_folder(folder) and before and value and is_saved_folder(before):
             if saved_kind(before) != BASELINE_KIND:
                 raise InvalidArgument(
@@ -217,7 +235,7 @@ class Resolver:
 
     def _named(self, name: str | None, policy: Policy, called: str) -> Policy:
         """Apply the method that a name ends in, since rows are read by their names."""
-        method = policy.method if isinstance(policy, MethodPolicy) else ""
+        method = policy.method if isinstance(policy, (MethodPolicy, OwnAnswer)) else ""
         in_name = split_method(name or "")[1]
         if in_name and method and in_name != method:
             raise InvalidArgument(
@@ -241,9 +259,14 @@ def _unwrapped(policy: Any) -> Any:
 def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool = False) -> list[BaselineRow]:
     """Return the row of a baseline, or with "all" one for each threshold; an empty `value` leaves it as it is.
 
-    A threshold that its name ends in is set, unless the name is its folder's.
+    A threshold that its name ends in is set, unless the name is its folder's. "uniform" gives it N evenly spread frames
+    instead of its search; "uniform@3" three of them.
     """
     name, in_name = (name, "") if name_is_folder else split_threshold(name)
+    searching, _, frames = value.partition("@")
+    if searching == _UNIFORM or (name.endswith(f"@{_UNIFORM}") and not name_is_folder):
+        value = (frames if searching == _UNIFORM else value) or in_name or EVERY
+        name, system = f"{name.removesuffix(f'@{_UNIFORM}')}@{_UNIFORM}", UniformFrames(system)
     if in_name and value and in_name != value:
         raise InvalidArgument(
             f"the name {name}@{in_name} has the threshold {in_name}, but the policy {value}; write one of them"
@@ -265,7 +288,8 @@ def _baseline(name: str, system: Baseline, value: str, *, name_is_folder: bool =
     if number is None and value != EVERY:
         raise InvalidArgument(
             f"{name}@{value} cannot be read; @VALUE must be a number for {system.threshold} of {system.name}, "
-            f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these"
+            f"for example {', '.join(map(str, system.threshold_values))}, or {EVERY} for all of these; "
+            f"@{_UNIFORM} gives it evenly spread frames"
         )
     values = system.threshold_values if number is None else [number]
     return [BaselineRow(f"{name}@{threshold}", system.with_threshold(threshold), name) for threshold in values]
@@ -330,7 +354,7 @@ def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: S
         refusal = policy.auto_refusal()
         if refusal is None:
             entries += [Entry(f"{policy.name}{suffix}", policy, auto) for suffix, auto in autos.items()]
-        elif policy.name != "all" and all(frames is None for frames, _ in pairs):
+        elif policy.name != "all" and not policy.has_own_number and all(frames is None for frames, _ in pairs):
             why = refusal.partition("; ")[0]
             raise InvalidArgument(f"{why}; add a number, for example num_frames=[3, {AUTO!r}], or leave it out")
     if autos and policies and not entries:
@@ -343,8 +367,9 @@ def auto_entries(policies: Sequence[Policy], autos: Mapping[str, Auto], pairs: S
 class Plan:
     """All cells of an evaluation: those that are shown, and those that are only compared with.
 
-    With N = None come the entries that decide on N. Uniform and semi-optimal choices are evaluated beside any policy
-    where that needs no run of the classifier, and the optimal ones where there are few subsets.
+    With N = None come the entries that decide on N; policies with a number of their own have one cell for each T.
+    Uniform and semi-optimal choices are evaluated beside any policy where that needs no run of the classifier, and the
+    optimal ones where there are few subsets.
     """
 
     def __init__(
@@ -365,6 +390,7 @@ class Plan:
             return  # baselines alone, which are compared with uniform once the frames that they need are known
         entries = [Entry(policy.name, policy) for policy in policies]
         names = {entry.name for entry in entries}
+        with_number = [entry for entry in entries if entry.name != "all" and not entry.policy.has_own_number]
         references = [_entry(name) for name in ("uniform", "semi-optimal") if name not in names]
         if clips.needs_frames and references:
             missing = " and ".join(repr(reference.name) for reference in references)
@@ -374,7 +400,7 @@ class Plan:
                 if frames is None:
                     self.shown += [(Cell(entry.name, None, count), entry) for entry in autos]
                     continue
-                self.shown += [(Cell(entry.name, frames, count), entry) for entry in entries if entry.name != "all"]
+                self.shown += [(Cell(entry.name, frames, count), entry) for entry in with_number]
                 hidden = [] if clips.needs_frames else list(references)
                 if "optimal" not in names:
                     if clips.enumerable(count, frames):
@@ -386,12 +412,15 @@ class Plan:
                 self.cells |= {Cell(entry.name, frames, count): entry for entry in hidden}
             # All candidates are the same clip for every N, so they have one row.
             self.shown += [(Cell(entry.name, count, count), entry) for entry in entries if entry.name == "all"]
+            self.shown += [(Cell(entry.name, None, count), entry) for entry in entries if entry.policy.has_own_number]
         self.cells |= dict(self.shown)
 
     def compare(self, mean_frames: Mapping[Cell, float]) -> None:
         """Compare cells that decide on N with uniform, which gets their mean number of frames, rounded up."""
         missing: dict[int, dict[str, int]] = {}  # by T and the name of the row
         for cell, mean in mean_frames.items():
+            if not mean:  # a sampler's own answer: the classifier saw nothing
+                continue
             frames = min(cell.num_candidates, max(1, math.ceil(mean)))
             uniform = Cell("uniform", frames, cell.num_candidates)
             if uniform not in self.cells:
@@ -449,12 +478,6 @@ def _stored_features(row: BaselineRow, bank: Bank) -> list[Features]:
         raise InvalidArgument(
             f"{row.name} was trained for {_classes_in_words(classes)}, but {bank.path} has "
             f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
-        )
-    if system.multi_label != bank.multi_label:
-        labels = {True: "several labels (multi_label)", False: "one label"}
-        raise InvalidArgument(
-            f"{row.name} was trained for videos with {labels[system.multi_label]}, but those of {bank.path} have "
-            f"{labels[bank.multi_label]}; give a bank of that kind, or train the baseline on this one"
         )
     parts = ("heavy", "light") if "light_width" in system.config else ("heavy",)
     return [_stored(row, bank, part) for part in parts]
@@ -525,10 +548,20 @@ def run_baselines(
         network, in time order, padded with -1.
     """
     ready = [(row, _stored_features(row, bank)) for row in rows]
+    for base in dict.fromkeys(row.base for row in rows):
+        fewest = min(row.num_frames for row in rows if row.base == base)
+        if fewest > max(candidates):
+            raise InvalidArgument(
+                f"{base}@{fewest} is more than the {max(candidates)} candidates; give at most as many"
+            )
     sets = {stored.name: stored for _, feature_sets in ready for stored in feature_sets}
     results: dict[Cell, tuple[Tally, Spent]] = {}
     for num_candidates in candidates:
-        runs = [_BaselineRun(row, feature_sets, num_candidates, videos) for row, feature_sets in ready]
+        runs = [
+            _BaselineRun(row, feature_sets, num_candidates, videos)
+            for row, feature_sets in ready
+            if row.num_frames <= num_candidates
+        ]
         size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in sets.values()))))
         for begin in range(0, len(videos) if runs else 0, size):
             indices = np.arange(begin, min(begin + size, len(videos)))

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +146,15 @@ def multi_hot(labels: Sequence[Sequence[int]], num_classes: int) -> NDArray[np.b
     return table
 
 
-# ---- confidence intervals: percentile bootstrap over videos, paired between policies
+# ---- confidence intervals: percentile bootstrap over videos or groups, paired between policies
+#
+# Videos that share pictures are not independent, and a video is made of several: no resampling of pictures gives whole
+# videos. Weights for a video from random weights of its pictures do not help either: their mean carries 1 / k^2 of what
+# k pictures do to the variance, their product makes the video's own noise 2^k times as large. So videos are resampled
+# as always, and the spread is stretched by what shared pictures add to the variance (Cameron, Gelbach and Miller 2011,
+# for clusters that overlap): with the influence r_i of each video on the metric,
+#
+#     Var = sum_i r_i^2 + sum over pictures p of sum_{i != j that show p} r_i r_j.
 
 _MAX_NUMBERS = 1 << 24  # random ones that are drawn at a time
 
@@ -186,31 +194,113 @@ class Measured:
     mean difference, without which it holds the truth too rarely.
     """
 
-    def __init__(self, all_and_draws: NDArray[np.float64], *, centred: bool = False, lowest: float = 0.0) -> None:
+    def __init__(
+        self,
+        all_and_draws: NDArray[np.float64],
+        *,
+        centred: bool = False,
+        lowest: float = 0.0,
+        influence: NDArray[np.float64] | None = None,
+        shared: SharedSources | None = None,
+    ) -> None:
         self.value = float(all_and_draws[0])
         self.draws = all_and_draws[1:]
         self._centred, self._lowest = centred, lowest
+        self._influence, self._shared = influence, shared  # [V], derivative by the weight of each video
 
     @cached_property
     def ci95(self) -> tuple[float, float] | None:
-        if not self._centred or not len(self.draws):
+        stretch = 1.0
+        if self._shared is not None and self._influence is not None:
+            stretch = self._shared.stretch(self._influence)
+        if not len(self.draws) or not (self._centred or stretch > 1):
             return interval(self.draws)
-        return interval(np.clip(self.draws - self.draws.mean() + self.value, self._lowest, 1.0))
+        middle = self.draws.mean() if self._centred else self.value
+        return interval(np.clip(self.value + stretch * (self.draws - middle), self._lowest, 1.0))
 
     def minus(self, other: Measured) -> Measured:
         """Return the difference of two metrics on the same resamples."""
         pair = [np.concatenate(([metric.value], metric.draws)) for metric in (self, other)]
-        return Measured(pair[0] - pair[1], centred=self._centred or other._centred, lowest=-1.0)
+        influence = None
+        if self._influence is not None and other._influence is not None:
+            influence = self._influence - other._influence
+        centred = self._centred or other._centred
+        return Measured(pair[0] - pair[1], centred=centred, lowest=-1.0, influence=influence, shared=self._shared)
+
+
+class SharedSources:
+    """Which videos show the same pictures, or other sources; [V] lists of names, and targets, multi-hot [V, C].
+
+    Reels that share a picture are mostly of one class. Differences between classes would look like effects of pictures,
+    so influences are centred within each set of labels.
+    """
+
+    def __init__(self, sources: Sequence[Iterable[Hashable]], targets: NDArray[np.bool_]) -> None:
+        number: dict[Hashable, int] = {}
+        # Each name once and in order, so that sums do not depend on a hash.
+        listed = [(row, name) for row, names in enumerate(sources) for name in dict.fromkeys(names)]
+        pairs = [(row, number.setdefault(name, len(number))) for row, name in listed]
+        table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        self._rows, self._names = table.T  # of every (video, source) pair
+        self._classes = np.unique(targets, axis=0, return_inverse=True)[1].reshape(-1)  # [V], set of labels
+        self._sizes = np.bincount(self._classes)
+        # Ordered pairs of videos of one class that share a source, by class.
+        keys, times = np.unique(self._names * len(self._sizes) + self._classes[self._rows], return_counts=True)
+        self._pairs = np.bincount(keys % len(self._sizes), times * (times - 1), len(self._sizes))
+
+    def __bool__(self) -> bool:
+        """Whether any source is in two videos."""
+        return bool((np.bincount(self._names) > 1).any()) if len(self._names) else False
+
+    def stretch(self, influence: NDArray[np.float64]) -> float:
+        """Return by how much the standard deviation grows, 1 or more, with the influence of each video [V]."""
+        alone = float(np.square(influence).sum())
+        if not alone > 0:
+            return 1.0
+        centred = influence - (np.bincount(self._classes, influence) / self._sizes)[self._classes]
+        of_pairs = centred[self._rows]
+        sums, squares = np.bincount(self._names, of_pairs), np.bincount(self._names, np.square(of_pairs))
+        # The mean of a class takes 1 / size of the variance from every product of two of its videos.
+        spread = np.bincount(self._classes, np.square(centred)) / np.maximum(self._sizes - 1, 1)
+        between = float((np.square(sums) - squares).sum() + (self._pairs * spread / self._sizes).sum())
+        return float(np.sqrt(max(1.0, 1.0 + between / alone)))
 
 
 class Resamples:
-    """The resamples that all policies share; targets are multi-hot [V, C], no draws give values without intervals."""
+    """The resamples that all policies share; targets are multi-hot [V, C], no draws give values without intervals.
 
-    def __init__(self, targets: NDArray[np.bool_], draws: int, seed: int, device: Any = "cpu") -> None:
+    Args:
+        groups: [V]; where several videos are of one group, groups are resampled instead of videos.
+        sources: [V] of the pictures or videos that each is made of. Where some are shared, intervals are wider, as
+            above; a group then counts as one more source.
+    """
+
+    def __init__(
+        self,
+        targets: NDArray[np.bool_],
+        draws: int,
+        seed: int,
+        device: Any = "cpu",
+        *,
+        groups: Sequence[Hashable] | None = None,
+        sources: Sequence[Iterable[Hashable]] | None = None,
+    ) -> None:
         import torch
 
         self._truth = targets
-        counts = resample_counts(len(targets), draws, seed)
+        self.units = "videos"
+        self._shared: SharedSources | None = None
+        number: dict[Hashable, int] = {}
+        group_of = [number.setdefault(group, len(number)) for group in groups or range(len(targets))]  # [V]
+        if sources is not None:
+            with_group = [[*names, ("group", group)] for names, group in zip(sources, group_of, strict=True)]
+            self._shared = SharedSources(with_group, targets) or None
+        if self._shared is not None:
+            self.units = "videos and pictures"
+            counts = resample_counts(len(targets), draws, seed)
+        else:
+            self.units = "groups" if len(number) < len(targets) else "videos"
+            counts = resample_counts(len(number), draws, seed)[group_of]
         # The first column counts every video once: the metric itself.
         table = np.concatenate((np.ones((len(targets), 1), dtype=np.float32), counts), axis=1)
         self._counts: Tensor = torch.from_numpy(table).to(device)
@@ -220,15 +310,25 @@ class Resamples:
         """Of probabilities [V, C]."""
         import torch
 
-        hits = torch.from_numpy(top1_hits(probabilities, self._truth)).to(self._counts)
-        return Measured(((hits @ self._counts).double() / len(self._truth)).cpu().numpy())
+        right = top1_hits(probabilities, self._truth)
+        hits = torch.from_numpy(right).to(self._counts)
+        shares = ((hits @ self._counts).double() / self._counts.sum(0).double()).cpu().numpy()
+        return Measured(shares, influence=(right - right.mean()) / len(right), shared=self._shared)
 
     def mean_average_precision(self, probabilities: NDArray[np.float32]) -> Measured:
         """Of probabilities [V, C]; a resample leaves out the classes it has no video of."""
         import torch
 
         scores = torch.from_numpy(probabilities).to(self._counts.device)
-        return Measured(weighted_average_precision(scores, self._targets, self._counts).cpu().numpy(), centred=True)
+        values = weighted_average_precision(scores, self._targets, self._counts).cpu().numpy()
+        influence = None
+        if self._shared is not None:
+            weights = self._counts[:, :1].clone().requires_grad_()
+            with torch.enable_grad():
+                precision = weighted_average_precision(scores, self._targets, weights)
+            (slope,) = torch.autograd.grad(precision.sum(), weights)
+            influence = slope[:, 0].double().cpu().numpy()
+        return Measured(values, centred=True, influence=influence, shared=self._shared)
 
 
 # ---- rows

@@ -17,7 +17,15 @@ from typing import Any
 from sosampler._util.files import replacing
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency
-from sosampler.policies.registry import AUTO_SUFFIX, get_policy, is_system, line_of, list_policies, split_threshold
+from sosampler.policies.registry import (
+    ANSWER,
+    AUTO_SUFFIX,
+    get_policy,
+    is_system,
+    line_of,
+    list_policies,
+    split_threshold,
+)
 
 RULE, LEARNED, SYSTEM, ORACLE = "rule", "learned", "system", "oracle"
 
@@ -75,7 +83,9 @@ def looks_of(policies: Iterable[str], systems: Collection[str] = ()) -> dict[str
         of_system = policy in systems
         name = split_threshold(policy)[0] if of_system else policy
         if name not in looks:
-            kind = SYSTEM if of_system and not name.endswith(AUTO_SUFFIX) else kind_of(policy)
+            kind = kind_of(policy)
+            if of_system and kind != ORACLE and not name.endswith((AUTO_SUFFIX, f"+{ANSWER}")):
+                kind = SYSTEM
             number = used[kind]
             used[kind] += 1
             mark, symbol = _MARKS[kind][number % len(_MARKS[kind])]

@@ -11,7 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.recipe import read_mapping
+from sosampler.samplers.recipe import SETTINGS, read_mapping
+from sosampler.samplers.registry import OWN_RECIPE, RECIPES, TITLES
 
 ACCURACY, FIDELITY, THROUGHPUT = "accuracy", "fidelity", "throughput"  # tables
 CURVE, CASES, INDEPENDENCE = "curve", "cases", "independence"  # figures
@@ -43,7 +44,7 @@ class RowRecipe:
     recipe: str | None = None  # None: the sampler's own
     settings: dict[str, Any] = field(default_factory=dict)
     threshold: str | None = None  # of a baseline: "all" for a row of each
-    paper_row: str = ""  # its name in paper.json
+    paper_row: str | None = None  # its name in paper.json; None: the paper has no figure of it
     exceptions: tuple[dict[str, Any], ...] = ()  # other numbers of frames for a data set and a classifier
     note: str = ""
 
@@ -66,6 +67,14 @@ class RowRecipe:
 
         return filled(self.settings)
 
+    def recipe_changes(self, data: str | None, classifier: str | None) -> dict[str, Any]:
+        """Return what changes in the recipe of every row with a data set and a classifier of the paper."""
+        name = self.recipe or RECIPES.get(self.sampler or "", "")
+        changes = _RECIPE_CHANGES.get(name, {})
+        by_classifier = changes.get(data, {})
+        own = by_classifier.get(classifier, by_classifier.get(_FIRST_CLASSIFIER, {}))
+        return {key: value for key, value in {**changes.get("all", {}), **own}.items() if key in SETTINGS}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -82,24 +91,53 @@ class Experiment:
     success: bool | None = None
 
 
-def _read_experiments() -> dict[str, Experiment]:
-    text = files("sosampler.paper").joinpath("experiments.yaml").read_text(encoding="utf-8")
-    experiments = {}
-    for name, values in read_mapping(text, "experiments.yaml").items():
-        data = tuple(values.pop("data"))
+_FIRST_CLASSIFIER = "resnet50"
+_SOSAMPLER = "sosampler"
+# Rows of SOSampler: the key of each recipe, and its footnote.
+_SOSAMPLER_ROWS = {
+    "paper": (_SOSAMPLER, "trained as the paper prints it"),
+    "authors": (
+        f"{_SOSAMPLER}-authors",
+        "trained by the authors' configuration for this data set and classifier, or the nearest that they have",
+    ),
+    "default": (f"{_SOSAMPLER}-default", f"{OWN_RECIPE}; the paper has no figure of it"),
+}
+
+
+def _rows_of(key: str, keys: dict[str, Any], data: tuple[str, ...]) -> list[RowRecipe]:
+    """Return the row of an entry; of SOSampler without a recipe one for each of its recipes."""
+    if keys.get("sampler") == _SOSAMPLER and "recipe" not in keys:
         rows = []
-        for key, keys in values.pop("rows", {}).items():
-            row = keys.get("row", key)
-            given: dict[str, Any] = {"row": row, "title": row, "paper_row": row, "data": data, **keys}
-            given["pairs"] = [tuple(pair) for pair in given["pairs"]]
-            given |= {key: tuple(given.get(key, ())) for key in ("classifier", "data", "pairs", "exceptions")}
-            rows.append(RowRecipe(**given))
-        tables = tuple(values.pop("tables", ()))
+        for recipe, (row, note) in _SOSAMPLER_ROWS.items():
+            is_own = recipe == "default"
+            settings = {} if is_own else keys.get("settings", {})
+            if keys.get("settings"):
+                note += "; one sampler for all N and T" if is_own else "; with as many candidates as it chooses from"
+            more = {"row": row, "recipe": recipe, "settings": settings, "paper_row": None if is_own else key}
+            rows += _rows_of(key, {**keys, **more, "note": "; ".join(filter(None, [note, keys.get("note")]))}, data)
+        return rows
+    row = keys.get("row", key)
+    recipe = keys.get("recipe") or RECIPES.get(keys.get("sampler", ""), "")
+    given: dict[str, Any] = {"row": row, "title": TITLES.get(recipe, row), "paper_row": row, "data": data, **keys}
+    given["pairs"] = [tuple(pair) for pair in given["pairs"]]
+    given |= {name: tuple(given.get(name, ())) for name in ("classifier", "data", "pairs", "exceptions")}
+    return [RowRecipe(**given)]
+
+
+def _read_experiments() -> tuple[dict[str, Experiment], dict[str, Any]]:
+    """Return the experiments, and the changes to recipes: {recipe: {"all" or data set: settings}}."""
+    text = files("sosampler.paper").joinpath("experiments.yaml").read_text(encoding="utf-8")
+    listed = read_mapping(text, "experiments.yaml")
+    changes = listed.pop("recipes")
+    experiments = {}
+    for name, values in listed.items():
+        data, tables = tuple(values.pop("data")), tuple(values.pop("tables", ()))
+        rows = [row for key, keys in values.pop("rows", {}).items() for row in _rows_of(key, keys, data)]
         experiments[name] = Experiment(name, data=data, rows=tuple(rows), tables=tables, **values)
-    return experiments
+    return experiments, changes
 
 
-EXPERIMENTS = _read_experiments()
+EXPERIMENTS, _RECIPE_CHANGES = _read_experiments()
 
 
 def list_experiments() -> list[str]:
@@ -255,6 +293,6 @@ def column_for(
     networks = [row["classifier"] for row in rows if row["data"] == chosen and row["classifier"]]
     if not networks:
         return PaperColumn(tuple(tables), chosen, None, chosen == data, True)
-    most_common = "resnet50" if "resnet50" in networks else networks[0]
+    most_common = _FIRST_CLASSIFIER if _FIRST_CLASSIFIER in networks else networks[0]
     network = classifier if classifier in networks else most_common
     return PaperColumn(tuple(tables), chosen, network, chosen == data, network == classifier)

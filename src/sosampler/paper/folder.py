@@ -17,6 +17,7 @@ from sosampler.paper.locations import Location
 from sosampler.paper.plan import ExperimentPlan, Request, Training, light_fingerprint
 from sosampler.paper.tables import table
 from sosampler.samplers.recipe import SamplerRecipe
+from sosampler.samplers.sosampler import SOSampler
 from sosampler.training.baseline_data import heavy_source, light_source
 from sosampler.training.checkpoints import CHECKPOINT, LOG, RESULT, SETTINGS, RunFolder, differences, write_json
 from sosampler.training.train_baseline import KIND as BASELINE
@@ -183,7 +184,7 @@ class TrainingChecks:
             network = [recipe.backbone, recipe.shift, recipe.input_size, recipe.class_head, dict(recipe.scoring)]
             key = json.dumps([str(location.bank.path), *network])
             if key not in self._built:
-                new_sampler(location.bank, recipe, self._request.weights)
+                _new_sampler(location, recipe, self._request.weights)
                 self._built.add(key)
         elif recipe.needs_light:
             self._light_identity(location)
@@ -220,10 +221,15 @@ class TrainingChecks:
             light = self._light_identity(location) if recipe.needs_light else None
             return settings | {"kind": BASELINE, "heavy": heavy, "light": light}
         weights = request.weights
-        start = None if weights is None else new_sampler(location.bank, recipe, weights).fingerprint()
+        start = None if weights is None else _new_sampler(location, recipe, weights).fingerprint()
         settings |= {"kind": SAMPLER, "teacher": {"name": location.teacher, "asked": "bank"}, "start": start}
         # Without a precision `train` resumes with that of the folder.
         return settings if request.precision is None else settings | {"precision": request.precision}
+
+
+def _new_sampler(location: Location, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
+    teacher = location.bank.teacher(location.teacher)
+    return new_sampler(location.bank, recipe, weights, multi_label=teacher.multi_label)
 
 
 def has_started(folder: Path) -> bool:

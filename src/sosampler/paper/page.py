@@ -12,7 +12,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.figures.curves import report_figures
 from sosampler.paper.experiments import CASES, CURVE, list_experiments
 from sosampler.paper.results import mean_rows
-from sosampler.paper.tables import grid_of
+from sosampler.paper.tables import grid_of, with_titles
 from sosampler.report.load import RESULT_FILE, RUN_FILE, Experiments, Grid, independence_figure, read_object
 from sosampler.report.page import Part
 
@@ -86,7 +86,8 @@ def _grid(folder: Path, result: dict[str, Any]) -> Grid:
     with _explaining(folder):
         grid = grid_of(result)
         kind = result["kind"]
-        drawn = report_figures(mean_rows(result["rows"], result["metric"]), result["metric"]) if kind == CURVE else []
+        rows, metric = with_titles(result)["rows"], result["metric"]
+        drawn = report_figures(mean_rows(rows, metric), metric) if kind == CURVE else []
     below = list(grid.below)
     if kind == CASES and result.get("videos"):
         below.append(f"the videos are shown in {folder / 'report' / 'index.html'}")

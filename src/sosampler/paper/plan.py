@@ -18,7 +18,7 @@ from sosampler.bank.bank import Bank
 from sosampler.baselines.base import refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
-from sosampler.classifiers.base import PRECISIONS
+from sosampler.classifiers.base import PRECISIONS, class_layer
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.classifiers.weights import read_state
 from sosampler.errors import InvalidArgument
@@ -129,13 +129,34 @@ class Training:
     recipe: str | None
     row_settings: dict[str, Any]
     changes: dict[str, Any]  # the user's, which take precedence
+    # Of the recipe here, in all rows: by data set and classifier, and the pretraining
+    recipe_changes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sampler: str, recipe: str | None, settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Training:
+    def of(
+        cls,
+        sampler: str,
+        recipe: str | None,
+        settings: Mapping[str, Any],
+        changes: Mapping[str, Any],
+        recipe_changes: Mapping[str, Any] | None = None,
+    ) -> Training:
         """Make one of the settings of a row and the user's changes, of which baselines take only the epochs."""
         one_of("sampler", sampler, list_samplers())
         known = {name: value for name, value in changes.items() if sampler not in list_systems() or name == "epochs"}
-        return cls(sampler, recipe, plain(settings), plain(known))
+        of_recipe = dict(recipe_changes or {})
+        if "epochs" in known and "pretrain" in of_recipe:  # a short training has no longer stage before it
+            of_recipe["pretrain"] = min(of_recipe["pretrain"], known["epochs"])
+        return cls(sampler, recipe, plain(settings), plain(known), plain(of_recipe))
+
+    @classmethod
+    def of_row(
+        cls, row: RowRecipe, pair: Pair, data: str | None, classifier: str | None, changes: Mapping[str, Any]
+    ) -> Training | None:
+        """Make that of a row with N and T, for a data set and a classifier of the paper; None for a policy."""
+        if row.sampler is None:
+            return None
+        return cls.of(row.sampler, row.recipe, row.settings_for(pair), changes, row.recipe_changes(data, classifier))
 
     @property
     def is_baseline(self) -> bool:
@@ -144,7 +165,7 @@ class Training:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Changes to the recipe."""
-        return {**self._row_settings, **self.changes}
+        return {**self.recipe_changes, **self._row_settings, **self.changes}
 
     @cached_property
     def _row_settings(self) -> dict[str, Any]:
@@ -161,7 +182,7 @@ class Training:
     def _base(self) -> Any:
         if self.is_baseline:
             return read_baseline_recipe(self.recipe or self.sampler, system=self.sampler, seed=0)
-        return read_recipe(self.recipe or RECIPES[self.sampler], seed=0)
+        return read_recipe(self.recipe or RECIPES[self.sampler], **{**self.recipe_changes, "seed": 0})
 
     def full_recipe(self, seed: int = 0) -> Any:
         """Return the checked recipe of the sampler or the baseline."""
@@ -229,6 +250,8 @@ def train_one(
         given |= {"classifier": location.heavy, "light": request.light}
     else:
         given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
+        if training.full_recipe().loss == "reinforce" and location.about["pooling"] != "mean":
+            given["classifier"] = location.classifier  # it is run on the clips that are drawn
     return dict(train(**given, say=say).result)
 
 
@@ -270,6 +293,7 @@ class ExperimentPlan:
     cells: tuple[PlannedCell, ...] = ()
     left_out: tuple[PlannedCell, ...] = ()
     refused: str = ""  # why nothing of it can be done
+    beside: tuple[Location, ...] = ()  # independence: other classifiers of the bank, in the same figure
 
     @property
     def trainings(self) -> list[Training]:
@@ -329,12 +353,29 @@ class ExperimentPlan:
             "precision": request.precision,
             "bootstrap": request.bootstrap,
             **({"num_cases": request.num_cases} if self.experiment.kind == CASES else {}),
+            **({"beside": [other.about["fingerprint"] for other in self.beside]} if self.beside else {}),
             "rows": [
                 {"row": cell.recipe.row, "num_frames": cell.num_frames, "num_candidates": cell.num_candidates}
                 | ({"policy": cell.recipe.policy} if cell.training is None else {"recipe": cell.training.recipe_dict()})
                 for cell in self.cells
             ],
         }
+
+
+def make_plans(
+    experiments: Sequence[Experiment], location: Location, locations: Sequence[Location], request: Request
+) -> list[ExperimentPlan]:
+    """Plan experiments with a bank and a classifier; independence has all networks of a bank in one figure."""
+    networks = [other for other in locations if other.bank is location.bank and other.classifier is not None]
+    plans = []
+    for experiment in experiments:
+        plan = make_plan(experiment, location, request)
+        if experiment.kind == INDEPENDENCE and networks:
+            if location is not networks[0]:
+                continue
+            plan = replace(plan, beside=tuple(networks[1:]))
+        plans.append(plan)
+    return plans
 
 
 def make_plan(experiment: Experiment, location: Location, request: Request) -> ExperimentPlan:
@@ -347,13 +388,13 @@ def make_plan(experiment: Experiment, location: Location, request: Request) -> E
     why = _why_no_evaluation(location)
     if why:
         return replace(plan, refused=why)
+    network = location.paper_classifier
     every: list[PlannedCell] = []
     for recipe in experiment.rows:
-        for pair in recipe.pairs_for(location.data, location.paper_classifier):
-            training = None
-            if recipe.sampler is not None:
-                training = Training.of(recipe.sampler, recipe.recipe, recipe.settings_for(pair), request.changes)
-            every.append(PlannedCell(recipe, *pair, training, _why_not(location, pair[1], training, request)))
+        for pair in recipe.pairs_for(location.data, network):
+            training = Training.of_row(recipe, pair, location.data, network, request.changes)
+            if training is None or not training.is_baseline or network in (None, *recipe.classifier):
+                every.append(PlannedCell(recipe, *pair, training, _why_not(location, pair[1], training, request)))
     cells, left_out = _kept_and_left_out(every)
     if not cells:
         return replace(plan, left_out=left_out, refused=left_out[0].why)
@@ -392,21 +433,18 @@ def _why_not(location: Location, count: int, training: Training | None, request:
             f"it is trained with {training.num_candidates} candidates, but the bank stores at most {stored} frames of "
             "a video of train"
         )
-    pooling, name, recipe = location.about["pooling"], location.about["name"], training.full_recipe()
-    if len(location.bank.classes) < _MIN_CLASSES and (training.is_baseline or recipe.scoring):
+    if len(location.bank.classes) < _MIN_CLASSES and (training.is_baseline or training.full_recipe().scoring):
         return "it compares the confidence in several classes, but the bank has only one"
     if not training.is_baseline:
-        if recipe.loss == "reinforce" and pooling != "mean":
-            return (
-                "it learns from the outputs for sampled clips, which follow from the bank only where the classifier "
-                f"averages the logits of frames; {name} does not"
-            )
         return ""
-    if pooling is None:
-        return f"it needs features of single frames, but {name} classifies clips as a whole"
     stored_features = [about["fingerprint"] for about in location.bank.feature_sets.values()]
     if location.classifier is None and location.about["fingerprint"] not in stored_features:
         return "the bank has no features of the classifier, which is not available; give --classifier FOLDER"
+    if location.classifier is not None:
+        try:
+            class_layer(location.classifier)  # whose input are the features; a network of clips sees each frame as one
+        except InvalidArgument as error:
+            return str(error)
     if training.needs_light and request.weights is None and request.light is None:
         return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
     return ""

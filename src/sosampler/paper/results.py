@@ -104,6 +104,8 @@ def _figures_beside(cell: PlannedCell, num_frames: int | None, column: PaperColu
     A figure without a number of frames cannot stand beside several N, or several thresholds.
     """
     recipe = cell.recipe
+    if recipe.paper_row is None:
+        return None
     figures = _paper_figures(recipe.paper_row, num_frames, cell.num_candidates, column)
     several = recipe.threshold is not None or (len(recipe.pairs) > 1 and figures and figures["num_frames"] is None)
     return None if several else figures
@@ -331,12 +333,20 @@ def _notes_on_paper(plan: ExperimentPlan, column: PaperColumn, rows: Sequence[Ma
 
 
 def independence_result(plan: ExperimentPlan, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `independence` measured in the form of a result."""
-    (facts,) = measured["classifiers"]
-    verdict = facts["verdict"]
-    words = "no rate that was measured" if verdict is None else f"up to {verdict:g} frames a second"
-    notes = [f"frames are independent: {words}", measured["criterion"], *measured["notes"]]
+    """Return what `independence` measured in the form of a result; single facts are those of the first network."""
+    networks = [
+        {name: facts[name] for name in ("classifier", "bandwidth", "bandwidth_of", "verdict")}
+        for facts in measured["classifiers"]
+    ]
+    notes = []
+    for facts in networks:
+        rate = facts["verdict"]
+        words = "no rate that was measured" if rate is None else f"up to {rate:g} frames a second"
+        of_network = f" for {facts['classifier']}" if len(networks) > 1 else ""
+        notes.append(f"frames are independent{of_network}: {words}")
+    notes += [measured["criterion"], *measured["notes"]]
+    first = {name: networks[0][name] for name in ("bandwidth", "bandwidth_of", "verdict")}
     return empty_result(plan) | {
         **{"seeds": [], "metric": "redundant", "unit": "share", "rows": list(measured["rows"]), "notes": notes},
-        **{"bandwidth": facts["bandwidth"], "bandwidth_of": facts["bandwidth_of"], "verdict": verdict},
+        **{"networks": networks, **first},
     }

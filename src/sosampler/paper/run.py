@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sosampler._util.hardware import resolve_device
+from sosampler.bank.bank import Bank
+from sosampler.datasets.manifest import Manifest
 from sosampler.errors import InvalidArgument, MissingDependency
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.evaluation.independence import independence
+from sosampler.evaluation.independence import independence, later_by
 from sosampler.evaluation.result import VIDEOS_FILE, Evaluation
 from sosampler.figures.curves import write_cost_curve
 from sosampler.paper.experiments import CASES, CURVE, INDEPENDENCE, THROUGHPUT, Experiment, data_sets, experiments_of
 from sosampler.paper.folder import RUN, TABLES, ExperimentFolder, TrainingChecks, has_started, now, write_overview
 from sosampler.paper.locations import find_locations
-from sosampler.paper.plan import ExperimentPlan, PlannedCell, Training, checked_request, make_plan, train_one
+from sosampler.paper.plan import ExperimentPlan, PlannedCell, Training, checked_request, make_plans, train_one
 from sosampler.paper.results import (
     UNIFORM,
     applies_here,
@@ -42,6 +45,8 @@ from sosampler.training.checkpoints import check_apart
 from sosampler.training.optim import Diverged
 
 VIDEOS = "videos"  # a folder for each part
+_FIGURE_RATES = (1.0, 5.0)  # frames a second in the paper's figure of independence
+_CHECKED_VIDEOS = 100  # for how far apart stored frames are
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def _checked_plans(
     plans = []
     for location in locations:
         check_apart(request.out, location.bank)
-        plans += [make_plan(experiment, location, request) for experiment in experiments_of(names, location.data)]
+        plans += make_plans(experiments_of(names, location.data), location, locations, request)
     _check_any(plans)
     checks = TrainingChecks(request)
     for plan in plans:
@@ -376,18 +381,42 @@ def _noting_missing_packages(result: dict[str, Any]) -> Iterator[None]:
 def _measure_independence(plan: ExperimentPlan, folder: Path) -> dict[str, Any]:
     """Measure how similar neighbouring frames are, and write independence.json and independence.png."""
     request = plan.request
+    videos, source = _videos_for_independence(plan.location.bank.split(plan.location.split))
     measured = independence(
-        plan.location.bank.split(plan.location.split),
-        classifiers=[plan.location.classifier],
+        videos,
+        classifiers=[location.classifier for location in (plan.location, *plan.beside)],
         seed=request.seeds[0],
         device=request.device,
         precision=request.precision,
         say=lambda text: request.say(f"    note: {text}"),
     )
     result = independence_result(plan, measured.to_dict())
+    if source:
+        result["notes"].append(source)
     with _noting_missing_packages(result):
         result["files"] = [path.name for path in measured.write(folder)]
     return result
+
+
+def _videos_for_independence(bank: Bank) -> tuple[Bank | Manifest, str]:
+    """Return a bank, or its video files where the stored frames are too far apart for the figure; and a note."""
+    count = min(len(bank), _CHECKED_VIDEOS)
+    times = [np.unique(bank[index].pts_seconds) for index in range(count)]
+    sparse = []
+    for rate in _FIGURE_RATES:
+        with_pairs = sum(len(one) > 1 and len(later_by(one, np.arange(len(one)), 1 / rate)) > 0 for one in times)
+        if 2 * with_pairs < count:
+            sparse.append(f"{rate:g}")
+    if not sparse:
+        return bank, ""
+    words = f"most videos of the bank store no neighbours at {' and '.join(sparse)} frames a second"
+    has_root = bank.folder.videos_root.is_file()  # where relative paths start
+    root = Path(bank.folder.videos_root.read_text(encoding="utf-8").rstrip("\n")) if has_root else Path()
+    known = [item for item in bank.items if has_root or Path(item.path).is_absolute()]
+    items = tuple(item for item in known if (root / item.path).exists())
+    if not items:
+        return bank, f"{words}, and the video files are not there, so these rates have few pairs or none"
+    return Manifest(items, bank.classes, bank.multi_label, root), f"{words}, so frames are read from the video files"
 
 
 def _write_page(
@@ -431,7 +460,8 @@ def write_cases(plan: ExperimentPlan, evaluation: Evaluation, run: Path, result:
     else:
         sampler = next(name for name, cell in names.items() if cell.training)
         indices = chosen_cases(videos, sampler, pair, success=experiment.success)[: request.num_cases]
-        right, wrong = ("the sampler", "uniform") if experiment.success else ("uniform", "the sampler")
+        title = names[sampler].recipe.title
+        right, wrong = (title, UNIFORM) if experiment.success else (UNIFORM, title)
         shown = f"videos that {right} gets right and {wrong} wrong, by the difference of confidence in the label"
     result["videos"] = [videos.videos[index].id for index in indices]
     result["notes"].append(f"shown are {shown}: {len(indices)}")

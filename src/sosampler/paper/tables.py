@@ -9,11 +9,20 @@ from typing import Any
 
 from sosampler._util.validation import one_of
 from sosampler.report.load import Grid
+from sosampler.samplers.registry import TITLES
 
 STYLES = ("markdown", "text", "csv")
 _METRICS = {"top1": "top-1, %", "mAP": "mAP, %", "fidelity": "fidelity, %"}
 
 Row = dict[str, Any]
+
+# Titles of rows in results that were written before the recipes had names of their own.
+_FORMER_TITLES = {
+    "SOSampler": TITLES["paper"],
+    "SOSampler with as many frames": TITLES["paper"],
+    "SOSampler, authors' code": TITLES["authors"],
+    "SOSampler, our recipe": TITLES["default"],
+}
 
 
 def table(result: dict[str, Any], style: str = "text") -> str:
@@ -24,7 +33,7 @@ def table(result: dict[str, Any], style: str = "text") -> str:
     """
     one_of("style", style, STYLES)
     if style == "csv":
-        return _csv(result)
+        return _csv(with_titles(result))
     grid = grid_of(result)
     lines = [list(grid.head), *grid.rows]
     if style == "markdown":
@@ -35,14 +44,32 @@ def table(result: dict[str, Any], style: str = "text") -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def with_titles(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result of any version with the present titles, and no figure of the paper beside this package's recipe.
+
+    >>> old = {"title": "SOSampler, our recipe", "paper": {"score": 77.7}}
+    >>> with_titles({"rows": [old], "left_out": []})["rows"]
+    [{'title': 'SOSampler+', 'paper': None}]
+    """
+
+    def named(row: Row) -> Row:
+        title = _FORMER_TITLES.get(row.get("title", ""))
+        if title is None:
+            return row
+        return {**row, "title": title, **({"paper": None} if title == TITLES["default"] else {})}
+
+    return {**result, **{key: [named(row) for row in result[key]] for key in ("rows", "left_out")}}
+
+
 def grid_of(result: dict[str, Any]) -> Grid:
     """Return a result as a table with the lines above and below it."""
+    result = with_titles(result)
     by_rate = result["kind"] == "independence" and result["rows"]
     head, *rows = _independence(result) if by_rate else _lines(result)
     bank, seeds = result["bank"], len(result["seeds"])
-    measured = (
-        f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {result['classifier']['name']}"
-    )
+    networks = [network["classifier"] for network in result.get("networks", ())]
+    named = result["classifier"]["name"] if len(networks) < 2 else " and ".join(networks)
+    measured = f"{bank['videos']} videos of {bank['split']} in {bank['name']}, classifier {named}"
     if any(row.get("seeds") for row in result["rows"]):
         measured += f", {seeds} {'seed' if seeds == 1 else 'seeds'}"
     above = [measured, f"The paper claims: {result['claim']}"]
@@ -169,13 +196,14 @@ def _printed(row: Row, name: str, *, sign: bool = False) -> str:
 
 def _independence(result: dict[str, Any]) -> list[list[str]]:
     lines = [["frames a second", "pairs", "mean similarity", "redundant, %", "independent"]]
+    several = len({row.get("classifier") for row in result["rows"]}) > 1
     for row in result["rows"]:
         passes = {True: "yes", False: "no", None: ""}[row["passes"]]
         redundant = None if row["redundant"] is None else 100 * row["redundant"]
-        lines.append(
-            [f"{row['rate']:g}", str(row["pairs"]), _number(row["mean"], places=3), _number(redundant), passes]
-        )
-    return lines
+        rate = f"{row['rate']:g}"
+        cells = [rate, str(row["pairs"]), _number(row["mean"], places=3), _number(redundant), passes]
+        lines.append([str(row["classifier"]), *cells] if several else cells)
+    return [["classifier", *lines[0]], *lines[1:]] if several else lines
 
 
 # ---- styles

@@ -1,9 +1,10 @@
 """Videos a second of sampler and classifier, on frames that are in memory already.
 
 All rows are timed in turns in one run, so that load on the machine affects them alike; what counts is the ratio to
-uniform. Decoding is not included. A sampler and the classifier after it take videos in batches. A baseline decides
-frame by frame, so the classifier is run frame by frame for it; its light network is run once for all frames, and its
-own small layers for all videos at a time, which flatters it a little.
+uniform. Decoding is not included. All methods take videos in batches of the same size. A sampler and the classifier
+after it run once a batch. A baseline decides frame by frame, so the classifier runs on one frame of every video of the
+batch that is not decided yet, then on the next; its light network runs once on all frames that the batch scans, and its
+own small layers once, which flatters it a little.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable
     baseline = base.load_system(folder, str(classifier.device))
     kept = {name: (baseline.about.get(name) or {}).get("fingerprint") for name in ("heavy", "light")}
     views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
-    return baseline_run(baseline, views.some(torch.arange(len(frames))), classifier, light, frames)
+    return baseline_run(baseline, views, classifier, light, frames)
 
 
 def light_network_of(request: Request, classifier: Any) -> Any:
@@ -115,19 +116,24 @@ def clip_run(
     return run
 
 
-def baseline_run(baseline: Any, views: Any, classifier: Any, light: Any, frames: Tensor) -> Callable[[], None]:
-    """Return a function that runs a baseline's light network, if any, on all frames and the classifier frame by frame.
+def baseline_run(
+    baseline: Any, views: Any, classifier: Any, light: Any, frames: Tensor, *, batch: int = BATCH
+) -> Callable[[], None]:
+    """Return a function that runs a baseline on batches: its light network, if any, then the classifier step by step.
 
     `views`: features of the same videos as `frames`, by which it decides.
     """
 
     def run() -> None:
-        output = base.predict(baseline, views)
-        for video, (heavy, scanned) in enumerate(zip(output.seen_heavy, output.seen_light, strict=True)):
+        for begin in range(0, len(frames), batch):
+            part = frames[begin : begin + batch]
+            output = base.predict(baseline, views.some(torch.arange(begin, begin + len(part))))
             if light is not None:
-                light.look(frames[video : video + 1, scanned.to(frames.device)])
-            for index in heavy.nonzero()[:, 0].tolist():
-                classifier.clip_probs(frames[video : video + 1, index : index + 1])
+                light.look(part[output.seen_light.to(part.device)][:, None])  # each frame by itself
+            seen = output.seen_heavy.to(part.device)
+            steps = seen.cumsum(dim=1) * seen  # [B, T]: 1 for the first frame of a video that it runs on; 0: skipped
+            for step in range(1, int(steps.max()) + 1):
+                classifier.clip_probs(part[steps == step][:, None])
         _wait(frames.device)
 
     return run

@@ -90,6 +90,7 @@ class Policy:
     candidate_mode: str | None = None  # "keyframe" for a policy that makes sense among keyframes only
     min_size: int | None = None  # short side of the frames that it must see, where the video has that
     has_weights: bool = False  # whether `fingerprint` gives one
+    has_own_number: bool = False  # whether `own_number` replaces N; `evaluate` then has one row for each T
     # Text by which `get_policy` gives the same policy in another process; None where it cannot.
     spec: str | None = None
 
@@ -114,6 +115,10 @@ class Policy:
         if scores is None:
             raise InvalidArgument(f"the policy {self.name!r} has neither scores nor choose; write one of them")
         return top(scores, num_frames, batch.counts)
+
+    def own_number(self, batch: Batch) -> Indices:
+        """Return how many frames it takes of each video [B], for a policy with `has_own_number`."""
+        raise InvalidArgument(f"the policy {self.name!r} takes as many frames as it is given; leave out has_own_number")
 
     def features(self, batch: Batch) -> NDArray[Any]:
         """Return features [B, T, D] whose distances show how redundant frames are, for "+mmr" and "+dpp"."""

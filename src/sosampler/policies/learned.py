@@ -27,6 +27,7 @@ _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 _MAX_LOADED = 4  # samplers that stay in memory after they were loaded from a folder
 ONNX = "onnx"  # the device that is the CPU without torch
+ENOUGH = 0.5  # k frames are enough for a sampler with a budget head where that is as likely as not: the median
 _TORCH = ("torch", "torchvision", "safetensors")  # what a torch sampler needs; torchcodec's extra brings torch alone
 
 
@@ -89,12 +90,22 @@ class LearnedPolicy(Policy):
                 f"{self.name}: the scores of a {type(sampler).__name__} only rank, so that num_frames={AUTO!r} cannot "
                 "be used; give a number, or an SOSampler"
             )
-        if not has_belief(sampler.config["scoring"]) and sampler.calibration is None:
+        decides = has_belief(sampler.config["scoring"]) or sampler.config.get("budget")
+        if not decides and sampler.calibration is None:
             return (
                 f"{self.name}: this sampler is not calibrated, so that num_frames={AUTO!r} cannot be used; give a "
                 "number, or train it again, which calibrates it"
             )
         return None
+
+    def answer_refusal(self) -> str | None:
+        """Return why the sampler has no answer of its own, or None where it has one."""
+        config = getattr(self.sampler, "config", None) or {}
+        return None if config.get("num_classes") and hasattr(self.sampler, "look") else "has no class head"
+
+    def answer(self, batch: Batch) -> Numbers:
+        """Return the sampler's own probabilities of the video's classes [B, C]."""
+        return answer_of(self.sampler, self.outputs(batch), batch.counts)
 
     def gmacs(self, num_candidates: int) -> float | None:
         return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
@@ -158,12 +169,19 @@ def expected_of(sampler: Any, outputs: Any, counts: NDArray[np.int64] | None = N
     """Return the accuracy expected of the k best candidates at [:, k - 1], [B, T]; −inf where a video has fewer.
 
     `outputs` are those of the `look` of a sampler that `auto_refusal` does not refuse. The first `counts` [B]
-    candidates of each video are real; all are if not given.
+    candidates of each video are real; all are if not given. A sampler with a budget head gives the probability that k
+    frames are enough, as a share of `ENOUGH`.
     """
     settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
     scores = _array(outputs.scores).astype(np.float64)
     expected = np.full(scores.shape, -np.inf)
     counts = np.full(len(scores), scores.shape[1]) if counts is None else counts
+    if sampler.config.get("budget"):
+        import torch
+
+        real = torch.from_numpy(np.arange(scores.shape[1]) < counts[:, None])
+        needed = _array(sampler.frames_needed(outputs.features, real))
+        return expected_by_budget(needed, counts, scores.shape[1])
     for count in np.unique(counts).tolist():
         part = np.flatnonzero(counts == count), slice(count)
         if has_belief(settings):  # drawn from both heads
@@ -176,6 +194,44 @@ def expected_of(sampler: Any, outputs: Any, counts: NDArray[np.int64] | None = N
             slope, offset = sampler.calibration
             expected[part] = expected_by_confidence(scores[part], sigmoid(slope * scores[part] + offset))
     return expected
+
+
+def expected_by_budget(needed: NDArray[Any], counts: NDArray[np.int64], num_candidates: int) -> Numbers:
+    """Return the probability that k frames are enough at [:, k - 1], as a share of `ENOUGH`, at most 1; [B, T].
+
+    `needed` [B, N]: the probabilities that a video needs 1..N frames. −inf beyond the `counts` [B] of its candidates.
+
+    >>> expected_by_budget(np.array([[0.25, 0.5, 0.25]]), np.array([4]), 5).tolist()
+    [[0.5, 1.0, 1.0, 1.0, -inf]]
+    """
+    expected = np.ones((len(needed), num_candidates))
+    known = min(needed.shape[1], num_candidates)
+    expected[:, :known] = np.minimum(needed.astype(np.float64).cumsum(1)[:, :known] / ENOUGH, 1.0)
+    return np.where(np.arange(num_candidates) < counts[:, None], expected, -np.inf)
+
+
+# ---- the sampler's own answer
+
+
+def answer_of(sampler: Any, outputs: Any, counts: NDArray[np.int64]) -> Numbers:
+    """Return the probabilities of a video's classes [B, C] by the class head, of the first `counts` [B] candidates.
+
+    With a belief they are that belief. Otherwise the mean of the frames' class logits answers.
+    """
+    settings, multi_label = sampler.config["scoring"], sampler.config["multi_label"]
+    logits = _array(outputs.class_logits).astype(np.float64)
+    importance = _array(outputs.importance).astype(np.float64)
+    answer = np.zeros((len(logits), logits.shape[2]))
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        frames = logits[rows, :count]
+        if has_belief(settings):
+            answer[rows] = np.exp(log_belief(settings, importance[rows, :count], frames, multi_label=multi_label))
+        else:
+            mean = frames.mean(1)
+            odds = np.exp(mean - mean.max(1, keepdims=True))
+            answer[rows] = sigmoid(mean) if multi_label else odds / odds.sum(1, keepdims=True)
+    return answer
 
 
 # ---- loading

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Policy, Scores, scores_of
-from sosampler.policies.learned import General, check_light_device, load_policy, policy_of
+from sosampler.policies.base import Batch, Policy, Scores, scores_of, top
+from sosampler.policies.learned import General, LearnedPolicy, check_light_device, load_policy, policy_of
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
 from sosampler.policies.score_rules import METHODS, dpp, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import DifferencePeaks, Dpp, FarthestFirst, FrameDifference
 
-# ---- oracles: they know the teacher's outputs, and the labels but for "semi-optimal-max"; bounds for all others.
+# ---- oracles: they know the teacher's outputs, and the labels but for "semi-optimal-max" and "attainable".
 # `Batch.teacher` computes what they need; `sosampler.evaluation` provides it.
 
 
@@ -54,6 +54,36 @@ class SemiOptimalMax(SemiOptimal):
         return batch.cached("max confidence", batch.teacher.max_log_confidence)
 
 
+class Attainable(SemiOptimal):
+    """pi_s with the label replaced by the belief b of the teacher, its own answer from all T frames.
+
+    Scores are log E[p_t(c)] = log sum_c b(c) p_t(c). With the label known for certain this is pi_s.
+    """
+
+    name = "attainable"
+    description = "the N frames with the highest confidence expected under the classifier's own answer from all frames"
+    needs = frozenset({"teacher"})
+
+    def scores(self, batch: Batch) -> Scores:
+        return batch.cached("expected confidence", batch.teacher.expected_log_confidence)
+
+
+class ClassFrames(Policy):
+    """The frames that are known to show the class, as of reels; all frames where a video has none."""
+
+    name = "class-frames"
+    description = "all frames that are known to show the class, however many"
+    needs = frozenset({"labels"})
+    has_own_number = True
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        return top(batch.teacher.shows_class, num_frames, batch.counts)
+
+    def own_number(self, batch: Batch) -> Indices:
+        known = (batch.teacher.shows_class & batch.mask).sum(1)
+        return np.where(known > 0, known, batch.counts)
+
+
 class Optimal(Policy):
     """pi_o: by enumeration, certified search or beam search, whichever the teacher and T allow."""
 
@@ -69,7 +99,7 @@ class Optimal(Policy):
 # ---- the table
 
 _SIMPLE = (Uniform, Random, Everything, Centre, Keyframe, FrameDifference, FrameExitOrder, DifferencePeaks)
-_OTHERS = (FarthestFirst, Dpp, General, SemiOptimalMax, SemiOptimal, Optimal)
+_OTHERS = (FarthestFirst, Dpp, General, SemiOptimalMax, SemiOptimal, Attainable, ClassFrames, Optimal)
 # Policies of the package, and those that are registered.
 _POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *_OTHERS)}
 for _policy in _POLICIES.values():
@@ -77,6 +107,7 @@ for _policy in _POLICIES.values():
 
 _REDUNDANCY: dict[str, Callable[..., Indices]] = {"mmr": mmr, "dpp": dpp}
 METHOD_NAMES = (*METHODS, *_REDUNDANCY)
+ANSWER = "answer"  # behind the + of a sampler in `evaluate`: its own answer, without the classifier
 _IMPORT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # module:Class
 _CONFIG = "config.json"  # what a folder must hold to be taken for a saved sampler or baseline
 
@@ -130,8 +161,40 @@ class MethodPolicy(Policy):
         return None if fingerprint is None else f"{fingerprint}+{self.method}"
 
 
+class OwnAnswer(Policy):
+    """The answer of a sampler's own class head for the video, in place of the classifier's: FOLDER+answer."""
+
+    needs = frozenset({"frames"})
+    has_own_number, has_weights, method = True, True, ANSWER
+
+    def __init__(self, base: Policy) -> None:
+        refusal = base.answer_refusal() if isinstance(base, LearnedPolicy) else "is no trained sampler"
+        if not isinstance(base, LearnedPolicy) or refusal:
+            raise InvalidArgument(
+                f"policy={base.name + '+' + ANSWER!r}: {base.name!r} {refusal}, so it has no answer of its own; give "
+                "the folder of a sampler with a class head, such as one that the recipe 'default' trained"
+            )
+        self.base, self.name, self.min_size = base, f"{base.name}+{ANSWER}", base.min_size
+        self.description = "the answer of the sampler's own class head, without the classifier"
+
+    def answer(self, batch: Batch) -> NDArray[np.float64]:
+        """Return the probabilities of the classes [B, C]."""
+        return self.base.answer(batch)
+
+    def own_number(self, batch: Batch) -> Indices:
+        return np.zeros(len(batch), dtype=np.int64)
+
+    def gmacs(self, num_candidates: int) -> float | None:
+        return self.base.gmacs(num_candidates)
+
+    def fingerprint(self) -> str | None:
+        return f"{self.base.fingerprint()}+{ANSWER}"
+
+
 def with_method(policy: Policy, method: str) -> Policy:
-    """Return the policy that chooses from another one's scores by a method."""
+    """Return the policy that chooses from another one's scores by a method, or the sampler's own answer."""
+    if method == ANSWER:
+        return OwnAnswer(policy)
     if method not in METHOD_NAMES:
         raise InvalidArgument(f"method={method!r} is unknown; choose one of: {', '.join(METHOD_NAMES)}")
     if not policy.has_scores or isinstance(policy, MethodPolicy):
@@ -145,13 +208,13 @@ def with_method(policy: Policy, method: str) -> Policy:
 
 
 def split_method(text: str) -> tuple[str, str]:
-    """Split NAME+METHOD; the method is "" where there is none.
+    """Split NAME+METHOD or NAME+answer; the method is "" where there is none.
 
     >>> split_method("runs/first+nms"), split_method("runs/a+b")
     (('runs/first', 'nms'), ('runs/a+b', ''))
     """
     base, _, method = text.rpartition("+")
-    return (base, method) if base and method in METHOD_NAMES else (text, "")
+    return (base, method) if base and method in (*METHOD_NAMES, ANSWER) else (text, "")
 
 
 def is_saved_folder(text: str) -> bool:
@@ -193,6 +256,8 @@ def get_policy(policy: Any, *, device: Any = None, precision: str | None = None,
                 "a sampler, the folder of one, or a Policy"
             )
         resolved = policy_of(policy, device=device)
+    if isinstance(resolved, OwnAnswer) and not teacher:
+        raise InvalidArgument(f"policy={resolved.name!r} chooses no frames; use it in evaluate, or leave out +{ANSWER}")
     if resolved.needs_teacher and not teacher:
         raise InvalidArgument(
             f"policy={resolved.name!r} needs the outputs of a teacher, which only a bank has; use it in evaluate, or "

@@ -121,6 +121,11 @@ class Pictures(ABC):
             raise InvalidArgument(f"picture {index} of label {label} does not exist; there are {len(listed)}")
         return listed[index]
 
+    def name_of(self, label: int, index: int) -> str:
+        """Return a name of picture `index` of a class, or of the distractors, which no other picture has."""
+        name = self._name(self.key(label, index))
+        return "/".join(map(str, name if isinstance(name, tuple) else (name,)))
+
     def get(self, label: int, index: int) -> Picture:
         """Return picture `index` of a class, or of the distractors: [S, S, 3]."""
         key = self.key(label, index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -261,8 +261,10 @@ def write_reel_bank(
 
 def _entries(split: ReelSplit) -> Iterator[FrameEntry]:
     """Yield the candidates of each reel, each frame once. A reel is rendered when its turn comes."""
+    name_of = lru_cache(maxsize=None)(split.pictures.name_of)
     for reel in split.reels:
         frames, positions = np.unique(reel.candidate_indices, return_index=True)  # short reels repeat frames
+        shots = [reel.shots[number] for number in reel.shot_numbers(frames)]  # in a fade the one that is seen more
         yield FrameEntry(
             id=f"{split.split}-{reel.id}",
             labels=(reel.label,),
@@ -272,6 +274,8 @@ def _entries(split: ReelSplit) -> Iterator[FrameEntry]:
             frame_indices=frames,
             duration=reel.duration,
             total_num_frames=reel.total_num_frames,
+            shows_class=[shot.shows_class for shot in shots],
+            sources=[name_of(shot.label, shot.picture) for shot in shots],
         )
 
 

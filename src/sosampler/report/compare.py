@@ -138,7 +138,8 @@ def columns_of(rows: Sequence[Row], metric: str) -> dict[str, Column]:
         "policy": ("policy", "what chooses N of the T candidates. Its sign and colour are those of the figures"),
         "main": (
             f"{main}, %",
-            f"{meanings[main]}. Below it, and as a bar from 0 to 100, the 95 % interval of a bootstrap over videos",
+            f"{meanings[main]}. Below it, and as a bar from 0 to 100, the 95 % interval of a bootstrap over videos, "
+            'or over what "ci units" names below',
         ),
         "other": (f"{other}, %", meanings[other]),
         "versus": (

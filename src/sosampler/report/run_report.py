@@ -41,6 +41,7 @@ from sosampler.report.load import (
     read_runs,
 )
 from sosampler.report.page import Gallery, Part, Strip, strip_of, write_page
+from sosampler.samplers.registry import samplers_in_words
 
 if TYPE_CHECKING:
     from sosampler.bank.bank import Bank
@@ -169,9 +170,10 @@ def _evaluation_part(
     """Return the part of a run, and what is wrong with the given bank."""
     notes = [*run.notes, *run.missing]
     grid = independence_grid(run.folder) if run.path.is_dir() else None
+    compared = sentence_of(run.rows, run.metric, run.facts, headline)
     part = Part(
         title=name,
-        summary=sentence_of(run.rows, run.metric, run.facts, headline),
+        summary=" ".join(filter(None, [compared, samplers_in_words(run.facts.get("samplers"))])),
         rows=run.rows,
         metric=run.metric,
         headline=headline,

@@ -211,6 +211,11 @@ def export_sampler(
         name, digest = "sosampler", None
     else:
         name, digest, source = str(source), weights_digest(Path(source)), load_sampler(source)
+    if source.budget is not None:
+        raise InvalidArgument(
+            f"{name}: its budget head, which decides how many frames a video needs, cannot be exported; train without "
+            "it: reinforce={budget: false}"
+        )
     sampler = on_cpu(source, half=half)
     model = onnx_bytes(sampler, weights=digest)
     difference = _max_difference(sampler, OnnxSampler(model), path)

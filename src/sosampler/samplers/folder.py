@@ -14,6 +14,7 @@ from torch import nn
 from sosampler._util.files import check_place, saved_kind, write_text
 from sosampler.classifiers.weights import State, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
+from sosampler.samplers.recipe import title_of
 from sosampler.samplers.registry import CONFIG, KIND, MODEL, WEIGHTS, read_config
 
 if TYPE_CHECKING:
@@ -147,13 +148,16 @@ scores = sampler.score(frames)                           # uint8 [B, T, 3, H, W]
 def model_card(config: dict[str, Any], num_parameters: int, gmacs_per_frame: float) -> str:
     """Return the text of README.md; `config` holds a sampler's arguments, its `about` the facts of its training."""
     about, shift = config["about"], config["shift"]
+    recipe = about.get("recipe")
     rows = {
+        **({"trained as": title_of(recipe)} if isinstance(recipe, dict) and recipe else {}),
         "backbone": config["backbone"],
         "temporal shift": f"one in {shift} channels to each side" if shift else "none, each frame is seen alone",
         "input": f"RGB, {config['input_size']}x{config['input_size']}, ImageNet's mean and std",
         "classes of its class head": config["num_classes"] or "no class head",
         "score": config["scoring"] or "the importance head",
         "calibration": config["calibration"] or "none, scores only rank",
+        **({"frames": f"1 to {config['budget']}, by its budget head"} if config.get("budget") else {}),
         "parameters": f"{num_parameters / 1e6:.2f} M",
         "cost": f"{gmacs_per_frame:.3f} giga multiply-adds per candidate",
     }

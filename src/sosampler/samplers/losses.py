@@ -70,6 +70,15 @@ def squared_error(predicted: Tensor, target: Tensor, *, mask: Tensor | None = No
     return _mean_over_frames((predicted - target) ** 2, mask).mean()
 
 
+def l2_norm(predicted: Tensor, target: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Return the Euclidean norm of the difference over T, mean over videos: the regression loss as the paper prints it.
+
+    Its gradient has length one however small the difference is, where that of `squared_error` vanishes; it is 0, not
+    NaN, where both are equal.
+    """
+    return torch.linalg.vector_norm(_real(predicted, mask) - _real(target, mask), dim=1).mean()
+
+
 def pairwise_logistic(scores: Tensor, target: Tensor, *, weighted: bool = True, mask: Tensor | None = None) -> Tensor:
     """Average softplus(−sign(Δtarget)·Δscores) over all pairs of the batch, with weight |Δtarget| or 1.
 
@@ -214,6 +223,8 @@ class SamplerLoss(nn.Module):
             return hinge_ranking(predicted, target, margin=recipe.margin, weighted=recipe.weighted, mask=mask)
         if recipe.loss == "mse":
             return squared_error(predicted, target, mask=mask)
+        if recipe.loss == "l2":
+            return l2_norm(predicted, target, mask=mask)
         if recipe.loss == "logistic":
             return pairwise_logistic(predicted, target, weighted=recipe.weighted, mask=mask)
         return listwise(predicted, target, temperature=recipe.temperature, mask=mask)

@@ -3,7 +3,8 @@
 After Lin et al., "OCSampler: Compressing Videos to One Clip with Single-step Sampling", CVPR 2022. The network is that
 of `SOSampler`; only the loss differs. N frames are drawn without replacement with the softmax of the scores as weights,
 the frozen classifier classifies the clip, and the set's log likelihood is raised or lowered by the clip's reward above
-that of a baseline clip. In inference the N highest scores are selected.
+that of a baseline clip. In inference the N highest scores are selected. How a clip is classified, from what a bank
+stores or by the classifier itself, and the budget module are in `training.rewards`.
 
 Different from the published code:
 - The likelihood of a set is exact at any N (`set_log_prob`). The published code sums over N! orders up to N = 8. Beyond

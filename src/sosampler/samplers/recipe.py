@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from sosampler._util.validation import (
     one_of,
 )
 from sosampler.errors import InvalidArgument, first_line
+from sosampler.samplers.registry import TITLES
 
 REWARDS = ("confidence", "label")
 BASELINES = ("uniform", "sample")
@@ -37,6 +38,8 @@ class OCSamplerSettings:
     baseline: str = "uniform"  # or "sample": a second draw
     likelihood: str = "set"  # or "ordered": of the frames in the order drawn
     entropy: float = 0.0  # weight of the entropy, which keeps the scores from converging early
+    budget: bool = False  # whether a second stage learns how many frames, 1..N, a video needs; for num_frames="auto"
+    budget_confidence: float = 0.5  # so sure must a right answer be for its frames to be enough
 
     def __post_init__(self) -> None:
         check_int("num_frames", self.num_frames)
@@ -44,6 +47,8 @@ class OCSamplerSettings:
         one_of("baseline", self.baseline, BASELINES)
         one_of("likelihood", self.likelihood, LIKELIHOODS)
         check_float("entropy", self.entropy, at_least=0.0)
+        check_bool("budget", self.budget)
+        check_fraction("budget_confidence", self.budget_confidence)
 
 
 TARGETS = ("label", "max")
@@ -98,6 +103,10 @@ class SamplerRecipe:
     crop_per: str  # "video": the same crop for all of its frames; "frame": one each
     flip: bool  # half of the videos (or frames) are mirrored
     seed: int
+    # A first stage: the backbone learns the labels of the train split. `to_dict` leaves these out at their defaults, so
+    # that recipes and runs of versions without them stay equal.
+    pretrain: int = 0  # its epochs; 0: none
+    pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -136,13 +145,14 @@ class SamplerRecipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the inverse of `SamplerRecipe.from_dict`."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if name not in _OPTIONAL or value != _OPTIONAL[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplerRecipe:
         """Build a recipe from all of its settings."""
         check_known(values, SETTINGS, "a recipe")
-        if missing := [name for name in SETTINGS if name not in values]:
+        if missing := [name for name in SETTINGS if name not in values and name not in _OPTIONAL]:
             raise InvalidArgument(f"the recipe has no {', '.join(missing)}; give every setting")
         return cls(**values)
 
@@ -152,11 +162,19 @@ class SamplerRecipe:
 
 
 SETTINGS = tuple(field.name for field in fields(SamplerRecipe))
+_OPTIONAL = {field.name: field.default for field in fields(SamplerRecipe) if field.default is not MISSING}
+_PRETRAIN_LR = {"sgd": 0.01, "adamw": 0.001}
 
 
 def drawn_frames(recipe: SamplerRecipe) -> int:
     """Return how many frames loss="reinforce" draws; 0 for other losses."""
     return OCSamplerSettings(**recipe.reinforce).num_frames if recipe.loss == "reinforce" else 0
+
+
+def pretrain_recipe(recipe: SamplerRecipe) -> SamplerRecipe:
+    """Return the recipe with the epochs and the learning rate of its stage `pretrain`."""
+    lr = _PRETRAIN_LR[recipe.optimizer] if recipe.pretrain_lr is None else recipe.pretrain_lr
+    return recipe.changed(epochs=recipe.pretrain, lr=lr)
 
 
 def list_recipes() -> list[str]:
@@ -167,6 +185,22 @@ def list_recipes() -> list[str]:
         ['default', 'paper', 'authors', 'ocsampler', 'scsampler-rank', 'scsampler-ac']
     """
     return list(_NAMES)
+
+
+def title_of(recipe: Mapping[str, Any]) -> str:
+    """Return what tables call a sampler with this recipe, and which settings differ from the recipe of that name.
+
+    Examples:
+        >>> title_of(read_recipe("paper").to_dict()), title_of(read_recipe("default", lr=0.1, seed=3).to_dict())
+        ('SOSampler (paper)', 'SOSampler+, other lr')
+    """
+    name = str(recipe["name"])
+    if name not in TITLES:
+        return name
+    known = {key: value for key, value in read_recipe(name).to_dict().items() if key != "seed"}
+    # A recipe that was written by an older version may lack settings.
+    changed = [key for key, value in known.items() if recipe.get(key, value) != value]
+    return f"{TITLES[name]}, other {', '.join(changed)}" if changed else TITLES[name]
 
 
 def read_recipe(recipe: str | Path | SamplerRecipe, **settings: Any) -> SamplerRecipe:
@@ -290,16 +324,18 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("name", "backbone"), _check_text),
     "target": partial(one_of, allowed=TARGETS),
     "target_space": partial(one_of, allowed=TARGET_SPACES),
-    "loss": partial(one_of, allowed=("hinge", "mse", "logistic", "listwise", "reinforce")),
+    "loss": partial(one_of, allowed=("hinge", "mse", "l2", "logistic", "listwise", "reinforce")),
     "prediction": partial(one_of, allowed=("softmax", "softmax-sigmoid", "sigmoid", "raw")),
     "guidance": partial(one_of, allowed=GUIDANCE),
     "optimizer": partial(one_of, allowed=("sgd", "adamw")),
     "crop_per": partial(one_of, allowed=("video", "frame")),
-    **dict.fromkeys(("shift", "seed"), partial(check_int, at_least=0)),
+    **dict.fromkeys(("shift", "seed", "pretrain"), partial(check_int, at_least=0)),
     **dict.fromkeys(("epochs", "batch_size"), check_int),
     "input_size": partial(check_int, at_least=32),
     **dict.fromkeys(("temperature", "lr"), _above_0),
-    **dict.fromkeys(("tau", "clip"), lambda name, value: None if value is None else _above_0(name, value)),
+    **dict.fromkeys(
+        ("tau", "clip", "pretrain_lr"), lambda name, value: None if value is None else _above_0(name, value)
+    ),
     **dict.fromkeys(("margin", "lam", "distill", "calibrate", "weight_decay"), _at_least_0),
     **dict.fromkeys(("dropout", "momentum", "warmup", "ema"), check_fraction),
     **dict.fromkeys(("class_head", "weighted", "flip"), check_bool),

@@ -16,6 +16,17 @@ MODEL, CONFIG, WEIGHTS = "model.onnx", "config.json", "model.safetensors"
 KIND = "sosampler sampler"
 # Sampler -> the recipe that trains it by default.
 RECIPES = {"sosampler": "default", "ocsampler": "ocsampler", "scsampler": "scsampler-rank"}
+# What tables, figures and reports call a sampler, by its recipe. SOSampler+ is this package's own recipe: figures that
+# the paper prints stand beside the other two only.
+TITLES = {
+    "default": "SOSampler+",
+    "paper": "SOSampler (paper)",
+    "authors": "SOSampler (authors' code)",
+    "ocsampler": "OCSampler",
+    "scsampler-rank": "SCSampler",
+    "scsampler-ac": "SCSampler (AC)",
+}
+OWN_RECIPE = f"{TITLES['default']} is this package's recipe"
 _BASELINE_KIND = "sosampler system"  # of the config.json that `baselines.base` writes
 
 
@@ -65,3 +76,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 def has_belief(settings: dict[str, Any]) -> bool:
     """Return whether scores with these settings use a belief about the video's class."""
     return set(settings) == {"belief", "relevance", "importance"}
+
+
+def samplers_in_words(titles: Any) -> str:
+    """Return which sampler each name of a policy stands for; `titles` are `samplers` of an evaluation, or nothing.
+
+    >>> samplers_in_words({"learned": "SOSampler+", "printed": "SOSampler (paper)"})
+    "learned is SOSampler+; printed is SOSampler (paper). SOSampler+ is this package's recipe."
+    """
+    if not isinstance(titles, dict) or not titles:
+        return ""
+    own = f" {OWN_RECIPE}." if any(str(title).startswith(TITLES["default"]) for title in titles.values()) else ""
+    return f"{'; '.join(f'{policy} is {title}' for policy, title in titles.items())}.{own}"

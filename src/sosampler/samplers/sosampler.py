@@ -42,6 +42,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             depends on the other candidates.
         calibration: (a, b), so that sigmoid(a * score + b) is the expected confidence of the classifier.
         about: facts for the model card (classifier, recipe, dev score, ...), any JSON values.
+        budget: the largest number of frames that a budget head knows, which predicts how many a video needs; None for
+            no such head.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         scoring: dict[str, Any] | None = None,
         calibration: Sequence[float] | None = None,
         about: dict[str, Any] | None = None,
+        budget: int | None = None,
     ) -> None:
         super().__init__()
         self.input_size = check_int("input_size", input_size, at_least=_MIN_SIDE)
@@ -75,6 +78,9 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         self.dropout = nn.Dropout(check_fraction("dropout", dropout))
         self.importance_head = nn.Linear(self.backbone.num_features, 1)
         self.class_head = None if self.num_classes is None else nn.Linear(self.backbone.num_features, self.num_classes)
+        self.budget_head = (
+            None if budget is None else nn.Linear(self.backbone.num_features, check_int("budget", budget))
+        )
         self.scoring = Scoring(scoring, multi_label=self.multi_label, num_classes=self.num_classes)
         self._gmacs: dict[int, float] = {}
 
@@ -103,6 +109,24 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         importance = self.importance_head(dropped).squeeze(-1)
         class_logits = None if self.class_head is None else self.class_head(dropped)
         return SamplerOutput(self.scoring(importance, class_logits, mask), importance, class_logits, features)
+
+    # ---- how many frames a video needs
+
+    @property
+    def budget(self) -> int | None:
+        return None if self.budget_head is None else self.budget_head.out_features
+
+    def set_budget(self, weight: Tensor, bias: Tensor) -> None:
+        """Add a budget head with this weight [N, D] and bias [N]."""
+        self.budget_head = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=self.device)
+        self.budget_head.load_state_dict({"weight": weight, "bias": bias})
+
+    @torch.no_grad()
+    def frames_needed(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the probabilities [B, N] that a video needs 1..N frames, from features [B, T, D] of `look`."""
+        if self.budget_head is None:
+            raise InvalidArgument("this sampler has no budget head; train it with reinforce={budget: true}")
+        return self.budget_head(mean_over_candidates(features.float(), mask)).softmax(-1)
 
     # ---- inference on decoded frames
 
@@ -224,6 +248,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             "scoring": self.scoring.settings,
             "calibration": None if self.calibration is None else list(self.calibration),
             "about": self.about,
+            # Left out where there is none, so that samplers without one keep their fingerprint.
+            **({} if self.budget is None else {"budget": self.budget}),
         }
 
     @property
@@ -240,7 +266,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         if count not in self._gmacs:
             shape = (1, count, 3, self.input_size, self.input_size)
             self._gmacs[count] = count_gmacs(self, torch.empty(shape, device="meta"))
-        return self._gmacs[count]
+        budget = 0.0 if self.budget_head is None else self.budget_head.weight.numel() / 1e9
+        return self._gmacs[count] + budget
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that change with the weights and every setting that affects scores."""
@@ -305,6 +332,15 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             revision=revision,
         )
         return read_folder(folder, cls, settings)
+
+
+def mean_over_candidates(features: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Average [B, T, D] over the real candidates: [B, D]."""
+    if mask is None:
+        return features.mean(1)
+    real = mask.to(features.device)[..., None]
+    # Padding may hold any value, even NaN.
+    return torch.where(real, features, 0.0).sum(1) / real.sum(1)
 
 
 def check_scores(scores: Tensor) -> None:

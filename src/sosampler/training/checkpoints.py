@@ -22,6 +22,7 @@ from sosampler.errors import InvalidArgument, WeightsError, first_line
 
 SETTINGS, CHECKPOINT, LOG, RESULT, EVENTS = "run.json", "checkpoint.pt", "log.jsonl", "result.json", "tensorboard"
 _FILES = (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS)
+PRETRAIN = "pretrain"  # the folder of that stage in the run's: its checkpoint and log
 
 
 class RunFolder:
@@ -41,18 +42,21 @@ class RunFolder:
         """
         settings = ({} if self.kind is None else {"kind": self.kind}) | plain(settings)
         self._refuse_foreign()
+        folders = (self.folder, self.folder / PRETRAIN)
         if overwrite:
             for name in _FILES:
-                (self.folder / name).unlink(missing_ok=True)
+                for folder in folders:
+                    (folder / name).unlink(missing_ok=True)
             if (self.frames / "bank.json").exists():
                 shutil.rmtree(self.frames)
         if (self.folder / SETTINGS).exists():
             for name in _FILES:  # what a killed run was writing, under the names that `replacing` gives
-                for leftover in self.folder.glob(f".{Path(name).stem}.*.part{Path(name).suffix}"):
-                    leftover.unlink(missing_ok=True)
+                for folder in folders:
+                    for leftover in folder.glob(f".{Path(name).stem}.*.part{Path(name).suffix}"):
+                        leftover.unlink(missing_ok=True)
             # Where nothing would be lost or mixed up yet, the settings may still change.
             files = (CHECKPOINT, LOG, RESULT, WEIGHTS)
-            if self.frames.exists() or any((self.folder / name).exists() for name in files):
+            if self.frames.exists() or any((folder / name).exists() for folder in folders for name in files):
                 changed = differences(self._read_json(SETTINGS), settings)
                 if changed:
                     raise InvalidArgument(
@@ -92,6 +96,19 @@ class RunFolder:
                 f"{self.folder}: holds the run of a {kinds[0]}, not of a {kinds[1]}; give another folder"
             )
 
+    def stage(self, name: str) -> RunFolder:
+        """Return the folder of a stage before the run itself."""
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        return RunFolder(self.folder / name, self.kind)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return (self.folder / CHECKPOINT).exists()
+
+    def history(self) -> list[dict[str, Any]]:
+        """Read the log."""
+        return [json.loads(line) for line in (self.folder / LOG).read_text(encoding="utf-8").splitlines()]
+
     def save(self, state: dict[str, Any]) -> None:
         with replacing(self.folder / CHECKPOINT) as temporary:
             torch.save(state, temporary)
@@ -116,6 +133,9 @@ class RunFolder:
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.folder / RESULT, result)
+        self.remove_checkpoint()
+
+    def remove_checkpoint(self) -> None:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def result(self) -> dict[str, Any] | None:

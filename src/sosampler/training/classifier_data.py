@@ -222,6 +222,8 @@ class DataSource:
         """Return 16 hexadecimal digits that change with every id, path, label, split and class."""
         manifest = self.manifest
         contents = [[asdict(item) for item in manifest.items], manifest.classes, manifest.multi_label]
+        if manifest.exclusive == manifest.multi_label:  # the default of earlier versions is left out
+            contents.append(manifest.exclusive)
         return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
 
     def open(
@@ -253,22 +255,26 @@ class DataSource:
             items, unreadable = bank.items, len(bank.failures)
             _check_sizes(self.name, items, f" ({unreadable} videos are unreadable, see {bank.path}/failed.jsonl)")
         examples: dict[str, ClipExamples] = {}
+        bank_rows = {} if bank is None else {item.id: row for row, item in enumerate(bank.items)}
         for split in SPLITS:
             rows = [row for row, item in enumerate(items) if item.split == split]
             rest = ([items[row].labels for row in rows], len(manifest.classes), preprocessing, recipe)
             if bank is None:
                 examples[split] = ImageExamples([manifest.path_of(items[row]) for row in rows], *rest)
             else:
-                examples[split] = BankExamples(bank, rows, *rest)
+                examples[split] = BankExamples(bank, [bank_rows[items[row].id] for row in rows], *rest)
         return examples, unreadable
 
 
-def open_source(source: str | Path | Manifest | Bank, recipe: ClassifierRecipe) -> DataSource:
+def open_source(
+    source: str | Path | Manifest | Bank, recipe: ClassifierRecipe, exclusive: bool | None = None
+) -> DataSource:
     """Find classes, splits and kind (images, videos or a bank) of what a user gave; refuse what is too little."""
     if isinstance(source, (str, Path)) and (Path(source) / "bank.json").is_file():
         source = Bank(source)
     if isinstance(source, Bank):
-        manifest = Manifest(tuple(source.items), source.classes, source.multi_label, source.path)
+        items = tuple(source.items)
+        manifest = Manifest(items, source.classes, source.multi_label, source.path, exclusive=source.exclusive)
         name, kind, path = str(source.path), "bank", source.path
     else:
         if isinstance(source, Manifest):
@@ -285,9 +291,13 @@ def open_source(source: str | Path | Manifest | Bank, recipe: ClassifierRecipe) 
         if len(kinds) > 1:
             raise InvalidArgument(f"{name}: holds images and videos; train on one of them at a time")
         kind = "images" if kinds == {True} else "videos"
+    if exclusive is not None:
+        manifest = replace(manifest, exclusive=exclusive)
+    if manifest.exclusive:  # without a label there is nothing to learn, nor to compare with
+        manifest = replace(manifest, items=tuple(item for item in manifest.items if item.labels))
     manifest = make_splits(manifest, dev_share=recipe.dev_share, seed=recipe.seed)
     _check_sizes(name, manifest.items, "")
-    if len(manifest.classes) < 2 and not manifest.multi_label:
+    if len(manifest.classes) < 2 and manifest.exclusive:
         raise InvalidArgument(f"{name}: has one class, {manifest.classes[0]!r}; give at least 2")
     return DataSource(name, kind, manifest, path, source if isinstance(source, Bank) else None)
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from sosampler._util.arrays import Indices
 from sosampler._util.hardware import autocast
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
-from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import mean_average_precision, top1
-from sosampler.samplers.recipe import SamplerRecipe, drawn_frames
-from sosampler.samplers.sosampler import SOSampler, label_confidence, top_n
+from sosampler.samplers.sosampler import SOSampler, label_confidence, mean_over_candidates, top_n
 from sosampler.training.distributed import send
+from sosampler.training.rewards import ClipClassifier, clip_outputs
 from sosampler.training.sampler_data import FrameSource, VideoTable
 from sosampler.video.candidates import uniform_positions
 
 MAX_FRAMES = 6  # chosen of each video, or half of the candidates where that is less
 _FRAMES_AT_A_TIME = 512
-_SMALLEST = 1e-7  # half precision has nothing smaller
 _RIDGE = 1e-6  # keeps the slope finite where scores separate good frames from bad ones completely
 
 
@@ -30,24 +29,36 @@ class DevSet:
     """Videos in a fixed view: T frames evenly spread, without random crops, with the teacher's outputs.
 
     The metric is top-1 (mAP for several labels a video) of the classifier on the chosen N frames where the teacher
-    pools by the mean and its logits are in the bank; otherwise the mean confidence in the labels of the chosen frames,
-    each by itself.
+    pools by the mean and its logits are in the bank, or where OCSampler has `clips` classified, then with the N that it
+    draws; otherwise the mean confidence in the labels of the chosen frames, each by itself.
     """
 
     def __init__(
-        self, bank: Bank, rows: Sequence[int], teacher: Teacher, source: FrameSource, *, num_candidates: int
+        self,
+        bank: Bank,
+        rows: Sequence[int],
+        teacher: Teacher,
+        source: FrameSource,
+        *,
+        num_candidates: int,
+        clips: ClipClassifier | None = None,
+        num_frames: int = 0,
     ) -> None:
         table = VideoTable(bank, rows, teacher)
-        self.source, self.labels = source, table.labels
+        self.source, self.labels, self._rows, self._clips = source, table.labels, table.rows, clips
         self._positions = np.stack([uniform_positions(int(count), num_candidates) for count in table.counts])  # [V, T]
         self.num_candidates = num_candidates
         self.num_frames = max(1, min(MAX_FRAMES, num_candidates // 2))
-        probs = table.probs[table.frame_rows(np.arange(len(rows)), self._positions)].float()
-        self.confidence = label_confidence(probs, self.labels)  # [V, T]
-        self._sigmoid = bool(teacher.about.get("multi_label", bank.multi_label))
+        if clips is not None:
+            self.num_frames = min(num_frames, num_candidates)
+        self._probs = table.probs[table.frame_rows(np.arange(len(rows)), self._positions)]  # float16 [V, T, C]
+        self.confidence = label_confidence(self._probs.float(), self.labels)  # [V, T]
+        self._sigmoid = teacher.multi_label
         self._logits: Tensor | None = None
         self.metric = "confidence"
-        if teacher.pooling == "mean" and teacher.about["features"]:
+        if clips is not None:
+            self.metric = "mAP" if bank.multi_label else "top1"
+        elif teacher.pooling == "mean" and teacher.about["features"]:
             logits = [teacher[row].features[chosen] for row, chosen in zip(rows, self._positions, strict=True)]
             self._logits = torch.from_numpy(np.stack(logits)).float()  # [V, T, C]
             self.metric = "mAP" if bank.multi_label else "top1"
@@ -55,12 +66,16 @@ class DevSet:
     def __len__(self) -> int:
         return len(self._positions)
 
-    @torch.no_grad()
     def scores(self, sampler: SOSampler, precision: str) -> Tensor:
         """Return the sampler's scores of all frames, float32 [V, T] on the CPU."""
+        return self.outputs(sampler, precision)[0]
+
+    @torch.no_grad()
+    def outputs(self, sampler: SOSampler, precision: str) -> tuple[Tensor, Tensor]:
+        """Return the sampler's scores [V, T] and the means of its features over T [V, D], float32 on the CPU."""
         sampler.eval()
         device, normalised = sampler.device, sampler.preprocessing.normalised
-        scores = []
+        scores, features = [], []
         batch = min(len(self), max(1, _FRAMES_AT_A_TIME // self.num_candidates))
         for begin in range(0, len(self), batch):
             # The last batch is filled up with the last video: a GPU takes seconds to prepare for a new shape.
@@ -69,15 +84,29 @@ class DevSet:
             with autocast(device, precision):
                 output = sampler(normalised(frames.movedim(-1, -3)))
             scores.append(output.scores.float())
-        return torch.cat(scores)[: len(self)].cpu()
+            features.append(mean_over_candidates(output.features.float()))
+        return torch.cat(scores)[: len(self)].cpu(), torch.cat(features)[: len(self)].cpu()
+
+    def clip_probs(self, videos: Indices, chosen: Tensor) -> Tensor:
+        """Return the classifier's probabilities [B, C] of videos [B] at chosen positions [B, N], on the CPU."""
+        if self._clips is not None:
+            return self._clips(
+                self._rows[videos], np.take_along_axis(self._positions[videos], chosen.numpy(), axis=1)
+            ).cpu()
+        if self._logits is None:
+            return clip_outputs(self._probs[videos], multi_label=self._sigmoid)(chosen)
+        logits = self._logits[videos].take_along_dim(chosen[..., None], 1).mean(1)
+        return logits.sigmoid() if self._sigmoid else logits.softmax(-1)
 
     def measure(self, chosen: Tensor) -> float:
         """Return the metric of chosen positions [V, N]."""
-        if self._logits is None:
+        if self.metric == "confidence":
             return float(self.confidence.gather(1, chosen).mean())
-        clips = self._logits.take_along_dim(chosen[..., None], 1).mean(1)  # [V, C]
-        probabilities = (clips.sigmoid() if self._sigmoid else clips.softmax(-1)).numpy()
-        truth = self.labels.numpy()
+        return self.measure_probs(self.clip_probs(np.arange(len(self)), chosen))
+
+    def measure_probs(self, probs: Tensor) -> float:
+        """Return top-1 or mAP of clips with probabilities [V, C]."""
+        probabilities, truth = probs.numpy(), self.labels.numpy()
         return mean_average_precision(probabilities, truth) if self.metric == "mAP" else top1(probabilities, truth)
 
     def of_scores(self, scores: Tensor) -> float:
@@ -114,34 +143,3 @@ def fit_calibration(scores: ArrayLike, confidences: ArrayLike) -> tuple[float, f
     model.fit((inputs - mean) / spread, labels, sample_weight=np.concatenate([y, 1 - y]))
     a = float(model.coef_[0, 0] / spread) if x.std() else 0.0
     return a, float(model.intercept_[0] - a * mean)
-
-
-def clip_outputs(frame_probs: Tensor, *, multi_label: bool) -> Callable[[Tensor], Tensor]:
-    """Return a function from positions [B, N] to the probabilities [B, C] of these clips, from frame_probs [B, T, C].
-
-    The softmax of mean logits is that of mean log probabilities, since what a frame's logits have in common cancels.
-    """
-    probs = frame_probs.float().clamp(_SMALLEST, 1 - _SMALLEST)
-    scores = probs.logit() if multi_label else probs.log()  # [B, T, C]
-
-    def outputs(positions: Tensor) -> Tensor:
-        chosen = scores.take_along_dim(positions[..., None], 1).mean(1)
-        return chosen.sigmoid() if multi_label else torch.softmax(chosen, dim=-1)
-
-    return outputs
-
-
-def check_rewards(recipe: SamplerRecipe, pooling: str | None, name: str, num_candidates: int) -> None:
-    """Refuse loss="reinforce" where this teacher or so few candidates give no rewards."""
-    if recipe.loss != "reinforce":
-        return
-    if pooling != "mean":
-        raise InvalidArgument(
-            f"recipe {recipe.name!r} needs a classifier that averages the logits of frames, so that its outputs for "
-            f"clips follow from the bank; {name} does not. Use another classifier or another recipe"
-        )
-    if num_candidates < (drawn := drawn_frames(recipe)):
-        raise InvalidArgument(
-            f"recipe {recipe.name!r} draws {drawn} frames, but the bank has {num_candidates}; "
-            f"set reinforce={{num_frames: {max(1, num_candidates // 2)}}}, or prepare more frames a video"
-        )

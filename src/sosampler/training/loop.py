@@ -61,6 +61,7 @@ class TrainingLoop:
     save_every_epoch = False
     prefer_later = False  # which of two epochs with the same dev score is kept
     logged: tuple[str, ...] = ()  # of "lr" and "seconds"
+    title = "training"  # of the progress bar
 
     def __init__(
         self, network: nn.Module, batches: Batches, options: LoopOptions, optimizer: Optimizer, scheduler: LRScheduler
@@ -141,7 +142,7 @@ class TrainingLoop:
         with (
             torch.random.fork_rng(devices=gpus),
             warnings.catch_warnings(),
-            progress_bar("training", shown, done=min(self.step, shown)) as bar,
+            progress_bar(self.title, shown, done=min(self.step, shown)) as bar,
             events or nullcontext(),
         ):
             # GradScaler may skip the first step of the optimiser; the schedule goes by steps all the same.

@@ -295,6 +295,7 @@ class VideoTable:
     """Labels, times and teacher outputs of some videos, in memory."""
 
     def __init__(self, bank: Bank, rows: Sequence[int], teacher: Teacher) -> None:
+        self.rows = np.array(rows, dtype=np.int64)  # [V] in the bank
         self.labels = bank_labels(bank, rows)  # [V, C]
         probs = [teacher[row].frame_probs for row in rows]
         self.counts = np.array([len(video) for video in probs], dtype=np.int64)  # stored frames of each

@@ -16,7 +16,9 @@ from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, save_baseline, video_gmacs
+from sosampler.baselines.frameexit import read_release
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
+from sosampler.classifiers.factory import create_classifier
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
@@ -112,6 +114,15 @@ def _settings(bank: Bank, sources: dict[str, FeatureSource], recipe: BaselineRec
     return {"bank": bank_identity(bank), "heavy": heavy, "light": light, "recipe": recipe.to_dict()}
 
 
+def _independent_classes(bank: Bank, heavy: FeatureSource) -> bool:
+    """Return whether classes do not exclude each other: as the heavy network's own, as far as that is known."""
+    if heavy.network is not None and hasattr(heavy.network, "multi_label"):
+        return bool(heavy.network.multi_label)
+    if heavy.fingerprint in bank.teachers:
+        return bank.teacher(heavy.fingerprint).multi_label
+    return not bank.exclusive
+
+
 def _limit_frames(recipe: BaselineRecipe, stored: int, say: Callable[[str], None]) -> BaselineRecipe:
     """Return the recipe with no more candidates than the longest video has, and no layers for further frames.
 
@@ -144,7 +155,8 @@ def _train(
     views, labels = bank_views(bank.split("train"), num_candidates=None, **names)
     recipe = _limit_frames(recipe, views.heavy.shape[1], say)
     widths = {f"{role}_width": about["width"] for role, about in features.items()}
-    baseline = recipe.build(**widths, num_classes=len(bank.classes), multi_label=bank.multi_label)
+    multi_label = _independent_classes(bank, sources["heavy"])
+    baseline = recipe.build(**widths, num_classes=len(bank.classes), multi_label=multi_label)
     parameters = sum(weight.numel() for weight in baseline.parameters())
     unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
     say(
@@ -156,16 +168,20 @@ def _train(
     if not is_finite(baseline):
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
-    measured, curve = dict.fromkeys(_ON_DEV), []
-    measured["metric"] = metric = "mAP" if baseline.multi_label else "top1"
+    measured, curve, each_step = dict.fromkeys(_ON_DEV), [], []
+    measured["metric"] = metric = "mAP" if bank.multi_label else "top1"
     if sizes["dev"]:
         views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
-        scores = measure_baseline(baseline, views, labels, **gmacs)
+        scores = measure_baseline(baseline, views, labels, metric=metric, **gmacs)
         measured["dev"] = scores.pop(metric)
         measured |= {f"dev_{key}": value for key, value in scores.items()}
         for value in baseline.threshold_values:  # from cheap to costly
-            point = measure_baseline(baseline.with_threshold(value), views, labels, **gmacs)
+            point = measure_baseline(baseline.with_threshold(value), views, labels, metric=metric, **gmacs)
             curve.append({"dial": baseline.threshold, "value": value, **point})
+        each_step = [
+            {"steps": k, **measure_baseline(other, views, labels, metric=metric, **gmacs)}
+            for k, other in baseline.with_each_step()
+        ]
     about = {
         "classifier": features["heavy"]["network"],
         "bank": bank.path.resolve().name,
@@ -190,6 +206,8 @@ def _train(
         "heavy": sources["heavy"].fingerprint,
         "light": sources["light"].fingerprint if recipe.needs_light else None,
     }
+    if each_step:  # "frames" of these are distinct ones
+        result["dev_steps"] = each_step
     run.finish(result)
     scored = ""
     if measured["dev"] is not None:
@@ -306,7 +324,7 @@ class BaselineLoop(TrainingLoop):
 
 
 def measure_baseline(
-    baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float
+    baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float, metric: str = "top1"
 ) -> dict[str, Any]:
     """Return the metric by its name, and means over videos of frames and giga multiply-adds.
 
@@ -318,7 +336,7 @@ def measure_baseline(
             f"{baseline.name} gives probabilities that are not finite on dev; look for such numbers in the features of "
             "its videos, or give a lower lr"
         )
-    metric, measure = ("mAP", mean_average_precision) if baseline.multi_label else ("top1", top1)
+    measure = mean_average_precision if metric == "mAP" else top1
     gmacs = video_gmacs(baseline, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)
     return {
         metric: finite_or_none(measure(output.probabilities.numpy(), labels.cpu().numpy())),
@@ -326,3 +344,54 @@ def measure_baseline(
         "frames_decoded": float(decoded_frames(output).double().mean()),
         "gmacs": float(gmacs.double().mean()),
     }
+
+
+def import_frameexit(
+    bank: str | Path | Bank,
+    weights: str | Path,
+    *,
+    out: str | Path,
+    classifier: Any = None,
+    first_exit: float = 0.99,
+    gate_exit: float = 0.5,
+    device: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Baseline:
+    """Make the baseline frameexit of a checkpoint that FrameExit's authors released; nothing is trained.
+
+    Features of its ResNet-50 and the layer after it are computed for the whole bank, once; a killed run resumes.
+
+    Args:
+        bank: with the classes of the checkpoint in its order.
+        weights: the .pth file, or the same tensors as .safetensors.
+        out: folder for the baseline; `load_system(out)` and `evaluate` take it.
+        classifier: source of the features, as for `train`; default: the network of the checkpoint.
+        first_exit, gate_exit: thresholds of the baseline; these are the authors' for ActivityNet.
+        device: default: the GPU if there is one.
+        say: is given a line of text about what is done.
+    """
+    bank = bank if isinstance(bank, Bank) else Bank(bank)
+    own = create_classifier("resnet50", head="frameexit", weights=weights)
+    if own.num_classes != len(bank.classes):
+        raise InvalidArgument(
+            f"{weights} has {own.num_classes} classes, but {bank.path} has {len(bank.classes)}; give a bank with the "
+            "classes of the checkpoint, in its order"
+        )
+    source = heavy_source(bank, own if classifier is None else classifier)
+    target = str(Processes(device).device)
+    keep_features(bank, source, device=target, say=say)
+    heavy = source.describe(Bank(bank.path))
+    baseline = read_release(weights, heavy_width=heavy["width"], first_exit=first_exit, gate_exit=gate_exit)
+    about = {
+        "classifier": heavy["network"],
+        "bank": bank.path.resolve().name,
+        "classes": list(bank.classes),
+        "num_candidates": baseline.max_frames,
+        "heavy": heavy,
+        "light": None,
+        "weights": Path(weights).name,
+        "sosampler": __version__,
+    }
+    save_baseline(out, baseline, about)
+    say(f"written to {out}")
+    return load_system(out, target)

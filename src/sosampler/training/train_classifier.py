@@ -70,6 +70,7 @@ def train_classifier(
     workers: int | None = None,
     overwrite: bool = False,
     options: dict[str, Any] | None = None,
+    exclusive: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> TrainedClassifier:
@@ -90,6 +91,8 @@ def train_classifier(
         workers: processes that read examples; default: up to 8.
         overwrite: start again in a folder that holds another run; its weights and decoded frames are removed.
         options: of the classifier's family, as for `create_classifier`.
+        exclusive: whether classes exclude each other: softmax and cross-entropy of one label a video, or sigmoid and
+            binary cross-entropy; None: as the data says.
         say: is given a line of text for each epoch.
 
     Examples:
@@ -112,7 +115,7 @@ def train_classifier(
     target = resolve_device(device or None)
     precision = settled_precision(target, precision)
     workers = min(8, usable_cores()) if workers is None else check_int("workers", workers, at_least=0)
-    source = open_source(data, recipe)
+    source = open_source(data, recipe, exclusive)
     if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
     num_train = sum(item.split == "train" for item in source.manifest.items)
@@ -122,7 +125,7 @@ def train_classifier(
         network = starting_network(
             classifier,
             source.manifest.classes,
-            multi_label=source.manifest.multi_label,
+            multi_label=not source.manifest.exclusive,
             weights=weights,
             input_size=input_size,
             options=options or {},
@@ -166,7 +169,9 @@ def train_classifier(
         to_channels_last(network.net)
     try:
         with torch.random.fork_rng(devices=[]):  # loaders draw a seed for their workers
-            return _train(network, splits, unreadable, recipe, run, precision=precision, workers=workers, say=say)
+            metric = "mAP" if source.manifest.multi_label else "top1"
+            rest: dict[str, Any] = {"precision": precision, "workers": workers, "say": say, "metric": metric}
+            return _train(network, splits, unreadable, recipe, run, **rest)
     except InvalidArgument as error:
         # A worker process wraps an error into its traceback; the last line is the message.
         raise type(error)(str(error).strip().splitlines()[-1].split("InvalidArgument: ")[-1]) from error
@@ -184,6 +189,7 @@ def _train(
     precision: str,
     workers: int,
     say: Callable[[str], None],
+    metric: str,
 ) -> TrainedClassifier:
     fresh_head = network.fresh_head
     batches = ClassifierBatches(splits["train"], workers=workers, pin_memory=network.device.type == "cuda")
@@ -191,14 +197,14 @@ def _train(
     assert recipe.lr is not None, "a recipe is filled before its training begins"
     processes = Processes(str(network.device), alone=True)
     options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, processes, say, run, precision)
-    loop = ClassifierLoop(network, recipe, batches, dev_batches, options)
+    loop = ClassifierLoop(network, recipe, batches, dev_batches, options, metric)
     loop.train()
     loop.load_best()
     save_classifier(network, run.folder, state=loop.best_state)
     scores: dict[str, Any] = {"dev": loop.best["score"]}
     if len(splits["test"]):
         outputs = predict(network, evaluation_batches(splits["test"], workers=workers), precision)
-        scores["test"] = measure(*outputs, multi_label=network.multi_label)[loop.metric]
+        scores["test"] = measure(*outputs, multi_label=loop.metric == "mAP")[loop.metric]
     network.freeze()
     result = {
         "metric": loop.metric,
@@ -227,9 +233,10 @@ class ClassifierLoop(TrainingLoop):
         batches: ClassifierBatches,
         dev: DataLoader[Example],
         options: LoopOptions,
+        metric: str = "top1",
     ) -> None:
         self.classifier, self.recipe, self.dev, self.precision = classifier, recipe, dev, options.precision
-        self.metric = "mAP" if classifier.multi_label else "top1"
+        self.metric = metric
         layers = dict(classifier.net.named_modules())
         self.head = [layers[name] for name in classifier.head_names() if name in layers]
         classifier.requires_grad_(recipe.trainable == "all")
@@ -246,7 +253,7 @@ class ClassifierLoop(TrainingLoop):
                 layer.train()
 
     def loss(self, batch: Example) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy for one label a clip, binary cross-entropy for several."""
+        """Cross-entropy of one label a clip where classes exclude each other, else binary cross-entropy."""
         frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
         clips = self.classifier.preprocessing.normalised(frames)
         with autocast(self.device, self.precision):
@@ -261,7 +268,7 @@ class ClassifierLoop(TrainingLoop):
         except ClassifierError as error:
             reason = f"the scores on dev are not finite after epoch {self.line['epoch'] + 1}"
             raise diverged(reason, self.options.lr, self.precision) from error
-        return {**measure(probabilities, targets, multi_label=self.classifier.multi_label)}
+        return {**measure(probabilities, targets, multi_label=self.metric == "mAP")}
 
 
 @torch.no_grad()

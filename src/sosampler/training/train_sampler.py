@@ -22,19 +22,32 @@ from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import InvalidArgument
+from sosampler.policies.auto import Auto
+from sosampler.policies.base import count_frames
+from sosampler.policies.learned import expected_by_budget
 from sosampler.samplers.backbones import load_backbone_weights
-from sosampler.samplers.losses import SamplerLoss
-from sosampler.samplers.recipe import SamplerRecipe, read_recipe
+from sosampler.samplers.losses import ClipProbs, SamplerLoss
+from sosampler.samplers.recipe import OCSamplerSettings, SamplerRecipe, drawn_frames, read_recipe
 from sosampler.samplers.registry import RECIPES
-from sosampler.samplers.sosampler import SOSampler
-from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
-from sosampler.training.dev import DevSet, check_rewards, clip_outputs, fit_calibration
+from sosampler.samplers.sosampler import SOSampler, top_n
+from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, check_apart
+from sosampler.training.dev import DevSet, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, make_optimizer, sampler_precision
+from sosampler.training.optim import diverged, is_finite, make_optimizer, sampler_precision
+from sosampler.training.pretrain import pretrain
+from sosampler.training.rewards import (
+    ClipClassifier,
+    budget_targets,
+    check_candidates,
+    check_classifier,
+    clip_outputs,
+    fit_budget,
+)
 from sosampler.training.sampler_data import (
     Batch,
     CachedFrames,
+    Crops,
     FrameSource,
     NormalisedCrops,
     SamplerBatches,
@@ -55,6 +68,7 @@ _ROOM_TO_CROP = 1.15
 _DEV_CANDIDATES = 10  # T on dev where the recipe draws T at random
 _MAX_WORKERS = 16
 _CALIBRATION_VIDEOS = 256  # of train, where there is no dev
+_BUDGET_VIDEOS = 5000  # of train, enough for one linear layer
 _FRAMES_AT_A_TIME = 256  # for the online teacher
 
 
@@ -105,12 +119,14 @@ def train(
             epochs=20, lr=1e-3, ...; for a baseline a YAML file, and its own settings as well: beta=1e-2, ...
         sampler: a name of `list_samplers()`; its own recipe is the default.
         classifier: the teacher: the classifier, its saved folder, its fingerprint or its name in the bank; needed where
-            the bank has several teachers, and as classifier or folder for teacher="online". For a baseline, the source
-            of its features: the same; a name or a fingerprint is enough if the bank has them.
+            the bank has several teachers, and as classifier or folder for teacher="online", and for OCSampler's rewards
+            unless it averages logits. For a baseline, the source of its features: the same; a name or a fingerprint is
+            enough if the bank has them.
         weights: start of the backbone: a safetensors file with torchvision's or timm's names, or "pretrained". For a
             baseline, the fixed weights of its light network, MobileNetV2.
         light: for a baseline, another light network: a `SOSampler` without shift, its folder, or the name of features
-            in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`.
+            in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`; `import_frameexit`
+            reads a checkpoint of FrameExit's authors.
         teacher: "bank": targets are the stored outputs for whole frames. "online": the classifier runs on the same
             random crops that the sampler sees, which costs its forward pass in each step; dev uses the stored outputs.
             A classifier that is given as an object is frozen and stays on the device.
@@ -167,24 +183,30 @@ def train(
         memory = default_cache_bytes(processes.local_count) if cache_bytes is None else cache_bytes
         check_int("cache_bytes", memory, at_least=0)
         bank = bank if isinstance(bank, Bank) else Bank(bank)
-        online, outputs = _teacher(bank, classifier, online=teacher == "online", device=processes.device)
+        given, outputs = _teacher(bank, classifier, recipe, online=teacher == "online", device=processes.device)
+        online = given if teacher == "online" else None
+        clips = None
+        if recipe.loss == "reinforce" and outputs.pooling != "mean":
+            clips = ClipClassifier(outputs, given, processes.device, precision)
         rows = labelled_rows(bank, min_train=max(2, processes.count))
         if recipe.batch_size < processes.count:
             raise InvalidArgument(
                 f"batch_size={recipe.batch_size} is less than the {processes.count} processes; give each at least one "
                 "video"
             )
-        network = new_sampler(bank, recipe, weights)
+        network = new_sampler(bank, recipe, weights, multi_label=outputs.multi_label)
     with processes.together():
         if processes.is_main:
             check_apart(run.folder, bank)
-            run_settings = {
+            run_settings: dict[str, Any] = {
                 "bank": bank_identity(bank),
                 "teacher": {"name": outputs.name, "asked": teacher},
                 "start": None if weights is None else network.fingerprint(),
                 "recipe": recipe.to_dict(),
                 "precision": precision,
             }
+            if network.multi_label != bank.multi_label:  # earlier versions took the bank's for both
+                run_settings["multi_label"] = network.multi_label
             run.begin(run_settings, overwrite=overwrite)
     with processes.together():
         if run.result() is not None:
@@ -200,30 +222,41 @@ def train(
             workers=workers,
             sharers=processes.local_count,
         )
-        check_rewards(recipe, outputs.pooling, outputs.about["name"], batches.plan.num_candidates[0])
+        check_candidates(recipe, batches.plan.num_candidates[0])
         opened |= {"cache_bytes": memory - memory_taken(batches.source), "threads": workers}
         # One process evaluates.
-        dev = _dev_set(bank, rows["dev"], outputs, recipe, **opened) if rows["dev"] and processes.is_main else None
+        dev = None
+        if rows["dev"] and processes.is_main:
+            dev = _dev_set(bank, rows["dev"], outputs, recipe, clips, **opened)
         network.to(processes.device, memory_format=torch.channels_last)
         if processes.device.type == "cpu":
             keep_memory()  # with channels-last memory 2.8 times as many steps a second on two cores
+            if precision == "bfloat16":
+                _use_float32_for_strided_depthwise(network)
         report(_start_text(network, processes, precision, batches, rows))
     options = LoopOptions(
         recipe.epochs, recipe.lr, recipe.seed, processes, report, run, precision, recipe.clip, recipe.ema
     )
-    loop = SamplerLoop(network, recipe, batches, options, dev, online)
+    pretrain(network, recipe, batches, options)
+    loop = SamplerLoop(network, recipe, batches, options, dev, online, clips)
     loop.train()
     with processes.together():
         if processes.is_main:
             first = rows["train"][:_CALIBRATION_VIDEOS]
-            _finish(loop, dev or _dev_set(bank, first, outputs, recipe, **opened), bank, outputs, rows, run)
+            calibration = dev or _dev_set(bank, first, outputs, recipe, clips, **opened)
+            videos = None
+            if drawn_frames(recipe) and OCSamplerSettings(**recipe.reinforce).budget:
+                some = rows["train"][:: -(-len(rows["train"]) // _BUDGET_VIDEOS)]
+                videos = _dev_set(bank, some, outputs, recipe, clips, **opened)
+            _finish(loop, calibration, bank, outputs, rows, run, videos)
     return _saved(run, processes.device)
 
 
 class SamplerLoop(TrainingLoop):
     """The training of a sampler by the outputs of a classifier.
 
-    `online`: the classifier, where it runs on the crops of every step.
+    `online`: the classifier, where it runs on the crops of every step. `clips`: what gives OCSampler's rewards where
+    they do not follow from the probabilities of single frames.
     """
 
     save_every_epoch, prefer_later, logged = True, True, ("lr", "seconds")
@@ -236,15 +269,15 @@ class SamplerLoop(TrainingLoop):
         options: LoopOptions,
         dev: DevSet | None,
         online: Classifier | None,
+        clips: ClipClassifier | None = None,
     ) -> None:
         self.sampler, self.recipe, self.plan, self.dev = sampler, recipe, batches.plan, dev
+        self.clips, self.rows = clips, batches.table.rows
         self.precision, device = options.precision, options.processes.device
         self.metric = "" if dev is None else dev.metric
         self.sampler_loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
         self.crops = NormalisedCrops(sampler.preprocessing, batches.source.sizes, device)
         self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, device)
-        if device.type == "cpu" and self.precision == "bfloat16":
-            _use_float32_for_strided_depthwise(sampler)
         optimizer, scheduler = make_optimizer(sampler, recipe, len(batches), momentum=recipe.momentum)
         super().__init__(sampler, batches, options, optimizer, scheduler)
 
@@ -259,10 +292,23 @@ class SamplerLoop(TrainingLoop):
         frames, probs, labels = self.inputs(batch)
         with autocast(self.device, self.precision):
             output = self.forward(frames)
-        reinforce = self.sampler_loss.reinforce
-        clip_probs = clip_outputs(probs, multi_label=self.sampler.multi_label) if reinforce else None
+        clip_probs = None if self.sampler_loss.reinforce is None else self.clip_probs(batch, probs)
         loss, parts = self.sampler_loss(output, probs, labels, clip_probs=clip_probs)
         return loss, parts
+
+    def clip_probs(self, batch: Batch, probs: Tensor) -> ClipProbs:
+        """Return the classifier of clips of this batch, whose frames alone have the probabilities [B, T, C]."""
+        clips = self.clips
+        if clips is None:
+            return clip_outputs(probs, multi_label=self.sampler.multi_label)
+        if self.teacher is not None:
+            return self.teacher.clip_probs(send(batch.frames, self.device), batch)
+        rows, stored = self.rows[batch.draw.videos], batch.draw.positions
+
+        def of_stored_frames(positions: Tensor) -> Tensor:
+            return clips(rows, np.take_along_axis(stored, positions.cpu().numpy(), axis=1))
+
+        return of_stored_frames
 
     def share(self, batch: Batch) -> float:
         return len(batch.labels) / self.plan.batch_size
@@ -292,11 +338,30 @@ class OnlineTeacher:
         probs = []
         for begin in range(0, len(frames), _FRAMES_AT_A_TIME):
             part = slice(begin, begin + _FRAMES_AT_A_TIME)
-            clips = self._crops(frames[part], batch.draw.crops.part(part), batch.sizes[part])[
-                :, None
-            ]  # [F, 1, 3, h, w]
-            probs.append(self.classifier.probabilities(self.classifier.scores(clips, times[part])))
+            crops = self._crops(frames[part], batch.draw.crops.part(part), batch.sizes[part])  # [F, 3, h, w]
+            probs.append(self.classifier.probabilities(self.classifier.scores(crops[:, None], times[part])))
         return torch.cat(probs).unflatten(0, batch.draw.positions.shape)
+
+    def clip_probs(self, frames: Tensor, batch: Batch) -> ClipProbs:
+        """Return the classifier of clips of the crops at positions [B, N]."""
+        times = send(batch.times, frames.device)
+        videos, candidates = batch.draw.positions.shape
+
+        def of_crops(positions: Tensor) -> Tensor:
+            # [B, N] in the frames of all videos
+            where = (positions + candidates * torch.arange(videos, device=positions.device)[:, None]).cpu()
+            near = times.gather(1, positions)
+            probs = []
+            size = max(1, _FRAMES_AT_A_TIME // where.shape[1])
+            for begin in range(0, videos, size):
+                some = where[begin : begin + size]
+                flat = some.flatten().numpy()
+                crops = Crops(batch.draw.crops.boxes[flat], batch.draw.crops.flips[flat])
+                clips = self._crops(frames[flat], crops, batch.sizes[flat]).unflatten(0, some.shape)
+                probs.append(self.classifier.probabilities(self.classifier.scores(clips, near[begin : begin + size])))
+            return torch.cat(probs)
+
+        return of_crops
 
 
 class Float32Conv2d(nn.Conv2d):
@@ -332,9 +397,14 @@ def memory_taken(source: FrameSource) -> int:
 
 
 def _teacher(
-    bank: Bank, classifier: str | Path | Classifier | None, *, online: bool, device: torch.device
-) -> tuple[Classifier | None, Teacher]:
-    """Return the classifier where it runs online, and its outputs in the bank."""
+    bank: Bank,
+    classifier: str | Path | Classifier | None,
+    recipe: SamplerRecipe,
+    *,
+    online: bool,
+    device: torch.device,
+) -> tuple[Any, Teacher]:
+    """Return the classifier, frozen on the device, where it is run, else None; and its outputs in the bank."""
     resolved: Any = classifier
     if isinstance(classifier, (str, Path)):
         refuse_baseline_folder("classifier", classifier)
@@ -344,7 +414,12 @@ def _teacher(
             names = [name for name, about in bank.teachers.items() if about["name"] == str(classifier)]
             resolved = names[0] if len(names) == 1 else str(classifier)
     if not online:
-        return None, bank.teacher(resolved)
+        outputs = bank.teacher(resolved)
+        if recipe.loss != "reinforce" or outputs.pooling == "mean":
+            return None, outputs
+        network = None if isinstance(resolved, str) else resolved
+        check_classifier(recipe, outputs, network, classifier)
+        return network.to(device).freeze() if isinstance(network, Classifier) else network, outputs
     if not isinstance(resolved, Classifier):
         raise InvalidArgument(
             f"teacher='online' runs the classifier itself, but classifier={classifier!r} is none; "
@@ -353,8 +428,13 @@ def _teacher(
     return resolved.to(device).freeze(), bank.teacher(resolved)
 
 
-def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -> SOSampler:
-    """Create the network of a recipe before its first step; its new layers depend on the recipe's seed."""
+def new_sampler(
+    bank: Bank, recipe: SamplerRecipe, weights: str | Path | None, *, multi_label: bool = False
+) -> SOSampler:
+    """Create the network of a recipe before its first step; its new layers depend on the recipe's seed.
+
+    `multi_label`: the teacher's classes do not exclude each other (sigmoid).
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed % 2**63)  # new layers are drawn on the CPU
         sampler = SOSampler(
@@ -364,7 +444,7 @@ def new_sampler(bank: Bank, recipe: SamplerRecipe, weights: str | Path | None) -
             num_classes=len(bank.classes) if recipe.class_head else None,
             class_names=bank.classes if recipe.class_head else None,
             dropout=recipe.dropout,
-            multi_label=bank.multi_label,
+            multi_label=multi_label,
             scoring=dict(recipe.scoring),
         )
     if weights is not None:
@@ -379,11 +459,15 @@ def _saved(run: RunFolder, device: torch.device) -> TrainedSampler:
     return TrainedSampler(sampler.to(device).freeze(), run.folder, run.result() or {})
 
 
-def _dev_set(bank: Bank, rows: list[int], outputs: Teacher, recipe: SamplerRecipe, **opened: Any) -> DevSet:
+def _dev_set(
+    bank: Bank, rows: list[int], outputs: Teacher, recipe: SamplerRecipe, clips: ClipClassifier | None, **opened: Any
+) -> DevSet:
     """`opened`: options of `open_frames`."""
     source = open_frames(bank, rows, Shape(recipe.input_size, square=True), **opened)
     wanted = recipe.num_candidates if isinstance(recipe.num_candidates, int) else _DEV_CANDIDATES
-    return DevSet(bank, rows, outputs, source, num_candidates=min(wanted, max(len(bank[row]) for row in rows)))
+    num_candidates = min(wanted, max(len(bank[row]) for row in rows))
+    drawn = drawn_frames(recipe)
+    return DevSet(bank, rows, outputs, source, num_candidates=num_candidates, clips=clips, num_frames=drawn)
 
 
 def _start_text(
@@ -401,16 +485,65 @@ def _start_text(
     )
 
 
+def _add_budget(loop: SamplerLoop, videos: DevSet) -> dict[str, Any]:
+    """Give the trained sampler a head that predicts how many frames a video needs; return facts about it.
+
+    It is fitted to the answers for the best frames of `videos`, and has no state to resume: the same sampler gets the
+    same head again.
+    """
+    sampler, settings = loop.evaluated, OCSamplerSettings(**loop.recipe.reinforce)
+    loop.say(f"budget: how many frames {len(videos)} videos of train need")
+    scores, features = videos.outputs(sampler, loop.precision)
+    num_frames = min(settings.num_frames, videos.num_candidates)
+    targets = budget_targets(scores, videos.labels, videos.clip_probs, num_frames, settings.budget_confidence)
+    sampler.set_budget(*fit_budget(features, targets, num_frames))
+    facts: dict[str, Any] = {"videos": len(videos), "needed": float(targets.double().mean())}
+    if loop.dev is not None and loop.dev.metric != "confidence":
+        facts |= _measure_budget(loop.dev, sampler, loop.precision)
+        loop.say(
+            f"budget: dev {loop.dev.metric} {100 * facts['dev']:.2f} % with {facts['dev_frames']:.2f} frames a video "
+            f"(always {num_frames}: {100 * facts['dev_all']:.2f} %)"
+        )
+    return facts
+
+
+def _measure_budget(dev: DevSet, sampler: SOSampler, precision: str) -> dict[str, float]:
+    """Return the metric of dev with as many frames as the budget head wants, their mean number, and with all N."""
+    scores, features = dev.outputs(sampler, precision)
+    needed = sampler.frames_needed(features[:, None].to(sampler.device)).cpu().numpy()
+    candidates = np.full(len(dev), dev.num_candidates)
+    counts = count_frames(expected_by_budget(needed, candidates, dev.num_candidates), Auto())
+    probs = torch.empty_like(dev.labels)
+    for count in np.unique(counts).tolist():
+        videos = np.flatnonzero(counts == count)
+        probs[videos] = dev.clip_probs(videos, top_n(scores[videos], count)).float()
+    all_frames = top_n(scores, min(needed.shape[1], dev.num_candidates))
+    return {
+        "dev": dev.measure_probs(probs),
+        "dev_frames": float(counts.mean()),
+        "dev_all": dev.measure(all_frames),
+    }
+
+
 def _finish(
-    loop: SamplerLoop, calibration: DevSet, bank: Bank, outputs: Teacher, rows: dict[str, list[int]], run: RunFolder
+    loop: SamplerLoop,
+    calibration: DevSet,
+    bank: Bank,
+    outputs: Teacher,
+    rows: dict[str, list[int]],
+    run: RunFolder,
+    budget_videos: DevSet | None,
 ) -> None:
-    """Calibrate the best sampler on a set of videos, and write it and the result."""
+    """Calibrate the best sampler on a set of videos, add a budget head learned on others, write it and the result."""
     loop.load_best()
     sampler, recipe = loop.evaluated, loop.recipe
     scores = calibration.scores(sampler, loop.precision)
     if not scores.isfinite().all():
         raise diverged("the sampler's scores are not finite", recipe.lr, loop.precision)
+    if not is_finite(sampler):  # infinite variances of a batch norm give finite scores
+        raise diverged("weights or statistics of the sampler are not finite", recipe.lr, loop.precision)
     sampler.calibration = fit_calibration(scores, calibration.confidence)
+    budget = None if budget_videos is None else _add_budget(loop, budget_videos)
     measured: dict[str, Any] = {"metric": calibration.metric, "dev": loop.best["score"]}
     if loop.dev is not None:
         measured |= {"dev_uniform": loop.dev.of_uniform(), "dev_semi_optimal": loop.dev.of_semi_optimal()}
@@ -422,6 +555,7 @@ def _finish(
         "num_classes": len(bank.classes),
         **measured,
         "best_epoch": loop.best["epoch"],
+        **({} if budget is None else {"budget": budget}),
         "calibrated_on": "train" if loop.dev is None else "dev",
         "seed": recipe.seed,
         "sosampler": __version__,
@@ -446,4 +580,10 @@ def _finish(
         "teacher": outputs.name,
         "fingerprint": sampler.fingerprint(),
     }
+    if budget is not None:
+        result["budget"] = budget
+    if recipe.pretrain:
+        stage = run.stage(PRETRAIN)
+        result["pretrain"] = {name: stage.history()[-1][name] for name in ("loss", "accuracy")}
+        stage.remove_checkpoint()
     run.finish(result)

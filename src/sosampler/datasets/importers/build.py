@@ -72,6 +72,7 @@ def import_dataset(
     layout: str = "auto",
     dev_share: float = 0.0,
     seed: int = 0,
+    exclusive: bool | None = None,
 ) -> Imported:
     """Read official files and find their videos.
 
@@ -84,6 +85,8 @@ def import_dataset(
             use only the annotated part.
         split_map: splits of official subsets, as {"validation": "dev"}; by default validation is test.
         layout: of frame lists: "count", "range", "video", or "auto".
+        exclusive: whether classes exclude each other (softmax); None: ActivityNet's do, as all papers train on it,
+            others unless a video may have several labels.
     """
     reader = READERS[one_of("data set", name, READERS)]
     given = {word.lower(): one_of(f"split for {word}", split, SPLITS) for word, split in (split_map or {}).items()}
@@ -99,6 +102,8 @@ def import_dataset(
         read, unknown = take_subset(read, subset)
         if known is not None and not read.numbered:
             read = replace(read, classes=known)
+    if exclusive is not None:
+        read = replace(read, exclusive=exclusive)
     merged = _merge_repeats(read)
     # A video in test is removed from dev and train, one in dev from train.
     last_split: dict[str, str] = {}
@@ -168,7 +173,9 @@ def _manifest_of(
             f"{videos}: holds none of the {len(records)} videos; the first would be named {wanted}, or be a folder "
             "of frame images of that name"
         )
-    return Manifest(tuple(items), annotations.classes, annotations.multi_label, videos, locations.__getitem__), missing
+    options: dict[str, Any] = {"exclusive": annotations.exclusive}
+    where = locations.__getitem__
+    return Manifest(tuple(items), annotations.classes, annotations.multi_label, videos, where, **options), missing
 
 
 def take_subset(annotations: Annotations, files: Sequence[Path]) -> tuple[Annotations, list[str]]:

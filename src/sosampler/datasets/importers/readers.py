@@ -55,7 +55,8 @@ def read_activitynet(files: Sequence[AnnotationFile], options: ReadOptions) -> A
         records.append(Record(video, (f"v_{video}", video), tuple(labels), split, where))
     # In alphabetical order, as AR-Net and FrameExit number them; other code bases need their own class list.
     classes = options.classes or tuple(sorted({label for record in records for label in record.labels}))
-    return Annotations(records, classes, multi_label=True, unlabelled=unlabelled)
+    # A few videos have two labels. Classifiers are trained with softmax all the same; the sets are for mAP alone.
+    return Annotations(records, classes, multi_label=True, exclusive=True, unlabelled=unlabelled)
 
 
 def _database_entries(files: Sequence[AnnotationFile]) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -285,6 +286,7 @@ class Annotations:
     multi_label: bool
     unlabelled: list[str] = field(default_factory=list)  # ids without a label, as in official test sets
     numbered: bool = False  # labels are indices in the class list
+    exclusive: bool | None = None  # classes exclude each other; None: unless multi_label
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def prepare_on_ray(
     folder = BankFolder(Path(os.path.abspath(out)))
     annotator = None if teacher is None else teacher.annotator("cpu")
     if manifest is not None and not isinstance(manifest, Manifest):
-        given: dict[str, Any] = {name: arguments.get(name) for name in ("classes", "root", "multi_label")}
+        given: dict[str, Any] = {name: arguments.get(name) for name in ("classes", "root", "multi_label", "exclusive")}
         manifest = read_manifest(manifest, **given)
     work = None
     if manifest is not None and manifest.items:  # without any, `prepare` raises
