@@ -247,6 +247,17 @@ class Classifier(nn.Module):
         note = self.length.note(self.name)
         return () if note is None else (note,)
 
+    def modes(self) -> Iterator[str]:
+        """Switch to each way in which the network can run, all of which are trained, and yield its name.
+
+        The first is the one whose answers the others learn from. Afterwards it is as before.
+        """
+        yield ""
+
+    def own_groups(self, lr: float) -> list[dict[str, Any]]:
+        """Return groups for an optimiser, of parameters with another rate or decay than the recipe's."""
+        return []
+
     def head_names(self) -> tuple[str, ...]:
         """Return state-dict prefixes of the layers that a new head replaces, the class layer first."""
         return ()
