@@ -149,6 +149,7 @@ class Baseline(nn.Module):
 
     name: str = ""
     feature_sets: tuple[str, ...] = ("heavy",)  # the first is that of the network which classifies
+    classifying_sets: tuple[str, ...] = ()  # whose frames count as classified; (): those of the first set
     light_size: int = 128  # side of the frames for MobileNetV2, where that is its light network
     frame_size: int = 224  # side of the centre squares in "frames", where it reads these
     takes_weights: bool = False  # whether `weights` of `train` are for a network of its own; see `take_networks`
@@ -181,6 +182,24 @@ class Baseline(nn.Module):
         if seen.own is None:
             raise NotImplementedError
         return seen.own
+
+    def count_otherwise(self, output: BaselineOutput, prices: Mapping[str, float]) -> Mapping[str, Tensor]:
+        """Return the whole cost [B] by the names of other ways to count it; `prices` as for `video_gmacs`."""
+        return output.other_gmacs or {}
+
+    def classified(self, output: BaselineOutput) -> Tensor:
+        """Return bool [B, T], the frames that went through a network which classifies."""
+        return torch.stack([output.seen_in(name) for name in self.classifying_sets or self.feature_sets[:1]]).any(dim=0)
+
+    @classmethod
+    def further_sources(cls, classifier: Any, features: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
+        """Return the sources of sets other than "heavy" and "light", where `train` has to find them.
+
+        Args:
+            classifier, features: as they were given to `train`.
+            stored: names of features in the bank, which are the sources of sets that have none.
+        """
+        return dict(features)
 
     def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
         """Copy weights of networks into layers of its own; `train` calls it once, before the first phase.
@@ -326,6 +345,8 @@ class UniformFrames(Baseline):
     def __init__(self, system: Baseline, num_frames: int = 1) -> None:
         super().__init__({**system.config, "num_frames": check_int("num_frames", num_frames)})
         self.name, self.about, self.system = system.name, system.about, system
+        self.feature_sets, self.classifying_sets = system.feature_sets, system.classifying_sets
+        self.frame_size, self.predict_batch = system.frame_size, system.predict_batch
         self.threshold_values = tuple(range(1, 1 + int(self.about.get("num_candidates") or 10)))
 
     def with_threshold(self, value: float) -> Baseline:
@@ -337,6 +358,9 @@ class UniformFrames(Baseline):
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         return self.system.frames_gmacs(seen)
+
+    def count_otherwise(self, output: BaselineOutput, prices: Mapping[str, float]) -> Mapping[str, Tensor]:
+        return self.system.count_otherwise(output, prices)
 
 
 def matrix_gmacs(*modules: nn.Module) -> float:

@@ -602,8 +602,9 @@ class _BaselineRun:
         self.tally = Tally.empty(videos.labels, num_candidates)
         self._frames, self._decoded, self._side = (np.zeros(len(videos)) for _ in range(3))
         self._other: dict[str, NDArray[np.float64]] = {}
-        self._main = row.system.feature_sets[0]  # the set of the network that classifies
-        self._price = features_of[self._main].gmacs if self._main in features_of else 0.0
+        self._prices = {name: stored.gmacs for name, stored in features_of.items()}
+        classifying = row.system.classifying_sets or row.system.feature_sets[:1]
+        self._classified = {name: np.zeros(len(videos)) for name in classifying}  # frames in each of these sets
 
     def predict(
         self,
@@ -629,13 +630,15 @@ class _BaselineRun:
                 f"{' and '.join(stored.name for stored in self._features_of.values())}, or train the baseline again"
             )
         self.tally.probs[indices] = output.probabilities.float().numpy()
-        seen = output.seen_in(self._main)
+        seen = system.classified(output)
         self.tally.slots[indices] = _packed(slots, seen.numpy())
         self._frames[indices] = seen.sum(dim=1).numpy()
         self._decoded[indices] = decoded_frames(output).numpy()
-        prices = {name: stored.gmacs for name, stored in self._features_of.items()} | {self._main: 0.0}
-        self._side[indices] = video_gmacs(system, output, prices).cpu().numpy()
-        for name, cost in (output.other_gmacs or {}).items():
+        for name, frames_in in self._classified.items():
+            frames_in[indices] = output.seen_in(name).sum(dim=1).numpy()
+        side_prices = self._prices | dict.fromkeys(self._classified, 0.0)
+        self._side[indices] = video_gmacs(system, output, side_prices).cpu().numpy()
+        for name, cost in system.count_otherwise(output, self._prices).items():
             self._other.setdefault(name, np.zeros(len(self._videos)))[indices] = cost.numpy()
 
     def spent(self) -> Spent:
@@ -644,7 +647,9 @@ class _BaselineRun:
             frames_classified=float(self._frames.mean()),
             frames_decoded=float(self._decoded.mean()),
             sampler_gmacs=float(self._side.mean()),
-            classifier_gmacs=float(self._frames.mean()) * self._price,
+            classifier_gmacs=sum(
+                float(frames.mean()) * self._prices.get(name, 0.0) for name, frames in self._classified.items()
+            ),
             other_gmacs={name: float(costs.mean()) for name, costs in self._other.items()} or None,
         )
 

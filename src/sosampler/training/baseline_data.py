@@ -95,6 +95,7 @@ def feature_sources(
             f"features of {baseline.name} hold {unknown[0]!r}; it {has} (the classifier and the light network have "
             "options of their own)"
         )
+    given = baseline.further_sources(classifier, given, bank.feature_sets)
     sources = {}
     if "heavy" in baseline.feature_sets:
         sources["heavy"] = heavy_source(bank, classifier)

@@ -374,12 +374,12 @@ def measure_baseline(
     measure = mean_average_precision if metric == "mAP" else top1
     measured: dict[str, Any] = {
         metric: finite_or_none(measure(output.probabilities.numpy(), labels.cpu().numpy())),
-        "frames": float(output.seen_in(baseline.feature_sets[0]).sum(dim=1).double().mean()),
+        "frames": float(baseline.classified(output).sum(dim=1).double().mean()),
         "frames_decoded": float(decoded_frames(output).double().mean()),
         "gmacs": float(video_gmacs(baseline, output, prices).double().mean()),
     }
-    if output.other_gmacs:
-        measured["other_gmacs"] = {name: float(cost.double().mean()) for name, cost in output.other_gmacs.items()}
+    if others := baseline.count_otherwise(output, prices):
+        measured["other_gmacs"] = {name: float(cost.double().mean()) for name, cost in others.items()}
     return measured
 
 
