@@ -23,6 +23,7 @@ _BASELINES = {
     "adaframe": "AdaFrame",
     "marl": "MARL",
     "videoiq": "VideoIQ",
+    "adafuse": "AdaFuse",
 }
 
 
@@ -54,6 +55,6 @@ def list_samplers() -> list[str]:
 
     Examples:
         >>> list_samplers()
-        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl', 'videoiq']
+        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl', 'videoiq', 'adafuse']
     """
     return [*RECIPES, *list_systems()]

@@ -2,7 +2,7 @@
 
 After Sun, Panda, Chen, Oliva, Feris and Saenko, "Dynamic Network Quantization for Efficient Video Inference",
 ICCV 2021. As in the paper: an any-precision network (`classifiers/any_precision.py`) at 32, 4 or 2 bits, or a skip of
-the frame; a policy of an LSTM on light features of every frame, decisions by hard Gumbel-softmax with a straight-through
+the frame; a policy of an LSTM on light features of every frame; decisions by hard Gumbel-softmax with straight-through
 gradient; one class layer for all widths on the mean over the frames that were processed; its losses and their weights.
 Different: all feature networks are frozen, MobileNetV2 of the policy too; the class layer is trained on the stored
 features in a phase of its own and frozen in that of the policy; the decision at run time is the likeliest one, without
@@ -108,7 +108,7 @@ class VideoIQ(Baseline):
             given = "no classifier is given" if classifier is None else f"{classifier.name} has one width"
             raise InvalidArgument(
                 f"videoiq needs features {' and '.join(missing)} of an any-precision network, but {given}; give the "
-                "folder of one as classifier (--classifier). It is made from a ResNet-50 by `sosampler train-classifier "
+                "folder of one as classifier (--classifier). A ResNet-50 becomes one by `sosampler train-classifier "
                 "DATA -c any_precision_resnet50 --weights FOLDER/model.safetensors --out FOLDER2`"
             )
         return sources

@@ -29,7 +29,9 @@ from sosampler.baselines.base import (
 from sosampler.baselines.frameexit import read_release
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
 from sosampler.baselines.registry import baseline_class
+from sosampler.classifiers.base import digest_of
 from sosampler.classifiers.factory import create_classifier
+from sosampler.classifiers.weights import read_state
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
@@ -112,27 +114,43 @@ def train_baseline(
         own = create_classifier(classifier) if isinstance(classifier, (str, Path)) else classifier
     run = RunFolder(Path(out), KIND)
     check_apart(run.folder, bank)
-    run.begin(run_settings(bank, sources, recipe, own), overwrite=overwrite)
+    own_weights = weights if baseline_class(name).takes_weights else None
+    run.begin(run_settings(bank, sources, recipe, own, own_weights), overwrite=overwrite)
     target = str(processes.device)
     if run.result() is not None:
         say(f"{run.folder}: this run is finished")
     else:
         keep_features(bank, list(sources.values()), device=target, say=say)
-        run.begin(run_settings(bank, sources, recipe, own))  # again: features may differ from what was expected
+        run.begin(
+            run_settings(bank, sources, recipe, own, own_weights)
+        )  # again: features may differ from what was expected
         _train(Bank(bank.path), sources, recipe, run, sizes, own, weights, target, say)
     return TrainedSystem(load_system(run.folder, target), run.folder, run.result() or {})
 
 
 def run_settings(
-    bank: Bank, sources: Mapping[str, FeatureSource], recipe: BaselineRecipe, own: Any = None
+    bank: Bank,
+    sources: Mapping[str, FeatureSource],
+    recipe: BaselineRecipe,
+    own: Any = None,
+    weights: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Return what decides the outcome of a run; `own`: the classifier of a baseline without its features."""
+    """Return what decides the outcome of a run.
+
+    `own`: the classifier of a baseline without its features; `weights`: of a network of its own.
+    """
     by_set = {name: source.identity(bank) for name, source in sources.items()}
-    settings = {"bank": bank_identity(bank), "heavy": by_set.pop("heavy", None), "light": by_set.pop("light", None)}
+    settings: dict[str, Any] = {
+        "bank": bank_identity(bank),
+        "heavy": by_set.pop("heavy", None),
+        "light": by_set.pop("light", None),
+    }
     if by_set:
         settings["sets"] = by_set
     if own is not None:
         settings["classifier"] = own.fingerprint()
+    if weights is not None:
+        settings["weights"] = digest_of({}, read_state(weights)) if Path(weights).is_file() else str(weights)
     return settings | {"recipe": recipe.to_dict()}
 
 
