@@ -210,6 +210,9 @@ class Ada3D(Baseline):
         for module in [*modules, self.network] if phase == "joint" else modules:
             yield from module.parameters()
 
+    def lr_factors(self, phase: str) -> Mapping[nn.Parameter, float]:
+        return dict.fromkeys(self.network.parameters(), self.config["network_lr"])
+
     def train_phase(self, phase: str) -> None:
         """Leave the 3-D network in eval mode: its batch norms keep their statistics."""
         self.eval()
@@ -243,7 +246,7 @@ class Ada3D(Baseline):
     def _own(self) -> float:
         """Return giga multiply-adds of the selection, without the light network."""
         heads = matrix_gmacs(self.join, self.frames_head, self.convs_head)
-        return self.config["num_candidates"] * matrix_gmacs(self.reduce) + heads
+        return float(self.config["num_candidates"] * matrix_gmacs(self.reduce) + heads)
 
     def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
         return self.own_gmacs(seen)

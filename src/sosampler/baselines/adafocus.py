@@ -82,8 +82,12 @@ class AdaFocus(Baseline):
     """Glance, patch policy and recurrent classifier."""
 
     name = "adafocus"
-    feature_sets = ("patches", "glance")
+    feature_sets: tuple[str, ...] = ("patches", "glance")  # with inputs="frames" these alone
     takes_weights = True
+    made_of: Mapping[str, str] = {
+        "patches": "classifier (--classifier): the folder of a 2-D classifier",
+        "glance": "weights (--weights): a file of MobileNetV2, or 'pretrained'",
+    }
     predict_batch = 64
     phases = ("classifier", "policy", "finetune", "joint")  # the last is version 2's, the others version 1's
     threshold = "confidence"
@@ -354,6 +358,10 @@ class AdaFocus(Baseline):
         for module in self._trained(phase):
             yield from module.parameters()
 
+    def lr_factors(self, phase: str) -> Mapping[nn.Parameter, float]:
+        networks = [self.local, self.glance] if self.config["inputs"] == FRAMES else []
+        return {weight: self.config["network_lr"] for network in networks for weight in network.parameters()}
+
     def train_phase(self, phase: str) -> None:
         self.eval()
         for module in self._trained(phase):
@@ -403,13 +411,13 @@ class AdaFocus(Baseline):
             return 0.0
         sizes = ((self.glance, self.frame_size), (self.local, self.patch))
         nets = [(net.features if isinstance(net, MobileNetV2) else net.weights_net(), size) for net, size in sizes]
-        return sum(count_gmacs(net, torch.empty(1, 3, size, size, device="meta")) for net, size in nets)
+        return sum(float(count_gmacs(net, torch.empty(1, 3, size, size, device="meta"))) for net, size in nets)
 
     def check_shapes(self, views: Views) -> None:
         super().check_shapes(views)
         positions = {"patches": self.grid**2, "glance": self.map_side**2}
         for name in self.feature_sets:
-            width = self.config.get(f"{name}_width")
+            width = self.config.get(f"{name}_width") or 0
             if name in positions and width % positions[name]:
                 raise InvalidArgument(
                     f"{name} features of {width} numbers a frame are not those of {positions[name]} positions; give "
@@ -444,7 +452,7 @@ class PatchPolicy(nn.Module):
     def gmacs(self) -> float:
         """Return giga multiply-adds of one frame, without the critic, which only training needs."""
         reduce = self.reduce.weight.numel() * self.size**2 / 1e9
-        return reduce + matrix_gmacs(self.embed, self.cell, self.actor)
+        return float(reduce + matrix_gmacs(self.embed, self.cell, self.actor))
 
 
 def unroll(cell: nn.GRUCell, inputs: Tensor, real: Tensor) -> Tensor:

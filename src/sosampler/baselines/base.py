@@ -152,7 +152,11 @@ class Baseline(nn.Module):
     light_size: int = 128  # side of the frames for MobileNetV2, where that is its light network
     frame_size: int = 224  # side of the centre squares in "frames", where it reads these
     takes_weights: bool = False  # whether `weights` of `train` are for a network of its own; see `take_networks`
+    same_classes: bool = (
+        False  # whether it answers as the classifier, which must have the bank's classes in their order
+    )
     predict_batch: int = 256  # videos that `predict` runs at a time
+    made_of: Mapping[str, str] = {}  # by set, what `frame_network` makes it of, for messages
     phases: tuple[str, ...] = ("all",)
     threshold: str = ""  # its key in the config
     threshold_values: tuple[float, ...] = ()  # usual ones, from cheap to costly
@@ -188,6 +192,13 @@ class Baseline(nn.Module):
         `networks`: the classifier or sampler of each set; None where only its features are known. A baseline without
         "heavy" features also gets the network that was given as classifier under that name. `weights`: of `train`.
         """
+
+    def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> Any:
+        """Return the network whose features of a further set the bank is to store, or None: `train` must be given one.
+
+        `classifier`: of `train`, for baselines without "heavy" features; `weights`: of `train`.
+        """
+        return None
 
     def check_candidates(self, count: int) -> None:
         """Refuse T candidates a video where it can run with those of its training alone.
@@ -252,6 +263,10 @@ class Baseline(nn.Module):
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         """Yield the parameters that are trained in a phase."""
         yield from self.parameters()
+
+    def lr_factors(self, phase: str) -> Mapping[nn.Parameter, float]:
+        """Return by parameter what its learning rate is multiplied by; those left out have that of the recipe."""
+        return {}
 
     def train_phase(self, phase: str) -> None:
         """Set train mode for what is trained in a phase; a subclass leaves the rest in eval mode."""
@@ -326,6 +341,11 @@ class UniformFrames(Baseline):
     def __init__(self, system: Baseline, num_frames: int = 1) -> None:
         super().__init__({**system.config, "num_frames": check_int("num_frames", num_frames)})
         self.name, self.about, self.system = system.name, system.about, system
+        self.feature_sets, self.frame_size, self.predict_batch = (
+            system.feature_sets,
+            system.frame_size,
+            system.predict_batch,
+        )
         self.threshold_values = tuple(range(1, 1 + int(self.about.get("num_candidates") or 10)))
 
     def with_threshold(self, value: float) -> Baseline:

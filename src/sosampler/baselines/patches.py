@@ -114,7 +114,7 @@ class GlanceMaps(FrameFeatures):
 
     def gmacs(self) -> float:
         net = self.backbone.features if isinstance(self.backbone, MobileNetV2) else self.backbone.weights_net()
-        return count_gmacs(net, self._blank)
+        return float(count_gmacs(net, self._blank))
 
     def fingerprint(self) -> str:
         settings = {"kind": self.kind, "name": self.name, "preprocessing": self.preprocessing.to_dict()}
@@ -163,7 +163,7 @@ class PatchGrid(FrameFeatures):
     def _count(self) -> float:
         blank: Any = torch.empty(1, 1, 3, self.patch, self.patch, device="meta")
         try:
-            return count_gmacs(self.classifier, blank)
+            return float(count_gmacs(self.classifier, blank))
         except (AssertionError, RuntimeError, ValueError) as error:
             raise InvalidArgument(
                 f"{self.classifier.name} cannot see patches of {self.patch} pixels ({first_line(error)}); give a "

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 
 # Name, also of the module (with _ for -) -> class.
-_BASELINES = {"frameexit": "FrameExit", "liteeval": "LiteEval", "adaframe": "AdaFrame", "marl": "MARL"}
+_BASELINES = {
+    "frameexit": "FrameExit",
+    "liteeval": "LiteEval",
+    "adaframe": "AdaFrame",
+    "marl": "MARL",
+    "adafocus": "AdaFocus",
+    "ada3d": "Ada3D",
+}
 
 
 def list_systems() -> list[str]:
@@ -48,6 +55,6 @@ def list_samplers() -> list[str]:
 
     Examples:
         >>> list_samplers()
-        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
+        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl', 'adafocus', 'ada3d']
     """
     return [*RECIPES, *list_systems()]

@@ -11,7 +11,6 @@ from typing import Any
 from sosampler._util.environment import circumstances
 from sosampler._util.files import plain, write_text
 from sosampler.baselines.recipe import BaselineRecipe
-from sosampler.baselines.registry import baseline_class
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
@@ -197,7 +196,7 @@ class TrainingChecks:
         given = {"classifier": location.heavy, "light": request.light, "weights": request.weights}
         if key not in self._sources:
             try:
-                self._sources[key] = feature_sources(bank, baseline_class(recipe.system), **given)
+                self._sources[key] = feature_sources(bank, recipe.without_weights(), **given)
             except WeightsError as error:
                 raise WeightsError(
                     f"the light network of baselines, MobileNetV2, cannot load these weights ({first_line(error)}); "
