@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from sosampler.baselines.ada3d import SwitchedSlowOnly, keep_one, usage_rewards
+from sosampler.baselines.ada3d import Ada3D, SwitchedSlowOnly, keep_one, usage_rewards
+from sosampler.baselines.base import FRAMES, BaselineOutput, UniformFrames, Views, draw_uniform, predict, video_gmacs
 from sosampler.classifiers.base import count_gmacs
+from sosampler.classifiers.factory import create_classifier
 from sosampler.classifiers.nets import resnet3d
 from sosampler.classifiers.nets.resnet3d import SlowOnly
+from sosampler.classifiers.preprocessing import Preprocessing
+from sosampler.classifiers.spacetime import PYTORCHVIDEO, SpacetimeClassifier
+from sosampler.errors import InvalidArgument
+from sosampler.training.train_baseline import fit
 
 C, T, K, SIDE = 3, 6, 3, 32
 STAGES = ((1, 4, 8, 1), (1, 4, 16, 1), (2, 8, 24, 3), (1, 8, 32, 3))  # SlowOnly-50 has the same kinds of stages
@@ -117,3 +128,245 @@ def test_one_real_frame_is_kept_at_least() -> None:
         [False, True, False],
         [True, False, False],
     ]
+
+
+# ---- the system
+
+LIGHT, FULL = 6, 40  # light features; stored frames are cropped from 40 to 32 pixels
+
+
+def system_of(kind: type[Ada3D] = Ada3D, **given: Any) -> Ada3D:
+    torch.manual_seed(0)
+    sizes = {"width": 16, "hidden": 32, "size": SIDE, "resize": FULL}
+    system = kind(LIGHT, C, T, **{**sizes, **given})
+    system.network.net.load_state_dict(slowonly().state_dict())
+    return system
+
+
+def some_views(batch: int, seed: int = 0) -> Views:
+    generator = torch.Generator().manual_seed(seed)
+    frames = torch.randint(256, (batch, T, 3, FULL, FULL), generator=generator, dtype=torch.uint8)
+    return Views({FRAMES: frames, "light": torch.randn(batch, T, LIGHT, generator=generator)})
+
+
+def classifier_of(num_classes: int = C, size: int = SIDE, resize: int = FULL) -> SpacetimeClassifier:
+    net = SlowOnly(num_classes)
+    net.load_state_dict(slowonly().state_dict()) if num_classes == C else None
+    pixels = Preprocessing(size=(size, size), resize=resize, **PYTORCHVIDEO)
+    names = [str(number) for number in range(num_classes)]
+    return SpacetimeClassifier(net.eval(), name="slowonly_r50", preprocessing=pixels, class_names=names)
+
+
+def test_at_threshold_0_it_is_the_classifier() -> None:
+    classifier, views = classifier_of(), some_views(3)
+    system = system_of().with_threshold(0)
+    output = system.run(views)
+    assert output.seen[FRAMES].all()
+    assert torch.allclose(output.probabilities, classifier.clip_probs(views[FRAMES]), atol=1e-5)
+    light = output.seen["light"].sum(dim=1) * 0.1
+    selection = T * LIGHT * 16 + T * 16 * 32 + 32 * (T + K)
+    expected = classifier.gmacs(T) + selection / 1e9
+    assert video_gmacs(system, output, {"light": 0.1}).tolist() == pytest.approx((light + expected).tolist())
+
+
+def test_costs_are_the_operations_that_run() -> None:
+    system, views = system_of(), some_views(6)
+    with torch.no_grad():
+        for head in (system.frames_head, system.convs_head):
+            head.weight.mul_(200)
+            head.bias.zero_()
+    output = system.run(views)
+    assert output.own is not None
+    assert len(set(output.own.tolist())) > 3
+    assert 0.2 < output.seen[FRAMES].float().mean() < 0.8
+    for video in range(6):
+        with FlopCounterMode(display=False) as counter:
+            system.run(views.some(torch.tensor([video])))
+        assert float(output.own[video]) == pytest.approx(counter.get_total_flops() / 2e9)
+
+
+def test_without_decisions_it_is_the_3d_network_on_uniform_frames() -> None:
+    classifier, views = classifier_of(), some_views(3)
+    uniform = UniformFrames(system_of(), 3)
+    output = uniform.run(views)
+    assert torch.allclose(output.probabilities, classifier.clip_probs(views[FRAMES][:, [1, 3, 5]]), atol=1e-5)
+    assert video_gmacs(uniform, output, {"light": 0.1}).tolist() == pytest.approx([classifier.gmacs(3)] * 3)
+
+
+def test_padding_is_never_used() -> None:
+    system, views = system_of(), some_views(4)
+    mask = torch.arange(T) < torch.tensor([[T], [3], [1], [4]])
+    light = views.light.masked_fill(~mask[:, :, None], torch.nan)
+    output = system.run(Views({FRAMES: views[FRAMES], "light": light}, mask))
+    assert not (output.seen[FRAMES] & ~mask).any()
+    assert torch.equal(output.seen["light"], mask)
+    assert output.probabilities.isfinite().all()
+    labels = F.one_hot(torch.arange(4) % C, C).bool()
+    loss, _ = system.loss(Views({FRAMES: views[FRAMES], "light": light}, mask), labels)
+    assert loss.isfinite()
+
+
+class Told(Ada3D):
+    """Answers what it was told for every clip: the first of those that were drawn, then of the likelier decisions."""
+
+    drawn: Tensor
+    likelier: Tensor
+    asked: tuple[Tensor, Tensor]
+
+    def clip_logits(self, views: Views, videos: Tensor, kept: Tensor, on: Tensor) -> Tensor:
+        self.asked = kept, on
+        assert videos.tolist() == [*range(len(views)), *range(len(views))]
+        return F.one_hot(torch.cat([self.drawn, self.likelier]), C).float()
+
+
+def test_the_policy_gradient_by_hand() -> None:
+    system, views = system_of(Told, frames_penalty=0.5, convs_penalty=2.0, alpha=0.9), some_views(4)
+    assert isinstance(system, Told)
+    with torch.no_grad():
+        system.frames_head.weight.mul_(100)
+        system.convs_head.weight.mul_(100)
+    labels = F.one_hot(torch.tensor([0, 1, 2, 0]), C).bool()
+    system.drawn, system.likelier = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 2, 2, 2])
+    right = torch.tensor([[True, True, False, False], [True, False, True, False]])
+    loss, parts = system.loss(views, labels, generator=torch.Generator().manual_seed(3))
+    kept, on = (used.unflatten(0, (2, 4)) for used in system.asked)
+    probabilities = system.select(views)
+    assert torch.equal(kept[1], probabilities[0] > 0.5)
+    assert torch.equal(on[1], probabilities[1] > 0.5)
+    expected = torch.zeros(())
+    for used, of_head, penalty in zip((kept, on), probabilities, (0.5, 2.0), strict=True):
+        share = used.float().mean(dim=2)
+        rewards = torch.where(right, 1 - share**2, -penalty)
+        bounded = 0.1 + 0.8 * of_head  # 0.1 to 0.9
+        likelihood = torch.where(used[0], bounded, 1 - bounded).log().sum(dim=1)
+        expected = expected - (likelihood * (rewards[0] - rewards[1])).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert parts["right"].item() == 0.5
+    gradient = torch.autograd.grad(loss, system.frames_head.weight)[0]
+    assert torch.allclose(gradient, torch.autograd.grad(expected, system.frames_head.weight)[0], atol=1e-5)
+
+
+def test_draws_are_bounded() -> None:
+    system = system_of(alpha=0.8)
+    sure = torch.tensor([0.0, 1.0]).expand(2000, 2)
+    drawn, likelihood = system._draw(sure, torch.ones_like(sure, dtype=torch.bool), torch.Generator().manual_seed(0))
+    assert drawn.float().mean(dim=0).tolist() == pytest.approx([0.2, 0.8], abs=0.03)
+    assert likelihood.max().item() == pytest.approx(2 * math.log(0.8), abs=1e-4)
+
+
+def test_phases_train_the_selection_and_then_also_the_network() -> None:
+    views, labels = some_views(6), F.one_hot(torch.arange(6) % C, C).bool()
+    for phase in ("policy", "joint"):
+        system = system_of()
+        before = {key: value.clone() for key, value in system.state_dict().items()}
+        fit(system, views, labels, epochs={phase: 2}, batch_size=3, lr=0.01)
+        changed = {key for key, value in system.state_dict().items() if not torch.equal(value, before[key])}
+        assert "reduce.weight" in changed
+        assert any(key.startswith("network.") for key in changed) == (phase == "joint")
+        assert not any("running" in key for key in changed)
+    assert set(system.lr_factors("joint").values()) == {0.01}
+
+
+# ---- duplicated frames
+
+
+class Painted(Ada3D):
+    """With a clip network that is known: the mean colour of the kept frames. Convolutions mean nothing to it."""
+
+    def clip_logits(self, views: Views, videos: Tensor, kept: Tensor, on: Tensor) -> Tensor:
+        colours = views.light[videos, :, :C]
+        return (colours * kept[:, :, None]).sum(dim=1) / kept.sum(dim=1, keepdim=True)
+
+
+class AtRandom(Painted):
+    """Keeps as many frames at random."""
+
+    share = 0.5
+
+    def select(self, views: Views) -> tuple[Tensor, Tensor]:
+        of_convs = super().select(views)[1]
+        return (draw_uniform(tuple(views.shape), None, self.device) < self.share).float(), of_convs
+
+
+def clips(batch: int, seed: int) -> tuple[Views, Tensor, Tensor]:
+    """Half of the clips show one frame again and again. In the others two frames show the class, strongly, and the
+    others another one each, so that few frames at random mislead. Returns views, labels and which are duplicated."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.randint(C, (batch,), generator=generator)
+    duplicated = torch.arange(batch) % 2 == 0
+    shown = torch.rand(batch, T, generator=generator).argsort(dim=1) < 2
+    others = (classes[:, None] + torch.randint(1, C, (batch, T), generator=generator)) % C
+    colours = torch.where(shown, classes[:, None], others)
+    light = F.one_hot(colours, LIGHT) * torch.where(shown, 3.0, 1.0)[:, :, None]
+    light = torch.where(duplicated[:, None, None], 3.0 * F.one_hot(classes, LIGHT)[:, None], light)
+    light = light + 0.1 * torch.randn(batch, 1, LIGHT, generator=generator)
+    frames = torch.zeros(batch, T, 3, FULL, FULL, dtype=torch.uint8)
+    return Views({FRAMES: frames, "light": light}), F.one_hot(classes, C).bool(), duplicated
+
+
+def accuracy(output: BaselineOutput, labels: Tensor) -> float:
+    return float(labels.gather(1, output.probabilities.argmax(dim=1, keepdim=True)).float().mean())
+
+
+def test_it_learns_to_drop_duplicated_frames_and_beats_random_ones() -> None:
+    system, (views, labels, _) = system_of(Painted), clips(600, seed=1)
+    fit(system, views, labels, epochs={"policy": 60}, batch_size=100, lr=0.01)
+    views, labels, duplicated = clips(300, seed=2)
+    output = predict(system, views)
+    kept = output.seen[FRAMES].sum(dim=1).float()
+    assert kept[duplicated].mean() < 1.5
+    assert accuracy(output, labels) > 0.9
+    random = system_of(AtRandom)
+    random.load_state_dict(system.state_dict())
+    AtRandom.share = float(kept.mean()) / T
+    torch.manual_seed(0)
+    guessed = predict(random, views)
+    assert guessed.seen[FRAMES].float().sum(dim=1).mean() >= kept.mean() - 0.2
+    assert accuracy(output, labels) > accuracy(guessed, labels) + 0.08
+    # Convolutions that change no answer are dropped.
+    with torch.no_grad():
+        assert (system.select(views)[1] > 0.5).float().mean() < 0.1
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"alpha": 0.5}, "above 0.5 and at most 1"),
+        ({"keep": 1.1}, "probability from 0 to 1"),
+        ({"frames_penalty": -1}, "frames_penalty"),
+        ({"resize": 30}, "resize=30 must be an int of at least 32"),
+        ({"hidden": 0}, "hidden"),
+    ],
+)
+def test_it_refuses(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        system_of(**given)
+
+
+def test_it_refuses_other_classifiers_and_clips() -> None:
+    system = system_of()
+    resnet = create_classifier("timm:test_resnet", num_classes=C)
+    for classifier, text in (
+        (None, "of slowonly_r50, but the classifier is none"),
+        (resnet, "of slowonly_r50, but the classifier is timm:test_resnet"),
+        (classifier_of(num_classes=5), "has 5 classes, but the bank has 3"),
+        (classifier_of(size=24), r"sees other pixels .*--set size=24"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            system.take_networks({"heavy": classifier}, None)
+    views = some_views(2)
+    with pytest.raises(InvalidArgument, match=f"trained for {T} candidates a video and cannot run with 4"):
+        system.run(Views({name: views[name][:, :4] for name in views.sets}))
+
+
+def test_it_takes_the_weights_of_its_classifier() -> None:
+    system, views = system_of(), some_views(2)
+    for weight in system.network.parameters():
+        nn.init.zeros_(weight)
+    classifier = classifier_of()
+    system.take_networks({"heavy": classifier}, None)
+    output = system.with_threshold(0).run(views)
+    assert torch.allclose(output.probabilities, classifier.clip_probs(views[FRAMES]), atol=1e-5)

@@ -49,18 +49,18 @@ from sosampler.baselines.patches import (
     FrameFeatures,
     GlanceMaps,
     PatchGrid,
+    backbone_gmacs,
     cut_patches,
     grid_corners,
     last_map,
     map_side,
     sample_patches,
 )
-from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.pooled import FrameExitClassifier, TimmClassifier, timm_head_names
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from sosampler.classifiers.weights import load_weights, without_head
 from sosampler.errors import InvalidArgument
-from sosampler.samplers.backbones import MOBILENET, MobileNetV2, create_backbone, load_backbone_weights
+from sosampler.samplers.backbones import MOBILENET, create_backbone, load_backbone_weights
 from sosampler.samplers.sosampler import log_label_confidence
 
 _SMALLEST = 1e-12  # probabilities are clamped here before a logarithm
@@ -101,7 +101,8 @@ class AdaFocus(Baseline):
         *,
         version: int = 1,
         inputs: str = "features",  # stored in the bank; "frames": the networks are layers of its own and see pixels
-        patch: int = 128,  # pixels a side of a patch; of frames of 224
+        size: int = 224,  # pixels a side of a frame, as the classifier sees it
+        patch: int = 128,  # pixels a side of a patch
         grid: int = 7,  # corners a side
         hidden: int = 1024,  # units of the classifier's GRU
         policy_width: int = 1024,  # units of the policy's GRU and the layer before it
@@ -124,7 +125,8 @@ class AdaFocus(Baseline):
             "glance_width": None if glance_width is None else check_int("glance_width", glance_width),
             "version": check_int("version", version, at_most=2),
             "inputs": one_of("inputs", inputs, ("features", FRAMES)),
-            "patch": check_int("patch", patch, at_most=self.frame_size - 1),
+            "size": check_int("size", size, at_least=2),
+            "patch": check_int("patch", patch, at_most=size - 1),
             "grid": check_int("grid", grid, at_least=2),
             "hidden": check_int("hidden", hidden),
             "policy_width": check_int("policy_width", policy_width),
@@ -147,8 +149,8 @@ class AdaFocus(Baseline):
                 "version=2 cuts patches anywhere" if version == 2 else "tune_local=True trains the network of patches"
             )
             raise InvalidArgument(f"{what}, of which no features can be stored; give inputs='frames' with it")
-        self.version, self.grid, self.patch = version, grid, patch
-        self.map_side = map_side(self.frame_size)
+        self.version, self.grid, self.patch, self.frame_size = version, grid, patch, size
+        self.map_side = map_side(size)
         if inputs == FRAMES:
             self.feature_sets = (FRAMES,)
             self.local, self.glance = create_backbone(local_net), create_backbone(glance_net)
@@ -177,6 +179,11 @@ class AdaFocus(Baseline):
     def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> FrameFeatures | None:
         """Return the network of a set that the bank is to store, from the classifier or the weights of the glance."""
         if name == "patches" and classifier is not None:
+            if classifier.preprocessing.size != (self.frame_size, self.frame_size):
+                raise InvalidArgument(
+                    f"the classifier {classifier.name} sees frames of {classifier.preprocessing.size}, but adafocus of "
+                    f"{self.frame_size} pixels a side; set size to that of the classifier (--set size=...)"
+                )
             return PatchGrid(classifier, patch=self.patch, grid=self.grid)
         if name == "glance" and weights is not None:
             backbone = create_backbone(MOBILENET)
@@ -409,9 +416,8 @@ class AdaFocus(Baseline):
         """Return giga multiply-adds of the two networks for a frame, where they are layers of its own."""
         if self.config["inputs"] != FRAMES:
             return 0.0
-        sizes = ((self.glance, self.frame_size), (self.local, self.patch))
-        nets = [(net.features if isinstance(net, MobileNetV2) else net.weights_net(), size) for net, size in sizes]
-        return sum(float(count_gmacs(net, torch.empty(1, 3, size, size, device="meta"))) for net, size in nets)
+        glance, local = self.config["glance_net"], self.config["local_net"]
+        return backbone_gmacs(glance, self.frame_size) + backbone_gmacs(local, self.patch)
 
     def check_shapes(self, views: Views) -> None:
         super().check_shapes(views)

@@ -5,6 +5,7 @@ A bank stores what `FrameFeatures` compute as it does the features of classifier
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from sosampler._util.validation import check_int
 from sosampler.classifiers.base import Classifier, Penultimate, check_finite, class_layer, count_gmacs, digest_of
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument, first_line
-from sosampler.samplers.backbones import Backbone, MobileNetV2
+from sosampler.samplers.backbones import Backbone, MobileNetV2, create_backbone
 
 
 def grid_corners(actions: Tensor, *, grid: int, patch: int, size: int) -> Tensor:
@@ -64,6 +65,15 @@ def last_map(backbone: Backbone, frames: Tensor) -> Tensor:
     return backbone.weights_net().forward_features(frames)
 
 
+@cache
+def backbone_gmacs(name: str, size: int) -> float:
+    """Return giga multiply-adds of a backbone by its name, for a frame of `size` pixels a side."""
+    with torch.device("meta"):
+        backbone = create_backbone(name)
+    net = backbone.features if isinstance(backbone, MobileNetV2) else backbone.weights_net()
+    return float(count_gmacs(net, torch.empty(1, 3, size, size, device="meta")))
+
+
 # ---- features that a bank stores
 
 
@@ -103,7 +113,6 @@ class GlanceMaps(FrameFeatures):
         super().__init__()
         self.net = self.backbone = backbone.requires_grad_(False).eval()
         self.name, self.preprocessing = f"map of {backbone.name}", Preprocessing(size=(size, size), resize=size)
-        self._blank = torch.empty(1, 3, size, size, device="meta")
         self.width = backbone.num_features * map_side(size) ** 2
 
     @torch.no_grad()
@@ -113,8 +122,7 @@ class GlanceMaps(FrameFeatures):
         return check_finite(maps.float().flatten(1).cpu(), self.name)
 
     def gmacs(self) -> float:
-        net = self.backbone.features if isinstance(self.backbone, MobileNetV2) else self.backbone.weights_net()
-        return float(count_gmacs(net, self._blank))
+        return backbone_gmacs(self.backbone.name, self.preprocessing.size[0])
 
     def fingerprint(self) -> str:
         settings = {"kind": self.kind, "name": self.name, "preprocessing": self.preprocessing.to_dict()}
