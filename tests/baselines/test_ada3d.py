@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import sosampler as so
 from sosampler.baselines.ada3d import Ada3D, SwitchedSlowOnly, keep_one, usage_rewards
 from sosampler.baselines.base import FRAMES, BaselineOutput, UniformFrames, Views, draw_uniform, predict, video_gmacs
+from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.factory import create_classifier
 from sosampler.classifiers.nets import resnet3d
@@ -21,6 +25,7 @@ from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.classifiers.spacetime import PYTORCHVIDEO, SpacetimeClassifier
 from sosampler.errors import InvalidArgument
 from sosampler.training.train_baseline import fit
+from tests.factories import make_plain_bank
 
 C, T, K, SIDE = 3, 6, 3, 32
 STAGES = ((1, 4, 8, 1), (1, 4, 16, 1), (2, 8, 24, 3), (1, 8, 32, 3))  # SlowOnly-50 has the same kinds of stages
@@ -31,10 +36,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resnet3d, "STAGES", STAGES)
 
 
-def slowonly(seed: int = 0) -> SlowOnly:
+def slowonly(num_classes: int = C) -> SlowOnly:
     """Tiny, with random weights everywhere: its residual branches would start at zero."""
-    torch.manual_seed(seed)
-    net = SlowOnly(num_classes=C).eval()
+    torch.manual_seed(0)
+    net = SlowOnly(num_classes).eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm3d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -149,11 +154,10 @@ def some_views(batch: int, seed: int = 0) -> Views:
     return Views({FRAMES: frames, "light": torch.randn(batch, T, LIGHT, generator=generator)})
 
 
-def classifier_of(num_classes: int = C, size: int = SIDE, resize: int = FULL) -> SpacetimeClassifier:
-    net = SlowOnly(num_classes)
-    net.load_state_dict(slowonly().state_dict()) if num_classes == C else None
-    pixels = Preprocessing(size=(size, size), resize=resize, **PYTORCHVIDEO)
-    names = [str(number) for number in range(num_classes)]
+def classifier_of(num_classes: int = C, *, size: int = SIDE, names: Sequence[str] = ()) -> SpacetimeClassifier:
+    net = slowonly(num_classes=num_classes)
+    pixels = Preprocessing(size=(size, size), resize=FULL, **PYTORCHVIDEO)
+    names = names or [str(number) for number in range(num_classes)]
     return SpacetimeClassifier(net.eval(), name="slowonly_r50", preprocessing=pixels, class_names=names)
 
 
@@ -310,7 +314,7 @@ def accuracy(output: BaselineOutput, labels: Tensor) -> float:
 
 def test_it_learns_to_drop_duplicated_frames_and_beats_random_ones() -> None:
     system, (views, labels, _) = system_of(Painted), clips(600, seed=1)
-    fit(system, views, labels, epochs={"policy": 60}, batch_size=100, lr=0.01)
+    fit(system, views, labels, epochs={"policy": 40}, batch_size=100, lr=0.01)
     views, labels, duplicated = clips(300, seed=2)
     output = predict(system, views)
     kept = output.seen[FRAMES].sum(dim=1).float()
@@ -326,6 +330,48 @@ def test_it_learns_to_drop_duplicated_frames_and_beats_random_ones() -> None:
     # Convolutions that change no answer are dropped.
     with torch.no_grad():
         assert (system.select(views)[1] > 0.5).float().mean() < 0.1
+
+
+# ---- on a bank
+
+
+def test_training_and_evaluation_on_a_bank(tmp_path: Path) -> None:
+    bank = make_plain_bank(tmp_path / "bank")
+    classifier = classifier_of(2, names=bank.classes)
+    torch.manual_seed(0)
+    so.SOSampler(backbone="timm:test_resnet", input_size=32).save_pretrained(tmp_path / "light")
+    short = {"epochs": {"policy": 1, "joint": 1}, "num_candidates": 4, "batch_size": 3, "size": SIDE, "resize": FULL}
+    options: dict[str, Any] = {"sampler": "ada3d", "light": tmp_path / "light", **short}
+    trained = so.train(bank, out=tmp_path / "run", classifier=classifier, **options)
+    again = so.train(bank, out=tmp_path / "again", classifier=classifier, **options)
+    for key, weight in trained.system.state_dict().items():
+        assert torch.equal(weight, again.system.state_dict()[key])
+    assert trained.system.config["num_candidates"] == 4
+    assert trained.result["dev_curve"][-1]["frames"] > 3  # all of them, but for a short video
+    so.add_teacher(bank, classifier)
+    policies = {"ada3d": f"{tmp_path / 'run'}@0", "plain": f"{tmp_path / 'run'}@uniform@2"}
+    result = so.evaluate(bank, policies, num_frames=1, num_candidates=4, classifier=classifier, bootstrap=0)
+    row = result.row("ada3d@0")
+    assert row.frames_classified == row.frames_decoded > 3
+    assert row.sampler_gmacs > classifier.gmacs(3)
+    assert result.row("plain@uniform@2").frames_decoded == 2.0
+    with pytest.raises(InvalidArgument, match="trained for 4 candidates a video and cannot run with 3"):
+        so.evaluate(bank, policies, num_frames=1, num_candidates=3, classifier=classifier, bootstrap=0)
+    swapped = classifier_of(2, names=("jump", "run"))
+    with pytest.raises(InvalidArgument, match="class 0 is 'run' here and 'jump' there"):
+        so.train(bank, out=tmp_path / "swapped", classifier=swapped, **options)
+    resnet = create_classifier("timm:test_resnet", num_classes=2, class_names=bank.classes)
+    with pytest.raises(InvalidArgument, match="but the classifier is timm:test_resnet"):
+        so.train(bank, out=tmp_path / "other", classifier=resnet, **options)
+    with pytest.raises(InvalidArgument, match="has a light network, whose weights are not given"):
+        so.train(bank, out=tmp_path / "none", classifier=classifier, sampler="ada3d", **short)
+
+
+def test_the_recipe() -> None:
+    recipe = read_baseline_recipe("ada3d")
+    assert recipe.feature_sets == (FRAMES, "light")
+    assert recipe.needs_light
+    assert recipe.epochs == {"policy": 30, "joint": 0}
 
 
 # ---- bad input

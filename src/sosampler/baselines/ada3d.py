@@ -335,14 +335,19 @@ class SwitchedSlowOnly(nn.Module):
 
         The last counts once a clip, the others for each of its frames.
         """
-        clip = torch.empty(1, 3, 1, *size, device="meta")
-        choices = torch.cat([torch.zeros(1, len(self.convs)), torch.eye(len(self.convs))]).bool()
-        costs = []
-        for choice in choices:
-            with self.switched(choice[None]):
-                costs.append(count_gmacs(self.net, clip))
+        outputs: list[Tensor] = []
+        hooks = [conv.register_forward_hook(lambda _, __, output: outputs.append(output)) for conv in self.convs]
+        try:
+            with self.switched(torch.zeros(1, len(self.convs), dtype=torch.bool)):
+                clip = count_gmacs(self.net, torch.empty(1, 3, 1, *size, device="meta"))
+        finally:
+            for hook in hooks:
+                hook.remove()
         head = self.net.blocks[-1].proj.weight.numel() / 1e9
-        return costs[0] - head, [cost - costs[0] for cost in costs[1:]], head
+        # All taps but the middle one, at each position of the output [1, C, 1, h, w].
+        taps = [(1 - 1 / conv.kernel_size[0]) * conv.weight.numel() for conv in self.convs]
+        convs = [weights * output[0, 0].numel() / 1e9 for weights, output in zip(taps, outputs, strict=True)]
+        return clip - head, convs, head
 
 
 # ---- rewards
