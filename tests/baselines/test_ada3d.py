@@ -314,7 +314,7 @@ def accuracy(output: BaselineOutput, labels: Tensor) -> float:
 
 def test_it_learns_to_drop_duplicated_frames_and_beats_random_ones() -> None:
     system, (views, labels, _) = system_of(Painted), clips(600, seed=1)
-    fit(system, views, labels, epochs={"policy": 40}, batch_size=100, lr=0.01)
+    fit(system, views, labels, epochs={"policy": 60}, batch_size=100, lr=0.01)
     views, labels, duplicated = clips(300, seed=2)
     output = predict(system, views)
     kept = output.seen[FRAMES].sum(dim=1).float()
