@@ -28,7 +28,7 @@ from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.classifiers.base import count_gmacs
 from sosampler.errors import InvalidArgument
 from sosampler.training.train_baseline import fit
-from tests.factories import two_sets
+from tests.factories import two_sets, with_sets_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},
@@ -37,6 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
 ALL: dict[str, dict[str, Any]] = SMALL | {
     "adaframe": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
     "marl": {"heavy_width": 5, "num_classes": 3, "hidden": 8, "width": 6, "max_steps": 2},
+    "ar-net": {"heavy_width": 5, "light_width": 4, "r34_width": 3, "r18_width": 3, "num_classes": 3, "hidden": 8},
 }
 
 
@@ -147,7 +148,8 @@ def lively(name: str) -> Baseline:
 
 @pytest.mark.parametrize("name", list_systems())
 def test_a_turned_system_shares_its_weights_and_costs_more(name: str) -> None:
-    system, (views, _) = lively(name), some_views(60, frames=10)
+    system, views = lively(name), with_sets_of(name, some_views(60, frames=10)[0])
+    prices = {**dict.fromkeys(system.feature_sets, 1.0), "heavy": 4.0, "light": 0.1}
     system.about = {"dev": 0.5}
     before, drawn, memory = dict(system.config), torch.get_rng_state(), {id(part) for part in system.parameters()}
     spent = []
@@ -164,7 +166,7 @@ def test_a_turned_system_shares_its_weights_and_costs_more(name: str) -> None:
         output, expected = turned.run(views), fresh.run(views)
         assert torch.equal(output.probabilities, expected.probabilities)
         assert torch.equal(output.seen_heavy, expected.seen_heavy)
-        spent.append(float(video_gmacs(turned, output, {"heavy": 4.0, "light": 0.1}).mean()))
+        spent.append(float(video_gmacs(turned, output, prices).mean()))
     assert system.config == before
     torch.set_rng_state(drawn)
     system.with_threshold(system.threshold_values[0])
@@ -193,6 +195,7 @@ def test_a_turned_system_moves_and_learns_with_its_own() -> None:
         ("liteeval", -0.1),
         ("adaframe", -0.1),
         ("marl", 2.5),
+        ("ar-net", -0.1),
     ],
 )
 def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:

@@ -17,13 +17,14 @@ from sosampler.baselines.base import Baseline, Views, is_baseline_folder, load_s
 from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.cli.main import app
 from sosampler.errors import InvalidArgument, WeightsError
-from tests.factories import two_sets
+from tests.factories import two_sets, with_sets_of
 
 SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},
     "liteeval": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "coarse_width": 3, "fine_width": 5},
     "adaframe": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 6, "width": 4, "max_steps": 4},
     "marl": {"heavy_width": 5, "num_classes": 3, "hidden": 6, "width": 4, "agents": 2},
+    "ar-net": {"heavy_width": 5, "light_width": 4, "r34_width": 3, "r18_width": 3, "num_classes": 3, "hidden": 6},
 }
 ABOUT = {"classifier": "resnet50", "num_candidates": 7, "dev": 0.5, "light": None, "recipe": {"lr": 0.001}}
 
@@ -72,7 +73,8 @@ def test_a_loaded_system_is_the_saved_one_bit_for_bit(name: str, multi_label: bo
     assert not any(weight.requires_grad for weight in loaded.parameters())
     assert loaded.state_dict().keys() == system.state_dict().keys()
     assert all(torch.equal(loaded.state_dict()[key], value) for key, value in system.state_dict().items())
-    before, after = system.run(some_views()), loaded.run(some_views())
+    views = with_sets_of(name, some_views())
+    before, after = system.run(views), loaded.run(views)
     assert before.seen.keys() == after.seen.keys() == set(system.feature_sets)
     for first, second in zip([*before, *before.seen.values()], [*after, *after.seen.values()], strict=True):
         assert isinstance(first, dict) or first is second is None or torch.equal(first, second)

@@ -17,13 +17,14 @@ from sosampler.baselines.liteeval import LiteEval
 from sosampler.baselines.marl import MARL
 from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.policies.positional import uniform
-from tests.factories import two_sets
+from tests.factories import replaced, two_sets, with_sets_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "frameexit": {"max_frames": 6, "neck_width": 8, "gate_widths": [4, 2]},
     "liteeval": {"light_width": 3, "coarse_width": 4, "fine_width": 8},
     "adaframe": {"light_width": 3, "hidden": 8, "width": 4, "memory_frames": 8, "search_memory": True},
     "marl": {"hidden": 8, "width": 4},
+    "ar-net": {"light_width": 3, "r34_width": 3, "r18_width": 3, "hidden": 8},
 }
 
 
@@ -46,16 +47,13 @@ def random_views(videos: int = 12, candidates: int = 8) -> Views:
 @pytest.mark.parametrize("name", list_systems())
 @pytest.mark.parametrize("num_frames", [1, 3, 8])
 def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_frames: int) -> None:
-    system, views = UniformFrames(lively(name), num_frames), random_views()
+    system, views = UniformFrames(lively(name), num_frames), with_sets_of(name, random_views())
     output = system.run(views)
     for video, count in enumerate(views.real.sum(1).tolist()):
         wanted = uniform(count, num_frames).tolist() if count > num_frames else list(range(count))
         assert output.seen_heavy[video].nonzero()[:, 0].tolist() == wanted
-    poisoned = two_sets(
-        views.heavy.masked_fill(~output.seen_heavy[:, :, None], math.nan),
-        views.light.masked_fill(~output.seen_light[:, :, None], math.nan),
-        views.mask,
-    )
+    unseen = {one: ~output.seen_in(one)[:, :, None] for one in views.sets}
+    poisoned = replaced(views, **{one: views[one].masked_fill(unseen[one], math.nan) for one in views.sets})
     assert torch.equal(system.run(poisoned).probabilities, output.probabilities)
     assert torch.allclose(output.probabilities.sum(1), torch.ones(12), atol=1e-5)
 
@@ -63,7 +61,7 @@ def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_fram
 @pytest.mark.parametrize("name", list_systems())
 def test_costs_are_those_of_the_layers_that_run(name: str) -> None:
     system = UniformFrames(lively(name), 3)
-    views = replace(random_views().some(torch.arange(1)), mask=None)
+    views = with_sets_of(name, replace(random_views().some(torch.arange(1)), mask=None))
     with FlopCounterMode(display=False) as counter:
         output = system.run(views)
     assert float(system.own_gmacs(output)[0]) == pytest.approx(counter.get_total_flops() / 2 / 1e9)

@@ -142,9 +142,9 @@ class Baseline(nn.Module):
 
     A subclass sets `name`, its `feature_sets`, and `phases` if it trains in several, calls `super().__init__(config)`
     with the JSON values that build it again, and defines `loss`, `decide`, `own_gmacs`, `classify_frames` and
-    `frames_gmacs`. Arguments that follow from the bank are `SET_width` of each set but "frames", `num_classes`,
-    `multi_label` and `num_candidates`, as far as it has them. It may have a threshold: a setting that trades accuracy
-    for cost at run time and that no weight's shape depends on.
+    `frames_gmacs`. Arguments that follow from the bank are `SET_width` and `SET_gmacs` of each set but "frames",
+    `num_classes`, `multi_label` and `num_candidates`, as far as it has them. It may have a threshold: a setting that
+    trades accuracy for cost at run time and that no weight's shape depends on.
     """
 
     name: str = ""

@@ -154,8 +154,9 @@ def _shipped_recipe(system: str) -> BaselineRecipe:
 
 def from_bank(system: str) -> list[str]:
     """Return the arguments of a baseline that follow from the bank, as far as its class has them."""
-    widths = [f"{name}_width" for name in baseline_class(system).feature_sets if name != FRAMES]
-    return [*widths, "num_classes", "multi_label", "num_candidates"]
+    sets = [name for name in baseline_class(system).feature_sets if name != FRAMES]
+    of_sets = [f"{name}_{fact}" for fact in ("width", "gmacs") for name in sets]
+    return [*of_sets, "num_classes", "multi_label", "num_candidates"]
 
 
 def _class_settings(system: str) -> list[str]:

@@ -181,7 +181,7 @@ def _train(
     training = bank.split("train")
     recipe = _limit_frames(recipe, max(len(video) for video in training if video.labels), say)
     baseline = recipe.build(
-        **{f"{name}_width": about["width"] for name, about in features.items()},
+        **{f"{name}_{fact}": about[fact] for name, about in features.items() for fact in ("width", "gmacs")},
         num_classes=len(bank.classes),
         multi_label=_independent_classes(bank, sources.get("heavy"), own),
         num_candidates=recipe.num_candidates,
