@@ -15,7 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import sosampler as so
 from sosampler.baselines.ada3d import Ada3D, SwitchedSlowOnly, keep_one, usage_rewards
-from sosampler.baselines.base import FRAMES, BaselineOutput, UniformFrames, Views, draw_uniform, predict, video_gmacs
+from sosampler.baselines.base import (
+    FRAMES,
+    BaselineOutput,
+    UniformFrames,
+    Views,
+    draw_uniform,
+    predict,
+    save_baseline,
+    video_gmacs,
+)
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.classifiers.base import count_gmacs
 from sosampler.classifiers.factory import create_classifier
@@ -195,6 +204,26 @@ def test_without_decisions_it_is_the_3d_network_on_uniform_frames() -> None:
     output = uniform.run(views)
     assert torch.allclose(output.probabilities, classifier.clip_probs(views[FRAMES][:, [1, 3, 5]]), atol=1e-5)
     assert video_gmacs(uniform, output, {"light": 0.1}).tolist() == pytest.approx([classifier.gmacs(3)] * 3)
+
+
+def test_thresholds_share_weights_and_cost_more(tmp_path: Path) -> None:
+    system, views = system_of(), some_views(8)
+    with torch.no_grad():
+        for head in (system.frames_head, system.convs_head):
+            head.weight.mul_(100)
+            head.bias.zero_()
+    spent = []
+    for value in system.threshold_values:
+        other = system.with_threshold(value)
+        assert next(other.parameters()) is next(system.parameters())
+        spent.append(float(video_gmacs(other, other.run(views), {"light": 0.0}).mean()))
+    assert spent == sorted(spent)
+    assert spent[-1] > 1.3 * spent[0]
+    save_baseline(tmp_path / "run", system, {})
+    loaded = so.load_system(tmp_path / "run")
+    assert loaded.config == system.config
+    assert loaded.frame_size == FULL
+    assert torch.equal(loaded.run(views).probabilities, system.run(views).probabilities)
 
 
 def test_padding_is_never_used() -> None:

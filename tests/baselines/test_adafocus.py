@@ -16,7 +16,16 @@ from torch.utils.flop_counter import FlopCounterMode
 import sosampler as so
 from sosampler import wrap_classifier
 from sosampler.baselines.adafocus import AdaFocus, Look, discounted_returns, normalised, ppo_losses
-from sosampler.baselines.base import FRAMES, Baseline, BaselineOutput, UniformFrames, Views, predict, video_gmacs
+from sosampler.baselines.base import (
+    FRAMES,
+    Baseline,
+    BaselineOutput,
+    UniformFrames,
+    Views,
+    predict,
+    save_baseline,
+    video_gmacs,
+)
 from sosampler.baselines.patches import (
     GlanceMaps,
     PatchGrid,
@@ -340,6 +349,32 @@ def test_costs_are_the_published_ones(price: float, published: float) -> None:
     assert system.policy.gmacs() == pytest.approx(0.010, abs=1e-4)
     cost = video_gmacs(system, output, {"patches": price, "glance": 0.301})
     assert cost.item() == pytest.approx(published, abs=0.1)
+
+
+def test_thresholds_share_weights_and_cost_more() -> None:
+    system, (views, _, _) = untrained(), problem(40, seed=7)
+    prices, spent = {"patches": 1.0, "glance": 0.3}, []
+    for value in system.threshold_values:
+        other = system.with_threshold(value)
+        assert next(other.parameters()) is next(system.parameters())
+        spent.append(float(video_gmacs(other, other.run(views), prices).mean()))
+    assert spent == sorted(spent)
+    assert spent[-1] > 1.05 * spent[0]
+    with pytest.raises(InvalidArgument, match="confidence=-1"):
+        system.with_threshold(-1)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_a_loaded_one_is_the_saved_one(tmp_path: Path, multi_label: bool) -> None:
+    for name, system, views in (
+        ("features", untrained(multi_label=multi_label), problem(6, seed=7)[0]),
+        ("frames", on_frames(version=2, multi_label=multi_label), pixels(3)),
+    ):
+        save_baseline(tmp_path / name, system, {})
+        loaded = so.load_system(tmp_path / name)
+        assert loaded.config == system.config
+        assert loaded.feature_sets == system.feature_sets
+        assert torch.equal(loaded.run(views).probabilities, system.run(views).probabilities)
 
 
 # ---- training
