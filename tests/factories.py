@@ -25,7 +25,7 @@ from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.prepare import prepare
 from sosampler.bank.writer import writing_shard
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, save_baseline
-from sosampler.baselines.registry import baseline_class, create_baseline
+from sosampler.baselines.registry import baseline_class, create_baseline, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import create_backbone
@@ -516,6 +516,11 @@ class Peek(Baseline):
 def two_sets(heavy: Tensor, light: Tensor, mask: Tensor | None = None) -> Views:
     """Views of a heavy and a light network."""
     return Views({"heavy": heavy, "light": light}, mask)
+
+
+def on_heavy_features() -> list[str]:
+    """Return the baselines on features of the classifier; the others, on patches and pixels, have such tests too."""
+    return [name for name in list_systems() if "heavy" in baseline_class(name).feature_sets]
 
 
 def with_sets_of(name: str, views: Views, width: int = 3) -> Views:

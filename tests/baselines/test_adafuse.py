@@ -409,7 +409,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return so.save_classifier(network, tmp_path_factory.mktemp("networks") / "plain")
 
 
-FEW = {"epochs": 1, "num_candidates": 3, "batch_size": 2, "backbone": BACKBONE, "gate_quota": 512}
+FEW = {"epochs": 1, "num_candidates": 3, "batch_size": 2, "gate_quota": 512}
 
 
 def test_trained_from_a_bank_saved_and_evaluated(classifier: Path, tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_trained_from_a_bank_saved_and_evaluated(classifier: Path, tmp_path: Pat
     trained = so.train(bank, sampler="adafuse", out=out, classifier=classifier, **FEW)
     system = load_system(out)
     assert isinstance(system, AdaFuse)
-    assert system.frame_size == 32
+    assert (system.frame_size, system.config["backbone"]) == (32, BACKBONE)
     assert (system.preprocessing.mean, system.preprocessing.std) == ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     frames = trained.result["dev_frames"]  # a video has two
     assert frames == trained.result["dev_frames_decoded"] == pytest.approx(8 / 3)
@@ -438,11 +438,17 @@ def test_trained_from_a_bank_saved_and_evaluated(classifier: Path, tmp_path: Pat
 def test_it_starts_from_the_classifier(classifier: Path) -> None:
     network = so.create_classifier(classifier)
     torch.manual_seed(1)
-    system = AdaFuse(2, backbone=BACKBONE, gate_quota=512)
+    system = AdaFuse(2, gate_quota=512)
     system.take_networks({"heavy": network}, None)
     for key, tensor in system.net.state_dict().items():
         assert torch.equal(tensor, network.net.state_dict()[key])
     assert system.config["input_size"] == 32
+    torch.manual_seed(1)
+    same = AdaFuse(2, gate_quota=512)
+    torch.manual_seed(2)
+    same.take_networks({"heavy": network}, None)
+    gates = [tuple(one.gates[name].first.weight for name in one.gates) for one in (system, same)]
+    assert all(torch.equal(*pair) for pair in zip(*gates, strict=True))  # drawn by the seed at its creation
     other = AdaFuse(5, backbone=BACKBONE, gate_quota=512, input_size=48)  # other classes, another size
     other.take_networks({"heavy": network}, None)
     assert torch.equal(other.net.layer1[0].conv1.weight, network.net.layer1[0].conv1.weight)
@@ -453,7 +459,8 @@ def test_it_starts_from_the_classifier(classifier: Path) -> None:
 
 
 def test_other_weights_are_another_run(classifier: Path, tmp_path: Path) -> None:
-    bank, few = make_plain_bank(tmp_path / "bank"), {**FEW, "input_size": 32, "out": tmp_path / "run"}
+    bank = make_plain_bank(tmp_path / "bank")
+    few = {**FEW, "backbone": BACKBONE, "input_size": 32, "out": tmp_path / "run"}
     first = so.train(bank, sampler="adafuse", weights=classifier / "model.safetensors", **few)
     said: list[str] = []
     again = so.train(bank, sampler="adafuse", weights=classifier / "model.safetensors", say=said.append, **few)
@@ -463,6 +470,14 @@ def test_other_weights_are_another_run(classifier: Path, tmp_path: Path) -> None
     other = so.save_classifier(network, tmp_path / "other") / "model.safetensors"
     with pytest.raises(InvalidArgument, match="holds a run with other settings: weights"):
         so.train(bank, sampler="adafuse", weights=other, **few)
+
+
+def test_it_starts_from_the_backbone_under_the_head_of_frameexit() -> None:
+    network = so.create_classifier(f"timm:{BACKBONE}", num_classes=2, head="frameexit", input_size=32)
+    system = AdaFuse(2, gate_quota=512)
+    system.take_networks({"heavy": network}, None)
+    assert torch.equal(system.net.layer1[0].conv1.weight, network.net.backbone.layer1[0].conv1.weight)
+    assert system.net.fc.out_features == 2
 
 
 def test_it_takes_over_the_stride_of_the_classifier() -> None:
@@ -477,9 +492,10 @@ def test_it_takes_over_the_stride_of_the_classifier() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        ("timm:test_vit", {}, "timm:test_vit is not the network of this adafuse, test_resnet"),
-        (f"timm:{BACKBONE}", {"head": "frameexit"}, "is not the network"),
-        (f"any_precision:{BACKBONE}", {}, "is not the network"),
+        ("timm:test_vit", {}, "timm:test_vit is none; give a classifier on one"),
+        ("x3d_s", {"input_size": 32}, "x3d_s is none"),
+        (f"any_precision:{BACKBONE}", {}, "any_precision:test_resnet is none"),
+        ("timm:resnet18", {"input_size": 32}, "timm:resnet18 has the network resnet18, but backbone='test_resnet'"),
         (f"timm:{BACKBONE}", {"input_size": (32, 64)}, "sees 32x64 pixels"),
     ],
 )

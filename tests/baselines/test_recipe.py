@@ -21,7 +21,7 @@ def test_the_recipes_that_come_along_are_whole(name: str) -> None:
     assert recipe.changed() == recipe
     assert type(recipe)(**json.loads(json.dumps(recipe.to_dict()))) == recipe
     widths = {f"{one}_width": 4 for one in recipe.feature_sets}
-    built = recipe.build(**widths, num_classes=2, multi_label=False)
+    built = recipe.build(**widths, num_classes=2, multi_label=False, num_candidates=3)
     assert built.config | recipe.settings == built.config
     assert built.config[built.threshold] == recipe.settings[built.threshold]
 

@@ -225,17 +225,17 @@ def test_an_evaluation_finds_the_sets_again(bank: so.Bank) -> None:
 
 
 def test_sources_of_further_sets(bank: so.Bank) -> None:
-    found = feature_sources(bank, Mixed, classifier="heavy")
+    found = feature_sources(bank, Mixed(), classifier="heavy")
     assert {name: source.name for name, source in found.items()} == {"heavy": "heavy", "r34": "r34"}
-    assert feature_sources(bank, Mixed, classifier="heavy", features={"r34": "heavy"})["r34"].name == "heavy"
+    assert feature_sources(bank, Mixed(), classifier="heavy", features={"r34": "heavy"})["r34"].name == "heavy"
     with pytest.raises(InvalidArgument, match=r"hold 'r18'; it takes these: r34"):
-        feature_sources(bank, Mixed, classifier="heavy", features={"r18": "heavy"})
+        feature_sources(bank, Mixed(), classifier="heavy", features={"r18": "heavy"})
     with pytest.raises(InvalidArgument, match="no features called 'nowhere', and no saved classifier or sampler"):
-        feature_sources(bank, Mixed, classifier="heavy", features={"r34": "nowhere"})
+        feature_sources(bank, Mixed(), classifier="heavy", features={"r34": "nowhere"})
 
     class More(Mixed):
         name, feature_sets = "more", ("heavy", "r18")
 
     wanted = r"no features 'r18', which more needs; .*--features r18=FOLDER.*sosampler bank add-features .* r18=FOLDER"
     with pytest.raises(InvalidArgument, match=wanted):
-        feature_sources(bank, More, classifier="heavy")
+        feature_sources(bank, More(), classifier="heavy")

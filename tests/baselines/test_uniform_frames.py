@@ -15,9 +15,9 @@ from sosampler.baselines.base import Baseline, UniformFrames, Views
 from sosampler.baselines.frameexit import FrameExit
 from sosampler.baselines.liteeval import LiteEval
 from sosampler.baselines.marl import MARL
-from sosampler.baselines.registry import create_baseline, list_systems
+from sosampler.baselines.registry import create_baseline
 from sosampler.policies.positional import uniform
-from tests.factories import replaced, two_sets, with_sets_of
+from tests.factories import on_heavy_features, replaced, two_sets, with_sets_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "frameexit": {"max_frames": 6, "neck_width": 8, "gate_widths": [4, 2]},
@@ -44,7 +44,7 @@ def random_views(videos: int = 12, candidates: int = 8) -> Views:
     return two_sets(heavy, light, torch.arange(candidates) < counts)
 
 
-@pytest.mark.parametrize("name", list_systems())
+@pytest.mark.parametrize("name", on_heavy_features())
 @pytest.mark.parametrize("num_frames", [1, 3, 8])
 def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_frames: int) -> None:
     system, views = UniformFrames(lively(name), num_frames), with_sets_of(name, random_views())
@@ -58,7 +58,7 @@ def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_fram
     assert torch.allclose(output.probabilities.sum(1), torch.ones(12), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", list_systems())
+@pytest.mark.parametrize("name", on_heavy_features())
 def test_costs_are_those_of_the_layers_that_run(name: str) -> None:
     system = UniformFrames(lively(name), 3)
     views = with_sets_of(name, replace(random_views().some(torch.arange(1)), mask=None))

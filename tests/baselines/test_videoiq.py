@@ -13,7 +13,16 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import sosampler as so
-from sosampler.baselines.base import BaselineOutput, UniformFrames, Views, decoded_frames, predict, video_gmacs
+from sosampler.baselines.base import (
+    BaselineOutput,
+    UniformFrames,
+    Views,
+    decoded_frames,
+    load_system,
+    predict,
+    save_baseline,
+    video_gmacs,
+)
 from sosampler.baselines.videoiq import COSTS, SETS, SKIP, VideoIQ
 from sosampler.errors import InvalidArgument
 from sosampler.training.baseline_data import feature_sources
@@ -48,7 +57,8 @@ def problem(batch: int, seed: int) -> tuple[Views, Tensor, Tensor]:
 
 def small(kind: type[VideoIQ] = VideoIQ, **given: Any) -> VideoIQ:
     torch.manual_seed(0)
-    return kind(D, D, D, LIGHT, C, **{"policy_width": 16, "dropout": 0.0, **given})
+    prices = {"bits32_gmacs": PRICES["bits32"], "light_gmacs": PRICES["light"]}
+    return kind(D, D, D, LIGHT, C, **{"policy_width": 16, "dropout": 0.0, **prices, **given})
 
 
 def spread(**given: Any) -> VideoIQ:
@@ -283,7 +293,7 @@ def test_both_costs_by_hand() -> None:
     total = video_gmacs(system, output, PRICES)
     assert torch.allclose(total, 4.0 * sum(counts) + 0.1 * T + own)
     weighted = 1.0 * counts[0] + 0.25 * counts[1] + 0.0625 * counts[2]
-    assert torch.allclose(system.count_otherwise(output, PRICES)["bits"], 4.0 * weighted + 0.1 * T + own)
+    assert torch.allclose(output.other_gmacs["bits"], 4.0 * weighted + 0.1 * T + own)
     assert decoded_frames(output).tolist() == [T] * 15
     measured = measure_baseline(system, views, torch.eye(C)[torch.zeros(15, dtype=torch.int64)], PRICES)
     assert measured["frames"] == pytest.approx(float(sum(counts).float().mean()))
@@ -294,8 +304,8 @@ def test_all_skipped_costs_the_policy_alone() -> None:
     system, (views, _, _) = sure(small(), SKIP), problem(3, seed=12)
     output = system.run(views)
     own = system.own_gmacs(output)
-    assert torch.equal(video_gmacs(system, output, PRICES), 0.1 * T + own)
-    assert torch.equal(system.count_otherwise(output, PRICES)["bits"], video_gmacs(system, output, PRICES))
+    assert torch.allclose(video_gmacs(system, output, PRICES), 0.1 * T + own)
+    assert torch.allclose(output.other_gmacs["bits"], video_gmacs(system, output, PRICES))
 
 
 def test_a_larger_penalty_is_never_dearer() -> None:
@@ -310,11 +320,11 @@ def test_uniform_frames_are_seen_at_32_bits_without_the_policy() -> None:
     uniform = UniformFrames(system, 2)
     output = uniform.run(views)
     assert output.seen["bits32"].sum(dim=1).tolist() == [2] * 5
-    assert "light" not in output.seen
+    assert not output.seen["light"].any()
     chosen = views["bits32"][output.seen["bits32"]].view(5, 2, D)
     assert torch.allclose(output.probabilities, system.classify(chosen.mean(dim=1)).softmax(dim=1), atol=1e-6)
     assert torch.allclose(video_gmacs(uniform, output, PRICES), torch.full((5,), 8.0 + C * D / 1e9))
-    assert torch.equal(uniform.count_otherwise(output, PRICES)["bits"], video_gmacs(uniform, output, PRICES))
+    assert torch.allclose(output.other_gmacs["bits"], video_gmacs(uniform, output, PRICES))
 
 
 # ---- it learns
@@ -327,7 +337,7 @@ class AtRandom(VideoIQ):
 
     def decide(self, views: Views, generator: torch.Generator | None) -> BaselineOutput:
         drawn = torch.multinomial(self.shares, views.real.numel(), replacement=True, generator=generator)
-        return self._classified(views, drawn.view(views.shape))
+        return self._classified(views, drawn.view(views.shape), views.real)
 
 
 @cache
@@ -390,23 +400,38 @@ def test_trained_from_a_bank_and_evaluated(network: Path, tmp_path: Path) -> Non
         num_candidates=3, classifier=classifier, bootstrap=0, split="dev",
     )  # fmt: skip
     row = found.row("iq@0.0")
-    assert row.other_gmacs is not None
+    assert set(row.other_gmacs) == {"bits"}
+    assert result.system.config["bits32_gmacs"] == classifier.gmacs(1)
     assert row.classifier_gmacs == pytest.approx(row.frames_classified * classifier.gmacs(1))
     assert found.row("iq@uniform@2").frames_classified == 2
 
 
 def test_what_it_says_about_other_networks(network: Path, tmp_path: Path) -> None:
-    bank = make_plain_bank(tmp_path / "bank")
-    plain = so.create_classifier("timm:test_resnet", num_classes=3, input_size=32)
-    for classifier, text in ((plain, "timm:test_resnet has one width"), (None, "no classifier is given")):
-        with pytest.raises(InvalidArgument, match=f"{text}.*train-classifier DATA -c any_precision_resnet50"):
-            feature_sources(bank, VideoIQ, classifier=classifier, light=plain)
-    sources = feature_sources(bank, VideoIQ, features={name: str(network) for name in SETS}, light=plain)
+    bank, system = make_plain_bank(tmp_path / "bank"), small()
+    plain = so.create_classifier("timm:test_resnet", num_classes=2, input_size=32)
+    for classifier in (plain, None):
+        with pytest.raises(InvalidArgument, match=r"no features 'bits32', .*; give an any-precision network as class"):
+            feature_sources(bank, system, classifier=classifier, light=plain)
+    sources = feature_sources(bank, system, classifier=network, light=plain)
     assert [sources[name].network.bits for name in SETS] == [32, 4, 2]
-    stored = {name: so.create_classifier(network, bits=width) for name, width in zip(SETS, (32, 4, 2), strict=True)}
-    bank = so.add_features(bank, stored)
-    found = feature_sources(bank, VideoIQ, classifier=plain, light=plain)  # by their names in the bank
+    # By their names in the bank.
+    bank = so.add_features(bank, {name: sources[name].network for name in SETS})
+    found = feature_sources(bank, system, classifier=plain, light=plain)
     assert [found[name].name for name in SETS] == list(SETS)
+    # A folder is the network at 32 bits, which is not that of the set.
+    few = {"light": plain, "epochs": 1, "num_candidates": 3}
+    for folder, text in ((network, "32 bits"), (plain, "its one width of 32 bits")):
+        with pytest.raises(InvalidArgument, match=f"bits4 is given .*:test_resnet at {text}"):
+            so.train(bank, sampler="videoiq", out=tmp_path / "run", features={"bits4": folder}, **few)
+
+
+def test_a_loaded_system_is_the_saved_one(tmp_path: Path) -> None:
+    system, (views, _, _) = spread(penalty=0.5), problem(5, seed=17)
+    save_baseline(tmp_path / "saved", system, {"dev": 0.5})
+    loaded = load_system(tmp_path / "saved")
+    assert isinstance(loaded, VideoIQ)
+    assert (loaded.config, loaded.about) == (system.config, {"dev": 0.5})
+    assert torch.equal(loaded.run(views).probabilities, system.run(views).probabilities)
 
 
 @pytest.mark.parametrize(

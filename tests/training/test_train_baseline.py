@@ -14,7 +14,6 @@ import torch
 import sosampler as so
 from sosampler.baselines.base import predict, video_gmacs
 from sosampler.baselines.recipe import read_baseline_recipe
-from sosampler.baselines.registry import list_systems
 from sosampler.training.baseline_data import bank_views
 from tests.factories import (
     BRIEF,
@@ -31,6 +30,7 @@ from tests.factories import (
     make_learnable_bank,
     make_networks,
     make_plain_bank,
+    on_heavy_features,
     random_frames_bound,
 )
 
@@ -63,7 +63,7 @@ def runs(bank: so.Bank, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     return run
 
 
-@pytest.mark.parametrize("name", list_systems())
+@pytest.mark.parametrize("name", on_heavy_features())
 def test_a_system_learns_and_beats_random_frames(
     bank: so.Bank, runs: Callable[[str], so.TrainedSystem], name: str
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_system_learns_and_beats_random_frames(
     assert repr(trained) == f"TrainedSystem({name}, {trained.folder}, top1, dev {result['dev']})"
 
 
-@pytest.mark.parametrize("name", list_systems())
+@pytest.mark.parametrize("name", on_heavy_features())
 def test_the_dial_trades_accuracy_for_cost(runs: Callable[[str], so.TrainedSystem], name: str) -> None:
     trained = runs(name)
     system, curve = trained.system, trained.result["dev_curve"]

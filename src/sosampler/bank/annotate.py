@@ -42,6 +42,7 @@ from sosampler.bank.format import (
     teacher_schema,
 )
 from sosampler.bank.writer import describe_classes, writing_shard
+from sosampler.baselines.patches import FrameFeatures
 from sosampler.classifiers.base import Classifier, Penultimate, check_finite, to_channels_last
 from sosampler.classifiers.factory import create_classifier
 from sosampler.errors import ClassifierError, InvalidArgument
@@ -258,8 +259,8 @@ def teacher_annotator(
 class FeatureNetwork:
     """A network that computes D features of each frame alone."""
 
-    network: Any  # a classifier or a sampler
-    kind: str  # "classifier" or "sampler"
+    network: Any  # a classifier, a sampler or `FrameFeatures`
+    kind: str  # "classifier" or "sampler", or that of `FrameFeatures`
     name: str  # of the network
     net: nn.Module  # the module that does the work
     compute: Callable[[Tensor], Tensor]  # uint8 [F, 3, H, W] -> float32 [F, D]
@@ -284,13 +285,16 @@ def feature_network(network: Any, device: str | None) -> Iterator[FeatureNetwork
             raise InvalidArgument(f"{folder}: no such folder; give that of a saved classifier or sampler")
         load = load_sampler if is_sampler_folder(folder) else create_classifier
         network = load(folder, device=device)
-    elif not isinstance(network, (Classifier, SOSampler)):
+    elif not isinstance(network, (Classifier, SOSampler, FrameFeatures)):
         raise InvalidArgument(
             f"a {type(network).__name__} has no features; give a classifier of create_classifier or wrap_classifier, "
             "a SOSampler, or the folder of either"
         )
     elif device is not None:
         network = network.to(check_device(device))
+    if isinstance(network, FrameFeatures):
+        yield FeatureNetwork(network, network.kind, network.name, network.net, network.compute, network.gmacs())
+        return
     if isinstance(network, SOSampler):
         sampler, backbone = network, network.backbone
         if backbone.reach:

@@ -31,14 +31,15 @@ from sosampler._util.validation import check_bool, check_float, check_int, one_o
 from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, draw_gumbel, draw_uniform, matrix_gmacs
 from sosampler.classifiers.base import count_gmacs, to_channels_last
 from sosampler.classifiers.factory import create_classifier
-from sosampler.classifiers.pooled import TimmClassifier, build_timm, move_stride_to_first_conv
+from sosampler.classifiers.pooled import FrameExitClassifier, TimmClassifier, build_timm
 from sosampler.classifiers.preprocessing import Preprocessing
-from sosampler.classifiers.weights import load_weights, without_head
+from sosampler.classifiers.weights import load_weights
 from sosampler.errors import InvalidArgument
 
 KEEP, REUSE, SKIP = range(3)
 COUNTS = ("real", "upper bound")
 _HEAD = ("fc",)
+_STAGES = ("layer1", "layer2", "layer3", "layer4")
 _GATE_SCALE = 1e-3  # standard deviation of the gates' new weights
 
 Choose = Callable[[Tensor], Tensor]
@@ -83,7 +84,7 @@ class AdaFuse(Baseline):
         self,
         num_classes: int,
         *,
-        backbone: str = "resnet50",  # a ResNet of timm
+        backbone: str | None = None,  # a ResNet of timm; None: that of the classifier it starts from, else resnet50
         gate_quota: int = 196608,  # hidden layer of a gate times the channels that it decides on
         temperature: float = 0.67,  # of the Gumbel-softmax
         efficiency: float = 0.075,  # weight of the mean GMACs a frame
@@ -112,15 +113,21 @@ class AdaFuse(Baseline):
             "multi_label": check_bool("multi_label", multi_label),
         }
         super().__init__(config)
-        self.net: Any = build_timm(backbone, num_classes=num_classes, stride_on_1x1=stride_on_1x1).net.requires_grad_()
-        if not hasattr(self.net, "layer4") or not all(map(_is_plain, self.blocks())):
+        self._seed = int(torch.randint(2**62, (), device="cpu"))  # of gates for another backbone
+        self._build(backbone or "resnet50")
+        self._see(Preprocessing(size=(224, 224), resize=224))
+
+    def _build(self, backbone: str) -> None:
+        """Make the network and its gates."""
+        options = {"num_classes": self.config["num_classes"], "stride_on_1x1": self.config["stride_on_1x1"]}
+        self.net: Any = build_timm(backbone, **options).net.requires_grad_()
+        if not _is_plain(self.net):
             raise InvalidArgument(f"backbone={backbone!r} must be a plain ResNet of timm, such as resnet50 or resnet18")
         self.gates = nn.ModuleDict()
         for block in self.blocks():
             if _shape(block) not in self.gates:
                 inputs, channels = block.conv1.in_channels, block.conv1.out_channels
-                self.gates[_shape(block)] = Gate(inputs, channels, max(1, gate_quota // channels))
-        self._see(Preprocessing(size=(224, 224), resize=224))
+                self.gates[_shape(block)] = Gate(inputs, channels, max(1, self.config["gate_quota"] // channels))
 
     def _see(self, default: Preprocessing) -> None:
         """Set how frames are seen: by the config, and by `default` where that has nothing."""
@@ -132,40 +139,47 @@ class AdaFuse(Baseline):
 
     def blocks(self) -> list[Any]:
         """Return the residual blocks in their order."""
-        return [block for stage in ("layer1", "layer2", "layer3", "layer4") for block in getattr(self.net, stage)]
+        return [block for stage in _STAGES for block in getattr(self.net, stage)]
 
     def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
-        """Start from a classifier with the same backbone, or from a file of weights; a head of other classes is new."""
-        classifier, backbone = networks.get("heavy"), self.config["backbone"]
+        """Start from a classifier on a ResNet, or from a file of weights; a head of other classes or kind is new."""
+        classifier = networks.get("heavy")
         if (classifier is None) == (weights is None):
             raise InvalidArgument(
-                f"adafuse starts from a trained network, but {'none is' if weights is None else 'two are'} given; give "
-                f"classifier (--classifier), the folder of one on {backbone}, or weights (--weights), a file of "
-                f"{backbone} or 'pretrained'"
+                f"adafuse starts from a trained ResNet, but {'none is' if weights is None else 'two are'} given; give "
+                "classifier (--classifier), the folder of one, or weights (--weights), a file of one or 'pretrained'"
             )
         if classifier is None:
             options: dict[str, Any] = {"num_classes": self.config["num_classes"], "new_head": None}
-            classifier = create_classifier(f"timm:{backbone}", weights=weights, **options)
-        own, given = (without_head(net.state_dict(), _HEAD) for net in (self.net, classifier.net))
-        fits = {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in given.items()}
-        if not isinstance(classifier, TimmClassifier) or not fits:
+            classifier = create_classifier(f"timm:{self.config['backbone'] or 'resnet50'}", weights=weights, **options)
+        net = classifier.net.backbone if isinstance(classifier, FrameExitClassifier) else classifier.net
+        if not isinstance(classifier, (TimmClassifier, FrameExitClassifier)) or not _is_plain(net):
             raise InvalidArgument(
-                f"{classifier.name} is not the network of this adafuse, {backbone} with the mean of frames' logits; "
-                "give such a classifier, or name its network: --set backbone=NAME"
+                f"adafuse has its gates in the blocks of a plain ResNet, but {classifier.name} is none; give a "
+                "classifier on one of timm, such as resnet50"
+            )
+        backbone, wanted = net.pretrained_cfg["architecture"], self.config["backbone"]
+        if wanted not in (None, backbone):
+            raise InvalidArgument(
+                f"{classifier.name} has the network {backbone}, but backbone={wanted!r}; leave it out"
             )
         height, width = classifier.preprocessing.size
         if height != width:
             raise InvalidArgument(
                 f"{classifier.name} sees {height}x{width} pixels; give a classifier that sees squares"
             )
-        if classifier.options.get("stride_on_1x1") and not self.config["stride_on_1x1"]:
-            move_stride_to_first_conv(self.net, backbone)
-            self.config["stride_on_1x1"] = True
+        self.config |= {
+            "backbone": backbone,
+            "stride_on_1x1": bool(classifier.options.get("stride_on_1x1")) or self.config["stride_on_1x1"],
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self._seed)
+            self._build(backbone)
         self._see(classifier.preprocessing)
         seen = self.preprocessing
         self.config |= {"input_size": self.frame_size, "mean": list(seen.mean), "std": list(seen.std)}
-        new_head = classifier.num_classes != self.config["num_classes"]
-        load_weights(self.net, classifier.net.state_dict(), where=classifier.name, head=_HEAD, new_head=new_head)
+        new_head = net is not classifier.net or classifier.num_classes != self.config["num_classes"]
+        load_weights(self.net, net.state_dict(), where=classifier.name, head=_HEAD, new_head=new_head)
 
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         yield from self.parameters() if self.config["train_backbone"] else self.gates.parameters()
@@ -297,10 +311,16 @@ def run_block(block: Any, x: Tensor, gates: Tensor, first: Tensor) -> tuple[Tens
     return (block.act3 if hasattr(block, "act3") else block.act2)(y), use
 
 
-def _is_plain(block: Any) -> bool:
-    """Return whether `run_block` does all that a block does."""
-    return (
-        type(block).__name__ in ("BasicBlock", "Bottleneck") and block.se is None and isinstance(block.aa, nn.Identity)
+def _is_plain(net: Any) -> bool:
+    """Return whether a network is a ResNet whose blocks do no more than `run_block` does."""
+    stages = [getattr(net, stage, ()) for stage in _STAGES]
+    return all(stages) and all(
+        type(block).__name__ in ("BasicBlock", "Bottleneck")
+        and isinstance(block.conv1, nn.Conv2d)
+        and block.se is None
+        and isinstance(block.aa, nn.Identity)
+        for stage in stages
+        for block in stage
     )
 
 

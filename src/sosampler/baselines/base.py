@@ -153,7 +153,9 @@ class Baseline(nn.Module):
     light_size: int = 128  # side of the frames for MobileNetV2, where that is its light network
     frame_size: int = 224  # side of the centre squares in "frames", where it reads these
     takes_weights: bool = False  # whether `weights` of `train` are for a network of its own; see `take_networks`
+    same_classes: bool = False  # whether the classifier must have the bank's classes in their order, as it answers so
     predict_batch: int = 256  # videos that `predict` runs at a time
+    made_of: Mapping[str, str] = {}  # by set, what `frame_network` makes it of, for messages
     phases: tuple[str, ...] = ("all",)
     threshold: str = ""  # its key in the config
     threshold_values: tuple[float, ...] = ()  # usual ones, from cheap to costly
@@ -183,23 +185,9 @@ class Baseline(nn.Module):
             raise NotImplementedError
         return seen.own
 
-    def count_otherwise(self, output: BaselineOutput, prices: Mapping[str, float]) -> Mapping[str, Tensor]:
-        """Return the whole cost [B] by the names of other ways to count it; `prices` as for `video_gmacs`."""
-        return output.other_gmacs or {}
-
     def classified(self, output: BaselineOutput) -> Tensor:
         """Return bool [B, T], the frames that went through a network which classifies."""
         return torch.stack([output.seen_in(name) for name in self.classifying_sets or self.feature_sets[:1]]).any(dim=0)
-
-    @classmethod
-    def further_sources(cls, classifier: Any, features: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
-        """Return the sources of sets other than "heavy" and "light", where `train` has to find them.
-
-        Args:
-            classifier, features: as they were given to `train`.
-            stored: names of features in the bank, which are the sources of sets that have none.
-        """
-        return dict(features)
 
     def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
         """Copy weights of networks into layers of its own; `train` calls it once, before the first phase.
@@ -207,6 +195,13 @@ class Baseline(nn.Module):
         `networks`: the classifier or sampler of each set; None where only its features are known. A baseline without
         "heavy" features also gets the network that was given as classifier under that name. `weights`: of `train`.
         """
+
+    def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> Any:
+        """Return the network whose features of a further set the bank is to store, or None: `train` must be given one.
+
+        `classifier`: of `train`, for baselines without "heavy" features; `weights`: of `train`.
+        """
+        return None
 
     def check_candidates(self, count: int) -> None:
         """Refuse T candidates a video where it can run with those of its training alone.
@@ -271,6 +266,10 @@ class Baseline(nn.Module):
     def phase_parameters(self, phase: str) -> Iterator[nn.Parameter]:
         """Yield the parameters that are trained in a phase."""
         yield from self.parameters()
+
+    def lr_factors(self, phase: str) -> Mapping[nn.Parameter, float]:
+        """Return by parameter what its learning rate is multiplied by; those left out have that of the recipe."""
+        return {}
 
     def train_phase(self, phase: str) -> None:
         """Set train mode for what is trained in a phase; a subclass leaves the rest in eval mode."""
@@ -358,9 +357,6 @@ class UniformFrames(Baseline):
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         return self.system.frames_gmacs(seen)
-
-    def count_otherwise(self, output: BaselineOutput, prices: Mapping[str, float]) -> Mapping[str, Tensor]:
-        return self.system.count_otherwise(output, prices)
 
 
 def matrix_gmacs(*modules: nn.Module) -> float:

@@ -60,12 +60,16 @@ class BaselineRecipe:
     @property
     def feature_sets(self) -> tuple[str, ...]:
         """The sets that the baseline needs; see `Baseline.feature_sets`."""
-        return baseline_class(self.system).feature_sets
+        return self.without_weights().feature_sets
 
     @property
     def needs_light(self) -> bool:
         """Whether the baseline also needs features of a light network."""
         return "light" in self.feature_sets
+
+    def without_weights(self) -> Baseline:
+        """Create the baseline on the meta device, with sizes that mean nothing: its settings alone."""
+        return _on_meta(self.system, self.settings)
 
     def build(self, **from_data: Any) -> Baseline:
         """Create the baseline with random weights, which depend on the seed alone; `from_data`: by `from_bank`."""

@@ -24,7 +24,9 @@ _BASELINES = {
     "marl": "MARL",
     "ar-net": "ARNet",
     "videoiq": "VideoIQ",
+    "adafocus": "AdaFocus",
     "adafuse": "AdaFuse",
+    "ada3d": "Ada3D",
 }
 
 

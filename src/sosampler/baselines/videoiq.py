@@ -15,7 +15,7 @@ widths; and as published in bit operations ("bits"), where 8 x 8 bits and more c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ from torch import Tensor, nn
 from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, draw_gumbel, matrix_gmacs
 from sosampler.classifiers.any_precision import WIDTHS, AnyPrecisionClassifier
-from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import InvalidArgument
 
 SETS = tuple(f"bits{bits}" for bits in WIDTHS)
 SKIP = len(WIDTHS)  # the last action
+_NETWORK = (
+    "an any-precision network as classifier (--classifier FOLDER; `sosampler train-classifier DATA "
+    "-c any_precision_resnet50 --weights PLAIN/model.safetensors --out FOLDER` makes one of a ResNet-50)"
+)
 # Bit operations of each action relative to 8 x 8 bits, at which a multiply-add counts as one.
 COSTS = (*(min(bits, 8) ** 2 / 64 for bits in WIDTHS), 0.0)
 
@@ -42,6 +45,7 @@ class VideoIQ(Baseline):
     feature_sets = (*SETS, "light")
     classifying_sets = SETS
     light_size = 84
+    made_of = dict.fromkeys(SETS, _NETWORK)
     phases = ("classifier", "policy")
     threshold = "penalty"
     threshold_values = (16.0, 8.0, 4.0, 2.0, 1.0, 0.0)
@@ -54,6 +58,8 @@ class VideoIQ(Baseline):
         light_width: int,  # d, light features of a frame
         num_classes: int,
         *,
+        bits32_gmacs: float = 4.089,  # of a frame at any width
+        light_gmacs: float = 0.052,
         policy_width: int = 512,  # state of the policy's LSTM
         dropout: float = 0.8,  # of the light features
         efficiency: float = 0.16,  # weight of the mean cost of actions, 1 = all at 32 bits
@@ -77,6 +83,8 @@ class VideoIQ(Baseline):
             **{f"{name}_width": check_int(f"{name}_width", width) for name, width in zip(SETS, widths, strict=True)},
             "light_width": check_int("light_width", light_width),
             "num_classes": check_int("num_classes", num_classes),
+            "bits32_gmacs": check_float("bits32_gmacs", bits32_gmacs, at_least=0),
+            "light_gmacs": check_float("light_gmacs", light_gmacs, at_least=0),
             "policy_width": check_int("policy_width", policy_width),
             "dropout": float(dropout),
             "efficiency": check_float("efficiency", efficiency, at_least=0),
@@ -93,25 +101,19 @@ class VideoIQ(Baseline):
         self.policy_classify = nn.Linear(policy_width, num_classes)  # in training alone
         self.classify = nn.Linear(bits32_width, num_classes)
 
-    @classmethod
-    def further_sources(cls, classifier: Any, features: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
-        """Return the widths of an any-precision classifier that is given itself or as its folder."""
-        sources = dict(features)
-        for name, bits in zip(SETS, WIDTHS, strict=True):
-            if name in sources and saved_folder(sources[name]) is not None:
-                sources[name] = create_classifier(sources[name], bits=bits)
-        if isinstance(classifier, (str, Path)):
-            classifier = create_classifier(classifier)
-        if isinstance(classifier, AnyPrecisionClassifier):
-            return {name: classifier.with_bits(bits) for name, bits in zip(SETS, WIDTHS, strict=True)} | sources
-        if missing := [name for name in SETS if name not in sources and name not in stored]:
-            given = "no classifier is given" if classifier is None else f"{classifier.name} has one width"
-            raise InvalidArgument(
-                f"videoiq needs features {' and '.join(missing)} of an any-precision network, but {given}; give the "
-                "folder of one as classifier (--classifier). A ResNet-50 becomes one by `sosampler train-classifier "
-                "DATA -c any_precision_resnet50 --weights FOLDER/model.safetensors --out FOLDER2`"
-            )
-        return sources
+    def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> Any:
+        """Return an any-precision classifier at the width of a set."""
+        return classifier.with_bits(_bits_of(name)) if isinstance(classifier, AnyPrecisionClassifier) else None
+
+    def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
+        """Refuse a network of another width in a set; nothing is taken."""
+        for name in SETS:
+            bits = getattr(networks[name], "bits", None)
+            if networks[name] is not None and bits != _bits_of(name):
+                raise InvalidArgument(
+                    f"{name} is given {networks[name].name} at {bits or 'its one width of 32'} bits; give "
+                    "the any-precision network as classifier, or in Python NETWORK.with_bits for each set"
+                )
 
     def temperature(self, progress: float) -> float:
         """Return the temperature, which falls from the first to the second value by the same factor in each step."""
@@ -177,22 +179,24 @@ class VideoIQ(Baseline):
     def decide(self, views: Views, generator: Rng) -> BaselineOutput:
         hidden = self._hidden(views.filled())
         logits = self.action(hidden) - self.config["penalty"] * hidden.new_tensor(COSTS)
-        return self._classified(views, logits.argmax(dim=-1))
+        return self._classified(views, logits.argmax(dim=-1), views.real)
 
     def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
         """See the chosen frames at 32 bits; the policy does not run."""
-        output = self._classified(views, torch.where(chosen, 0, SKIP))
-        return output._replace(seen={name: output.seen[name] for name in SETS})
+        return self._classified(views, torch.where(chosen, 0, SKIP), torch.zeros_like(chosen))
 
-    def _classified(self, views: Views, actions: Tensor) -> BaselineOutput:
-        """Classify by the actions int64 [B, T]."""
+    def _classified(self, views: Views, actions: Tensor, looked: Tensor) -> BaselineOutput:
+        """Classify by the actions int64 [B, T]; `looked`: bool [B, T], frames at which the policy looked."""
         real = views.real
         seen = {name: (actions == number) & real for number, name in enumerate(SETS)}
         # Frames are read only in the set that they were seen in.
         used = {name: views[name].masked_fill(~frames[:, :, None], 0) for name, frames in seen.items()}
         weights = torch.stack([*seen.values(), torch.zeros_like(real)], dim=-1)
         logits = self._class_logits(Views(used), weights.to(views[SETS[0]].dtype))
-        return BaselineOutput(self.activate(logits), {**seen, "light": real})
+        output = BaselineOutput(self.activate(logits), {**seen, "light": looked})
+        prices = (*(share * self.config["bits32_gmacs"] for share in COSTS[:SKIP]), self.config["light_gmacs"])
+        spent = [price * frames.sum(dim=1) for price, frames in zip(prices, output.seen.values(), strict=True)]
+        return output._replace(other_gmacs={"bits": sum(spent, self.own_gmacs(output))})
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         """Count LSTM and action layer for each frame, the class layer once."""
@@ -200,14 +204,6 @@ class VideoIQ(Baseline):
 
     def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
         return torch.full((len(seen.probabilities),), matrix_gmacs(self.classify), device=seen.probabilities.device)
-
-    def count_otherwise(self, output: BaselineOutput, prices: Mapping[str, float]) -> Mapping[str, Tensor]:
-        """Return "bits": the same cost with each width's bit operations; the policy counts in full."""
-        policy = matrix_gmacs(self.policy, self.action) + prices["light"]
-        cost = matrix_gmacs(self.classify) + policy * output.seen_light.sum(dim=1)
-        for name, share in zip(SETS, COSTS, strict=False):
-            cost = cost + share * prices[name] * output.seen[name].sum(dim=1)
-        return {"bits": cost}
 
     def _hidden(self, views: Views) -> Tensor:
         """Return the policy's state after each frame, [B, T, H]; padding leaves it as it is."""
@@ -233,3 +229,8 @@ class VideoIQ(Baseline):
         if self.multi_label:
             return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(dim=-1)
         return -(target * logits.log_softmax(dim=-1)).sum(dim=-1)
+
+
+def _bits_of(name: str) -> int:
+    """Return the width of a set in bits."""
+    return int(name.removeprefix("bits"))

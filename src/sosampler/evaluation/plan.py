@@ -638,7 +638,7 @@ class _BaselineRun:
             frames_in[indices] = output.seen_in(name).sum(dim=1).numpy()
         side_prices = self._prices | dict.fromkeys(self._classified, 0.0)
         self._side[indices] = video_gmacs(system, output, side_prices).cpu().numpy()
-        for name, cost in system.count_otherwise(output, self._prices).items():
+        for name, cost in (output.other_gmacs or {}).items():
             self._other.setdefault(name, np.zeros(len(self._videos)))[indices] = cost.numpy()
 
     def spent(self) -> Spent:

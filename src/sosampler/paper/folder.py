@@ -11,7 +11,6 @@ from typing import Any
 from sosampler._util.environment import circumstances
 from sosampler._util.files import plain, write_text
 from sosampler.baselines.recipe import BaselineRecipe
-from sosampler.baselines.registry import baseline_class
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
@@ -196,7 +195,7 @@ class TrainingChecks:
         bank, request, key = location.bank, self._request, (location.bank.path, recipe.system)
         given = {"classifier": location.heavy, "light": request.light, "weights": request.weights}
         if key not in self._sources:
-            baseline = baseline_class(recipe.system)
+            baseline = recipe.without_weights()
             try:
                 self._sources[key] = feature_sources(bank, baseline, **given, features=features_of(request, baseline))
             except WeightsError as error:

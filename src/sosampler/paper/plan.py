@@ -17,7 +17,7 @@ from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import FRAMES, Baseline, refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
-from sosampler.baselines.registry import baseline_class, list_samplers, list_systems
+from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS, class_layer
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.classifiers.weights import read_state
@@ -121,7 +121,7 @@ def light_fingerprint(bank: Bank, light: Any) -> str:
     return light_source(bank, light, None).fingerprint if isinstance(light, str) else str(light.fingerprint())
 
 
-def features_of(request: Request, baseline: type[Baseline]) -> dict[str, Any]:
+def features_of(request: Request, baseline: Baseline) -> dict[str, Any]:
     """Return the sources of further sets that were given for a baseline."""
     return {name: source for name, source in request.features.items() if name in baseline.feature_sets}
 
@@ -256,7 +256,7 @@ def train_one(
     given |= {"recipe": training.recipe, "weights": request.weights, "device": request.device, **training.settings}
     if training.is_baseline:
         given |= {"classifier": location.heavy, "light": request.light}
-        given["features"] = features_of(request, baseline_class(training.sampler))
+        given["features"] = features_of(request, training.full_recipe().without_weights())
     else:
         given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
         if training.full_recipe().loss == "reinforce" and location.about["pooling"] != "mean":

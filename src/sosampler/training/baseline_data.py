@@ -29,6 +29,7 @@ from sosampler.baselines.base import (
     light_network,
     refuse_baseline_folder,
 )
+from sosampler.baselines.patches import FrameFeatures
 from sosampler.classifiers.factory import create_classifier, saved_folder
 from sosampler.errors import ClassifierError, InvalidArgument
 from sosampler.samplers.folder import is_sampler_folder
@@ -41,6 +42,7 @@ _KINDS = {"heavy": ["classifier"], "light": ["sampler"]}
 _ALL_KINDS = ["classifier", "sampler"]
 _BATCHES_AHEAD = 2  # that are read while the network trains
 _PRECISION = "float16"  # in which features are stored, unless they are too large for it
+_MAX_BYTES = 32 << 30  # of maps and patches, in half precision
 _TOO_LARGE = "too large for half precision"  # part of the error about these
 
 
@@ -74,7 +76,7 @@ class FeatureSource:
 
 def feature_sources(
     bank: Bank,
-    baseline: type[Baseline],
+    baseline: Baseline,
     *,
     classifier: Any = None,
     light: Any = None,
@@ -84,8 +86,8 @@ def feature_sources(
     """Find the features of every set that a baseline needs, but "frames".
 
     `classifier`: see `heavy_source`; `light`, `weights`: see `light_source`. `features`: by the name of each further
-    set a saved classifier or sampler, its folder, or the name of features in the bank; a set that is left out takes the
-    features of the bank that have its name.
+    set a saved classifier or sampler, its folder, or the name of features in the bank. A set that is left out is made
+    of classifier or weights, where the baseline says how, or takes the features of the bank that have its name.
     """
     further = [name for name in baseline.feature_sets if name not in ("heavy", "light", FRAMES)]
     given = dict(features or {})
@@ -95,13 +97,22 @@ def feature_sources(
             f"features of {baseline.name} hold {unknown[0]!r}; it {has} (the classifier and the light network have "
             "options of their own)"
         )
-    given = baseline.further_sources(classifier, given, bank.feature_sets)
     sources = {}
     if "heavy" in baseline.feature_sets:
         sources["heavy"] = heavy_source(bank, classifier)
     if "light" in baseline.feature_sets:
         sources["light"] = light_source(bank, light, weights, baseline.light_size)
+    own = None if "heavy" in baseline.feature_sets else own_classifier(classifier)
     for name in further:
+        network = None if name in given else baseline.frame_network(name, own, weights)
+        if network is not None:
+            sources[name] = _of_network(bank, network)
+            continue
+        if name not in given and name not in bank.feature_sets and name in baseline.made_of:
+            raise InvalidArgument(
+                f"{bank.path}: has no features {name!r}, which {baseline.name} needs; give {baseline.made_of[name]}, "
+                "of which they are computed once"
+            )
         if name not in given and name not in bank.feature_sets:
             raise InvalidArgument(
                 f"{bank.path}: has no features {name!r}, which {baseline.name} needs; give features "
@@ -110,6 +121,14 @@ def feature_sources(
             )
         sources[name] = _given_source(bank, given.get(name, name), name)
     return sources
+
+
+def own_classifier(given: Any) -> Any:
+    """Return the classifier of a baseline that needs no features of it: given itself, or as its saved folder."""
+    refuse_baseline_folder("classifier", given)
+    if isinstance(given, (str, Path)):
+        return create_classifier(given)
+    return given
 
 
 def heavy_source(bank: Bank, classifier: Any) -> FeatureSource:
@@ -164,6 +183,7 @@ def keep_features(bank: Bank, sources: Sequence[FeatureSource], *, device: str, 
         return
     named = " and ".join(source.network_name for source in missing.values())
     say(f"{bank.path}: computing features of {len(bank)} videos with {named}, once")
+    _check_bytes(bank, [source.network for source in missing.values()], say)
     # In the precision of a run that was killed, if there was one.
     stored_in = {name: (bank.feature_sets.get(name) or {"precision": _PRECISION})["precision"] for name in missing}
     together = [source for name, source in missing.items() if stored_in[name] == _PRECISION]
@@ -176,6 +196,21 @@ def keep_features(bank: Bank, sources: Sequence[FeatureSource], *, device: str, 
     for name, source in missing.items():
         if name not in bank.feature_sets or not bank.has_all_features(name):
             _compute_alone(bank, source, device, stored_in[name], say)
+
+
+def _check_bytes(bank: Bank, networks: Sequence[Any], say: Callable[[str], None]) -> None:
+    """Say how large features are that are more than a vector a frame, and refuse too large ones."""
+    numbers = sum(network.width for network in networks if isinstance(network, FrameFeatures))
+    size = 2 * numbers * sum(len(video) for video in bank)
+    if not size:
+        return
+    if size > _MAX_BYTES:
+        raise InvalidArgument(
+            f"{bank.path}: its maps and patches would take {size / 1e9:.0f} GB on disk and in memory, at most "
+            f"{_MAX_BYTES / 1e9:.0f} are allowed; set inputs=frames (--set inputs=frames), which computes them from "
+            "pixels for each batch, or a smaller grid"
+        )
+    say(f"{bank.path}: maps and patches take {size / 1e9:.1f} GB on disk, and in memory while a baseline is trained")
 
 
 def _compute_alone(bank: Bank, source: FeatureSource, device: str, precision: str, say: Callable[[str], None]) -> None:

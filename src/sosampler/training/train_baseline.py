@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sosampler import __version__
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_float, check_int, one_of
+from sosampler.bank.annotate import check_classes_fit
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import (
     FRAMES,
@@ -22,13 +23,11 @@ from sosampler.baselines.base import (
     decoded_frames,
     load_system,
     predict,
-    refuse_baseline_folder,
     save_baseline,
     video_gmacs,
 )
 from sosampler.baselines.frameexit import read_release
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
-from sosampler.baselines.registry import baseline_class
 from sosampler.classifiers.base import digest_of
 from sosampler.classifiers.factory import create_classifier
 from sosampler.classifiers.weights import read_state
@@ -42,6 +41,7 @@ from sosampler.training.baseline_data import (
     feature_sources,
     heavy_source,
     keep_features,
+    own_classifier,
 )
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.distributed import Processes
@@ -107,14 +107,16 @@ def train_baseline(
     bank = bank if isinstance(bank, Bank) else Bank(bank)
     sizes = {split: len(rows) for split, rows in labelled_rows(bank).items()}
     networks = {"classifier": classifier, "light": light, "weights": weights, "features": features}
-    sources = feature_sources(bank, baseline_class(name), **networks)
-    own = None  # the classifier of a baseline that runs it on pixels and needs no features of it
-    if "heavy" not in sources and classifier is not None:
-        refuse_baseline_folder("classifier", classifier)
-        own = create_classifier(classifier) if isinstance(classifier, (str, Path)) else classifier
+    blank = recipe.without_weights()
+    own = None  # the classifier of a baseline that needs no features of it
+    if "heavy" not in blank.feature_sets:
+        networks["classifier"] = own = own_classifier(classifier)
+    sources = feature_sources(bank, blank, **networks)
+    if own is not None and blank.same_classes:
+        check_classes_fit(own, bank.classes, str(bank.path))
     run = RunFolder(Path(out), KIND)
     check_apart(run.folder, bank)
-    own_weights = weights if baseline_class(name).takes_weights else None
+    own_weights = weights if blank.takes_weights else None
     run.begin(run_settings(bank, sources, recipe, own, own_weights), overwrite=overwrite)
     target = str(processes.device)
     if run.result() is not None:
@@ -318,10 +320,11 @@ def fit(
         weights = [weight for weight in baseline.phase_parameters(phase) if weight.requires_grad]
         if not weights:
             continue
+        groups = _by_rate(weights, baseline.lr_factors(phase), lr)
         if optimizer == "sgd":
-            algorithm: Any = torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=weight_decay)
+            algorithm: Any = torch.optim.SGD(groups, lr=lr, momentum=0.9, weight_decay=weight_decay)
         else:
-            algorithm = torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
+            algorithm = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
         batches = BaselineBatches(views, labels, num_candidates=candidates, steps=steps, seed=[seed, number])
         options = LoopOptions(count, lr, seed, Processes(str(baseline.device), alone=True), say, clip=clip)
         loop = BaselineLoop(baseline, batches, options, algorithm, phase)
@@ -329,6 +332,13 @@ def fit(
         history += loop.history
     baseline.eval()
     return history
+
+
+def _by_rate(weights: Sequence[nn.Parameter], factors: Mapping[nn.Parameter, float], lr: float) -> list[dict[str, Any]]:
+    """Return the optimiser's groups of parameters; the first has the recipe's rate, which the log shows."""
+    rates = sorted({1.0, *factors.values()}, key=lambda factor: factor != 1.0)
+    groups = [(rate, [weight for weight in weights if factors.get(weight, 1.0) == rate]) for rate in rates]
+    return [{"params": of_rate, "lr": rate * lr} for rate, of_rate in groups if of_rate]
 
 
 class BaselineLoop(TrainingLoop):
@@ -396,8 +406,8 @@ def measure_baseline(
         "frames_decoded": float(decoded_frames(output).double().mean()),
         "gmacs": float(video_gmacs(baseline, output, prices).double().mean()),
     }
-    if others := baseline.count_otherwise(output, prices):
-        measured["other_gmacs"] = {name: float(cost.double().mean()) for name, cost in others.items()}
+    if output.other_gmacs:
+        measured["other_gmacs"] = {name: float(cost.double().mean()) for name, cost in output.other_gmacs.items()}
     return measured
 
 
