@@ -15,7 +15,7 @@ from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
 from sosampler.paper.locations import Location
-from sosampler.paper.plan import ExperimentPlan, Request, Training, light_fingerprint
+from sosampler.paper.plan import ExperimentPlan, Request, Training, features_of, light_fingerprint
 from sosampler.paper.tables import table
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.samplers.sosampler import SOSampler
@@ -196,7 +196,8 @@ class TrainingChecks:
         given = {"classifier": location.heavy, "light": request.light, "weights": request.weights}
         if key not in self._sources:
             try:
-                self._sources[key] = feature_sources(bank, recipe.without_weights(), **given)
+                baseline = recipe.without_weights()
+                self._sources[key] = feature_sources(bank, baseline, **given, features=features_of(request, baseline))
             except WeightsError as error:
                 raise WeightsError(
                     f"the light network of baselines, MobileNetV2, cannot load these weights ({first_line(error)}); "

@@ -46,8 +46,8 @@ def add_throughput(plan: ExperimentPlan, result: dict[str, Any]) -> None:
             runs[name] = run
         else:
             result["notes"].append(
-                f"{cell.recipe.title} was not timed: one of its networks is not available; for a light network give "
-                "--weights, or a sampler as --light"
+                f"{cell.recipe.title} was not timed: one of its networks is not available; give --weights or a sampler "
+                "as --light for a light network, and folders as --features for others"
             )
     videos = len(next(iter(frames_by.values())))
     measured = measure(runs, videos)
@@ -82,11 +82,14 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable
         sampler.precision = classifier.precision
         return clip_run(classifier, frames, lambda part: sampler.choose(part, cell.num_frames))
     baseline = base.load_system(folder, str(classifier.device))
-    networks: dict[str, Any] = {}
-    if cell.training.needs_light:
-        networks["light"] = light_network_of(plan.request, classifier, baseline.light_size)
-    others = [name for name in baseline.feature_sets if name != "heavy"]
-    if any(networks.get(name) is None for name in others):
+    networks = {
+        name: light_network_of(plan.request, classifier, baseline.light_size)
+        if name == "light"
+        else _like(classifier, plan.request.features.get(name))
+        for name in baseline.feature_sets
+        if name != "heavy"
+    }
+    if any(network is None for network in networks.values()):
         return None
     kept = {name: facts["fingerprint"] for name, facts in base.trained_on(baseline.about).items()}
     views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
@@ -95,12 +98,16 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable
 
 def light_network_of(request: Request, classifier: Any, input_size: int = 128) -> Any:
     """Return the light network on the classifier's device and in its precision; None where only features are known."""
-    if hasattr(request.light, "look"):
-        network = copy.deepcopy(request.light)  # its precision is part of what identifies trainings
-    elif request.light is None and request.weights is not None:
-        network = base.light_network(request.weights, input_size)
-    else:
+    if request.light is None and request.weights is not None:
+        return _like(classifier, base.light_network(request.weights, input_size))
+    return _like(classifier, request.light) if hasattr(request.light, "look") else None
+
+
+def _like(classifier: Any, network: Any) -> Any:
+    """Return a copy of a network on the classifier's device and in its precision; None for a name of features."""
+    if network is None or isinstance(network, str):
         return None
+    network = copy.deepcopy(network)  # its precision is part of what identifies trainings
     network.precision = classifier.precision
     return network.to(classifier.device)
 
@@ -124,7 +131,8 @@ def baseline_run(
 ) -> Callable[[], None]:
     """Return a function that runs a baseline on batches: its other networks, then the classifier step by step.
 
-    `views`: features of the same videos as `frames`, by which it decides. `networks`: samplers by their sets.
+    `views`: features of the same videos as `frames`, by which it decides. `networks`: samplers and classifiers by
+    their sets.
     """
 
     def run() -> None:
@@ -132,7 +140,9 @@ def baseline_run(
             part = frames[begin : begin + batch]
             output = base.predict(baseline, views.some(torch.arange(begin, begin + len(part))))
             for name, network in networks.items():
-                network.look(part[output.seen_in(name).to(part.device)][:, None])  # each frame by itself
+                alone = part[output.seen_in(name).to(part.device)][:, None]  # each frame by itself
+                if len(alone):
+                    network.look(alone) if hasattr(network, "look") else network.clip_probs(alone)
             seen = output.seen_heavy.to(part.device)
             steps = seen.cumsum(dim=1) * seen  # [B, T]: 1 for the first frame of a video that it runs on; 0: skipped
             for step in range(1, int(steps.max()) + 1):
