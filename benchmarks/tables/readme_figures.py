@@ -40,6 +40,9 @@ LEARNED = {
     "liteeval": "LiteEval",
     "adaframe": "AdaFrame",
     "marl": "MARL",
+    "ar-net": "AR-Net",
+    "adafocus": "AdaFocus",
+    "ada3d": "Ada3D",
 }
 # Baselines of the engine in the order of the table; ratios of other names are not shown
 ENGINE_BASELINES = {

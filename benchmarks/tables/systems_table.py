@@ -26,13 +26,16 @@ NAMES = {
     "liteeval": "LiteEval",
     "adaframe": "AdaFrame",
     "marl": "MARL",
+    "ar-net": "AR-Net",
+    "adafocus": "AdaFocus",
+    "ada3d": "Ada3D",
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "semi-optimal": "π_s, label confidence (oracle)",
     "optimal": "π_o (oracle)",
 }
 NAMES |= {
     f"{name}, uniform frames": f"{NAMES[name]}'s own classifier, uniform frames"
-    for name in ("frameexit", "liteeval", "adaframe", "marl")
+    for name in ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "adafocus", "ada3d")
 }
 NAMES["sosampler+answer"] = f"{TITLES['default']}'s own answer, no classifier"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
@@ -164,7 +167,8 @@ def sections(result: Result) -> list[str]:
     return text
 
 
-PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl")
+PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl", "ar-net")
+PUBLISHED += ("adafocus", "ada3d")
 
 
 def beside_published(results: list[Result]) -> str:
@@ -184,14 +188,16 @@ def _published(method: str) -> str:
     from sosampler.paper.experiments import read_paper
 
     # The paper's figure of SOSampler is of its own two recipes, not of this package's.
-    wanted = {"paper": "sosampler", "authors": "sosampler", "sosampler": None}.get(method, method)
+    wanted = {"paper": "sosampler", "authors": "sosampler", "sosampler": None, "ada3d": "ada2d"}.get(method, method)
+    classifier = "slowonly50" if method == "ada3d" else "resnet50"
     own = [
         row
         for row in read_paper()["rows"]
-        if (row["row"], row["classifier"], row["data"]) == (wanted, "resnet50", "activitynet")
+        if (row["row"], row["classifier"], row["data"]) == (wanted, classifier, "activitynet")
         and row["table"] in ("table3", "tableII")
     ]
-    return f"{own[0]['value']} at {own[0]['gmacs']}" if own else ""
+    before = "SlowOnly-50: " if method == "ada3d" else ""
+    return f"{before}{own[0]['value']} at {own[0]['gmacs']}" if own else ""
 
 
 def draw_curve(result: Result, path: Path) -> None:

@@ -102,31 +102,32 @@ class Ada3D(Baseline):
             nn.init.ones_(head.bias)
         self._gmacs: tuple[float, list[float], float] | None = None
 
-    def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
-        """Copy the classifier into the 3-D network; one of another kind, or with other pixels, is refused."""
-        classifier = networks.get("heavy")
-        net = getattr(classifier, "net", None)
-        if not isinstance(net, SlowOnly):
+    def check_classifier(self, classifier: Any) -> None:
+        if not isinstance(getattr(classifier, "net", None), SlowOnly):
             given = "none" if classifier is None else getattr(classifier, "name", type(classifier).__name__)
             raise InvalidArgument(
                 f"ada3d switches the convolutions over time of slowonly_r50, but the classifier is {given}; give "
                 "classifier (--classifier): the folder of a slowonly_r50"
             )
-        assert classifier is not None, "it has a net"
-        if net.num_classes != self.config["num_classes"]:
-            raise InvalidArgument(
-                f"the classifier {classifier.name} has {net.num_classes} classes, but the bank has "
-                f"{self.config['num_classes']}, and ada3d answers as the classifier; give one of the bank's classes"
-            )
         stride = bool(classifier.options.get("stride_on_1x1", False))
         if classifier.preprocessing != self._pixels or stride != self.config["stride_on_1x1"]:
-            given = classifier.preprocessing
+            pixels = classifier.preprocessing
             raise InvalidArgument(
-                f"the classifier {classifier.name} sees other pixels than ada3d, or strides otherwise ({given}, "
+                f"the classifier {classifier.name} sees other pixels than ada3d, or strides otherwise ({pixels}, "
                 f"stride_on_1x1={stride}); set size, resize and stride_on_1x1 of ada3d as it has them "
-                f"(--set size={given.size[0]}), with the mean and std of slowonly_r50"
+                f"(--set size={pixels.size[0]}), with the mean and std of slowonly_r50"
             )
-        self.network.net.load_state_dict(net.state_dict())
+
+    def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
+        """Copy the classifier into the 3-D network."""
+        classifier: Any = networks.get("heavy")
+        self.check_classifier(classifier)
+        if classifier.num_classes != self.config["num_classes"]:
+            raise InvalidArgument(
+                f"the classifier {classifier.name} has {classifier.num_classes} classes, but the bank has "
+                f"{self.config['num_classes']}, and ada3d answers as the classifier; give one of the bank's classes"
+            )
+        self.network.net.load_state_dict(classifier.net.state_dict())
 
     @property
     def _pixels(self) -> Preprocessing:

@@ -176,14 +176,32 @@ class AdaFocus(Baseline):
 
     # ---- networks
 
-    def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> FrameFeatures | None:
-        """Return the network of a set that the bank is to store, from the classifier or the weights of the glance."""
-        if name == "patches" and classifier is not None:
-            if classifier.preprocessing.size != (self.frame_size, self.frame_size):
+    def check_classifier(self, classifier: Any) -> None:
+        name = "none" if classifier is None else getattr(classifier, "name", type(classifier).__name__)
+        local = self.config["local_net"]
+        if self.config["inputs"] != FRAMES:
+            size = getattr(getattr(classifier, "preprocessing", None), "size", None)
+            if classifier is not None and size != (self.frame_size, self.frame_size):
                 raise InvalidArgument(
-                    f"the classifier {classifier.name} sees frames of {classifier.preprocessing.size}, but adafocus of "
-                    f"{self.frame_size} pixels a side; set size to that of the classifier (--set size=...)"
+                    f"the classifier {name} sees frames of {size}, but adafocus of {self.frame_size} pixels a side; "
+                    "set size to that of the classifier (--set size=...)"
                 )
+            return
+        if not isinstance(classifier, (TimmClassifier, FrameExitClassifier)):
+            raise InvalidArgument(
+                f"adafocus with inputs='frames' sees patches with a 2-D classifier, but the classifier is {name}; give "
+                f"classifier (--classifier): the folder of one with the network {local}"
+            )
+        pixels = classifier.preprocessing
+        if (pixels.mean, pixels.std) != (IMAGENET_MEAN, IMAGENET_STD) or "stride_on_1x1" in classifier.options:
+            raise InvalidArgument(
+                f"{name} normalises pixels or strides otherwise than {local}, where its weights would mean something "
+                "else; give another classifier, or inputs='features'"
+            )
+
+    def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> FrameFeatures | None:
+        """Return the network of patches from the classifier, that of the glance from its weights."""
+        if name == "patches" and classifier is not None:
             return PatchGrid(classifier, patch=self.patch, grid=self.grid)
         if name == "glance" and weights is not None:
             backbone = create_backbone(MOBILENET)
@@ -195,27 +213,10 @@ class AdaFocus(Baseline):
         """Copy the classifier into the local network and `weights` into the glance, where inputs are frames."""
         if self.config["inputs"] != FRAMES:
             return
-        classifier = networks.get("heavy")
-        if not isinstance(classifier, (TimmClassifier, FrameExitClassifier)):
-            given = "none" if classifier is None else getattr(classifier, "name", type(classifier).__name__)
-            raise InvalidArgument(
-                f"adafocus with inputs='frames' sees patches with a 2-D classifier, but the classifier is {given}; "
-                f"give classifier (--classifier): the folder of one with the network {self.config['local_net']}"
-            )
-        usual = IMAGENET_MEAN, IMAGENET_STD
-        if (
-            classifier.preprocessing.mean,
-            classifier.preprocessing.std,
-        ) != usual or "stride_on_1x1" in classifier.options:
-            raise InvalidArgument(
-                f"{classifier.name} normalises pixels or strides otherwise than {self.config['local_net']}, where its "
-                "weights would mean something else; give another classifier, or inputs='features'"
-            )
+        classifier: Any = networks.get("heavy")
+        self.check_classifier(classifier)
         if weights is None:
-            raise InvalidArgument(
-                "the glance of adafocus has no weights; give weights (--weights): a file of MobileNetV2, or "
-                "'pretrained'"
-            )
+            raise InvalidArgument(f"the glance of adafocus has no weights; give {self.made_of['glance']}")
         net = classifier.net.backbone if isinstance(classifier, FrameExitClassifier) else classifier.net
         state = without_head(net.state_dict(), timm_head_names(net))
         load_weights(self.local.weights_net(), state, where=f"the classifier {classifier.name}")

@@ -196,6 +196,12 @@ class Baseline(nn.Module):
         "heavy" features also gets the network that was given as classifier under that name. `weights`: of `train`.
         """
 
+    def check_classifier(self, classifier: Any) -> None:
+        """Refuse the classifier of `train` where it runs that network itself; None: none was given.
+
+        `train` calls it for baselines without "heavy" features, before anything is computed.
+        """
+
     def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> Any:
         """Return the network whose features of a further set the bank is to store, or None: `train` must be given one.
 

@@ -25,7 +25,7 @@ def train_command(
         str,
         Option(
             help="sosampler, ocsampler, scsampler; or a baseline, which classifies itself: frameexit, liteeval, "
-            "adaframe, marl."
+            "adaframe, marl, ar-net, adafocus, ada3d."
         ),
     ] = "sosampler",
     recipe: Annotated[
@@ -43,22 +43,23 @@ def train_command(
     weights: Annotated[
         str | None,
         Option(
-            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval and adaframe "
-            "those of their light network, MobileNetV2; for frameexit a checkpoint of its authors, with --epochs 0."
+            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval, adaframe, "
+            "ar-net, adafocus and ada3d those of their light network, MobileNetV2; for frameexit a checkpoint of its "
+            "authors, with --epochs 0."
         ),
     ] = None,
     light: Annotated[
         str | None,
         Option(
-            help="Another light network for liteeval and adaframe: the folder of a sampler without shift, or the name "
-            "of features in the bank."
+            help="Another light network for liteeval, adaframe, ar-net and ada3d: the folder of a sampler without "
+            "shift, or the name of features in the bank."
         ),
     ] = None,
     features: Annotated[
         list[str] | None,
         Option(
-            help="SET=SOURCE for further networks of a baseline: the folder of a classifier or of a sampler without "
-            "shift, or the name of features in the bank; repeatable."
+            help="SET=SOURCE for further networks of a baseline (r34 and r18 of ar-net): the folder of a classifier or "
+            "of a sampler without shift, or the name of features in the bank; repeatable."
         ),
     ] = None,
     teacher: Annotated[str, Option(help="bank: the stored outputs; online: run the classifier on each crop.")] = "bank",

@@ -15,7 +15,7 @@ from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import FRAMES, Baseline, refuse_baseline_folder
+from sosampler.baselines.base import Baseline, refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS, class_layer
@@ -452,6 +452,9 @@ def _why_not(location: Location, count: int, training: Training | None, request:
         return "it compares the confidence in several classes, but the bank has only one"
     if not training.is_baseline:
         return ""
+    baseline = training.full_recipe().without_weights()
+    if "heavy" not in baseline.feature_sets:
+        return _why_not_run(location, baseline, request)
     stored_features = [about["fingerprint"] for about in location.bank.feature_sets.values()]
     if location.classifier is None and location.about["fingerprint"] not in stored_features:
         return "the bank has no features of the classifier, which is not available; give --classifier FOLDER"
@@ -462,10 +465,23 @@ def _why_not(location: Location, count: int, training: Training | None, request:
             return str(error)
     if training.needs_light and request.weights is None and request.light is None:
         return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
-    further = [name for name in training.full_recipe().feature_sets if name not in ("heavy", "light", FRAMES)]
+    further = [name for name in baseline.feature_sets if name not in ("heavy", "light")]
     if missing := [name for name in further if name not in {*location.bank.feature_sets, *request.features}]:
         return (
             f"the bank has no features {' and '.join(missing)}; give "
             f"{' '.join(f'--features {name}=FOLDER' for name in missing)}"
         )
+    return ""
+
+
+def _why_not_run(location: Location, baseline: Baseline, request: Request) -> str:
+    """Return why a baseline that runs the classifier itself, on patches or pixels, cannot be made; empty: it can."""
+    if location.classifier is None:
+        return "it runs the classifier itself, which is not available; give --classifier FOLDER"
+    try:
+        baseline.check_classifier(location.classifier)
+    except InvalidArgument as error:
+        return str(error)
+    if request.weights is None and (baseline.takes_weights or request.light is None):
+        return "it looks at whole frames with a light network; give --weights (MobileNetV2)"
     return ""

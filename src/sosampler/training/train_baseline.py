@@ -111,6 +111,7 @@ def train_baseline(
     own = None  # the classifier of a baseline that needs no features of it
     if "heavy" not in blank.feature_sets:
         networks["classifier"] = own = own_classifier(classifier)
+        blank.check_classifier(own)
     sources = feature_sources(bank, blank, **networks)
     if own is not None and blank.same_classes:
         check_classes_fit(own, bank.classes, str(bank.path))
