@@ -41,7 +41,9 @@ LEARNED = {
     "adaframe": "AdaFrame",
     "marl": "MARL",
     "ar-net": "AR-Net",
+    "videoiq": "VideoIQ",
     "adafocus": "AdaFocus",
+    "adafuse": "AdaFuse",
     "ada3d": "Ada3D",
 }
 # Baselines of the engine in the order of the table; ratios of other names are not shown

@@ -27,7 +27,9 @@ NAMES = {
     "adaframe": "AdaFrame",
     "marl": "MARL",
     "ar-net": "AR-Net",
+    "videoiq": "VideoIQ",
     "adafocus": "AdaFocus",
+    "adafuse": "AdaFuse",
     "ada3d": "Ada3D",
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "semi-optimal": "π_s, label confidence (oracle)",
@@ -35,7 +37,7 @@ NAMES = {
 }
 NAMES |= {
     f"{name}, uniform frames": f"{NAMES[name]}'s own classifier, uniform frames"
-    for name in ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "adafocus", "ada3d")
+    for name in ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "videoiq", "adafocus", "adafuse", "ada3d")
 }
 NAMES["sosampler+answer"] = f"{TITLES['default']}'s own answer, no classifier"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
@@ -168,7 +170,7 @@ def sections(result: Result) -> list[str]:
 
 
 PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl", "ar-net")
-PUBLISHED += ("adafocus", "ada3d")
+PUBLISHED += ("videoiq", "adafocus", "adafuse", "ada3d")
 
 
 def beside_published(results: list[Result]) -> str:

@@ -453,23 +453,6 @@ def test_it_starts_from_the_classifier(classifier: Path) -> None:
     other.take_networks({"heavy": network}, None)
     assert torch.equal(other.net.layer1[0].conv1.weight, network.net.layer1[0].conv1.weight)
     assert (other.frame_size, other.net.fc.out_features) == (48, 5)
-    weights = AdaFuse(5, backbone=BACKBONE, gate_quota=512)
-    weights.take_networks({"heavy": None}, classifier / "model.safetensors")
-    assert torch.equal(weights.net.layer1[0].conv1.weight, network.net.layer1[0].conv1.weight)
-
-
-def test_other_weights_are_another_run(classifier: Path, tmp_path: Path) -> None:
-    bank = make_plain_bank(tmp_path / "bank")
-    few = {**FEW, "backbone": BACKBONE, "input_size": 32, "out": tmp_path / "run"}
-    first = so.train(bank, sampler="adafuse", weights=classifier / "model.safetensors", **few)
-    said: list[str] = []
-    again = so.train(bank, sampler="adafuse", weights=classifier / "model.safetensors", say=said.append, **few)
-    assert said == [f"{tmp_path / 'run'}: this run is finished"]
-    assert again.result == first.result
-    network = so.create_classifier(f"timm:{BACKBONE}", num_classes=2)
-    other = so.save_classifier(network, tmp_path / "other") / "model.safetensors"
-    with pytest.raises(InvalidArgument, match="holds a run with other settings: weights"):
-        so.train(bank, sampler="adafuse", weights=other, **few)
 
 
 def test_it_starts_from_the_backbone_under_the_head_of_frameexit() -> None:
@@ -505,12 +488,11 @@ def test_it_refuses_classifiers_of_another_kind(name: str, options: dict[str, An
         system.take_networks({"heavy": so.create_classifier(name, num_classes=2, **options)}, None)
 
 
-def test_it_needs_one_network_to_start_from(classifier: Path, tmp_path: Path) -> None:
+def test_it_needs_a_classifier(tmp_path: Path) -> None:
     bank = make_plain_bank(tmp_path / "bank")
-    both = {"classifier": classifier, "weights": classifier / "model.safetensors"}
-    for options, text in (({}, "none is given; give classifier"), (both, "two are given")):
-        with pytest.raises(InvalidArgument, match=text):
-            so.train(bank, sampler="adafuse", out=tmp_path / "run", overwrite=True, **options, **FEW)
+    with pytest.raises(InvalidArgument, match="none is given; give classifier"):
+        so.train(bank, sampler="adafuse", out=tmp_path / "run", **FEW)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

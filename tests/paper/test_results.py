@@ -396,9 +396,10 @@ def test_a_baseline_sees_frames_as_clips_of_one(tmp_path: Path) -> None:
     (place,) = find_locations({"own": bank}, {"headless": headless})
     plan = make_plan(EXPERIMENTS["table3"], place, replace(request, light="x"))
     why = {cell.recipe.row: cell.why for cell in plan.left_out}
-    assert set(why) == {"liteeval", "ar-net", "adafocus", "ada2d", "frameexit"}
+    assert set(why) == {"liteeval", "ar-net", "videoiq", "adafocus", "ada2d", "frameexit"}
     assert "adafocus of 224 pixels" in why.pop("adafocus")
     assert "the classifier is headless; give classifier" in why.pop("ada2d")
+    assert "the bank has no features bits2; give an any-precision network" in why.pop("videoiq")
     assert all("has no layer with 3 outputs" in reason for reason in why.values())
 
 

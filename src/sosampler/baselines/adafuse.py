@@ -30,7 +30,6 @@ from sosampler._util.hardware import autocast
 from sosampler._util.validation import check_bool, check_float, check_int, one_of
 from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, draw_gumbel, draw_uniform, matrix_gmacs
 from sosampler.classifiers.base import count_gmacs, to_channels_last
-from sosampler.classifiers.factory import create_classifier
 from sosampler.classifiers.pooled import FrameExitClassifier, TimmClassifier, build_timm
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.classifiers.weights import load_weights
@@ -76,7 +75,6 @@ class AdaFuse(Baseline):
 
     name = "adafuse"
     feature_sets = ("frames",)
-    takes_weights = True
     predict_batch = 16
     phases = ("drawn", "likeliest")  # how decisions are made
 
@@ -141,33 +139,34 @@ class AdaFuse(Baseline):
         """Return the residual blocks in their order."""
         return [block for stage in _STAGES for block in getattr(self.net, stage)]
 
-    def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
-        """Start from a classifier on a ResNet, or from a file of weights; a head of other classes or kind is new."""
-        classifier = networks.get("heavy")
-        if (classifier is None) == (weights is None):
-            raise InvalidArgument(
-                f"adafuse starts from a trained ResNet, but {'none is' if weights is None else 'two are'} given; give "
-                "classifier (--classifier), the folder of one, or weights (--weights), a file of one or 'pretrained'"
-            )
+    def check_classifier(self, classifier: Any) -> None:
         if classifier is None:
-            options: dict[str, Any] = {"num_classes": self.config["num_classes"], "new_head": None}
-            classifier = create_classifier(f"timm:{self.config['backbone'] or 'resnet50'}", weights=weights, **options)
-        net = classifier.net.backbone if isinstance(classifier, FrameExitClassifier) else classifier.net
-        if not isinstance(classifier, (TimmClassifier, FrameExitClassifier)) or not _is_plain(net):
+            raise InvalidArgument(
+                "adafuse starts from a trained ResNet, but none is given; give classifier (--classifier): the folder "
+                "of one, such as resnet50"
+            )
+        net, wanted = _network_of(classifier), self.config["backbone"]
+        if net is None:
             raise InvalidArgument(
                 f"adafuse has its gates in the blocks of a plain ResNet, but {classifier.name} is none; give a "
                 "classifier on one of timm, such as resnet50"
             )
-        backbone, wanted = net.pretrained_cfg["architecture"], self.config["backbone"]
-        if wanted not in (None, backbone):
+        if wanted not in (None, backbone := net.pretrained_cfg["architecture"]):
             raise InvalidArgument(
-                f"{classifier.name} has the network {backbone}, but backbone={wanted!r}; leave it out"
+                f"{classifier.name} has the network {backbone}, but backbone={wanted!r}; leave backbone out"
             )
         height, width = classifier.preprocessing.size
         if height != width:
             raise InvalidArgument(
                 f"{classifier.name} sees {height}x{width} pixels; give a classifier that sees squares"
             )
+
+    def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
+        """Start from a classifier on a ResNet; a head of other classes or of another kind is new."""
+        classifier = networks["heavy"]
+        self.check_classifier(classifier)
+        net = _network_of(classifier)
+        backbone = net.pretrained_cfg["architecture"]
         self.config |= {
             "backbone": backbone,
             "stride_on_1x1": bool(classifier.options.get("stride_on_1x1")) or self.config["stride_on_1x1"],
@@ -309,6 +308,12 @@ def run_block(block: Any, x: Tensor, gates: Tensor, first: Tensor) -> tuple[Tens
         y = block.bn3(block.conv3(block.act2(y)))
     y = y + (x if block.downsample is None else block.downsample(x))
     return (block.act3 if hasattr(block, "act3") else block.act2)(y), use
+
+
+def _network_of(classifier: Any) -> Any:
+    """Return the plain ResNet of a classifier; None where it has none."""
+    net = classifier.net.backbone if isinstance(classifier, FrameExitClassifier) else getattr(classifier, "net", None)
+    return net if isinstance(classifier, (TimmClassifier, FrameExitClassifier)) and _is_plain(net) else None
 
 
 def _is_plain(net: Any) -> bool:

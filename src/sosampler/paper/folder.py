@@ -193,9 +193,10 @@ class TrainingChecks:
 
     def _sources_of(self, recipe: BaselineRecipe, location: Location) -> dict[str, FeatureSource]:
         bank, request, key = location.bank, self._request, (location.bank.path, recipe.system)
-        given = {"classifier": location.heavy, "light": request.light, "weights": request.weights}
         if key not in self._sources:
             baseline = recipe.without_weights()
+            classifier = location.heavy if "heavy" in baseline.feature_sets else location.classifier
+            given = {"classifier": classifier, "light": request.light, "weights": request.weights}
             try:
                 self._sources[key] = feature_sources(bank, baseline, **given, features=features_of(request, baseline))
             except WeightsError as error:

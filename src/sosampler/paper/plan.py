@@ -15,7 +15,7 @@ from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import Baseline, refuse_baseline_folder
+from sosampler.baselines.base import FRAMES, Baseline, refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS, class_layer
@@ -255,8 +255,9 @@ def train_one(
     given: dict[str, Any] = {"bank": location.bank.path, "out": folder, "sampler": training.sampler, "seed": seed}
     given |= {"recipe": training.recipe, "weights": request.weights, "device": request.device, **training.settings}
     if training.is_baseline:
-        given |= {"classifier": location.heavy, "light": request.light}
-        given["features"] = features_of(request, training.full_recipe().without_weights())
+        baseline = training.full_recipe().without_weights()
+        classifier = location.heavy if "heavy" in baseline.feature_sets else location.classifier
+        given |= {"classifier": classifier, "light": request.light, "features": features_of(request, baseline)}
     else:
         given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
         if training.full_recipe().loss == "reinforce" and location.about["pooling"] != "mean":
@@ -476,12 +477,21 @@ def _why_not(location: Location, count: int, training: Training | None, request:
 
 def _why_not_run(location: Location, baseline: Baseline, request: Request) -> str:
     """Return why a baseline that runs the classifier itself, on patches or pixels, cannot be made; empty: it can."""
-    if location.classifier is None:
+    sets = baseline.feature_sets
+    further = {name for name in sets if name not in ("light", FRAMES)} - {
+        *location.bank.feature_sets,
+        *request.features,
+    }
+    if location.classifier is None and (further or FRAMES in sets):
         return "it runs the classifier itself, which is not available; give --classifier FOLDER"
     try:
         baseline.check_classifier(location.classifier)
     except InvalidArgument as error:
         return str(error)
-    if request.weights is None and (baseline.takes_weights or request.light is None):
+    if request.weights is None and (baseline.takes_weights or ("light" in sets and request.light is None)):
         return "it looks at whole frames with a light network; give --weights (MobileNetV2)"
+    # With weights of its own it makes its features of these and the classifier.
+    for name in () if baseline.takes_weights else sorted(further):
+        if baseline.frame_network(name, location.classifier, None) is None:
+            return f"the bank has no features {name}; give {baseline.made_of[name]}, or --features {name}=FOLDER"
     return ""
