@@ -380,6 +380,16 @@ def test_a_loaded_one_is_the_saved_one(tmp_path: Path, multi_label: bool) -> Non
 # ---- training
 
 
+def test_several_labels_have_a_loss_in_every_phase() -> None:
+    views, labels, _ = problem(6, seed=8)
+    labels = labels | labels.roll(1, dims=0)
+    for multi_label in (False, True):
+        for phase in ("classifier", "policy", "finetune"):
+            loss, _ = small(multi_label=multi_label).loss(views, labels, phase=phase)
+            assert loss.isfinite()
+        assert on_frames(version=2, multi_label=multi_label).loss(pixels(6), labels)[0].isfinite()
+
+
 def test_each_phase_trains_its_own_layers() -> None:
     views, labels, _ = problem(20, seed=8)
     expected = {"classifier": {"cell", "classify"}, "policy": {"policy"}, "finetune": {"cell", "classify"}}
