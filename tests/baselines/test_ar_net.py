@@ -445,6 +445,10 @@ def test_by_the_command_from_saved_networks(tmp_path: Path) -> None:
     so.add_teacher(bank, so.create_classifier(networks.classifier))
     found = so.evaluate(bank, f"ar={tmp_path / 'run'}@all", num_frames=1, num_candidates=4, split="dev", bootstrap=0)
     assert [row.policy for row in found.rows] == [f"ar@{value}" for value in ARNet.threshold_values]
+    uniform = so.evaluate(
+        bank, f"ar={tmp_path / 'run'}@uniform@2", num_frames=1, num_candidates=4, split="dev", bootstrap=0
+    )
+    assert [(row.policy, row.frames_decoded <= 2) for row in uniform.rows] == [("ar@uniform@2", True)]
     assert all(row.gmacs == pytest.approx((row.sampler_gmacs or 0) + (row.classifier_gmacs or 0)) for row in found.rows)
 
 
