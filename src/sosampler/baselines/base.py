@@ -347,11 +347,8 @@ class UniformFrames(Baseline):
     def __init__(self, system: Baseline, num_frames: int = 1) -> None:
         super().__init__({**system.config, "num_frames": check_int("num_frames", num_frames)})
         self.name, self.about, self.system = system.name, system.about, system
-        self.feature_sets, self.frame_size, self.predict_batch = (
-            system.feature_sets,
-            system.frame_size,
-            system.predict_batch,
-        )
+        self.feature_sets, self.frame_size = system.feature_sets, system.frame_size
+        self.predict_batch = system.predict_batch
         self.threshold_values = tuple(range(1, 1 + int(self.about.get("num_candidates") or 10)))
 
     def with_threshold(self, value: float) -> Baseline:
