@@ -198,6 +198,20 @@ def test_costs_are_the_operations_that_run() -> None:
         assert float(output.own[video]) == pytest.approx(counter.get_total_flops() / 2e9)
 
 
+def test_what_is_as_likely_as_not_is_dropped() -> None:
+    system, views = system_of(), some_views(2)
+    with torch.no_grad():
+        for head in (system.frames_head, system.convs_head):
+            head.weight.zero_()
+            head.bias.zero_()
+    output = system.run(views)
+    assert output.seen[FRAMES].tolist() == [[True] + [False] * (T - 1)] * 2  # one is kept, of equal ones the first
+    frame, _, head = system.network.gmacs((SIDE, SIDE))
+    assert output.own is not None
+    assert (output.own - system._own()).tolist() == pytest.approx([frame + head] * 2)
+    assert system.with_threshold(0.49).run(views).seen[FRAMES].all()
+
+
 def test_without_decisions_it_is_the_3d_network_on_uniform_frames() -> None:
     classifier, views = classifier_of(), some_views(3)
     uniform = UniformFrames(system_of(), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,10 @@ def test_the_ratio_is_one_on_the_first_pass() -> None:
     assert torch.allclose(log.grad, -advantages)  # that of log p times the advantage
     # In the loss: returns have mean 0, so that the mean advantage is that of the values, times -1.
     system, (views, labels, _) = small(), problem(20, seed=2)
-    _, parts = system.loss(views, labels, generator=torch.Generator().manual_seed(0), phase="policy")
+    loss, parts = system.loss(views, labels, generator=torch.Generator().manual_seed(0), phase="policy")
+    expected = parts["policy"] + 0.5 * parts["value"] - 0.01 * parts["entropy"]
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert 0 < parts["entropy"].item() <= math.log(GRID**2)
     rows, steps = views.real.nonzero(as_tuple=True)
     values = system.policy.value(system._states(system.look(views, rows, steps), views.real))
     assert parts["policy"].item() == pytest.approx(values.mean().item(), abs=1e-5)
@@ -303,6 +307,16 @@ def test_it_stops_once_it_is_sure(confidence: float) -> None:
     assert torch.equal(system.run(Views(unread)).probabilities, output.probabilities)
 
 
+def test_at_1_it_sees_all_frames_even_where_it_is_quite_sure() -> None:
+    system, (views, _, _) = untrained(), problem(5, seed=5)
+    with torch.no_grad():
+        system.classify.bias.copy_(torch.tensor([1e4, 0.0, 0.0]))
+    output = system.run(views)
+    assert (output.probabilities[:, 0] == 1).all()
+    assert output.seen_in("patches").all()
+    assert system.with_threshold(0.999).run(views).seen_in("patches").sum(dim=1).tolist() == [1] * 5
+
+
 def test_padding_is_never_read() -> None:
     system, (views, labels, _) = untrained(), problem(12, seed=6)
     mask = torch.rand(12, T, generator=torch.Generator().manual_seed(0)) < 0.6
@@ -378,6 +392,16 @@ def test_a_loaded_one_is_the_saved_one(tmp_path: Path, multi_label: bool) -> Non
 
 
 # ---- training
+
+
+def test_several_labels_have_a_loss_in_every_phase() -> None:
+    views, labels, _ = problem(6, seed=8)
+    labels = labels | labels.roll(1, dims=0)
+    for multi_label in (False, True):
+        for phase in ("classifier", "policy", "finetune"):
+            loss, _ = small(multi_label=multi_label).loss(views, labels, phase=phase)
+            assert loss.isfinite()
+        assert on_frames(version=2, multi_label=multi_label).loss(pixels(6), labels)[0].isfinite()
 
 
 def test_each_phase_trains_its_own_layers() -> None:

@@ -135,6 +135,25 @@ def test_both_states_stand_still_inside_a_skip() -> None:
     assert torch.equal(every.hidden, actions.hidden[:, ::2])
 
 
+def test_the_state_is_carried_from_look_to_look() -> None:
+    system, views = small(), random_views()
+    actions = system._unroll(views, lambda logits: F.one_hot(torch.full((len(logits),), SKIP2), 7).float())
+    for video in range(10):
+        state = (torch.zeros(1, 7), torch.zeros(1, 7))
+        for rank, position in enumerate(views.real[video].nonzero()[:, 0].tolist()):
+            if rank % 2 == 0:
+                with torch.no_grad():
+                    state = system.cell(views.light[video : video + 1, position], state)
+            assert torch.allclose(actions.hidden[video, position], state[0][0], atol=1e-6)
+
+
+def test_one_processed_frame_is_not_divided() -> None:
+    system, views = Told(), views_of([[SKIP2, R50, R34, SKIP4, R50]])
+    with torch.no_grad():
+        expected = system.classify["r34"](views["r34"][0, 2]).softmax(dim=0)
+    assert torch.allclose(system.run(views).probabilities[0], expected, atol=1e-6)
+
+
 def test_everything_skipped_says_nothing() -> None:
     output = Told().run(views_of([[SKIP4] * 5]))
     assert torch.allclose(output.probabilities, torch.full((1, C), 1 / C))
@@ -306,6 +325,8 @@ def test_gradients_reach_what_a_phase_trains_and_no_padding() -> None:
             assert weight.grad.any()
         for features in poisoned.values():
             assert features.grad is None or not features.grad[~views.real].any()
+        # The policy sees all of its features where it is fixed, as at run time.
+        assert (system.drop_light.training, system.drop.training) == (phase == "policy", True)
     assert [name for name, _ in small().named_parameters() if name.startswith("classify")] == [
         name for name, weight in small().named_parameters() if weight.shape[0] == C and not name.startswith("answer")
     ]
@@ -445,6 +466,10 @@ def test_by_the_command_from_saved_networks(tmp_path: Path) -> None:
     so.add_teacher(bank, so.create_classifier(networks.classifier))
     found = so.evaluate(bank, f"ar={tmp_path / 'run'}@all", num_frames=1, num_candidates=4, split="dev", bootstrap=0)
     assert [row.policy for row in found.rows] == [f"ar@{value}" for value in ARNet.threshold_values]
+    uniform = so.evaluate(
+        bank, f"ar={tmp_path / 'run'}@uniform@2", num_frames=1, num_candidates=4, split="dev", bootstrap=0
+    )
+    assert [(row.policy, row.frames_decoded <= 2) for row in uniform.rows] == [("ar@uniform@2", True)]
     assert all(row.gmacs == pytest.approx((row.sampler_gmacs or 0) + (row.classifier_gmacs or 0)) for row in found.rows)
 
 

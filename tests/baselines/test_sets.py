@@ -23,7 +23,7 @@ from sosampler.baselines.base import (
 )
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.evaluate import evaluate
-from sosampler.training.baseline_data import bank_views, feature_sources
+from sosampler.training.baseline_data import bank_views, feature_sources, near_device
 from sosampler.training.train_baseline import fit, measure_baseline
 from tests.factories import keep, teach
 
@@ -222,6 +222,40 @@ def test_an_evaluation_finds_the_sets_again(bank: so.Bank) -> None:
     del system.about["sets"]
     with pytest.raises(InvalidArgument, match="no record of the features"):
         evaluate(bank, {"mixed": system}, num_frames=1, num_candidates=5, bootstrap=0)
+
+
+def test_features_go_to_a_device_with_room_for_them(bank: so.Bank) -> None:
+    views, _ = bank_views(bank, heavy="heavy", r34="r34", frames=SIDE, num_candidates=5)
+    size = 4 * 5 * (4 + 2) * 2  # videos, candidates, features, bytes
+    there = torch.device("meta")
+    near = near_device(views, there, max_bytes=size)
+    assert {name: getattr(values, "device", None) for name, values in near.sets.items()} == {
+        "heavy": there,
+        "r34": there,
+        "frames": None,
+    }
+    assert near.mask is not None
+    assert near.mask.device == there
+    assert near_device(views, there, max_bytes=size - 1) is views
+    assert near_device(views, torch.device("cpu")) is views
+
+
+def test_learning_rates_by_parameter(bank: so.Bank) -> None:
+    class Slow(Mixed):
+        def lr_factors(self, phase: str) -> dict[nn.Parameter, float]:
+            return {self.layer.bias: 0.0}
+
+    views, labels = bank_views(bank, heavy="heavy", r34="r34", frames=SIDE, num_candidates=5)
+    changed = []
+    for kind in (Mixed, Slow):
+        torch.manual_seed(0)
+        system = kind()
+        before = [weight.clone() for weight in (system.layer.weight, system.layer.bias)]
+        (line,) = fit(system, views, labels, epochs=1, lr=0.1, batch_size=2)
+        assert line["lr"] == 0.1
+        now = (system.layer.weight, system.layer.bias)
+        changed.append([not torch.equal(*pair) for pair in zip(before, now, strict=True)])
+    assert changed == [[True, True], [True, False]]
 
 
 def test_sources_of_further_sets(bank: so.Bank) -> None:

@@ -49,6 +49,7 @@ def random_views(videos: int = 12, candidates: int = 8) -> Views:
 def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_frames: int) -> None:
     system, views = UniformFrames(lively(name), num_frames), with_sets_of(name, random_views())
     output = system.run(views)
+    assert system.feature_sets == lively(name).feature_sets  # by which `evaluate` finds its features
     for video, count in enumerate(views.real.sum(1).tolist()):
         wanted = uniform(count, num_frames).tolist() if count > num_frames else list(range(count))
         assert output.seen_heavy[video].nonzero()[:, 0].tolist() == wanted

@@ -319,13 +319,13 @@ class SwitchedSlowOnly(nn.Module):
         """
         used = kept.new_zeros(frames.shape[:2], dtype=torch.int64).index_add(0, videos, kept.long()) > 0
         numbers = (used.flatten().cumsum(0) - 1).view_as(used)  # of used frames among these
-        parts = frames[used].split(BATCH_FRAMES)
-        maps = torch.cat([self.net.blocks[: self._first](part[:, :, None]) for part in parts])  # [F, C, 1, h', w']
+        parts = [_channels_last(part[:, :, None]) for part in frames[used].split(BATCH_FRAMES)]
+        maps = torch.cat([self.net.blocks[: self._first](part) for part in parts])  # [F, C, 1, h', w']
         counts, outputs, order = kept.sum(dim=1), [], []
         for count in counts.unique().tolist():
             rows = (counts == count).nonzero()[:, 0]
             chosen = numbers[videos[rows]][kept[rows]].view(len(rows), count)
-            clips = maps[chosen, :, 0].transpose(1, 2)  # [R', C, N, h', w']
+            clips = _channels_last(maps[chosen, :, 0].transpose(1, 2))  # [R', C, N, h', w']
             with self.switched(on[rows]):
                 outputs.append(self.net.blocks[self._first :](clips))
             order.append(rows)
@@ -349,6 +349,11 @@ class SwitchedSlowOnly(nn.Module):
         taps = [(1 - 1 / conv.kernel_size[0]) * conv.weight.numel() for conv in self.convs]
         convs = [weights * output[0, 0].numel() / 1e9 for weights, output in zip(taps, outputs, strict=True)]
         return clip - head, convs, head
+
+
+def _channels_last(clips: Tensor) -> Tensor:
+    """Store clips [B, C, T, h, w] as convolutions in half precision are fast."""
+    return clips.contiguous(memory_format=torch.channels_last_3d)
 
 
 # ---- rewards

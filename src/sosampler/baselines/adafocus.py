@@ -5,7 +5,7 @@ in the paper: MobileNetV2 glances at each frame of 224 pixels; a recurrent polic
 one of 7 x 7 corners of a patch; ResNet-50 sees the patch; a GRU reads the features of both frame after frame, and its
 last state classifies. Three phases: "classifier" trains the GRU on random patches with cross-entropy at every frame,
 "policy" trains the policy alone by PPO with the reward p_label(its patch) − p_label(random patch) from one state of the
-GRU, "finetune" trains the GRU on the most probable patches. Sizes, discount, clip and weights of PPO are the paper's.
+GRU, "finetune" trains the GRU on the most probable patches. Sizes and settings of PPO are those of the published code.
 Different: both networks are frozen (the paper fine-tunes them on the data set, and ResNet-50 on patches in its first
 phase; `tune_local` does the latter where inputs are frames), so that a ResNet-50 trained on whole frames sees patches;
 random patches lie on the grid; AdamW at one rate instead of SGD for the GRU; fewer epochs.
@@ -16,9 +16,9 @@ end in one phase, "joint", without rewards: cross-entropy at every frame, also o
 network (auxiliary supervision), for the policy's patches and for random ones (diversity); the policy's gradient does
 not reach the glance (stop-gradient). Different: the GRU of version 1 classifies; all losses have weight 1; AdamW.
 
-Both stop at the first frame after which the highest probability is above `confidence`, version 2's exit; the paper
-chooses a threshold for each frame on held-out videos. One patch a frame is seen, in frames in time order. The features
-of all patches of the grid may be stored in the bank (`inputs: features`, version 1 only), or the networks run on pixels
+Both see frames in time order and one patch of each, and stop at the first frame after which the highest probability is
+above `confidence`: version 2's exit, with one threshold for all frames. The maps of the glance and the features of all
+patches of the grid may be stored in the bank (`inputs: features`, version 1 only), or the networks run on pixels
 (`inputs: frames`).
 """
 

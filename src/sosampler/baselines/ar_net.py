@@ -126,8 +126,8 @@ class ARNet(Baseline):
         if phase in (None, "class_layers"):
             losses = {name: self.label_loss(self._alone(views, name), labels).mean() for name in BACKBONES}
             return torch.stack([*losses.values()]).mean(), {name: loss.detach() for name, loss in losses.items()}
-        # The actions that are drawn do not depend on the temperature, only their gradient does.
-        actions = self._drawn(views, self.temperature(progress if phase == "policy" else 1.0), generator)
+        # The temperature changes the gradient of the policy alone, not what is drawn: in "refit" it is of no account.
+        actions = self._drawn(views, self.temperature(progress), generator)
         each = [self.classify[name](self.drop(views[name])) for name in BACKBONES]
         logits = torch.stack([*each, self.answer(actions.hidden)], dim=2)  # [B, T, 4, C]
         used = actions.weights[:, :, : OWN + 1]

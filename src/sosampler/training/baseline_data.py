@@ -324,6 +324,20 @@ def _features(bank: Bank, name: Any, rows: list[int], positions: list[np.ndarray
     return torch.from_numpy(values)
 
 
+def near_device(views: Views, device: torch.device, max_bytes: int | None = None) -> Views:
+    """Copy the features to a GPU that has room for them, so that batches need not be; pixels stay in the bank.
+
+    `max_bytes`: that they may take; None: a fourth of the memory that is free there, and none of the CPU's.
+    """
+    if max_bytes is None:
+        max_bytes = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 0
+    features = {name: values for name, values in views.sets.items() if isinstance(values, Tensor)}
+    if sum(values.nbytes for values in features.values()) > max_bytes:
+        return views
+    moved = {name: values.to(device) for name, values in features.items()}
+    return Views({**views.sets, **moved}, None if views.mask is None else views.mask.to(device))
+
+
 class Drawn(NamedTuple):
     """Candidates of V videos, drawn from all of their frames."""
 

@@ -41,6 +41,7 @@ from sosampler.training.baseline_data import (
     feature_sources,
     heavy_source,
     keep_features,
+    near_device,
     own_classifier,
 )
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
@@ -217,7 +218,7 @@ def _train(
         f"{sizes['dev'] or 'no'} dev{'' if sizes['dev'] else ' split'}{unlabelled}"
     )
     options = {name: getattr(recipe, name) for name in _FIT_OPTIONS}
-    history = fit(baseline, views, labels, device=device, say=say, **options)
+    history = fit(baseline, near_device(views, torch.device(device)), labels, device=device, say=say, **options)
     if not is_finite(baseline):
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
