@@ -50,7 +50,16 @@ VARIANTS: dict[str, list[str]] = {
     "default, max confidence": ["--set", "target=max"],
     "default, shift 10": ["--set", "shift=10"],
 }
-RULES_AND_ORACLES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")
+RULES_AND_ORACLES = (
+    "uniform",
+    "random",
+    "all",
+    "semi-optimal-max",
+    "attainable",
+    "class-frames",
+    "semi-optimal",
+    "optimal",
+)
 NUM_FRAMES = (1, 2, 3, 4, 6, 8)
 STAGES = ("classifier", "reels", "teacher", "train", "evaluate")  # the first two may run side by side
 LONG = ((8, 30), (16, 60), (32, 100))
@@ -77,6 +86,7 @@ def main() -> None:
     )
     parser.add_argument("--classifier-epochs", type=int, default=12, help="More, and it is sure of distractors too.")
     parser.add_argument("--epochs", type=int, default=None, help="Of the samplers; default: their recipes'.")
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--variants", action="store_true", help="Train the variants too, with the first seed.")
     parser.add_argument("--candidates", type=int, nargs="+", default=[10, 30, 60, 100], help="T: 10, 30, 60, 100.")
     parser.add_argument("--trained-on", default=None, help="The device of the trainings, where RUNS came from another.")
@@ -179,7 +189,8 @@ def _link(pictures: list[Path], place: Path) -> None:
 
 def runs_of(arguments: argparse.Namespace) -> dict[tuple[str, int], list[str]]:
     """Options of `sosampler train` by (name, seed)."""
-    wanted = {(name, seed): options for name, options in RECIPES.items() for seed in arguments.seeds}
+    chosen = {name: RECIPES[name] for name in arguments.recipes}
+    wanted = {(name, seed): options for name, options in chosen.items() for seed in arguments.seeds}
     if arguments.variants:
         wanted |= {(name, arguments.seeds[0]): options for name, options in VARIANTS.items()}
     return wanted

@@ -33,6 +33,7 @@ import torch
 
 import sosampler as so
 from sosampler._util.environment import circumstances
+from sosampler._util.hardware import usable_cores
 from sosampler.baselines.base import light_network
 from sosampler.errors import MissingDependency, SosamplerError
 from sosampler.samplers.recipe import read_recipe
@@ -71,9 +72,15 @@ def begin(arguments: argparse.Namespace, results: Results) -> None:
         trials_each=arguments.trials,
         parallel=arguments.parallel,
         metric="mAP" if bank.multi_label else "top1",
-        videos=dict(Counter(item.split or "train" for item in bank.items)),
+        videos=count_videos(bank),
+        **({} if arguments.tune_bank is None else {"tune_videos": count_videos(so.Bank(arguments.tune_bank))}),
         num_classes=len(bank.classes),
     )
+
+
+def count_videos(bank: so.Bank) -> dict[str, int]:
+    """Of each split."""
+    return dict(Counter(item.split or "train" for item in bank.items))
 
 
 def main() -> None:
@@ -207,10 +214,13 @@ def train_all(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str
 
     with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
         replies = trainers.train(pictures, done)
-        # A sampler's features go into the bank before several trainings read them.
-        for bank, light in {(task["bank"], str(task["light"])) for task in features.values()}:
-            if (Path(light) / "config.json").is_file():
-                so.add_features(bank, so.load_sampler(light, device=device()))
+    # A sampler's features go into the bank before several trainings read them.
+    for bank, light in {(task["bank"], str(task["light"])) for task in features.values()}:
+        if (Path(light) / "config.json").is_file():
+            so.add_features(bank, so.load_sampler(light, device=device()))
+    # Small steps of small layers: a GPU waits for the core that feeds it, so each core feeds it.
+    parallel = usable_cores() if device() == "cuda" else arguments.parallel
+    with Trainers(parallel, arguments.work / "logs") as trainers:
         return replies | trainers.train(features, done)
 
 
@@ -282,8 +292,23 @@ def _scored(name: str, task: Task, rows: Sequence[Row], metric: str) -> dict[str
     }
 
 
+def judged_tasks(arguments: argparse.Namespace, results: Results) -> dict[str, Task]:
+    """What the number of frames or the dial is chosen with on dev: the chosen trials, or the trainings themselves.
+
+    What was trained on BANK has seen the pictures of its dev; the trials on --tune-bank have not.
+    """
+    if arguments.tune_bank is None:
+        return final_tasks(arguments, results)
+    chosen = results.needed("chosen", "tune")
+    return {
+        f"{method}#trial": trial_task(arguments, results, method, TRIALS[method][chosen[method]])
+        for method in arguments.methods
+    }
+
+
 def train(arguments: argparse.Namespace, results: Results) -> None:
-    replies = train_all(arguments, final_tasks(arguments, results))
+    """All seeds; and the chosen trials again, where the tuning was done elsewhere."""
+    replies = train_all(arguments, final_tasks(arguments, results) | judged_tasks(arguments, results))
     _refuse_failures(replies)
 
 
@@ -343,12 +368,7 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
     missing = [name for name, task in tasks.items() if not is_trained(task)]
     if missing:
         raise SystemExit(f"{', '.join(missing)}: not trained yet; run --stage train first")
-    judged = tasks
-    if arguments.tune_bank is not None:  # what was trained on BANK has seen the pictures of that dev
-        judged = {
-            f"{method}#trial": trial_task(arguments, results, method, TRIALS[method][results["chosen"][method]])
-            for method in arguments.methods
-        }
+    judged = judged_tasks(arguments, results)
     metric = results["metric"]
     runs = {name: Path(task["out"]).name for name, task in judged.items()}
     if results.data.get("dev", {}).get("runs") != runs:

@@ -15,7 +15,7 @@ NUM_FRAMES = (1, 2, 3, 4, 5, 6, 8)  # five with a sampler cost about as much as 
 BUDGET_FRAMES = 6  # trials that cost more than so many evenly spread frames, on the mean, are not chosen
 
 RULES = ("uniform", "random", "all")
-ORACLES = ("semi-optimal-max", "semi-optimal", "optimal")
+ORACLES = ("semi-optimal-max", "attainable", "class-frames", "semi-optimal", "optimal")
 METHODS = ("aks", "its", "nms")
 SELECTORS = (
     "frame-difference",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from sosampler._util.hardware import usable_cores
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
@@ -75,11 +78,17 @@ class Trainers:
         return found
 
     def _process(self, place: int) -> subprocess.Popen[str]:
-        """The process of a place; it stays for later calls."""
+        """The process of a place; it stays for later calls. Together they have no more threads than there are cores."""
+        threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // self._parallel))}
         while len(self._processes) <= place:
             with (self._logs / f"trainer-{len(self._processes)}.log").open("a", encoding="utf-8") as log:
                 started = subprocess.Popen(
-                    [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                    [sys.executable, __file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env={**os.environ, **threads},
                 )
             self._processes.append(started)
         return self._processes[place]

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sosampler.samplers.registry import OWN_RECIPE, TITLES
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
+
+from benchmarks.tables.systems_table import ANSWER
 
 BENCHMARKS = next(folder for folder in Path(__file__).parents if folder.name == "benchmarks")
 README = BENCHMARKS.parent / "README.md"
@@ -89,8 +94,10 @@ def brings(files: Files) -> str:
     two, everything = at["default", FRAMES[1]], at["all", ALL]
     lines += [
         "",
+        *_more_epochs(files),
         f"{OWN_RECIPE}. {FRAMES[1]} chosen frames cost {two['gmacs']:.1f} GMACs, sampler included. All {ALL} frames "
         f"cost {everything['gmacs']:.1f}.",
+        *_own_answer(files["systems_reels"]),
         _beside_learned_methods(files["systems_reels"]),
         _general(files["general_sampler"]),
     ]
@@ -103,6 +110,32 @@ def _cells(files: Files) -> dict[tuple[str, int], Result]:
         for line in files["samplers"]["table"]
         if line["num_candidates"] == ALL
     }
+
+
+def _own_answer(result: Result) -> list[str]:
+    """Return how well the sampler alone names the class, where that was measured."""
+    found = next((line for line in result["table"] if line["policy"] == ANSWER), None)
+    if found is None:
+        return []
+    return [
+        f"On these reels the sampler's own class head, without any classifier, is right in {_percent(found['top1'])} % "
+        f"of the videos at {found['gmacs']:.1f} GMACs: single pictures of few classes are easy for it."
+    ]
+
+
+def _more_epochs(files: Files) -> list[str]:
+    """Return the same figures with the classifier that was trained longer, where both were measured."""
+    other = files.get("samplers_30_epochs")
+    if other is None:
+        return []
+    at, counts = _cells({"samplers": other}), (FRAMES[1], FRAMES[2])
+    told = " and ".join(f"{_percent(at['default', count]['top1'])} % with {count} frames" for count in counts)
+    return [
+        f"The classifier was trained for {files['samplers']['classifier']['epochs']} epochs, a choice made after test "
+        f"figures with {other['classifier']['epochs']} were known: with those, {TITLES['default']} has {told}, uniform "
+        f"frames {_percent(at['uniform', FRAMES[1]]['top1'])} % with {FRAMES[1]}, all {ALL} frames "
+        f"{_percent(at['all', ALL]['top1'])} %."
+    ]
 
 
 def _beside_learned_methods(result: Result) -> str:

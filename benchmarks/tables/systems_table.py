@@ -32,17 +32,24 @@ NAMES = {
     "adafuse": "AdaFuse",
     "ada3d": "Ada3D",
     "semi-optimal-max": "π_s, max confidence (oracle)",
+    "attainable": "best under the classifier's own belief over all frames (oracle)",
+    "class-frames": "the frames that show the class (oracle)",
     "semi-optimal": "π_s, label confidence (oracle)",
     "optimal": "π_o (oracle)",
 }
-NAMES |= {
-    f"{name}, uniform frames": f"{NAMES[name]}'s own classifier, uniform frames"
-    for name in ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "videoiq", "adafocus", "adafuse", "ada3d")
-}
-NAMES["sosampler+answer"] = f"{TITLES['default']}'s own answer, no classifier"
+# With class layers of their own
+SYSTEMS = ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "videoiq", "adafocus", "adafuse", "ada3d")
+UNIFORM_FRAMES = ", uniform frames"
+ANSWER = "sosampler+answer"
+NAMES |= {name + UNIFORM_FRAMES: f"{NAMES[name]}'s own classifier{UNIFORM_FRAMES}" for name in SYSTEMS}
+NAMES[ANSWER] = f"{TITLES['default']}'s own answer, no classifier"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
 # The rest would lie on top of each other
-IN_THE_CURVE = ("uniform", "random", "all", *(set(NAMES) - {"semi-optimal-max", "optimal"}))
+NOT_IN_THE_CURVE = {"semi-optimal-max", "attainable", "class-frames", "optimal", ANSWER}
+IN_THE_CURVE = (
+    *("uniform", "random", "all"),
+    *(name for name in NAMES if name not in NOT_IN_THE_CURVE and not name.endswith(UNIFORM_FRAMES)),
+)
 
 
 def shown(policy: str) -> str:
@@ -50,10 +57,13 @@ def shown(policy: str) -> str:
 
     >>> shown("ocsampler"), shown("sosampler+aks"), shown("random")
     ('OCSampler', 'SOSampler+ with aks', 'random')
+    >>> shown("sosampler+answer")
+    "SOSampler+'s own answer, no classifier"
     """
     base, plus, method = policy.partition("+")
-    name = NAMES.get(base, base)
-    return f"{name.strip('*')} with {method}" if plus and base in NAMES else NAMES.get(policy, policy)
+    if policy in NAMES or not plus or base not in NAMES:
+        return NAMES.get(policy, policy)
+    return f"{NAMES[base].strip('*')} with {method}"
 
 
 def percent(line: Line | None, metric: str) -> str:
@@ -108,6 +118,25 @@ def by_dial(result: Result) -> str:
     return markdown(["baseline", "setting", "frames", "decoded", "GMACs", f"{METRICS[metric]}, %"], rows)
 
 
+def searches(result: Result) -> str:
+    """Return what the search of each baseline gains over uniform frames with its own class layers."""
+    metric, at = result["metric"], {line["policy"]: line for line in result["at_budget"]}
+    rows = []
+    for name in SYSTEMS:
+        own, plain = at.get(name), at.get(name + UNIFORM_FRAMES)
+        if own is not None and plain is not None:
+            costs = [f"{percent(line, metric)} at {number(line['gmacs'])}" for line in (own, plain)]
+            rows.append([NAMES[name], *costs, f"{100 * (own[metric] - plain[metric]):+.1f}"])
+    return markdown(["baseline", "with its search", "uniform frames, its own classifier", "gain, points"], rows)
+
+
+def tuning(result: Result) -> str:
+    """Say with how much effort every method was tuned."""
+    epochs, videos = result["asked"].get("trial_epochs"), result.get("tune_videos", result["videos"])
+    shorter = "" if epochs is None else f", of {epochs} epochs where a method trains on pictures"
+    return f"{result['trials_each']} trials of each method{shorter}, judged on {videos['dev']} dev videos"
+
+
 def trials(result: Result) -> str:
     """What every method tried, and which was taken."""
     rows = []
@@ -150,7 +179,7 @@ def sections(result: Result) -> list[str]:
     text = [
         "## All samplers and baselines, tuned with equal effort",
         f"{videos} videos of {result['num_classes']} classes; seeds {', '.join(map(str, result['seeds']))}, "
-        f"{result['trials_each']} trials of each method, on {result['device']}.",
+        f"{tuning(result)}, on {result['device']}.",
     ]
     if "at_budget" in result:
         text += [
@@ -162,6 +191,12 @@ def sections(result: Result) -> list[str]:
         ]
         if any(line["dial"] is not None for line in result["table"]):
             text += ["Adaptive number of frames:", by_dial(result)]
+        if any(line["policy"].endswith(UNIFORM_FRAMES) for line in result["at_budget"]):
+            text += [
+                "Baselines learn class layers of their own. What their search is worth is the gain over "
+                "uniform frames with the same layers, each within the budget:",
+                searches(result),
+            ]
     if "chosen" in result:
         text += ["Trials:", trials(result)]
     if result.get("longer"):
