@@ -20,8 +20,11 @@ METHODS = ("aks", "its", "nms")
 SELECTORS = (
     "frame-difference",
     "difference-peaks",
+    "motion-uniform",
     "farthest-first",
     "dpp",
+    "kts",
+    "thumbnail",
     *(f"frame-difference+{method}" for method in METHODS),
 )
 
