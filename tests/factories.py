@@ -473,6 +473,7 @@ class Peek(Baseline):
     """Looks from the first candidate on until a frame tells it to stop; the light network looks one ahead."""
 
     name, threshold, threshold_values = "peek", "most", (1, 2, 4)
+    feature_sets = ("heavy", "light")
 
     def __init__(
         self, heavy_width: int, light_width: int, num_classes: int, *, most: int = 3, multi_label: bool = False
@@ -498,11 +499,21 @@ class Peek(Baseline):
             heavy[row, :stop] = True
             light[row, : min(count, stop + 1)] = True
             probabilities[row] = self.activate(views.heavy[row, :stop, 1:].mean(0))
-        return BaselineOutput(probabilities, heavy, light, heavy.sum(1) + 1)
+        return BaselineOutput(probabilities, {"heavy": heavy, "light": light}, heavy.sum(1) + 1)
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         assert seen.steps is not None
         return STEP_GMACS * seen.steps
+
+
+def two_sets(heavy: Tensor, light: Tensor, mask: Tensor | None = None) -> Views:
+    """Views of a heavy and a light network."""
+    return Views({"heavy": heavy, "light": light}, mask)
+
+
+def replaced(views: Views, **sets: Tensor) -> Views:
+    """Views with other values in some sets."""
+    return Views({**views.sets, **sets}, views.mask)
 
 
 def looks(stops: Sequence[float], count: int, most: int) -> int:

@@ -17,6 +17,7 @@ from sosampler.baselines.base import Baseline, Views, is_baseline_folder, load_s
 from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.cli.main import app
 from sosampler.errors import InvalidArgument, WeightsError
+from tests.factories import two_sets
 
 SMALL: dict[str, dict[str, Any]] = {
     "frameexit": {"heavy_width": 5, "num_classes": 3, "max_frames": 4, "neck_width": 6, "gate_widths": [4, 3]},
@@ -34,7 +35,7 @@ def make(name: str, **settings: Any) -> Baseline:
 
 def some_views() -> Views:
     generator = torch.Generator().manual_seed(0)
-    return Views(torch.randn(9, 7, 5, generator=generator), torch.randn(9, 7, 4, generator=generator))
+    return two_sets(torch.randn(9, 7, 5, generator=generator), torch.randn(9, 7, 4, generator=generator))
 
 
 @pytest.fixture
@@ -71,8 +72,10 @@ def test_a_loaded_system_is_the_saved_one_bit_for_bit(name: str, multi_label: bo
     assert not any(weight.requires_grad for weight in loaded.parameters())
     assert loaded.state_dict().keys() == system.state_dict().keys()
     assert all(torch.equal(loaded.state_dict()[key], value) for key, value in system.state_dict().items())
-    for before, after in zip(system.run(some_views()), loaded.run(some_views()), strict=True):
-        assert before is after is None or torch.equal(before, after)
+    before, after = system.run(some_views()), loaded.run(some_views())
+    assert before.seen.keys() == after.seen.keys() == set(system.feature_sets)
+    for first, second in zip([*before, *before.seen.values()], [*after, *after.seen.values()], strict=True):
+        assert isinstance(first, dict) or first is second is None or torch.equal(first, second)
     turned = loaded.with_threshold(loaded.threshold_values[-1])
     assert turned.about == ABOUT
     save_baseline(tmp_path / "turned", turned, turned.about)

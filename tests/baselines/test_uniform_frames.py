@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from sosampler.baselines.liteeval import LiteEval
 from sosampler.baselines.marl import MARL
 from sosampler.baselines.registry import create_baseline, list_systems
 from sosampler.policies.positional import uniform
+from tests.factories import two_sets
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "frameexit": {"max_frames": 6, "neck_width": 8, "gate_widths": [4, 2]},
@@ -38,7 +40,7 @@ def random_views(videos: int = 12, candidates: int = 8) -> Views:
     heavy = torch.randn(videos, candidates, 5, generator=generator)
     light = torch.randn(videos, candidates, 3, generator=generator)
     counts = torch.randint(1, candidates + 1, (videos, 1), generator=generator)
-    return Views(heavy, light, torch.arange(candidates) < counts)
+    return two_sets(heavy, light, torch.arange(candidates) < counts)
 
 
 @pytest.mark.parametrize("name", list_systems())
@@ -49,7 +51,7 @@ def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_fram
     for video, count in enumerate(views.real.sum(1).tolist()):
         wanted = uniform(count, num_frames).tolist() if count > num_frames else list(range(count))
         assert output.seen_heavy[video].nonzero()[:, 0].tolist() == wanted
-    poisoned = Views(
+    poisoned = two_sets(
         views.heavy.masked_fill(~output.seen_heavy[:, :, None], math.nan),
         views.light.masked_fill(~output.seen_light[:, :, None], math.nan),
         views.mask,
@@ -61,12 +63,12 @@ def test_sees_the_frames_of_the_policy_uniform_and_no_others(name: str, num_fram
 @pytest.mark.parametrize("name", list_systems())
 def test_costs_are_those_of_the_layers_that_run(name: str) -> None:
     system = UniformFrames(lively(name), 3)
-    views = Views(*(part[:1] for part in random_views()[:2]))
+    views = replace(random_views().some(torch.arange(1)), mask=None)
     with FlopCounterMode(display=False) as counter:
         output = system.run(views)
     assert float(system.own_gmacs(output)[0]) == pytest.approx(counter.get_total_flops() / 2 / 1e9)
     # Where all frames are seen, deciding is all that is saved.
-    every = lively(name).run(views)._replace(seen_heavy=views.real, seen_light=output.seen_light)
+    every = lively(name).run(views)._replace(seen={"heavy": views.real, "light": output.seen_light})
     every = every if every.steps is None else every._replace(steps=torch.tensor([8]))
     assert float(UniformFrames(lively(name), 8).own_gmacs(UniformFrames(lively(name), 8).run(views))[0]) < float(
         lively(name).own_gmacs(every)[0]
@@ -104,7 +106,7 @@ def test_output_by_hand(name: str) -> None:
 
 
 def test_systems_that_would_have_seen_just_these_frames_say_the_same() -> None:
-    views = random_views()._replace(mask=None)
+    views = replace(random_views(), mask=None)
     # FrameExit without gates that close, over all of its frames.
     system = FrameExit(5, 4, max_frames=8, neck_width=8, gate_widths=[4, 2], first_exit=1, gate_exit=0).eval()
     assert torch.allclose(UniformFrames(system, 8).run(views).probabilities, system.run(views).probabilities)
@@ -117,7 +119,7 @@ def test_systems_that_would_have_seen_just_these_frames_say_the_same() -> None:
     opened = lively("liteeval").with_threshold(0)
     assert torch.allclose(UniformFrames(opened, 8).run(views).probabilities, opened.run(views).probabilities)
     # AdaFrame, which starts in the middle.
-    first, views = lively("adaframe"), random_views(candidates=7)._replace(mask=None)
+    first, views = lively("adaframe"), replace(random_views(candidates=7), mask=None)
     one = UniformFrames(first, 1).run(views)
     memory, state, middle = first._start(views)  # type: ignore[operator]
     assert one.seen_heavy.nonzero()[:, 1].tolist() == middle.tolist()

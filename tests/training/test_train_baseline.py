@@ -87,7 +87,7 @@ def test_a_system_learns_and_beats_random_frames(
     output = predict(loaded, views)
     assert result["dev"] == pytest.approx(float((output.probabilities.argmax(1) == labels.argmax(1)).float().mean()))
     assert result["dev_frames"] == pytest.approx(float(output.seen_heavy.sum(1).float().mean()))
-    spent = video_gmacs(loaded, output, heavy_gmacs=HEAVY_GMACS, light_gmacs=LIGHT_GMACS)
+    spent = video_gmacs(loaded, output, {"heavy": HEAVY_GMACS, "light": LIGHT_GMACS})
     assert result["dev_gmacs"] == pytest.approx(float(spent.mean()), rel=1e-5)
     assert result["dev_gmacs"] > HEAVY_GMACS * result["dev_frames"] + LIGHT_GMACS * STORED * light
 

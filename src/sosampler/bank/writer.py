@@ -211,7 +211,7 @@ def make_shards(
     header: BankHeader,
     items: Sequence[Item],
     produce: Callable[[list[Item]], Results],
-    annotator: Annotator | None = None,
+    annotators: Sequence[Annotator] = (),
     on_progress: OnProgress | None = None,
 ) -> None:
     """Write the shards that are missing, frames and outputs side by side, and finish the bank. Call it locked.
@@ -220,10 +220,10 @@ def make_shards(
     the disk where it was written before; the bytes are the same.
     """
     annotation = None
-    if annotator is not None:
+    if annotators:
         from sosampler.bank.annotate import Annotation  # needs torch
 
-        annotation = Annotation(folder, header, annotator)
+        annotation = Annotation(folder, header, annotators)
     to_fill = [shard for shard in range(header.num_shards) if not folder.frames(shard).exists()]
     to_annotate = annotation.missing if annotation is not None else set()
     done = header.num_items - sum(len(header.shard_range(shard)) for shard in {*to_fill, *to_annotate})

@@ -150,6 +150,21 @@ def key_values(texts: Sequence[str] | None) -> dict[str, Any]:
     return values
 
 
+def named_sources(texts: Sequence[str] | None) -> dict[str, str] | None:
+    """Parse NAME=SOURCE options of features; None where there are none.
+
+    >>> named_sources(["r34=runs/r34", "r18=features=old"])
+    {'r34': 'runs/r34', 'r18': 'features=old'}
+    """
+    sources: dict[str, str] = {}
+    for text in texts or ():
+        name, _, source = text.partition("=")
+        if not name or not source or name in sources:
+            raise InvalidArgument(f"--features {text!r} must be NAME=SOURCE, each name once, for example r34=runs/r34")
+        sources[name] = source
+    return sources or None
+
+
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

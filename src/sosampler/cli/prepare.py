@@ -158,6 +158,27 @@ def subset_command(
     info_command(out, json_output)
 
 
+@app.command("add-features")
+def add_features_command(
+    bank: BankArgument,
+    features: Annotated[
+        list[str],
+        Option(help="NAME=FOLDER of a saved classifier or of a sampler without shift; repeatable, in one pass."),
+    ],
+    device: Annotated[str | None, Option(help="Where the networks run: cpu, cuda, ...")] = None,
+    batch: Annotated[int | None, Option(help="Frames per batch of a network.")] = None,
+    precision: Annotated[str, Option(help="In which features are stored: float16 or float32.")] = "float16",
+    json_output: shared.Json = False,
+) -> None:
+    """Store features of networks for every frame. Run again, a run that was killed resumes."""
+    networks = shared.named_sources(features)
+    from sosampler.bank.prepare import add_features
+
+    with shared.show_progress("features") as on_progress:
+        add_features(bank, networks, device=device, batch=batch, precision=precision, on_progress=on_progress)
+    info_command(bank, json_output)
+
+
 def _described(info: dict[str, Any]) -> str:
     splits = ", ".join(f"{count} {name}" for name, count in info["splits"].items())
     shards = info["shards"]
