@@ -164,6 +164,7 @@ QUICK: dict[str, dict[str, Any]] = {
     | {"epochs": 20, "lr": 2e-2, "hidden": 32, "width": 16, "memory_frames": STORED, "max_steps": 3, "mu": 2.0},
     "marl": _COMMON
     | {"epochs": 20, "lr": 1e-2, "agents": 2, "stride": 2, "max_steps": 3, "hidden": 16, "width": 8, "rollouts": 2},
+    "listen-to-look": _COMMON | {"epochs": 20, "lr": 2e-2, "steps": 2, "hidden": 16, "width": 8},
 }
 
 

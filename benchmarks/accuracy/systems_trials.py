@@ -107,6 +107,14 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"agents": 5, "lr": 3e-4},
         {"lr": 3e-3},
     ),
+    "listen-to-look": (
+        {},
+        {"steps": 2},
+        {"light": TRAINED},
+        {"lr": 3e-4},
+        {"steps": 2, "lr": 3e-4},
+        {"lr": 3e-3},
+    ),
 }
 SAMPLERS = {"paper": "sosampler", "authors": "sosampler"}  # methods that are recipes of another sampler
 PICTURES = (

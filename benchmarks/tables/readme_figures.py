@@ -40,6 +40,7 @@ LEARNED = {
     "liteeval": "LiteEval",
     "adaframe": "AdaFrame",
     "marl": "MARL",
+    "listen-to-look": "Listen to Look",
 }
 # Baselines of the engine in the order of the table; ratios of other names are not shown
 ENGINE_BASELINES = {

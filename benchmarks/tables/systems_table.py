@@ -26,13 +26,14 @@ NAMES = {
     "liteeval": "LiteEval",
     "adaframe": "AdaFrame",
     "marl": "MARL",
+    "listen-to-look": "Listen to Look",
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "semi-optimal": "π_s, label confidence (oracle)",
     "optimal": "π_o (oracle)",
 }
 NAMES |= {
     f"{name}, uniform frames": f"{NAMES[name]}'s own classifier, uniform frames"
-    for name in ("frameexit", "liteeval", "adaframe", "marl")
+    for name in ("frameexit", "liteeval", "adaframe", "marl", "listen-to-look")
 }
 NAMES["sosampler+answer"] = f"{TITLES['default']}'s own answer, no classifier"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
@@ -164,7 +165,7 @@ def sections(result: Result) -> list[str]:
     return text
 
 
-PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl")
+PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl", "listen-to-look")
 
 
 def beside_published(results: list[Result]) -> str:

@@ -37,6 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
 ALL: dict[str, dict[str, Any]] = SMALL | {
     "adaframe": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
     "marl": {"heavy_width": 5, "num_classes": 3, "hidden": 8, "width": 6, "max_steps": 2},
+    "listen-to-look": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
 }
 
 
@@ -193,6 +194,7 @@ def test_a_turned_system_moves_and_learns_with_its_own() -> None:
         ("liteeval", -0.1),
         ("adaframe", -0.1),
         ("marl", 2.5),
+        ("listen-to-look", 0),
     ],
 )
 def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:

@@ -24,6 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "liteeval": {"light_width": 3, "coarse_width": 4, "fine_width": 8},
     "adaframe": {"light_width": 3, "hidden": 8, "width": 4, "memory_frames": 8, "search_memory": True},
     "marl": {"hidden": 8, "width": 4},
+    "listen-to-look": {"light_width": 3, "hidden": 8, "width": 4},
 }
 
 

@@ -292,7 +292,10 @@ class Bank(Sequence[BankItem]):
 
     def _audio_remedy(self) -> str:
         if self.header.source == "videos":
-            return f"add it from the same videos: sosampler prepare MANIFEST --audio --out {self.path}"
+            return (
+                "add it with the command that prepared the bank, and --audio: "
+                f"sosampler prepare MANIFEST --audio --out {self.path}"
+            )
         return "its frames do not come from video files; prepare a bank from those: sosampler prepare MANIFEST --audio"
 
     def _output_name(self, kind: OutputKind, network: Any, views: int | None = None) -> str:

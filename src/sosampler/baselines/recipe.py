@@ -12,7 +12,7 @@ import torch
 
 from sosampler._util.files import plain
 from sosampler._util.validation import check_float, check_int, one_of
-from sosampler.baselines.base import FRAMES, Baseline
+from sosampler.baselines.base import RAW, Baseline
 from sosampler.baselines.registry import baseline_arguments, baseline_class, create_baseline, list_systems
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.recipe import check_known, read_mapping, read_recipe_file
@@ -60,12 +60,16 @@ class BaselineRecipe:
     @property
     def feature_sets(self) -> tuple[str, ...]:
         """The sets that the baseline needs; see `Baseline.feature_sets`."""
-        return baseline_class(self.system).feature_sets
+        return self.without_weights().feature_sets
 
     @property
     def needs_light(self) -> bool:
         """Whether the baseline also needs features of a light network."""
         return "light" in self.feature_sets
+
+    def without_weights(self) -> Baseline:
+        """Create the baseline on the meta device, with sizes that mean nothing: its settings alone."""
+        return _on_meta(self.system, self.settings)
 
     def build(self, **from_data: Any) -> Baseline:
         """Create the baseline with random weights, which depend on the seed alone; `from_data`: by `from_bank`."""
@@ -150,7 +154,7 @@ def _shipped_recipe(system: str) -> BaselineRecipe:
 
 def from_bank(system: str) -> list[str]:
     """Return the arguments of a baseline that follow from the bank, as far as its class has them."""
-    widths = [f"{name}_width" for name in baseline_class(system).feature_sets if name != FRAMES]
+    widths = [f"{name}_width" for name in baseline_class(system).feature_sets if name not in RAW]
     return [*widths, "num_classes", "multi_label", "num_candidates"]
 
 

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 # Name, also of the module (with _ for -) -> class.
-_BASELINES = {"frameexit": "FrameExit", "liteeval": "LiteEval", "adaframe": "AdaFrame", "marl": "MARL"}
+_BASELINES = {
+    "frameexit": "FrameExit",
+    "liteeval": "LiteEval",
+    "adaframe": "AdaFrame",
+    "marl": "MARL",
+    "listen-to-look": "ListenToLook",
+}
 
 
 def list_systems() -> list[str]:
@@ -48,6 +54,6 @@ def list_samplers() -> list[str]:
 
     Examples:
         >>> list_samplers()
-        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
+        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl', 'listen-to-look']
     """
     return [*RECIPES, *list_systems()]

@@ -25,7 +25,7 @@ def train_command(
         str,
         Option(
             help="sosampler, ocsampler, scsampler; or a baseline, which classifies itself: frameexit, liteeval, "
-            "adaframe, marl."
+            "adaframe, marl, listen-to-look."
         ),
     ] = "sosampler",
     recipe: Annotated[
@@ -43,15 +43,16 @@ def train_command(
     weights: Annotated[
         str | None,
         Option(
-            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval and adaframe "
-            "those of their light network, MobileNetV2; for frameexit a checkpoint of its authors, with --epochs 0."
+            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for baselines with "
+            "a light network (liteeval, adaframe, listen-to-look) its own, MobileNetV2; for frameexit a checkpoint of "
+            "its authors, with --epochs 0."
         ),
     ] = None,
     light: Annotated[
         str | None,
         Option(
-            help="Another light network for liteeval and adaframe: the folder of a sampler without shift, or the name "
-            "of features in the bank."
+            help="Another light network for liteeval, adaframe and listen-to-look: the folder of a sampler without "
+            "shift, or the name of features in the bank."
         ),
     ] = None,
     features: Annotated[

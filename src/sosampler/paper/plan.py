@@ -15,7 +15,7 @@ from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import FRAMES, refuse_baseline_folder
+from sosampler.baselines.base import RAW, refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS, class_layer
@@ -447,7 +447,7 @@ def _why_not(location: Location, count: int, training: Training | None, request:
             return str(error)
     if training.needs_light and request.weights is None and request.light is None:
         return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
-    further = [name for name in training.full_recipe().feature_sets if name not in ("heavy", "light", FRAMES)]
+    further = [name for name in training.full_recipe().feature_sets if name not in ("heavy", "light", *RAW)]
     if missing := [name for name in further if name not in location.bank.feature_sets]:
         return (
             f"the bank has no features {' and '.join(missing)}; add them with "

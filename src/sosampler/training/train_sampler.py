@@ -105,10 +105,10 @@ def train(
 ) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that code for samplers needs no check
     """Train a sampler on a bank and keep the weights that are best on its dev split; or train a baseline.
 
-    A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, adaframe, marl) classifies itself, from
-    features of the classifier and of a light network. Features that are not in the bank yet are computed for all of its
-    videos, once; then it trains within minutes, in memory and in float32. Its last epoch is kept, because its cost
-    differs between epochs; dev is only measured.
+    A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, adaframe, marl, listen-to-look)
+    classifies itself, from features of the classifier and of a light network. Features that are not in the bank yet are
+    computed for all of its videos, once; then it trains within minutes, in memory and in float32. Its last epoch is
+    kept, because its cost differs between epochs; dev is only measured.
 
     Args:
         bank: frames and a classifier's outputs for them, from `prepare`; with one split, `bank.split("train")`, only
