@@ -136,7 +136,8 @@ class _Track:
     def notes(self) -> tuple[str, ...]:
         if not (self._num_damaged or self._ended_early):
             return ()
-        what = "ends early" if self._ended_early else f"has {self._num_damaged} damaged packets"
+        many = self._num_damaged > 1
+        what = "ends early" if self._ended_early else f"has {self._num_damaged} damaged packet{'s' if many else ''}"
         return (f"the audio track {what}; what could not be decoded is silent",)
 
     def pieces(self) -> Iterator[tuple[int, Samples]]:
