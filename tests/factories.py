@@ -168,6 +168,7 @@ QUICK: dict[str, dict[str, Any]] = {
     | {"epochs": 20, "lr": 1e-2, "agents": 2, "stride": 2, "max_steps": 3, "hidden": 16, "width": 8, "rollouts": 2},
     "ar-net": _COMMON
     | {"epochs": {"class_layers": 4, "policy": 20, "refit": 3}, "lr": 2e-2, "hidden": 16, "dropout": 0.1, "alpha": 0.9},
+    "listen-to-look": _COMMON | {"epochs": 20, "lr": 2e-2, "steps": 2, "hidden": 16, "width": 8},
 }
 
 

@@ -20,8 +20,11 @@ METHODS = ("aks", "its", "nms")
 SELECTORS = (
     "frame-difference",
     "difference-peaks",
+    "motion-uniform",
     "farthest-first",
     "dpp",
+    "kts",
+    "thumbnail",
     *(f"frame-difference+{method}" for method in METHODS),
 )
 
@@ -102,6 +105,14 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"entropy_weight": 0.1},
         {"agents": 5},
         {"agents": 5, "lr": 3e-4},
+        {"lr": 3e-3},
+    ),
+    "listen-to-look": (
+        {},
+        {"steps": 2},
+        {"light": TRAINED},
+        {"lr": 3e-4},
+        {"steps": 2, "lr": 3e-4},
         {"lr": 3e-3},
     ),
 }

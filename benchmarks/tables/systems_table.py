@@ -31,6 +31,7 @@ NAMES = {
     "adafocus": "AdaFocus",
     "adafuse": "AdaFuse",
     "ada3d": "Ada3D",
+    "listen-to-look": "Listen to Look",
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "attainable": "best under the classifier's own belief over all frames (oracle)",
     "class-frames": "the frames that show the class (oracle)",
@@ -39,6 +40,7 @@ NAMES = {
 }
 # With class layers of their own
 SYSTEMS = ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "videoiq", "adafocus", "adafuse", "ada3d")
+SYSTEMS += ("listen-to-look",)
 UNIFORM_FRAMES = ", uniform frames"
 ANSWER = "sosampler+answer"
 NAMES |= {name + UNIFORM_FRAMES: f"{NAMES[name]}'s own classifier{UNIFORM_FRAMES}" for name in SYSTEMS}
@@ -204,8 +206,7 @@ def sections(result: Result) -> list[str]:
     return text
 
 
-PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl", "ar-net")
-PUBLISHED += ("videoiq", "adafocus", "adafuse", "ada3d")
+PUBLISHED = ("sosampler", "ocsampler", "scsampler", *SYSTEMS)
 
 
 def beside_published(results: list[Result]) -> str:

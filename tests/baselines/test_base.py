@@ -38,6 +38,7 @@ ALL: dict[str, dict[str, Any]] = SMALL | {
     "adaframe": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
     "marl": {"heavy_width": 5, "num_classes": 3, "hidden": 8, "width": 6, "max_steps": 2},
     "ar-net": {"heavy_width": 5, "light_width": 4, "r34_width": 3, "r18_width": 3, "num_classes": 3, "hidden": 8},
+    "listen-to-look": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
 }
 
 
@@ -196,6 +197,7 @@ def test_a_turned_system_moves_and_learns_with_its_own() -> None:
         ("adaframe", -0.1),
         ("marl", 2.5),
         ("ar-net", -0.1),
+        ("listen-to-look", 0),
     ],
 )
 def test_a_dial_is_checked_as_the_setting_it_is(name: str, value: Any) -> None:

@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "adaframe": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 6, "width": 4, "max_steps": 4},
     "marl": {"heavy_width": 5, "num_classes": 3, "hidden": 6, "width": 4, "agents": 2},
     "ar-net": {"heavy_width": 5, "light_width": 4, "r34_width": 3, "r18_width": 3, "num_classes": 3, "hidden": 6},
+    "listen-to-look": {"heavy_width": 5, "light_width": 4, "num_classes": 3, "hidden": 8, "width": 6},
 }
 ABOUT = {"classifier": "resnet50", "num_candidates": 7, "dev": 0.5, "light": None, "recipe": {"lr": 0.001}}
 

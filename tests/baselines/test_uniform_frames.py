@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adaframe": {"light_width": 3, "hidden": 8, "width": 4, "memory_frames": 8, "search_memory": True},
     "marl": {"hidden": 8, "width": 4},
     "ar-net": {"light_width": 3, "r34_width": 3, "r18_width": 3, "hidden": 8},
+    "listen-to-look": {"light_width": 3, "hidden": 8, "width": 4},
 }
 
 

@@ -160,7 +160,8 @@ def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) 
 def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None:
     results = finished.results
     policies = {line["policy"].partition("@")[0]: line["seeds"] for line in results["table"]}
-    once = ("uniform", "random", "all", "frame-difference", "difference-peaks", "farthest-first", "dpp", "optimal")
+    by_change = ("frame-difference", "difference-peaks", "motion-uniform")
+    once = ("uniform", "random", "all", *by_change, "farthest-first", "dpp", "kts", "thumbnail", "optimal")
     assert {name: policies[name] for name in once} == dict.fromkeys(once, 1)
     twice = ("sosampler", "sosampler+aks", "sosampler+its", "sosampler+nms", "frameexit")
     assert {name: policies[name] for name in twice} == dict.fromkeys(twice, 2)

@@ -1,4 +1,4 @@
-"""Pixels of stored frames as tensors, decoded when they are needed."""
+"""Pixels of stored frames, and the sound around them, as tensors that are read when they are needed."""
 
 from __future__ import annotations
 
@@ -93,9 +93,29 @@ class StoredFrames:
         self.shape = (*slots.shape, 3, side, side)
 
     def __getitem__(self, index: Any) -> Tensor:
-        rows, positions = index if isinstance(index, tuple) else (index, None)
-        videos = np.arange(len(self._slots))[rows.flatten().cpu().numpy()]
-        slots = self._slots[videos]
-        if positions is not None:
-            slots = np.take_along_axis(slots, positions.cpu().numpy(), axis=1)
+        videos, slots = _taken(index, self._slots)
         return self._frames.frames(videos, slots).permute(0, 1, 4, 2, 3)
+
+
+class StoredSpectra:
+    """The sound around candidates, float16 [V, T, 64, 100], read from the bank when it is taken.
+
+    `rows`: videos of the bank [V]; `slots`: their stored frames [V, T].
+    """
+
+    def __init__(self, bank: Bank, rows: Sequence[int], slots: Indices) -> None:
+        self._audio, self._rows, self._slots = bank.audio(), rows, slots
+        self.shape = (*slots.shape, self._audio.bands, self._audio.columns)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        videos, slots = _taken(index, self._slots)
+        spectra = [self._audio[self._rows[video]].spectra[slots[row]] for row, video in enumerate(videos.tolist())]
+        return torch.from_numpy(np.stack(spectra) if spectra else np.zeros((0, *self.shape[1:]), dtype=np.float16))
+
+
+def _taken(index: Any, slots: Indices) -> tuple[Indices, Indices]:
+    """Return the videos [K] of an index as `LazySet` has it, and their stored frames [K, N]; slots: [V, T]."""
+    rows, positions = index if isinstance(index, tuple) else (index, None)
+    videos = np.arange(len(slots))[rows.flatten().cpu().numpy()]
+    taken = slots[videos]
+    return videos, taken if positions is None else np.take_along_axis(taken, positions.cpu().numpy(), axis=1)

@@ -59,6 +59,7 @@ def prepare(
     multi_label: bool | None = None,
     exclusive: bool | None = None,
     features: bool | str = True,
+    audio: bool = False,
     batch: int | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -86,6 +87,8 @@ def prepare(
         classes, root, multi_label, exclusive: as in `read_manifest`.
         features: also store what a pooled classifier pools: True, False, "float32" or "float16". True takes "float32"
             where these are logits, else "float16".
+        audio: also store the sound around each frame, as the log-mel spectrum of one second; `Bank.audio` reads it.
+            Files without sound are silent, and noted. Given for a finished bank, it adds the sound alone.
         batch: frames that go through the network at a time.
         device: where the classifier runs.
         workers: decoding processes; None takes one per core, fewer where frames are large, so that memory stays
@@ -138,15 +141,30 @@ def prepare(
         check_root(folder, manifest.root, manifest.items)
 
         def decoded(items: list[Item]) -> Results:
-            if importlib.util.find_spec("av") is None:
-                raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
+            _require_pyav()
             tasks = decode_tasks(source, items, settings, limits or Limits())
             return stack.enter_context(VideoDecoder(num_workers)).results(tasks)
 
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
         make_shards(folder, header, manifest.items, decoded, annotators, on_progress)
+        if audio:
+            stack.close()  # the processes that decode frames make room for those that read sound
+            _require_pyav()
+            from sosampler.bank.audio import add_audio
+
+            add_audio(
+                *(folder, header, manifest.items, source.path_of),
+                workers=num_workers,
+                limits=limits or Limits(),
+                on_progress=on_progress,
+            )
     return Bank(folder.path)
+
+
+def _require_pyav() -> None:
+    if importlib.util.find_spec("av") is None:
+        raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
 
 
 def header_of(manifest: Manifest, arguments: Mapping[str, Any]) -> tuple[BankHeader, FrameSettings]:

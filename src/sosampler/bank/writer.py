@@ -50,7 +50,7 @@ Results = Iterator[StoredVideo | Failure]
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # What a killed run may leave; see `sosampler._util.files.replacing` for the names.
 _LEFTOVER = re.compile(
-    r"\.(bank|items|failed|shown|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
+    r"\.(bank|items|failed|shown|videos_root|teacher|features|audio|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
     r"|\d+\.(retry|retried)\.arrow"
 )
 
@@ -97,7 +97,7 @@ def _check_foreign_files(folder: BankFolder) -> None:
 
 
 def _leftovers(folder: BankFolder) -> Iterator[Path]:
-    outputs = [*folder.path.glob("teachers/*"), *folder.path.glob("features/*")]
+    outputs = [path for kind in ("teachers", "features", "audio") for path in folder.path.glob(f"{kind}/*")]
     for parent in filter(Path.is_dir, (folder.path, folder.frames_folder, *outputs)):
         yield from [entry for entry in parent.iterdir() if _LEFTOVER.fullmatch(entry.name)]
 

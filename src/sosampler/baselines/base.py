@@ -2,8 +2,9 @@
 
 Shapes: B videos, T candidates in time order, C classes, D features a frame. Features come in named sets, one for each
 network that a baseline may run on a frame. "heavy" are those of the frozen classifier (before its class layer), "light"
-those of a small network; a baseline may have further sets of its own, and "frames" are pixels. It may read a frame in a
-set only if it marks it in `seen` of that set: these marks and the price of a frame in each set decide its cost.
+those of a small network; a baseline may have further sets of its own, "frames" are pixels, and "audio" is the sound
+around each frame. It may read a frame in a set only if it marks it in `seen` of that set: these marks and the price of
+a frame in each set decide its cost.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ Loss = tuple[Tensor, dict[str, Tensor]]  # what to minimise, and its parts witho
 
 
 FRAMES = "frames"  # the set of pixels, which no network has seen
+AUDIO = "audio"  # the set of spectra, which a bank has if it was prepared with sound
+SPECTRUM = (64, 100)  # mel bands and columns of the sound around a frame
+RAW = (FRAMES, AUDIO)  # no features, so they have neither a width nor a price
 
 
 class LazySet(Protocol):
@@ -52,7 +56,8 @@ class LazySet(Protocol):
 class Views:
     """What there is to see of the candidates of some videos, by named sets."""
 
-    sets: Mapping[str, Tensor | LazySet]  # [B, T, D] each; some [B, T, P, D]; "frames" uint8 [B, T, 3, H, W]
+    # [B, T, D] each; some [B, T, P, D]; "frames" uint8 [B, T, 3, H, W]; "audio" [B, T, 64, 100]
+    sets: Mapping[str, Tensor | LazySet]
     mask: Tensor | None = None  # bool [B, T], True = a real candidate; None = all are
 
     def __getitem__(self, name: str) -> Tensor:
@@ -142,7 +147,7 @@ class Baseline(nn.Module):
 
     A subclass sets `name`, its `feature_sets`, and `phases` if it trains in several, calls `super().__init__(config)`
     with the JSON values that build it again, and defines `loss`, `decide`, `own_gmacs`, `classify_frames` and
-    `frames_gmacs`. Arguments that follow from the bank are `SET_width` and `SET_gmacs` of each set but "frames",
+    `frames_gmacs`. Arguments that follow from the bank are `SET_width` and `SET_gmacs` of each set but `RAW` ones,
     `num_classes`, `multi_label` and `num_candidates`, as far as it has them. It may have a threshold: a setting that
     trades accuracy for cost at run time and that no weight's shape depends on.
     """
@@ -318,6 +323,8 @@ class Baseline(nn.Module):
             frame = [self.config.get(f"{name}_width", given[-1])]
             if name == FRAMES:
                 frame = [3, self.frame_size, self.frame_size]
+            elif name == AUDIO:
+                frame = list(SPECTRUM)
             if len(given) < 3 or given[-len(frame) :] != frame:
                 raise InvalidArgument(
                     f"{name} features of shape {given} do not fit {self.name}; "
@@ -403,16 +410,19 @@ def draw_gumbel(shape: tuple[int, ...], generator: Rng, device: torch.device) ->
 
 
 def decoded_frames(output: BaselineOutput) -> Tensor:
-    """Count the frames of each video that were seen in any set and that must be decoded, int64 [B]."""
-    return torch.stack([*output.seen.values()]).any(dim=0).sum(dim=1)
+    """Count the frames of each video that were seen in any set and that must be decoded, int64 [B].
+
+    Sound is heard without its frame.
+    """
+    return torch.stack([seen for name, seen in output.seen.items() if name != AUDIO]).any(dim=0).sum(dim=1)
 
 
 def video_gmacs(baseline: Baseline, output: BaselineOutput, prices: Mapping[str, float]) -> Tensor:
     """Return giga multiply-adds of each video [B], from those of one frame in the network of each set.
 
-    Pixels have no price: what a baseline computes of them are its own layers.
+    Pixels and sound have no price: what a baseline computes of them are its own layers.
     """
-    seen = [prices[name] * frames.sum(dim=1) for name, frames in output.seen.items() if name != FRAMES]
+    seen = [prices[name] * frames.sum(dim=1) for name, frames in output.seen.items() if name not in RAW]
     return sum(seen, baseline.own_gmacs(output))
 
 

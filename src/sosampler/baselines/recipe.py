@@ -12,7 +12,7 @@ import torch
 
 from sosampler._util.files import plain
 from sosampler._util.validation import check_float, check_int, one_of
-from sosampler.baselines.base import FRAMES, Baseline
+from sosampler.baselines.base import RAW, Baseline
 from sosampler.baselines.registry import baseline_arguments, baseline_class, create_baseline, list_systems
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.recipe import check_known, read_mapping, read_recipe_file
@@ -154,7 +154,7 @@ def _shipped_recipe(system: str) -> BaselineRecipe:
 
 def from_bank(system: str) -> list[str]:
     """Return the arguments of a baseline that follow from the bank, as far as its class has them."""
-    sets = [name for name in baseline_class(system).feature_sets if name != FRAMES]
+    sets = [name for name in baseline_class(system).feature_sets if name not in RAW]
     of_sets = [f"{name}_{fact}" for fact in ("width", "gmacs") for name in sets]
     return [*of_sets, "num_classes", "multi_label", "num_candidates"]
 

@@ -27,6 +27,7 @@ _BASELINES = {
     "adafocus": "AdaFocus",
     "adafuse": "AdaFuse",
     "ada3d": "Ada3D",
+    "listen-to-look": "ListenToLook",
 }
 
 

@@ -25,7 +25,7 @@ def train_command(
         str,
         Option(
             help="sosampler, ocsampler, scsampler; or a baseline, which classifies itself: frameexit, liteeval, "
-            "adaframe, marl, ar-net, videoiq, adafocus, adafuse, ada3d."
+            "adaframe, marl, ar-net, videoiq, adafocus, adafuse, ada3d, listen-to-look."
         ),
     ] = "sosampler",
     recipe: Annotated[
@@ -44,15 +44,15 @@ def train_command(
         str | None,
         Option(
             help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval, adaframe, "
-            "ar-net, videoiq, adafocus and ada3d those of their light network, MobileNetV2; for frameexit a checkpoint "
-            "of its authors, with --epochs 0."
+            "ar-net, videoiq, adafocus, ada3d and listen-to-look those of their light network, MobileNetV2; for "
+            "frameexit a checkpoint of its authors, with --epochs 0."
         ),
     ] = None,
     light: Annotated[
         str | None,
         Option(
-            help="Another light network for liteeval, adaframe, ar-net, videoiq and ada3d: the folder of a sampler "
-            "without shift, or the name of features in the bank."
+            help="Another light network for liteeval, adaframe, ar-net, videoiq, ada3d and listen-to-look: the folder "
+            "of a sampler without shift, or the name of features in the bank."
         ),
     ] = None,
     features: Annotated[

@@ -24,9 +24,11 @@ from sosampler._util.files import saved_kind
 from sosampler._util.validation import check_float, check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
-from sosampler.bank.pixels import StoredFrames
+from sosampler.bank.pixels import StoredFrames, StoredSpectra
 from sosampler.baselines.base import (
+    AUDIO,
     FRAMES,
+    RAW,
     Baseline,
     LazySet,
     UniformFrames,
@@ -464,9 +466,9 @@ def _entry(name: str) -> Entry:
 
 
 def _stored_features(row: BaselineRow, bank: Bank) -> dict[str, Features]:
-    """Return the features that a baseline needs, by the name of their set; pixels are not among them."""
+    """Return the features that a baseline needs, by the name of their set; pixels and sound are not among them."""
     system, about = row.system, row.system.about
-    needed = [name for name in system.feature_sets if name != FRAMES]
+    needed = [name for name in system.feature_sets if name not in RAW]
     if any(name not in trained_on(about) for name in needed):
         raise InvalidArgument(
             f"{row.name}: this {system.name} has no record of the features it was trained on; give one that so.train "
@@ -482,6 +484,11 @@ def _stored_features(row: BaselineRow, bank: Bank) -> dict[str, Features]:
         raise InvalidArgument(
             f"{row.name} was trained for {_classes_in_words(classes)}, but {bank.path} has "
             f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
+        )
+    if AUDIO in system.feature_sets and bank.audio().fingerprint != about.get(AUDIO):
+        raise InvalidArgument(
+            f"{row.name} was trained on sound with other settings ({about.get(AUDIO)}) than {bank.path} has "
+            f"({bank.audio().fingerprint}); train the baseline again on a bank that this version prepared"
         )
     return {name: _stored(row, bank, name) for name in needed}
 
@@ -575,10 +582,12 @@ def run_baselines(
             slots, counts = videos.candidates(indices, num_candidates)
             features = {name: _features(stored, videos, indices, slots) for name, stored in stored_sets.items()}
             rows_of_bank = [videos.positions[index] for index in indices.tolist()]
-            frames = {side: StoredFrames(bank, rows_of_bank, slots, side) for side in sides}
+            raw: dict[Any, LazySet] = {side: StoredFrames(bank, rows_of_bank, slots, side) for side in sides}
+            if any(AUDIO in row.system.feature_sets for row in rows):
+                raw[AUDIO] = StoredSpectra(bank, rows_of_bank, slots)
             mask = torch.from_numpy(np.arange(num_candidates) < counts[:, None])
             for run in runs:
-                run.predict(indices, slots, features, frames, mask)
+                run.predict(indices, slots, features, raw, mask)
         results |= {run.cell: (run.tally, run.spent()) for run in runs}
     return results
 
@@ -611,13 +620,15 @@ class _BaselineRun:
         indices: Indices,
         slots: Indices,
         features: Mapping[str, Tensor],
-        frames: Mapping[int, LazySet],
+        raw: Mapping[Any, LazySet],  # pixels by the side of their squares, and sound
         mask: Tensor,
     ) -> None:
         system = self._row.system
         sets: dict[str, Tensor | LazySet] = {name: features[stored.name] for name, stored in self._features_of.items()}
         if FRAMES in system.feature_sets:
-            sets[FRAMES] = frames[system.frame_size]
+            sets[FRAMES] = raw[system.frame_size]
+        if AUDIO in system.feature_sets:
+            sets[AUDIO] = raw[AUDIO]
         begun = time.perf_counter()
         output = predict(system, Views(sets, None if bool(mask.all()) else mask))
         self.tally.seconds += time.perf_counter() - begun

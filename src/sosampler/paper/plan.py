@@ -15,7 +15,7 @@ from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import FRAMES, Baseline, refuse_baseline_folder
+from sosampler.baselines.base import FRAMES, RAW, Baseline, refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS, class_layer
@@ -466,7 +466,7 @@ def _why_not(location: Location, count: int, training: Training | None, request:
             return str(error)
     if training.needs_light and request.weights is None and request.light is None:
         return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
-    further = [name for name in baseline.feature_sets if name not in ("heavy", "light")]
+    further = [name for name in baseline.feature_sets if name not in ("heavy", "light", *RAW)]
     if missing := [name for name in further if name not in {*location.bank.feature_sets, *request.features}]:
         return (
             f"the bank has no features {' and '.join(missing)}; give "
@@ -478,7 +478,7 @@ def _why_not(location: Location, count: int, training: Training | None, request:
 def _why_not_run(location: Location, baseline: Baseline, request: Request) -> str:
     """Return why a baseline that runs the classifier itself, on patches or pixels, cannot be made; empty: it can."""
     sets = baseline.feature_sets
-    further = {name for name in sets if name not in ("light", FRAMES)} - {
+    further = {name for name in sets if name not in ("light", *RAW)} - {
         *location.bank.feature_sets,
         *request.features,
     }

@@ -18,10 +18,12 @@ from sosampler._util.validation import check_int
 from sosampler._util.workers import in_order
 from sosampler.bank.annotate import feature_network
 from sosampler.bank.bank import Bank
-from sosampler.bank.pixels import StoredFrames
+from sosampler.bank.pixels import StoredFrames, StoredSpectra
 from sosampler.bank.prepare import add_features
 from sosampler.baselines.base import (
+    AUDIO,
     FRAMES,
+    RAW,
     Baseline,
     LazySet,
     Views,
@@ -83,13 +85,13 @@ def feature_sources(
     weights: str | Path | None = None,
     features: Mapping[str, Any] | None = None,
 ) -> dict[str, FeatureSource]:
-    """Find the features of every set that a baseline needs, but "frames".
+    """Find the features of every set that a baseline needs, but `RAW` ones.
 
     `classifier`: see `heavy_source`; `light`, `weights`: see `light_source`. `features`: by the name of each further
     set a saved classifier or sampler, its folder, or the name of features in the bank. A set that is left out is made
     of classifier or weights, where the baseline says how, or takes the features of the bank that have its name.
     """
-    further = [name for name in baseline.feature_sets if name not in ("heavy", "light", FRAMES)]
+    further = [name for name in baseline.feature_sets if name not in ("heavy", "light", *RAW)]
     given = dict(features or {})
     if unknown := [name for name in given if name not in further]:
         has = f"takes these: {', '.join(further)}" if further else "has no further features, so leave them out"
@@ -295,7 +297,8 @@ def bank_views(bank: Bank, *, num_candidates: int | None = 10, **sets: Any) -> t
         bank: or a split of it.
         num_candidates: T; None: the stored frames of the longest video.
         sets: by name the network, as for `Bank.features`; None leaves the set out. `frames=224`: centre squares of so
-            many pixels a side, which are decoded when some videos are taken.
+            many pixels a side, which are decoded when some videos are taken. `audio=True`: the sound around each frame,
+            which is read likewise.
     """
     rows = [row for row, item in enumerate(bank.items) if item.labels]
     if not rows:
@@ -305,11 +308,13 @@ def bank_views(bank: Bank, *, num_candidates: int | None = 10, **sets: Any) -> t
     positions = [np.unique(uniform_positions(frames, count)) for frames in stored]
     counts = np.array([len(chosen) for chosen in positions])
     mask = torch.from_numpy(np.arange(count) < counts[:, None])
+    slots = np.stack([np.pad(chosen, (0, count - len(chosen)), mode="edge") for chosen in positions])
     values: dict[str, Tensor | LazySet] = {}
     for name, network in sets.items():
         if name == FRAMES and network is not None:
-            slots = np.stack([np.pad(chosen, (0, count - len(chosen)), mode="edge") for chosen in positions])
             values[name] = StoredFrames(bank, rows, slots, check_int(FRAMES, network))
+        elif name == AUDIO and network is not None:
+            values[name] = StoredSpectra(bank, rows, slots)
         elif network is not None:
             values[name] = _features(bank, network, rows, positions, count)
     return Views(values, None if mask.all() else mask), bank_labels(bank, rows)

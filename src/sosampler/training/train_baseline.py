@@ -17,6 +17,7 @@ from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.annotate import check_classes_fit
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import (
+    AUDIO,
     FRAMES,
     Baseline,
     Views,
@@ -86,7 +87,7 @@ def train_baseline(
     Features that are not in the bank yet are computed for all of its videos first, which is most of the work and
     resumes after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
     Features of all stored frames of the split are in memory, 2 bytes a number, or 4 where they are stored in float32;
-    pixels are decoded for each batch.
+    pixels are decoded, and sound is read, for each batch.
     Each epoch shows other T of these, as for samplers. T is at most the frames of the longest video, and no baseline
     sees more frames than in its training.
 
@@ -107,6 +108,8 @@ def train_baseline(
     recipe = read_baseline_recipe(name if recipe is None else recipe, system=name, **settings)
     bank = bank if isinstance(bank, Bank) else Bank(bank)
     sizes = {split: len(rows) for split, rows in labelled_rows(bank).items()}
+    if AUDIO in recipe.feature_sets:
+        bank.audio()  # raises where the bank has no sound
     networks = {"classifier": classifier, "light": light, "weights": weights, "features": features}
     blank = recipe.without_weights()
     own = None  # the classifier of a baseline that needs no features of it
@@ -155,6 +158,8 @@ def run_settings(
         settings["classifier"] = own.fingerprint()
     if weights is not None:
         settings["weights"] = digest_of({}, read_state(weights)) if Path(weights).is_file() else str(weights)
+    if AUDIO in recipe.feature_sets:
+        settings[AUDIO] = bank.audio().fingerprint
     return settings | {"recipe": recipe.to_dict()}
 
 
@@ -207,9 +212,11 @@ def _train(
         num_candidates=recipe.num_candidates,
     )
     baseline.take_networks({"heavy": own} | {name: source.network for name, source in sources.items()}, weights)
-    sets = {name: about["name"] for name, about in features.items()}
+    sets: dict[str, Any] = {name: about["name"] for name, about in features.items()}
     if FRAMES in baseline.feature_sets:
         sets[FRAMES] = baseline.frame_size
+    if AUDIO in baseline.feature_sets:
+        sets[AUDIO] = True
     views, labels = bank_views(training, num_candidates=None, **sets)
     parameters = sum(weight.numel() for weight in baseline.parameters())
     unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
@@ -245,6 +252,7 @@ def _train(
         "heavy": features.get("heavy"),
         "light": features.get("light"),
         **({"sets": further} if further else {}),
+        **({AUDIO: bank.audio().fingerprint} if AUDIO in sets else {}),
         **measured,
         "seed": recipe.seed,
         "sosampler": __version__,
