@@ -107,6 +107,46 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"agents": 5, "lr": 3e-4},
         {"lr": 3e-3},
     ),
+    "ar-net": (  # alpha: weight of the labels against the cost
+        {},
+        {"alpha": 0.9},
+        {"lr": 3e-4},
+        {"alpha": 0.8},
+        {"alpha": 0.9, "lr": 3e-4},
+        {"balance": 1.0},
+    ),
+    "videoiq": (
+        {},
+        {"efficiency": 0.5},
+        {"lr": 3e-4},
+        {"dropout": 0.5},
+        {"efficiency": 0.5, "lr": 3e-4},
+        {"balance": 0.5},
+    ),
+    "adafocus": (  # a patch of 96 of 176 pixels has the share of the frame that 128 of 224 has
+        {"patch": 96, "grid": 5},
+        {"patch": 96, "grid": 5, "lr": 1e-3},
+        {"patch": 96, "grid": 5, "dropout": 0.8},
+        {"patch": 128, "grid": 5},
+        {"patch": 128, "grid": 5, "lr": 1e-3},
+        {"patch": 96, "grid": 5, "entropy_weight": 0.001},
+    ),
+    "adafuse": (
+        {},
+        {"efficiency": 0.2},
+        {"lr": 3e-3},
+        {"efficiency": 0.4},
+        {"efficiency": 0.2, "lr": 3e-3},
+        {"train_backbone": False},
+    ),
+    "ada3d": (
+        {},
+        {"frames_penalty": 2.0},
+        {"lr": 3e-4},
+        {"frames_penalty": 0.5},
+        {"frames_penalty": 2.0, "lr": 3e-4},
+        {"convs_penalty": 0.5},
+    ),
     "listen-to-look": (
         {},
         {"steps": 2},
@@ -117,13 +157,12 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
     ),
 }
 SAMPLERS = {"paper": "sosampler", "authors": "sosampler"}  # methods that are recipes of another sampler
-PICTURES = (
-    "sosampler",
-    "paper",
-    "authors",
-    "ocsampler",
-    "scsampler",
-)  # train on pictures and then choose N frames; the rest on features
+# Train on pictures and then choose N frames
+PICTURES = ("sosampler", "paper", "authors", "ocsampler", "scsampler")
+# Systems that run networks on pictures or patches in training; those that are left read features
+HEAVY = ("adafocus", "adafuse", "ada3d")
+# Folders of networks.py that a system needs
+NETWORKS = {"ar-net": ("r34", "r18"), "videoiq": ("any_precision",), "ada3d": ("slowonly",)}
 
 UNIFORM, OWN_CLASSIFIER = "uniform", ", uniform frames"
 
@@ -193,6 +232,10 @@ def means(rows: Iterable[Row], metric: str) -> list[Row]:
             line[key] = round(statistics.mean(values), 5) if values else None
             if len(values) > 1:
                 line[f"{key}_sd"] = round(statistics.stdev(values), 5)
+        if others := [row["other_gmacs"] for row in found if row.get("other_gmacs")]:
+            line["other_gmacs"] = {
+                name: round(statistics.mean(other[name] for other in others), 5) for name in others[0]
+            }
         bounds = [row["ci95"][metric] for row in found if metric in row["ci95"]]
         if bounds:
             line["ci95"] = {metric: [round(statistics.mean(side), 5) for side in zip(*bounds, strict=True)]}

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torchvision.models import mobilenet_v2
 
 import sosampler as so
+from sosampler.baselines.base import light_network
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Small enough for a blink; the second trial of the sampler cannot be trained.
@@ -26,6 +27,13 @@ SMALL_TRIALS = {
         {"input_size": 32, "num_candidates": 4, "batch_size": 8, "lr": -1.0},
     ),
     "frameexit": ({"neck_width": 8, "gate_widths": [4, 4]}, {"neck_width": 8, "gate_widths": [4, 4], "lr": 0.01}),
+    "ar-net": ({"hidden": 8}, {"hidden": 8, "alpha": 0.5}),
+    "videoiq": ({"policy_width": 8}, {"policy_width": 8, "lr": 0.01}),
+    "adafocus": (
+        {"patch": 32, "grid": 2, "hidden": 8, "policy_width": 8, "policy_channels": 4},
+        {"patch": 48, "grid": 2, "hidden": 8, "policy_width": 8, "policy_channels": 4},
+    ),
+    "adafuse": ({"gate_quota": 512}, {"gate_quota": 512, "efficiency": 0.5}),
 }
 
 
@@ -108,7 +116,9 @@ class Measurement:
 
         given = ["tiny", self.data / "bank", "--classifier", self.data / "classifier", "--work", self.folder / "runs"]
         given += ["--sampler-weights", self.data / "mobilenet.safetensors", "--out", self.out, "--epochs", "1"]
-        given += ["--methods", "sosampler", "frameexit", "--trials", "2", "--curve", self.folder / "curve.svg"]
+        given += ["--trials", "2", "--curve", self.folder / "curve.svg"]
+        if "--methods" not in more:
+            given += ["--methods", "sosampler", "frameexit"]
         with pytest.MonkeyPatch.context() as patch:
             for name, trials in SMALL_TRIALS.items():
                 patch.setitem(self.systems.TRIALS, name, trials)
@@ -225,6 +235,28 @@ def test_another_bank_to_choose_on(
     assert results["dev"]["runs"] == {"frameexit#trial": trial["run"]}
     assert trial["run"] != results["test"]["runs"]["frameexit#0"]
     assert results["dev"]["num_videos"] == 5
+
+
+def test_systems_with_networks_of_their_own(data: Path, scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    networks = data / "networks"
+    classes = so.Bank(data / "bank").classes
+    so.save_classifier(so.create_classifier("timm:resnet10t", class_names=classes, input_size=48), networks / "r34")
+    light_network(data / "mobilenet.safetensors", 32).save_pretrained(networks / "r18")
+    any_precision = so.create_classifier("any_precision:resnet10t", class_names=classes, input_size=48)
+    so.save_classifier(any_precision, networks / "any_precision")
+    methods = ["ar-net", "videoiq", "adafocus", "adafuse"]
+    measurement = Measurement(tmp_path, data, scripts)
+    with pytest.raises(SystemExit, match=r"ar-net, videoiq need networks of their own; make them with networks\.py"):
+        measurement.run("--methods", *methods)
+    measurement.run("--methods", *methods, "--networks", str(networks), "--seeds", "0")
+    found = {line["policy"]: line for line in measurement.results["at_budget"]}
+    assert {*methods, *(f"{name}, uniform frames" for name in methods)} <= set(found)
+    assert found["videoiq"]["other_gmacs"].keys() == {"bits"}
+    assert found["adafuse"]["dial"] is None
+    assert found["ar-net"]["dial"] is not None
+    # Those that compute features of their own come before others of their kind, one at a time.
+    trained = [event.removeprefix("train ") for event in measurement.events if event.startswith("train ")]
+    assert trained[:5] == ["ar-net#0", "videoiq#0", "adafocus#0", "adafocus#1", "adafuse#0"]
 
 
 def test_another_measurement_is_not_mixed_in(finished: Measurement) -> None:

@@ -49,6 +49,7 @@ class ARNet(Baseline):
 
     name = "ar-net"
     feature_sets = (*BACKBONES, "light")
+    classifying_sets = BACKBONES
     light_size = 84
     phases = ("class_layers", "policy", "refit")  # of the authors
     threshold = "cost_penalty"
