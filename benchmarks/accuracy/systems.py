@@ -330,9 +330,7 @@ def tune(arguments: argparse.Namespace, results: Results) -> None:
     results.put(chosen=results.data.get("chosen", {}) | chosen)
     for method, place in chosen.items():
         result = known[f"{method}#{place}"]
-        print(
-            f"{method}: trial {place} {result['settings']} with dev {result['dev']:.4f} at {result['at']}", flush=True
-        )
+        print(f"{method}: trial {place} {result['settings']} with dev {result['dev']} at {result['at']}", flush=True)
 
 
 def _count(method: str, arguments: argparse.Namespace) -> int:
@@ -393,8 +391,8 @@ def named(policies: Sequence[str], tasks: dict[str, Task]) -> dict[str, str]:
 
 
 def choosing(tasks: dict[str, Task]) -> dict[str, str]:
-    """Everybody but the oracles."""
-    policies = named([*trials.RULES, *trials.SELECTORS], tasks)
+    """Policies of trained methods, and what is compared with each."""
+    policies = named([], tasks)
     for name, task in tasks.items():
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
@@ -428,6 +426,29 @@ def measured(
     return found
 
 
+def measure_new(
+    arguments: argparse.Namespace,
+    results: Results,
+    split: str,
+    tasks: dict[str, Task],
+    rules: Sequence[str],
+    *,
+    bank: Path | None = None,
+) -> None:
+    """Measure the trainings that were not measured yet; methods of earlier calls keep their rows."""
+    known = results.data.get(split, {"runs": {}, "rows": []})
+    runs = {name: Path(task["out"]).name for name, task in tasks.items()}
+    new = {name: task for name, task in tasks.items() if known["runs"].get(name) != runs[name]}
+    if not new and known["rows"]:
+        return
+    first = not known["rows"]
+    policies = named(rules if first else ["uniform"], {}) | choosing(new)  # all are compared with uniform frames
+    found = measured(arguments, policies, split, bank=bank)
+    rows = [row for row in known["rows"] if not any(trials.is_of(row["policy"], name) for name in new)]
+    rows += [row for row in found.pop("rows") if first or row["policy"] != "uniform"]
+    results.put(**{split: {**found, "runs": known["runs"] | runs, "rows": rows}})
+
+
 def evaluate(arguments: argparse.Namespace, results: Results) -> None:
     tasks = final_tasks(arguments, results)
     missing = [name for name, task in tasks.items() if not is_trained(task)]
@@ -435,14 +456,10 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
         raise SystemExit(f"{', '.join(missing)}: not trained yet; run --stage train first")
     judged = judged_tasks(arguments, results)
     metric = results["metric"]
-    runs = {name: Path(task["out"]).name for name, task in judged.items()}
-    if results.data.get("dev", {}).get("runs") != runs:
-        found = measured(arguments, choosing(judged), "dev", bank=arguments.tune_bank)
-        results.put(dev={"runs": runs, "table": trials.means(found.pop("rows"), metric), **found})
-    runs = {name: Path(task["out"]).name for name, task in tasks.items()}
-    if results.data.get("test", {}).get("runs") != runs:
-        results.put(test={"runs": runs, **measured(arguments, choosing(tasks) | named(trials.ORACLES, {}), "test")})
-    dev, test = results["dev"]["table"], trials.means(results["test"]["rows"], metric)
+    rules = [*trials.RULES, *trials.SELECTORS]
+    measure_new(arguments, results, "dev", judged, rules, bank=arguments.tune_bank)
+    measure_new(arguments, results, "test", tasks, [*rules, *trials.ORACLES])
+    dev, test = (trials.means(results[split]["rows"], metric) for split in ("dev", "test"))
     budget = trials.budget_of(dev)
     results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, metric, budget))
     if arguments.curve is not None:

@@ -193,6 +193,14 @@ def read_policy(text: str) -> Policy:
     return Policy(name, found["seed"] or "", dial)
 
 
+def is_of(policy: str, name: str) -> bool:
+    """
+    >>> is_of("marl#0@uniform@3", "marl#0"), is_of("marl#0", "marl#0"), is_of("marl#01", "marl#0")
+    (True, True, False)
+    """
+    return policy == name or policy.startswith((f"{name}+", f"{name}@"))
+
+
 def budget_of(rows: Iterable[Row]) -> float:
     """GMACs of evenly spread frames."""
     (found,) = (row["gmacs"] for row in rows if row["policy"] == "uniform" and row["num_frames"] == BUDGET_FRAMES)
@@ -206,12 +214,20 @@ def best_within(rows: Iterable[Row], metric: str, budget: float) -> Row | None:
 
 
 def best_trial(trials: Sequence[dict[str, Any]]) -> int:
-    """Place of the trial with the highest dev score; of equal ones the cheapest, then the first."""
+    """Place of the trial with the highest dev score; of equal ones the cheapest, then the first.
+
+    Where none keeps within the budget, that which comes nearest to it: it has no place at the budget, but in the curve.
+    """
     scored = [place for place, trial in enumerate(trials) if trial.get("dev") is not None]
-    if not scored:
-        result = "; ".join(str(trial.get("failed", "costs too much at every setting")) for trial in trials)
+    if scored:
+        return max(scored, key=lambda place: (trials[place]["dev"], -trials[place]["at"]["gmacs"], -place))
+    cheapest = {
+        place: min(row["gmacs"] for row in trial["curve"]) for place, trial in enumerate(trials) if trial.get("curve")
+    }
+    if not cheapest:
+        result = "; ".join(str(trial.get("failed")) for trial in trials)
         raise SystemExit(f"no trial of {trials[0]['method'] if trials else 'a method'} can be chosen: {result}")
-    return max(scored, key=lambda place: (trials[place]["dev"], -trials[place]["at"]["gmacs"], -place))
+    return min(cheapest, key=lambda place: cheapest[place])
 
 
 def means(rows: Iterable[Row], metric: str) -> list[Row]:

@@ -35,7 +35,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
     [
         (
             {"sampler": "frameexits"},
-            "sosampler, ocsampler, scsampler, frameexit, liteeval, adaframe, marl, listen-to-look",
+            "sosampler, ocsampler, scsampler, frameexit, liteeval, adaframe, marl, ar-net, videoiq",
         ),
         ({"teacher": "online"}, "teacher='online' is for samplers; liteeval learns from labels"),
         ({"teacher": "web"}, "bank, online"),
