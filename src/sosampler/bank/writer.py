@@ -25,6 +25,7 @@ from sosampler.bank.format import (
     BankFolder,
     BankHeader,
     Failure,
+    Shown,
     StoredVideo,
     failed_ids,
     frames_batch,
@@ -36,6 +37,8 @@ from sosampler.bank.format import (
     read_header,
     read_row,
     read_shard,
+    read_shown,
+    shown_text,
 )
 from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
@@ -201,6 +204,22 @@ def _join_failures(folder: BankFolder, header: BankHeader) -> None:
             "`sosampler bank verify` reports which shard must be deleted"
         )
     write_text(folder.failed_jsonl, lines)
+
+
+def write_shown(folder: BankFolder, shown: dict[str, Shown]) -> None:
+    """Write what is known about the contents of the videos of a finished bank, also of one that was written without.
+
+    Call it locked. A bank about which nothing is known has no such file.
+    """
+    known = {name: each for name, each in shown.items() if each != Shown()}
+    saved = read_shown(folder)
+    if any(saved[name] != known[name] for name in saved.keys() & known.keys()):
+        raise InvalidArgument(
+            f"{folder.path}: its shown.jsonl knows other shows_class or sources of these videos; give the same again, "
+            "or another folder for a new bank"
+        )
+    if known.keys() - saved.keys():  # also videos that could not be read before
+        write_text(folder.shown_jsonl, shown_text(known | saved))
 
 
 # ---- shards
