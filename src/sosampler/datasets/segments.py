@@ -92,15 +92,19 @@ def read_segments(path: Path, ids: Iterable[str]) -> dict[str, tuple[Segment, ..
 
 
 def _segment(values: dict[str, Any], where: str) -> Segment:
-    start, end, flag, source = (values.get(name) for name in ("start", "end", "shows_class", "source"))
-    if not (_is_time(start) and _is_time(end) and start < end):
-        raise InvalidArgument(f"{where}: start={start!r} and end={end!r} must be seconds, the smaller number first")
+    start, end = (_time(values.get(name)) for name in ("start", "end"))
+    flag, source = values.get("shows_class"), values.get("source")
+    if start is None or end is None or start >= end:
+        raise InvalidArgument(
+            f"{where}: start={values.get('start')!r} and end={values.get('end')!r} must be seconds, start before end"
+        )
     if not isinstance(flag, bool):
         raise InvalidArgument(f"{where}: shows_class={flag!r} must be true or false, in every segment")
     if source is not None and not isinstance(source, str):
         raise InvalidArgument(f"{where}: source={source!r} must be a name; leave it out if it is not known")
-    return Segment(float(start), float(end), flag, source)
+    return Segment(start, end, flag, source)
 
 
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _time(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

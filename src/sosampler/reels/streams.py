@@ -243,9 +243,7 @@ def _shorten(lengths: list[int], total: int, minimum: int) -> list[int]:
     return [minimum + int(extra) for extra in np.diff(before)]
 
 
-def _cut(
-    recipe: StreamRecipe, chosen: Sequence[tuple[Clip, int]], rng: np.random.Generator
-) -> tuple[StreamShot, ...]:
+def _cut(recipe: StreamRecipe, chosen: Sequence[tuple[Clip, int]], rng: np.random.Generator) -> tuple[StreamShot, ...]:
     """Put shots (clip, number of frames) one after another, with cuts and dissolves between them."""
     draws = rng.random((len(chosen), 3))
     shortest, longest = (seconds * recipe.fps for seconds in pair_of(recipe.seconds_per_fade))
@@ -257,7 +255,7 @@ def _cut(
     shots: list[StreamShot] = []
     first_frame = 0
     for number, (clip, num_frames) in enumerate(chosen):
-        # In a dissolve a clip is seen before its shot begins and after it ends: it moves there too if it is long enough.
+        # In a dissolve a clip is seen before its shot begins and after it ends, and moves if it is long enough.
         spare = clip.num_frames(recipe.fps) - num_frames
         earliest = min(math.ceil(fades[number] / 2), spare)
         latest = max(spare - math.ceil(fades[number + 1] / 2), earliest)
