@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ Background = Source | Sequence[Source] | None
 
 # Where rows have no split.
 _DEV_SHARE, _TEST_SHARE = 0.2, 0.2
-_MAX_NAMED = 3
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ def open_clips(
     entries = _labelled(manifest)
     for source in [background] if isinstance(background, (str, os.PathLike, Manifest)) else background or ():
         entries += _background(source, manifest.classes)
-    _check_groups(entries, manifest.classes)
+    _check_groups(((entry.item.group_key, entry.item.split) for entry in entries), "clips and background")
+    # Checks the files too: one that is listed twice under different names.
+    items = (replace(item, id=str(number), path=path) for number, (item, path, _) in enumerate(entries))
+    Manifest(tuple(items), manifest.classes, multi_label=True, where=lambda index: entries[index].path)
     probed, skipped = _probe(entries, workers, on_progress)
     notes = []
     if skipped:
@@ -126,7 +129,13 @@ def _more(count: int) -> str:
 
 
 def _manifest_of(clips: Source) -> Manifest:
-    manifest = clips if isinstance(clips, Manifest) else read_manifest(clips, multi_label=True)
+    if isinstance(clips, Manifest):
+        manifest = clips
+    else:
+        if not Path(clips).is_dir():  # all such groups are named, where `read_manifest` names the first
+            rows = read_rows(Path(clips), multi_label=True).rows
+            _check_groups(((row.group or row.path, row.split) for row in rows), str(clips))
+        manifest = read_manifest(clips, multi_label=True)
     for item in manifest.items:
         if len(item.labels) > 1:
             names = ", ".join(manifest.classes[label] for label in item.labels)
@@ -188,13 +197,17 @@ def _with_splits(manifest: Manifest, name: str) -> Manifest:
         ) from error
 
 
-def _check_groups(entries: Sequence[_Entry], classes: Sequence[str]) -> None:
-    """Refuse a group or a video that is in two splits, also where clips and background are in separate manifests."""
-    items = (
-        replace(entry.item, id=str(number), path=entry.path, group=entry.item.group_key)
-        for number, entry in enumerate(entries)
-    )
-    Manifest(tuple(items), tuple(classes), multi_label=True, where=lambda index: entries[index].item.path)
+def _check_groups(rows: Iterable[tuple[str, str]], where: str) -> None:
+    """Refuse groups, given as (group, split) of every clip, that are in two splits, and name them."""
+    splits: dict[str, dict[str, None]] = {}
+    for group, split in rows:
+        splits.setdefault(group, {})[split] = None
+    crossing = [f"{group!r} ({', '.join(found)})" for group, found in splits.items() if len(found) > 1]
+    if crossing:
+        named = ", ".join(crossing[:_MAX_NAMED]) + _more(len(crossing))
+        raise InvalidArgument(
+            f"{where}: {len(crossing)} groups are in two splits: {named}; put all clips of a group into one split"
+        )
 
 
 def _groups_apart(clips: Sequence[Clip], share: float, classes: Sequence[str], split: str) -> set[str]:
