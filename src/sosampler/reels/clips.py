@@ -258,7 +258,8 @@ def _probe(
     skipped: list[dict[str, str]] = []
     progress = Progress(len(entries), stage="(clips)")
     tasks = [(entry.path, entry.item.start, entry.item.end) for entry in entries]
-    with ClipProcesses(workers, len(tasks), "sosampler.reels.clips:prober") as pool:
+    num_processes = min(workers, len(tasks) // PROCESSES_FROM)
+    with ClipProcesses(num_processes, "sosampler.reels.clips:prober", work="reading clips") as pool:
         for entry, result in zip(entries, pool.results(tasks), strict=True):
             progress.done += 1
             if isinstance(result, SosamplerError):
@@ -278,9 +279,6 @@ def _probe(
 
 class ClipProcesses(ProcessPool):
     """Processes for tasks that begin with a path; a file that kills its process is an error of that task alone."""
-
-    def __init__(self, workers: int, num_tasks: int, server: str, config: Any = None) -> None:
-        super().__init__(min(workers, num_tasks // PROCESSES_FROM), server, config, work="reading clips")
 
     def call(self, task: tuple[Any, ...]) -> Any:
         try:

@@ -145,7 +145,9 @@ def _write_videos(
     tasks = [(str(path), stream, crf) for path, stream in streams.items() if not path.exists()]
     done = len(streams) - len(tasks)
     progress = Progress(len(streams), done=done, before=done)
-    with ClipProcesses(workers, len(tasks), "sosampler.reels.make_streams:writer", _CACHE_BYTES // workers) as pool:
+    num_processes = min(workers, len(tasks)) if workers > 1 else 0
+    server, cache = "sosampler.reels.make_streams:writer", _CACHE_BYTES // workers
+    with ClipProcesses(num_processes, server, cache, work="writing streams") as pool:
         for result in pool.results(tasks):
             progress.done += 1
             if isinstance(result, SosamplerError):

@@ -75,7 +75,7 @@ STREAM_PRESETS: dict[str, StreamRecipe] = {
     # About half a minute; for ten candidates.
     "streams": StreamRecipe(),
     # Three to five minutes; for 32 or 100 candidates.
-    "long-streams": StreamRecipe(num_shots=60, share=(0.1, 0.25), seconds_per_shot=(2.5, 6.0)),
+    "long-streams": StreamRecipe(num_shots=60, share=(0.1, 0.25), seconds_per_shot=(3.0, 6.0)),
 }
 
 
@@ -157,16 +157,8 @@ def plan_stream(recipe: StreamRecipe, clips: ClipPool, *, seed: int, number: int
     count = int(rng.integers(*pair_of(recipe.num_shots), endpoint=True))
     shown = [_in_turn(pool, count, rng) for pool in (clips.of_class[label], clips.background)]
     lengths = [_lengths(recipe, listed, rng) for listed in shown]
-    num_class, target = _balance(lengths, target, low, num_distinct=len(clips.of_class[label]))
-    of_class, of_background = _shortened(
-        lengths[0][:num_class], lengths[1][: count - num_class], target, math.ceil(MIN_SECONDS * recipe.fps)
-    )
-    total = sum(of_class) + sum(of_background)
-    if not low * total - 1 <= sum(of_class) <= high * total + 1:  # within a frame
-        raise InvalidArgument(
-            f"share={recipe.share} cannot be reached by {count} shots of at least {MIN_SECONDS:g} s; give more "
-            "shots, or another share"
-        )
+    of_class, of_background = _balanced(recipe, *lengths, target, num_distinct=len(clips.of_class[label]))
+    num_class = len(of_class)
     is_class = np.zeros(count, dtype=np.bool_)
     is_class[rng.permutation(count)[:num_class]] = True
     parts = [iter(zip(*pair, strict=False)) for pair in ((shown[0], of_class), (shown[1], of_background))]
@@ -200,20 +192,31 @@ def _lengths(recipe: StreamRecipe, clips: Sequence[Clip], rng: np.random.Generat
     return [min(round(frames), clip.num_frames(recipe.fps)) for frames, clip in zip(drawn, clips, strict=True)]
 
 
-def _balance(lengths: Sequence[Sequence[int]], target: float, low: float, *, num_distinct: int) -> tuple[int, float]:
-    """Return how many shots show the class, and their share of the time, which is the target where clips suffice."""
-    of_class, of_background = lengths
-    count = len(of_class)
+def _balanced(
+    recipe: StreamRecipe, of_class: list[int], of_background: list[int], target: float, *, num_distinct: int
+) -> tuple[list[int], list[int]]:
+    """Return the frames of the shots of the class and of background, of which the class has the target's share."""
+    low, high = pair_of(recipe.share)
+    count, minimum = len(of_class), math.ceil(MIN_SECONDS * recipe.fps)
     if not of_background:
-        return count, 1.0
+        return of_class, []
 
     def share(num_class: int) -> float:
         shown = sum(of_class[:num_class])
         return shown / (shown + sum(of_background[: count - num_class]))
 
-    if num_distinct < count and low <= share(num_distinct) < target:
-        return num_distinct, share(num_distinct)
-    return min(range(1, count + 1), key=lambda num_class: abs(share(num_class) - target)), target
+    if num_distinct < count:
+        target = min(target, max(low, share(num_distinct)))
+    # The number of shots that needs to be shortened least; another where shots would have to be too short.
+    for num_class in sorted(range(1, count + 1), key=lambda number: abs(share(number) - target)):
+        shortened = _shortened(of_class[:num_class], of_background[: count - num_class], target, minimum)
+        shown, total = sum(shortened[0]), sum(map(sum, shortened))
+        if low * total - 1 <= shown <= high * total + 1:  # within a frame
+            return shortened
+    raise InvalidArgument(
+        f"share={recipe.share} cannot be reached by {count} shots of at least {MIN_SECONDS:g} s; give more shots, or "
+        "another share"
+    )
 
 
 def _shortened(
