@@ -168,7 +168,7 @@ def rows_without(clips: Path, *words: str) -> list[str]:
     [
         (["other"], [], [], "there is no background for streams of train; give videos without a class"),
         (["ant2", "ant3", "ant4", "ant5", "ant6", "ant7"], [], [], "class 'ant' has one group only (anttrain0)"),
-        ([], ["x.mp4,ant,anttest1,train"], [], "1 groups are in two splits: 'anttest1' (test, train)"),
+        ([], ["x.mp4,ant,anttest1,train"], [], "groups are in two splits: 'anttest1' (test, train); put all"),
         ([], ["x.mp4,ant;bee,g,train"], [], "x.mp4: shows ant, bee; a clip must have one label"),
         ([], [], ["--size", 63], "both an even number of pixels"),
         ([], [], ["--to", "bank"], "composes mp4 files from a manifest of clips; give to='mp4' (--to mp4)"),
@@ -177,7 +177,7 @@ def rows_without(clips: Path, *words: str) -> list[str]:
         ([], [], ["--classifier-share", 1], "classifier_share=1.0 must be at least 0 and below 1"),
         ([], [], ["--background", "nowhere.csv"], "nowhere.csv: cannot be read"),
         ([], [], ["--share", 0.05, 0.05], "share=0.05 cannot be reached by 4 shots"),
-        (["/train/"], [], [], "there is no clip with a label for streams of train"),
+        (["train/"], [], [], "there is no clip with a label for streams of train"),
     ],
 )
 def test_bad_input_of_streams(

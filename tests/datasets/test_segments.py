@@ -60,7 +60,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: Any, message: str) -> None:
     good = json.dumps({"id": "a", "segments": []})
     path.write_text(f"{good}\n{line if isinstance(line, str) else json.dumps(line)}\n")
     with pytest.raises(InvalidArgument, match="line 2") as error:
-        read_segments(path, ["v"])
+        read_segments(path, ["a", "v"])
     assert message in str(error.value)
 
 

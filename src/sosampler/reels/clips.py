@@ -204,9 +204,11 @@ def _check_groups(rows: Iterable[tuple[str, str]], where: str) -> None:
         splits.setdefault(group, {})[split] = None
     crossing = [f"{group!r} ({', '.join(found)})" for group, found in splits.items() if len(found) > 1]
     if crossing:
-        named = ", ".join(crossing[:_MAX_NAMED]) + _more(len(crossing))
+        named = ", ".join(crossing[:_MAX_NAMED])
+        if len(crossing) > _MAX_NAMED:
+            named += f" and {len(crossing) - _MAX_NAMED} more"
         raise InvalidArgument(
-            f"{where}: {len(crossing)} groups are in two splits: {named}; put all clips of a group into one split"
+            f"{where}: groups are in two splits: {named}; put all clips of a group into one split"
         )
 
 
