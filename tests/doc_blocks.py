@@ -258,6 +258,8 @@ def small(words: Sequence[str]) -> list[str]:
         for split in ("train", "dev", "test"):
             rest = _with(rest, f"--count-{split}", "2")
         rest = _with(rest, "--size", "48")
+        if "streams" in rest:
+            rest += ["--num-shots", "4", "4"]
     elif command == "prepare":
         rest = _with(rest, "--workers", "1")
     return [command, *rest]

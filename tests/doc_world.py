@@ -24,6 +24,7 @@ _WEIGHTS = ("resnet50.safetensors", "resnet34.safetensors", "resnet18.safetensor
 def make_world(folder: Path) -> None:
     """Write videos, images, frame folders, manifests, a classifier, a bank, a sampler and one evaluation."""
     _write_videos(folder)
+    _write_clips(folder)
     _write_images(folder)
     _write_official_files(folder)
     _write_weights(folder)
@@ -57,6 +58,20 @@ def _write_videos(folder: Path) -> None:
         lines.append(f"{path},{CLASSES[item.labels[0]]},{item.split}")
     (folder / "reels").rename(folder / "labelled")  # the pages make their own reels
     (folder / "videos.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_clips(folder: Path) -> None:
+    """Write clips.csv, a manifest of trimmed clips, and background in others/."""
+    clip = numbered_video(num_frames=12, width=96, height=64, fps=10)
+    lines = ["path,label,group,split"]
+    for number, split in enumerate(["train"] * 4 + ["dev"] * 2 + ["test"] * 2):
+        for name in CLASSES:
+            path = f"clips/{name}{number}.mp4"
+            _at(folder, path).write_bytes(clip)
+            lines.append(f"{path},{name},{name} {number},{split}")
+    for number in range(10):
+        _at(folder, f"others/{number}.mp4").write_bytes(clip)
+    (folder / "clips.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _write_images(folder: Path) -> None:

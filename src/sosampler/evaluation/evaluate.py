@@ -351,7 +351,8 @@ def _class_frames(bank: Bank, positions: Sequence[int]) -> list[NDArray[np.bool_
             raise InvalidArgument(
                 f"{bank.path}: does not know which frames of {bank.rows[position].item.id!r} show its class, which "
                 "'class-frames' needs; use a bank of so.make_reels (called again with the same arguments it adds this "
-                "to an older one) or of so.write_frames with shows_class, or leave the policy out"
+                "to an older one), of videos with a segments.jsonl, or of so.write_frames with shows_class, or leave "
+                "the policy out"
             )
         flags.append(known)
     return flags

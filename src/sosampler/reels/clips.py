@@ -207,9 +207,7 @@ def _check_groups(rows: Iterable[tuple[str, str]], where: str) -> None:
         named = ", ".join(crossing[:_MAX_NAMED])
         if len(crossing) > _MAX_NAMED:
             named += f" and {len(crossing) - _MAX_NAMED} more"
-        raise InvalidArgument(
-            f"{where}: groups are in two splits: {named}; put all clips of a group into one split"
-        )
+        raise InvalidArgument(f"{where}: groups are in two splits: {named}; put all clips of a group into one split")
 
 
 def _groups_apart(clips: Sequence[Clip], share: float, classes: Sequence[str], split: str) -> set[str]:
