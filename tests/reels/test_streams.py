@@ -334,7 +334,8 @@ def test_bad_clips_are_left_out_and_named(world: tuple[Path, dict[str, MadeClip]
     out = tmp_path / "out"
     made = make(tmp_path / "clips.csv", out, say=said.append, counts={"test": 1})
     assert len(made) == 1
-    assert said[0].startswith("3 of 51 clips are not shown: ")
+    assert said[0].startswith("3 of 51 clips are not shown, skipped.jsonl says why: ")
+    assert "broken.mp4" in said[0]
     skipped = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
     assert [Path(each["path"]).name for each in skipped] == ["broken.mp4", "missing.mp4", "short.mp4"]
     assert skipped[2]["error"].endswith("lasts 0.90 s; a shot must last at least 1 s")

@@ -89,8 +89,8 @@ def open_clips(
     probed, skipped = _probe(entries, workers, on_progress)
     notes = []
     if skipped:
-        named = "; ".join(each["error"] for each in skipped[:_MAX_NAMED])
-        notes.append(f"{len(skipped)} of {len(entries)} clips are not shown: {named}{_more(len(skipped))}")
+        named = ", ".join(each["path"] for each in skipped[:_MAX_NAMED]) + _more(len(skipped))
+        notes.append(f"{len(skipped)} of {len(entries)} clips are not shown, skipped.jsonl says why: {named}")
     pools: dict[str, ClipPool] = {}
     apart: list[Item] = []  # with the classifier's clips
     apart_background: list[Item] = []

@@ -155,14 +155,15 @@ def plan_stream(recipe: StreamRecipe, clips: ClipPool, *, seed: int, number: int
         raise InvalidArgument(f"there is no background for share={recipe.share}; give some, or share=1")
     target = float(rng.uniform(low, high))
     count = int(rng.integers(*pair_of(recipe.num_shots), endpoint=True))
-    shown = [_in_turn(pool, count, rng) for pool in (clips.of_class[label], clips.background)]
-    lengths = [_lengths(recipe, listed, rng) for listed in shown]
-    of_class, of_background = _balanced(recipe, *lengths, target, num_distinct=len(clips.of_class[label]))
-    num_class = len(of_class)
+    of_class, background = clips.of_class[label], clips.background
+    shown, others = _in_turn(of_class, count, rng), _in_turn(background, count, rng)
+    lengths = _lengths(recipe, shown, rng), _lengths(recipe, others, rng)
+    class_frames, other_frames = _balanced(recipe, *lengths, target, num_distinct=len(of_class))
     is_class = np.zeros(count, dtype=np.bool_)
-    is_class[rng.permutation(count)[:num_class]] = True
-    parts = [iter(zip(*pair, strict=False)) for pair in ((shown[0], of_class), (shown[1], of_background))]
-    chosen = [next(parts[0 if flag else 1]) for flag in is_class.tolist()]
+    is_class[rng.permutation(count)[: len(class_frames)]] = True
+    class_shots = zip(shown, class_frames, strict=False)  # clips beyond what the share requires are not shown
+    other_shots = zip(others, other_frames, strict=False)
+    chosen = [next(class_shots if flag else other_shots) for flag in is_class.tolist()]
     return Stream(recipe=recipe, seed=seed, number=number, label=label, shots=_cut(recipe, chosen, rng))
 
 
