@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sosampler as so
+from sosampler.bank.format import Shown
 from sosampler.datasets.segments import (
     SEGMENTS_FILE,
     Segment,
@@ -83,3 +84,17 @@ def test_a_users_own_videos(tmp_path: Path) -> None:
     (tmp_path / SEGMENTS_FILE).write_text(lines[0].replace("3.5", "2.5"))
     with pytest.raises(InvalidArgument, match="knows other shows_class"):
         so.prepare(tmp_path / "m.csv", out=tmp_path / "bank", num_candidates=12, workers=0)
+
+
+def test_a_video_that_could_not_be_read_gets_its_flags_later(tmp_path: Path) -> None:
+    for name in ("a.mp4", "b.mp4"):
+        numbered_video(tmp_path / name, num_frames=20, fps=10)
+    whole = (tmp_path / "b.mp4").read_bytes()
+    (tmp_path / "b.mp4").write_bytes(b"not a video")
+    (tmp_path / "m.csv").write_text("path,label\na.mp4,x\nb.mp4,y\n")
+    write_segments(tmp_path / SEGMENTS_FILE, {name: [Segment(0, 1, True, "s")] for name in ("a.mp4", "b.mp4")})
+    first = so.prepare(tmp_path / "m.csv", out=tmp_path / "bank", num_candidates=4, workers=0)
+    assert list(first.shown) == ["a.mp4"]
+    (tmp_path / "b.mp4").write_bytes(whole)
+    bank = so.prepare(tmp_path / "m.csv", out=tmp_path / "bank", num_candidates=4, workers=0, retry_failed=True)
+    assert bank.shown["a.mp4"] == bank.shown["b.mp4"] == Shown((True, True, False, False), ("s",))
