@@ -145,7 +145,7 @@ def test_streams(run: Any, clips: Path, tmp_path: Path) -> None:
     code, said, progress = run(*arguments, "--json")
     assert code == 0, progress
     assert json.loads(said)["splits"] == {"train": 2, "test": 1}
-    assert "making reels (clips): 48 of 48 videos" in progress
+    assert "making reels (clips): 36 of 36 videos" in progress
     assert "making reels: 3 of 3 videos" in progress
     recipe = json.loads((out / "reels.json").read_text())["recipe"]
     assert (recipe["size"], recipe["fps"], recipe["fades"], recipe["share"]) == (48, 10, 0.0, [0.3, 0.5])

@@ -64,11 +64,12 @@ def make_clips(folder: Path) -> dict[str, MadeClip]:
     groups = {"train": 4, "dev": 2, "test": 2}
     for split, count in groups.items():
         for label in (*CLASSES, ""):
-            for member in range(2 * count):  # two clips a group
+            per_group = 2 if split == "train" else 1
+            for member in range(per_group * count):
                 number = len(made)
                 fps = (10, 20, 15)[number % 3]
                 seconds = 1.2 + 0.2 * (number % 5) + (1.5 if not label else 0)
-                clip = MadeClip(number, label, f"{label}{split}{member // 2}", split, fps, round(seconds * fps))
+                clip = MadeClip(number, label, f"{label}{split}{member // per_group}", split, fps, round(seconds * fps))
                 path = f"{split}/{label or 'other'}{member}.mp4"
                 write_clip(folder / path, clip, sizes[number % 4])
                 made[path] = clip
