@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+from sosampler._util.limits import MAX_DEPTH
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 
 
 @contextmanager
@@ -124,8 +125,11 @@ def parse_json(text: str, where: str) -> Any:
             raise InvalidArgument(f"{where}: the key {twice!r} occurs twice in one object; remove one of them")
         return values
 
+    too_deep = (
+        f"{where}: lists and objects are nested too deeply; at most {MAX_DEPTH} levels (limits.MAX_DEPTH) are read"
+    )
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        value = json.loads(text, object_pairs_hook=unique)
     except InvalidArgument:
         raise
     except json.JSONDecodeError as error:
@@ -133,8 +137,27 @@ def parse_json(text: str, where: str) -> Any:
         raise InvalidArgument(
             f"{where}{line}: is not JSON ({error.msg} at column {error.colno}); check the file"
         ) from error
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
-        raise InvalidArgument(f"{where}: the JSON cannot be read ({error}); check the file") from error
+    except RecursionError as error:
+        raise InvalidArgument(too_deep) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidArgument(f"{where}: the JSON cannot be read ({first_line(error)}); check the file") from error
+    # Counting brackets first is cheap.
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise InvalidArgument(too_deep)
+    return value
+
+
+def _depth(value: Any) -> int:
+    """Return how many lists and objects of a JSON value lie inside each other.
+
+    >>> _depth(1), _depth([]), _depth({"a": [1, {}]})
+    (0, 1, 3)
+    """
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, (list, dict))]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def checksum_path(shard: Path) -> Path:
