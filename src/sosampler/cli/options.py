@@ -87,6 +87,7 @@ Out = Annotated[
 ]
 Bootstrap = Annotated[int, Option(help="Resamples for 95 % intervals; 0 for none.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out holds another run.")]
+Replace = Annotated[bool, Option("--overwrite", help="Replace what --out holds of something else.")]
 Exclusive = Annotated[
     bool | None,
     Option(
@@ -174,8 +175,8 @@ def check_engine(engine: str, address: str | None) -> bool:
     return on_ray
 
 
-def check_ray_out(out: Path | None, **unsupported: Any) -> Path:
-    """Return --out; `unsupported` are options, by name, that a cluster cannot do."""
+def check_ray_out(out: Path | None, what: str, *, overwrite: bool = False, **unsupported: Any) -> Path:
+    """Return --out for `what`, checked; `unsupported` are options, by name, that a cluster cannot do."""
     from sosampler.inference.rows import check_out
 
     for option in given(unsupported, *unsupported):
@@ -186,7 +187,7 @@ def check_ray_out(out: Path | None, **unsupported: Any) -> Path:
         raise InvalidArgument(
             "--engine ray prints no rows; write them with --out FOLDER, or to a .parquet, .jsonl or .csv file"
         )
-    return check_out(out)
+    return check_out(out, what, overwrite=overwrite)
 
 
 # ---- progress

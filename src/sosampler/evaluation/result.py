@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sosampler.bank.outputs import Teacher
 
 EVALUATION_FILE, VIDEOS_FILE = "evaluation.json", "videos.jsonl"
+CSV_BEGIN = "policy,num_frames,num_candidates,"  # of the table that `write_csv` writes
 KIND, VERSION = "sosampler videos", 2
 _DIGITS = 5  # of every number in the file but times
 _MILLISECONDS = 3  # digits behind the point of times, which may be far from 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from sosampler._util.files import replacing
+from sosampler._util.files import remove_leftovers, replacing
 from sosampler._util.hardware import usable_cores
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
@@ -60,15 +61,17 @@ def run(
     on_progress: OnProgress | None = None,
     repeat: bool = False,
     strict: bool = False,
+    overwrite: bool = False,
 ) -> RunSummary:
     """Do the videos that have no row in `out` yet (`repeat`: all), and write their rows as they come.
 
     Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
     where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
-    are written, and with that of a single video. `strict` raises the first failure.
+    are written, and with that of a single video. `strict` raises the first failure. `overwrite`: replace
+    what `out` holds of something else.
     """
     failures: list[Row] = []
-    with nullcontext() if out is None else open_rows(out, what, identity or {}) as rows:
+    with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
         todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
         before = len(videos) - len(todo)
         progress = Progress(len(videos), done=before, before=before)
@@ -111,6 +114,7 @@ class SelectJob:
     image_format: str = "jpg"
     sheet: Path | None = None
     workers: int | None = None
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         """Refuse before the first video what would fail at every one."""
@@ -122,7 +126,7 @@ class SelectJob:
                 "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"
             )
         if self.out is not None:
-            check_out(self.out)
+            check_out(self.out, "selections", overwrite=self.overwrite)
 
     def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
         """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
@@ -146,6 +150,7 @@ class SelectJob:
             identity={**self.options.identity(), **where},
             repeat=self.sheet is not None or is_single,  # a contact sheet needs the pixels of all
             strict=is_single,
+            overwrite=self.overwrite,
             **callbacks,
         )
         if self.sheet is not None and sheet_rows:
@@ -184,7 +189,7 @@ class SelectJob:
 
 
 def classify_videos(
-    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, **callbacks: Any
+    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
 ) -> RunSummary:
     """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
 
@@ -202,6 +207,7 @@ def classify_videos(
         identity=None if out is None else pipeline.identity(),
         repeat=len(videos) == 1,
         strict=len(videos) == 1,
+        overwrite=overwrite,
         **callbacks,
     )
 
@@ -294,8 +300,7 @@ def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
         top += block.height
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            sheet.save(temporary)
+        _write_image(sheet, path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{path}: the contact sheet cannot be written ({error}); give a path such as sheet.png"
@@ -334,6 +339,19 @@ def _draw_row(row: SheetRow, columns: int, width: int) -> Image.Image:
     return block
 
 
+def _write_image(image: Image.Image, path: Path, **options: Any) -> None:
+    """Write an image in the format of its suffix; by way of memory, as Pillow does not notice when a disk is full."""
+    suffix = path.suffix.lower()
+    # Asking Pillow imports all of its formats.
+    image_format = {".jpg": "JPEG", ".png": "PNG"}.get(suffix) or Image.registered_extensions().get(suffix)
+    if image_format is None:
+        raise ValueError(f"unknown file extension: {suffix}")
+    data = io.BytesIO()
+    image.save(data, image_format, **options)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data.getvalue())
+
+
 IMAGE_FORMATS = ("jpg", "png")
 
 
@@ -348,11 +366,11 @@ def save_frames(selection: Selection, folder: Path, *, image_format: str = "jpg"
             zip(selection.frames, selection.frame_indices, selection.pts_seconds, strict=True)
         ):
             path = folder / f"{position:03d}_frame{index:06d}_{seconds:.3f}s.{image_format}"
-            with replacing(path) as temporary:
-                Image.fromarray(frame).save(temporary, quality=95)
+            remove_leftovers(path, only_of_dead=True)
+            _write_image(Image.fromarray(frame), path, quality=95)
             paths.append(path)
     except OSError as error:
         raise InvalidArgument(
-            f"{folder}: frames cannot be written there ({error}); give a folder that can be"
+            f"{folder}: frames cannot be written there ({error.strerror}); make room, or give another folder"
         ) from error
     return paths

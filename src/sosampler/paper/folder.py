@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.environment import circumstances
-from sosampler._util.files import plain, write_text
+from sosampler._util.files import plain, remove_leftovers, write_text
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
@@ -67,6 +67,7 @@ class ExperimentFolder:
     def begin(self, settings: dict[str, Any], device: str, begun: str) -> None:
         """Start or resume; `begun`: when training for it began."""
         self.check(settings)
+        remove_leftovers(*(self.folder / name for name in (RUN, EVALUATION, RESULT_FILE, *TABLES.values())))
         if (self.folder / RUN).exists() and self._read(RUN).get("settings") == plain(settings):
             return
         self.folder.mkdir(parents=True, exist_ok=True)

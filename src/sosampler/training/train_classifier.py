@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from sosampler._util.files import one_run_at_a_time
 from sosampler._util.hardware import autocast, resolve_device, usable_cores
 from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
@@ -57,6 +58,7 @@ class TrainedClassifier:
         return f"TrainedClassifier({self.folder}, {self.result['metric']}, dev {self.result['dev']})"
 
 
+@one_run_at_a_time
 def train_classifier(
     data: str | Path | Manifest | Bank,
     classifier: str | Path | Classifier = "resnet50",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
+from sosampler._util.files import one_run_at_a_time
 from sosampler._util.hardware import autocast, keep_memory, usable_cores
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
@@ -84,6 +85,7 @@ class TrainedSampler:
         return f"TrainedSampler({self.folder}, {self.result['metric']}, dev {self.result['dev']})"
 
 
+@one_run_at_a_time
 def train(
     bank: str | Path | Bank,
     *,

@@ -47,9 +47,14 @@ class Imported:
     def write(self, out: Path) -> tuple[Path, Path]:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
         classes_file = self.manifest.write(out)
-        missing_file = out.with_name(f"{out.name}.missing.txt")
+        missing_file = missing_list(out)
         write_text(missing_file, (f"{name}\n" for name in self.missing))
         return classes_file, missing_file
+
+
+def missing_list(out: Path) -> Path:
+    """Return the file beside a manifest that lists the videos that are missing; an import always writes it."""
+    return out.with_name(f"{out.name}.missing.txt")
 
 
 def check_out(out: Path, inputs: Sequence[Path]) -> None:
