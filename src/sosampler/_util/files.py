@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import io
 import json
-import logging
 import os
 import platform
 import shutil
@@ -24,9 +23,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from sosampler._util.limits import MAX_DEPTH
+from sosampler._util.text import log
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
-
-log = logging.getLogger("sosampler")
 
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """Errors of the system when nothing more can be written: no space, largest file, quota."""

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from sosampler import __version__
 from sosampler._util.files import FULL
+from sosampler._util.text import escaped
 from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
@@ -106,7 +107,7 @@ def _gpu_is_full(error: RuntimeError) -> bool:
 
 
 def _end(sentence: str) -> NoReturn:
-    typer.echo(f"sosampler: {sentence}", err=True)
+    typer.echo(f"sosampler: {escaped(sentence)}", err=True)
     sys.exit(2)
 
 

@@ -18,6 +18,7 @@ import typer
 from typer import Argument, Option
 
 from sosampler._util.progress import Bar, OnProgress, Progress, progress_bar
+from sosampler._util.text import escaped
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
@@ -196,12 +197,13 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 def say(text: str) -> None:
-    typer.echo(text, err=True)
+    """Print one line on standard error."""
+    typer.echo(escaped(text), err=True)
 
 
 def echo(result: dict[str, Any], text: str, json_output: bool, *, err: bool = False) -> None:
     """Print a result as one JSON object, or as text; with `err` the text goes to standard error."""
-    typer.echo(json.dumps(result) if json_output else text, err=err and not json_output)
+    typer.echo(json.dumps(result) if json_output else escaped(text, lines=True), err=err and not json_output)
 
 
 @contextmanager
@@ -300,7 +302,7 @@ def run_and_report(
             summary |= {"out": str(done.out), "num_written": done.num_rows, "num_done_before": done.num_before}
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
-        typer.echo(f"{done.num_rows} {what} written to {done.out}", err=json_output or one)
+        typer.echo(escaped(f"{done.num_rows} {what} written to {done.out}"), err=json_output or one)
     say_failures(done.failures)
     if done.failures:
         rest = "; the rest are done" if len(done.failures) < done.num_videos else ""

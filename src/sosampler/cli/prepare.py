@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from sosampler._util.text import escaped
 from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 
@@ -130,7 +131,7 @@ def verify_command(bank: BankArgument, json_output: shared.Json = False) -> None
 
     problems = verify_bank(bank)
     result = {"path": str(bank), "sound": not problems, "problems": problems}
-    shared.echo(result, "\n".join(problems) or f"{bank}: sound", json_output)
+    shared.echo(result, "\n".join(map(escaped, problems)) or f"{bank}: sound", json_output)
     raise typer.Exit(1 if problems else 0)
 
 
@@ -178,4 +179,4 @@ def _described(info: dict[str, Any]) -> str:
             f"{features['network']} {features['network_name']}, {features['gmacs']:.3g} GMACs per frame, "
             f"{features['bytes'] / 1e6:.1f} MB{'' if features['complete'] else ', NOT FINISHED'}"
         )
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))

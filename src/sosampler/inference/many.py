@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sosampler._util.files import remove_leftovers, replacing
 from sosampler._util.hardware import usable_cores
 from sosampler._util.progress import OnProgress, Progress
+from sosampler._util.text import escaped
 from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import MAX_WORKERS, FramePool, FrameTask, Outcome, attempt
@@ -237,7 +238,7 @@ def describe_row(row: Row) -> str:
         for index, seconds, score in zip(selection["frame_indices"], selection["pts_seconds"], scores, strict=True):
             suffix = "" if score is None else f"  score {score:.4f}"
             lines.append(f"  frame {index:>7}  {seconds:>10.3f} s{suffix}")
-    return "\n".join(lines + [f"  note: {note}" for note in selection["notes"]])
+    return "\n".join(escaped(line) for line in [*lines, *(f"  note: {note}" for note in selection["notes"])])
 
 
 # ---- image files: the chosen frames, and a contact sheet of them above a timeline
@@ -265,7 +266,7 @@ class SheetRow:
     @property
     def title(self) -> str:
         of = f"{len(self.selection)} of {self.selection.num_candidates} {self.selection.candidates.mode} candidates"
-        return f"{Path(self.selection.video).name}: {of}, policy {self.selection.policy}"
+        return escaped(f"{Path(self.selection.video).name}: {of}, policy {self.selection.policy}")
 
     @property
     def captions(self) -> list[str]:

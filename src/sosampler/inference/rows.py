@@ -34,6 +34,7 @@ from sosampler._util.files import (
     replacing,
     write_text,
 )
+from sosampler._util.text import csv_cell
 from sosampler.errors import InvalidArgument, first_line
 
 Row = dict[str, Any]
@@ -119,7 +120,7 @@ def _write_csv(path: Path, rows: Iterable[Row], columns: dict[str, Column]) -> N
         for row in rows:
             cells = [column.value(row) for column in columns.values()]
             # Lists become JSON inside their cell.
-            writer.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in cells])
+            writer.writerow([json.dumps(cell) if isinstance(cell, list) else csv_cell(cell) for cell in cells])
 
 
 def write_rows(path: Path, rows: Iterable[Row], columns: dict[str, Column]) -> None:
