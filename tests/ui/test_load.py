@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sosampler._util import limits
 from sosampler.ui import server as server_module
 from sosampler.ui.server import Server, Service
 from sosampler.ui.view import Controls
@@ -65,7 +66,7 @@ class TestPlaces:
     def test_a_stalled_upload_gives_its_place_back(
         self, server: Server, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(server_module, "STALL_SECONDS", 0.3)
+        monkeypatch.setattr(limits, "STALL_SECONDS", 0.3)
         stalled = [begin_upload(server) for _ in range(2)]
         wait_for(lambda: server.service.videos._arriving == 2)
         assert "2 videos are on the page" in error_of(ask(server, "POST", "/videos", clip_bytes, X_Name="a.mp4"), 413)

@@ -22,7 +22,7 @@ from glob import escape as glob_escape
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from sosampler._util.limits import MAX_DEPTH
+from sosampler._util import limits
 from sosampler._util.text import log
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 
@@ -164,7 +164,8 @@ def parse_json(text: str, where: str) -> Any:
         return values
 
     too_deep = (
-        f"{where}: lists and objects are nested too deeply; at most {MAX_DEPTH} levels (limits.MAX_DEPTH) are read"
+        f"{where}: lists and objects are nested too deeply; at most {limits.MAX_DEPTH} levels are read "
+        "(limits.MAX_DEPTH)"
     )
     try:
         value = json.loads(text, object_pairs_hook=unique)
@@ -180,7 +181,7 @@ def parse_json(text: str, where: str) -> Any:
     except ValueError as error:  # a number of thousands of digits
         raise InvalidArgument(f"{where}: the JSON cannot be read ({first_line(error)}); check the file") from error
     # Counting brackets first is cheap.
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if text.count("[") + text.count("{") > limits.MAX_DEPTH and _depth(value) > limits.MAX_DEPTH:
         raise InvalidArgument(too_deep)
     return value
 

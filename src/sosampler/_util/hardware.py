@@ -114,6 +114,21 @@ def _text(path: Path) -> str:
         return ""
 
 
+# ---- forked processes
+
+
+def _use_one_thread() -> None:
+    """Let a forked process run networks with one thread: the others of the parent's pool are not there, and a parallel
+    step would wait for them for ever. torch does the same in the workers of its data loader."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_use_one_thread)
+
+
 # ---- devices
 
 

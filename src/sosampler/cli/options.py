@@ -303,6 +303,8 @@ def run_and_report(
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
         typer.echo(escaped(f"{done.num_rows} {what} written to {done.out}"), err=json_output or one)
+    if done.same_label is not None:
+        say(f"note: all videos got the label {done.same_label!r}; if they show different things, check the classifier")
     say_failures(done.failures)
     if done.failures:
         rest = "; the rest are done" if len(done.failures) < done.num_videos else ""

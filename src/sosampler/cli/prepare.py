@@ -79,11 +79,11 @@ def prepare_command(
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
         from sosampler.integrations.ray.cluster import RaySettings
 
-        teacher = None if classifier is None else Teacher(classifier, settings, **annotation)
+        network = None if classifier is None else Teacher(classifier, settings, **annotation)
         cluster = RaySettings(address, decoders=workers)
         with shared.show_progress("preparing") as on_progress:
             bank = prepare_on_ray(
-                manifest, teacher, out, settings=cluster, device=device, on_progress=on_progress, **arguments
+                manifest, network, out, settings=cluster, device=device, on_progress=on_progress, **arguments
             )
     else:
         from sosampler import create_classifier
@@ -93,8 +93,12 @@ def prepare_command(
         with shared.show_progress("preparing") as on_progress:
             bank = prepare(manifest, loaded, out, workers=workers, on_progress=on_progress, **annotation, **arguments)
     failures = bank.failures
+    info = bank_info(out)
+    for teacher in info["teachers"]:
+        if teacher["complete"] and (remark := bank.teacher(teacher["folder"]).remark()):
+            shared.say(f"note: {remark}")
     if json_output:
-        typer.echo(json.dumps({**bank_info(out), "failures": failures}))
+        typer.echo(json.dumps({**info, "failures": failures}))
     else:
         typer.echo(f"{bank!r}")
         shared.say_failures(failures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -14,9 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sosampler._util.files import remove_leftovers, replacing
 from sosampler._util.hardware import usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.text import escaped
-from sosampler._util.validation import check_int, one_of
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import MAX_WORKERS, FramePool, FrameTask, Outcome, attempt
 from sosampler.inference.options import SelectOptions
@@ -28,6 +30,7 @@ from sosampler.video.discover import labels
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline
 
+_MANY = 10  # videos with the same label that are remarked on
 Work = Callable[[list[str]], Generator[Row, None, None]]
 """Videos -> a row for each, in any order; rows of videos that failed have "video" and "error"."""
 
@@ -42,6 +45,7 @@ class RunSummary:
     num_rows: int  # written, those of earlier runs included
     failures: list[Row]  # video and error
     damaged: Sequence[int] = ()  # numbers of Parquet files that were damaged and made again
+    same_label: str | None = None  # that all of many videos of this run got
 
     @property
     def failed_path(self) -> Path | None:
@@ -72,6 +76,7 @@ def run(
     what `out` holds of something else.
     """
     failures: list[Row] = []
+    labels: Counter[str] = Counter()  # of predictions
     with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
         todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
         before = len(videos) - len(todo)
@@ -84,6 +89,8 @@ def run(
                     failures.append(row)
                     progress.failed += 1
                 else:
+                    if "label" in row:
+                        labels[row["label"]] += 1
                     if rows is not None:
                         rows.add(row)
                     if on_row is not None and (rows is None or len(videos) == 1):
@@ -91,10 +98,11 @@ def run(
                 progress.done += 1
                 if on_progress is not None:
                     on_progress(progress)
+        same = next(iter(labels)) if len(labels) == 1 and labels.total() >= _MANY else None
         if rows is None:
-            return RunSummary(None, len(videos), 0, 0, failures)
+            return RunSummary(None, len(videos), 0, 0, failures, same_label=same)
         rows.finish(failures, videos)
-        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged)
+        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same)
 
 
 def row_of(video: str, outcome: Any) -> Row:
@@ -121,7 +129,7 @@ class SelectJob:
         """Refuse before the first video what would fail at every one."""
         one_of("--image-format", self.image_format, IMAGE_FORMATS)
         if self.workers is not None:
-            check_int("--workers", self.workers)
+            check_count("--workers", self.workers, "MAX_THREADS")
         if (self.frames_folder or self.sheet) and not self.options.decode:
             raise InvalidArgument(
                 "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"

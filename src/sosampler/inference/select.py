@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
+from sosampler._util.limits import check_below
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
@@ -269,6 +271,8 @@ def _targets_at_rate(
     begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
     ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
     end = min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end)
+    wanted = f"{reader.name}: the number of candidates at fps={fps:g}"
+    check_below(wanted, math.ceil((end - begins) * fps), "MAX_CANDIDATES")
     times = rate_times(begins, end, fps)
     targets = np.clip(timeline.index_at(times), first, last - 1)
     distinct = np.unique(targets)

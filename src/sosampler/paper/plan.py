@@ -13,6 +13,7 @@ from typing import Any
 
 from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import refuse_baseline_folder
@@ -85,14 +86,14 @@ def checked_request(
             raise InvalidArgument(f"weights={str(weights)!r}: no such file; give one, or {_PRETRAINED!r}")
         read_state(Path(weights))  # whether it fits shows with the networks that start from it
     request = Request(Path(out), chosen, changes, weights, _loaded_light(light), **others)
-    check_int("bootstrap", request.bootstrap, at_least=0)
+    check_count("bootstrap", request.bootstrap, "MAX_RESAMPLES", at_least=0)
     check_int("num_cases", request.num_cases)
     if request.device is not None:
         check_device(request.device)
     if request.precision is not None:
         one_of("precision", request.precision, PRECISIONS)
     if request.workers is not None:
-        check_int("workers", request.workers, at_least=0)
+        check_count("workers", request.workers, "MAX_THREADS", at_least=0)
     return request
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.hardware import usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
 from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, read_config
@@ -324,7 +325,7 @@ def _open(model: bytes, name: str, threads: int | None) -> Any:
     # By default it takes all cores of the machine, even where this process may use only some.
     limit = os.environ.get("OMP_NUM_THREADS", "")
     default = int(limit) if limit.isdecimal() and int(limit) else usable_cores()
-    options.intra_op_num_threads = default if threads is None else check_int("threads", threads)
+    options.intra_op_num_threads = default if threads is None else check_count("threads", threads, "MAX_THREADS")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle cores are free for decoding
     options.log_severity_level = 4  # failures raise the error below
     broken = (problems.Fail, problems.InvalidArgument, problems.InvalidGraph, problems.InvalidProtobuf)

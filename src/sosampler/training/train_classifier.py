@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sosampler._util.files import one_run_at_a_time
+from sosampler._util.files import locked_folder
 from sosampler._util.hardware import autocast, resolve_device, usable_cores
-from sosampler._util.validation import check_int
+from sosampler._util.limits import check_count
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (
@@ -37,6 +37,7 @@ from sosampler.training.classifier_data import (
     ClassifierBatches,
     ClassifierRecipe,
     ClipExamples,
+    DataSource,
     Example,
     evaluation_batches,
     open_source,
@@ -58,7 +59,6 @@ class TrainedClassifier:
         return f"TrainedClassifier({self.folder}, {self.result['metric']}, dev {self.result['dev']})"
 
 
-@one_run_at_a_time
 def train_classifier(
     data: str | Path | Manifest | Bank,
     classifier: str | Path | Classifier = "resnet50",
@@ -116,7 +116,7 @@ def train_classifier(
     recipe = replace(recipe, **settings)
     target = resolve_device(device or None)
     precision = settled_precision(target, precision)
-    workers = min(8, usable_cores()) if workers is None else check_int("workers", workers, at_least=0)
+    workers = min(8, usable_cores()) if workers is None else check_count("workers", workers, "MAX_THREADS", at_least=0)
     source = open_source(data, recipe, exclusive)
     if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
@@ -151,11 +151,27 @@ def train_classifier(
         "recipe": recipe.to_dict(),
         "precision": precision,
     }
-    run.begin(run_settings, overwrite=overwrite)
-    if (finished := run.result()) is not None:
-        say(f"{run.folder}: this run is finished")
-        fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
-        return TrainedClassifier(network.freeze(), run.folder, finished)
+    with locked_folder(run.folder):  # now, because a new folder beside those of classes would be one of them
+        run.begin(run_settings, overwrite=overwrite)
+        if (finished := run.result()) is not None:
+            say(f"{run.folder}: this run is finished")
+            where = run.folder / WEIGHTS
+            fit_weights(network, read_state(where, names_as_they_are=True), where=str(where))
+            return TrainedClassifier(network.freeze(), run.folder, finished)
+        return _open_and_train(network, source, recipe, run, target, precision, workers, say)
+
+
+def _open_and_train(
+    network: Classifier,
+    source: DataSource,
+    recipe: ClassifierRecipe,
+    run: RunFolder,
+    target: torch.device,
+    precision: str,
+    workers: int,
+    say: Callable[[str], None],
+) -> TrainedClassifier:
+    """Read the examples of a run that has begun, and train."""
     begun = (run.folder / CHECKPOINT).exists()
     splits, unreadable = source.open(
         network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not begun
@@ -222,6 +238,11 @@ def _train(
     run.finish(result)
     shown = ", ".join(f"{name} {100 * score:.2f} %" for name, score in scores.items())
     say(f"best of epoch {loop.best['epoch'] + 1}: {loop.metric} {shown}; written to {run.folder}")
+    if loop.history[loop.best["epoch"]].get("dev_answers") == 1:
+        say(
+            f"the classifier {network.name} gives the same answer for every video of dev; train "
+            "it longer, with another learning rate, or from other weights"
+        )
     return TrainedClassifier(network, run.folder, result)
 
 
@@ -270,7 +291,10 @@ class ClassifierLoop(TrainingLoop):
         except ClassifierError as error:
             reason = f"the scores on dev are not finite after epoch {self.line['epoch'] + 1}"
             raise diverged(reason, self.options.lr, self.precision) from error
-        return {**measure(probabilities, targets, multi_label=self.metric == "mAP")}
+        scores: dict[str, float | None] = {**measure(probabilities, targets, multi_label=self.metric == "mAP")}
+        if len(np.unique(targets.argmax(1))) > 1:
+            scores["answers"] = float(len(np.unique(probabilities.argmax(1))))  # classes that it answers at all
+        return scores
 
 
 @torch.no_grad()

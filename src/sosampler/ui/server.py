@@ -29,8 +29,8 @@ from socketserver import TCPServer
 from typing import IO, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from sosampler._util import limits
 from sosampler._util.files import parse_json
-from sosampler._util.limits import STALL_SECONDS, UPLOAD_SECONDS
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.ui.videos import (
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if left <= 0:
                 raise TimeoutError
-            self.connection.settimeout(min(left, STALL_SECONDS))
+            self.connection.settimeout(min(left, limits.STALL_SECONDS))
             data = self.rfile.read1(min(limit, self._unread))
         except TimeoutError:
             missing, self._unread = self._unread, 0  # a connection that timed out cannot be read any more
@@ -292,8 +292,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _too_slow(missing: int, left: float, allowed: float) -> str:
     """Return why a body was given up: `left` seconds were left for its `missing` bytes when it last arrived."""
-    if left > STALL_SECONDS:
-        return f"nothing arrived for {STALL_SECONDS:g} s, {size_text(missing)} are missing; try again"
+    if left > limits.STALL_SECONDS:
+        return f"nothing arrived for {limits.STALL_SECONDS:g} s, {size_text(missing)} are missing; try again"
     return (
         f"{size_text(missing)} did not arrive within {allowed:g} s; try again, start the page with a larger "
         "--max-upload-seconds, or give the video as sosampler ui FILE"
@@ -351,7 +351,7 @@ class Service:
         *,
         max_upload: int,
         max_videos: int,
-        max_seconds: float = UPLOAD_SECONDS,
+        max_seconds: float = limits.UPLOAD_SECONDS,
     ) -> None:
         self.controls = controls
         self.videos = Videos(
