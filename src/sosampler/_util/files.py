@@ -88,7 +88,7 @@ def saved_kind(path: Any) -> str | None:
     if not isinstance(path, (str, Path)) or not (Path(path) / _CONFIG).is_file():
         return None
     try:
-        kind = json.loads((Path(path) / _CONFIG).read_text(encoding="utf-8"))["kind"]
+        kind = load_json(Path(path) / _CONFIG)["kind"]
     except (ValueError, OSError, KeyError, TypeError):
         return ""
     return kind if isinstance(kind, str) else ""
@@ -112,17 +112,31 @@ def at(path: Path, line: int) -> str:
     return f"{path}, line {line}"
 
 
-def read_text(path: Path) -> str:
+def read_bytes(path: Path, limit: str) -> bytes:
+    """Return a file that has at most as many bytes as the limit of this name, also where it is a pipe without end.
+
+    `.gz` is unpacked. Raises `InvalidArgument`, or OSError where the file cannot be read.
+    """
+    most: int = getattr(limits, limit)
+    with open(path, "rb") as file:
+        if path.suffix.lower() != ".gz":
+            data = file.read(most + 1)
+        else:
+            try:
+                data = gzip.GzipFile(fileobj=file).read(most + 1)
+            except (OSError, EOFError, zlib.error) as error:
+                raise InvalidArgument(f"{path}: is not a complete gzip file ({error}); download it again") from error
+    if len(data) > most:
+        raise InvalidArgument(f"{path}: has more than {most} bytes (limits.{limit}); give a smaller file")
+    return data
+
+
+def read_text(path: Path, limit: str = "MAX_LIST_BYTES") -> str:
     """Return a file as text; `.gz` is unpacked."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, limit)
     except OSError as error:
         raise InvalidArgument(f"{path}: cannot be read ({error.strerror}); check the path") from error
-    if path.suffix.lower() == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InvalidArgument(f"{path}: is not a complete gzip file ({error}); download it again") from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,6 +167,27 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
+def load_json(path: Path, limit: str = "MAX_TEXT_BYTES") -> Any:
+    """Return the JSON of a file, for callers that describe what they expected.
+
+    Raises OSError where it cannot be read, and ValueError with the reason where it is too large, nested too deeply or
+    not JSON.
+    """
+    return parse_line(read_bytes(path, limit).decode("utf-8-sig"))
+
+
+def parse_line(text: str | bytes) -> Any:
+    """Return a JSON value; raise ValueError with the reason where it is nested too deeply or not JSON."""
+    too_deep = f"nested too deeply, more than {limits.MAX_DEPTH} levels (limits.MAX_DEPTH)"
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    if _is_too_deep(text, value):
+        raise ValueError(too_deep)
+    return value
+
+
 def parse_json(text: str, where: str) -> Any:
     """Parse JSON in which no key occurs twice in one object; otherwise the last would win silently."""
 
@@ -180,10 +215,15 @@ def parse_json(text: str, where: str) -> Any:
         raise InvalidArgument(too_deep) from error
     except ValueError as error:  # a number of thousands of digits
         raise InvalidArgument(f"{where}: the JSON cannot be read ({first_line(error)}); check the file") from error
-    # Counting brackets first is cheap.
-    if text.count("[") + text.count("{") > limits.MAX_DEPTH and _depth(value) > limits.MAX_DEPTH:
+    if _is_too_deep(text, value):
         raise InvalidArgument(too_deep)
     return value
+
+
+def _is_too_deep(text: str | bytes, value: Any) -> bool:
+    """Return whether a value has too many levels; counting the brackets of its text first is cheap."""
+    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    return sum(map(text.count, brackets)) > limits.MAX_DEPTH and _depth(value) > limits.MAX_DEPTH  # type: ignore[arg-type]
 
 
 def _depth(value: Any) -> int:
@@ -428,7 +468,7 @@ def read_settings(file: Path) -> Any:
     if not file.is_file():
         return None
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return load_json(file)
     except ValueError as error:
         raise InvalidArgument(f"{file}: is not JSON ({error}); give another folder") from error
 

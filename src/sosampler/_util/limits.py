@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sosampler._util.validation import check_int
+from sosampler._util.validation import check_int, short_repr
 from sosampler.errors import InvalidArgument
 
 # ---- arguments
@@ -22,12 +22,26 @@ MAX_THREADS = 1024
 MAX_RESAMPLES = 100_000
 """Resamples of a bootstrap."""
 
-# ---- files that describe something: config.json, settings, recipes, metadata of a network
+# ---- files of strangers
 
-MAX_TEXT_BYTES = 64 << 20
-"""Bytes of one such file, unpacked."""
+MAX_TEXT_BYTES = 16 << 20
+"""Bytes of a file that describes something: config.json, a bank's header, the settings of a run."""
+MAX_RECIPE_BYTES = 256 << 10
+"""Bytes of a recipe; reading YAML takes seconds a megabyte."""
+MAX_LIST_BYTES = 1 << 30
+"""Bytes of a list: a manifest, annotations of a data set, an evaluation; unpacked where it is a .gz."""
 MAX_DEPTH = 100
-"""Lists and objects inside each other, in JSON and YAML."""
+"""Lists and objects inside each other, in JSON."""
+MAX_CONFIG_NUMBER = 1_000_000
+"""Any size in the config of a network: classes, widths, frames."""
+MAX_LAYERS = 256
+"""Layers of one kind in the config of a network."""
+MAX_INPUT_SIDE = 4096
+"""Pixels of each side of a network's input."""
+MAX_ONNX_BYTES = 8 << 30
+"""Memory for the activations of all ONNX networks of this process; read once, before the first is opened."""
+ONNX_SECONDS = 300.0
+"""For one run of an ONNX network, at most 64 frames."""
 
 # ---- the page of `sosampler ui`
 
@@ -40,7 +54,7 @@ STALL_SECONDS = 20.0
 def check_below(name: str, value: Any, limit: str) -> Any:
     """Return a number if it is at most the limit of this name."""
     if value > globals()[limit]:
-        raise InvalidArgument(f"{name}={value} must be at most {globals()[limit]:.12g} (limits.{limit})")
+        raise InvalidArgument(f"{name}={short_repr(value)} must be at most {globals()[limit]:.12g} (limits.{limit})")
     return value
 
 

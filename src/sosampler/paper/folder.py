@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.environment import circumstances
-from sosampler._util.files import plain, remove_leftovers, write_text
+from sosampler._util.files import load_json, plain, remove_leftovers, write_text
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
@@ -107,7 +107,7 @@ class ExperimentFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            values = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            values = load_json(self.folder / name, "MAX_LIST_BYTES")
         except ValueError as error:
             raise self._damaged(name, f"is not JSON ({error})") from error
         if not isinstance(values, dict):
@@ -205,7 +205,7 @@ class TrainingChecks:
     def _check_folder(self, training: Training, location: Location, folder: Path, seed: int) -> None:
         path = folder / SETTINGS
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = load_json(path)
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
         wanted = self._settings(training, location, seed)

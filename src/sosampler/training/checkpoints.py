@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sosampler._util.files import plain, remove_leftovers, replacing, write_text
+from sosampler._util.files import load_json, plain, remove_leftovers, replacing, write_text
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
@@ -72,7 +72,7 @@ class RunFolder:
     def _known_settings(self) -> dict[str, Any] | None:
         """Return the settings of the run in the folder; None where there are none that can be read."""
         try:
-            settings = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
+            settings = load_json(self.folder / SETTINGS)
         except (OSError, ValueError):
             return None
         return settings if isinstance(settings, dict) else None
@@ -145,7 +145,7 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            value = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            value = load_json(self.folder / name)
         except ValueError as error:
             value = error
         if not isinstance(value, dict):
