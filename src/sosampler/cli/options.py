@@ -6,7 +6,11 @@ Defaults come from `SelectOptions`. Nothing heavy is imported here: `sosampler -
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -246,6 +250,58 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# ---- Ctrl-C
+
+_SECONDS_TO_STOP = 0.8  # for what is under way; then the process ends as if it was killed, which loses nothing more
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """End soon after Ctrl-C a command that resumes.
+
+    Python raises KeyboardInterrupt only after the step of torch that is under way, which may take many seconds, and
+    then waits for threads and processes that decode. Files are replaced whole, so that nothing breaks by ending early.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    # A thread learns of the signal at once, through the socket that Python's own handler writes to.
+    signalled = threading.Event()
+    thread = threading.Thread(target=_end_after_signal, args=(reader, signalled), daemon=True)
+    try:
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    except ValueError:  # not in the main thread, which alone gets signals
+        yield
+        return
+    thread.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if signalled.wait(0.1):
+            _stop_now()
+        raise
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+
+
+def _end_after_signal(reader: socket.socket, signalled: threading.Event) -> None:
+    with reader:
+        while data := reader.recv(64):  # nothing where the other end is closed
+            if signal.SIGINT in data:
+                signalled.set()
+                time.sleep(_SECONDS_TO_STOP)
+                _stop_now()
+
+
+def _stop_now() -> NoReturn:
+    if os.environ.get("RANK", "0") == "0":
+        say("sosampler: stopped; run the same command again to resume")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(_INTERRUPTED)  # without waiting for threads that decode, and for torch
 
 
 # ---- results

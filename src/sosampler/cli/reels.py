@@ -101,6 +101,7 @@ def demo_command(
     """
     from sosampler.demo import run_demo
 
-    result = run_demo(out, seed=seed, say=lambda text: typer.echo(text, err=json_output))
+    with shared.stoppable():
+        result = run_demo(out, seed=seed, say=lambda text: typer.echo(text, err=json_output))
     if json_output:
         typer.echo(json.dumps(result))

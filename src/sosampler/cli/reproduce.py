@@ -73,7 +73,8 @@ def reproduce_command(
         plans = plan_reproduction(names, bank, **arguments)
         shared.echo({"dry_run": True, "plans": plans}, _plan_text(plans), json_output)
         return
-    reproductions = reproduce(names, bank, **arguments)
+    with shared.stoppable():
+        reproductions = reproduce(names, bank, **arguments)
     results = [{"folder": str(one.folder), **one.result} for one in reproductions]
     tables = "\n\n".join(one.table() for one in reproductions if not one.refused)
     shared.echo({"results": results}, tables.rstrip(), json_output)

@@ -100,7 +100,8 @@ def train_command(
         return
     settings = read_settings(setting or [], allowed) | shared.given(options, *_SETTINGS)
     try:
-        trained = train(**shared.without(options, *_SETTINGS), **settings, say=shared.say)
+        with shared.stoppable():
+            trained = train(**shared.without(options, *_SETTINGS), **settings, say=shared.say)
     except OtherProcessFailed as error:
         time.sleep(1)  # launchers end all when one ends: the process that failed prints first
         raise typer.Exit(2) from error
@@ -138,6 +139,7 @@ def train_classifier_command(
     arguments = shared.without(given, "option", "json_output")
     import sosampler as so
 
-    trained = so.train_classifier(**arguments, options=shared.key_values(option), say=shared.say)
+    with shared.stoppable():
+        trained = so.train_classifier(**arguments, options=shared.key_values(option), say=shared.say)
     if json_output:
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))
