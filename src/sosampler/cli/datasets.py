@@ -61,7 +61,7 @@ def import_command(
     options = shared.without(
         locals(), "dataset", "annotations", "subset", "split_map", "out", "overwrite", "json_output"
     )
-    from sosampler._util.files import check_replaceable
+    from sosampler._util.files import check_replaceable, locked_file
     from sosampler.datasets.importers.build import check_out, import_dataset, missing_list
 
     check_out(out, [*map(Path, annotations), *(subset or []), *([classes] if classes else [])])
@@ -74,7 +74,8 @@ def import_command(
             raise InvalidArgument(f"--map {pair!r} is not SUBSET=SPLIT; write for example --map validation=dev")
         mapping[word] = split
     imported = import_dataset(dataset, annotations, subset=subset or (), split_map=mapping, **options)
-    classes_file, missing_file = imported.write(out)
+    with locked_file(out):
+        classes_file, missing_file = imported.write(out)
     files = {"classes_file": str(classes_file), "missing_file": str(missing_file)}
     result = {"dataset": dataset, "out": str(out), **files, **imported.to_dict()}
     shared.echo(result, _describe(result), json_output)

@@ -197,25 +197,32 @@ def independence_command(
     device: shared.Device = None,
     precision: shared.Precision = None,
     out: Annotated[Path | None, Option("--out", "-o", help="Folder for independence.json and .png.")] = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Find the frame rate up to which frames are independent.
 
     Exit code 1 if some videos could not be read.
     """
-    options = shared.without(locals(), "videos", "classifier", "weights", "rates", "out", "json_output")
+    options = shared.without(locals(), "videos", "classifier", "weights", "rates", "out", "overwrite", "json_output")
     from sosampler import independence  # raises with what to install
 
     if rates is not None:
         options["rates"] = _floats("--rates", rates, "0.5,1,2,4")
     if weights:
         options["weights"] = [None if file.lower() == "none" else file for file in weights]
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # fails before the long work
-    measured = independence(
-        videos[0] if len(videos) == 1 else videos, classifiers=classifier, **options, say=shared.say
-    )
-    written = [] if out is None else [str(path) for path in measured.write(out)]
+    with ExitStack() as stack:
+        if out is not None:  # fails before the long work
+            from sosampler._util.files import check_replaceable, is_json_with, locked_folder, remove_leftovers
+
+            values = out / "independence.json"
+            check_replaceable(values, "such a result", is_json_with("rows", "classifiers"), overwrite=overwrite)
+            stack.enter_context(locked_folder(out))
+            remove_leftovers(values, out / "independence.png")
+        measured = independence(
+            videos[0] if len(videos) == 1 else videos, classifiers=classifier, **options, say=shared.say
+        )
+        written = [] if out is None else [str(path) for path in measured.write(out)]
     shared.say_failures(measured.failures)
     text = "\n".join([measured.table(), *(f"wrote {path}" for path in written)])
     shared.echo({**measured.to_dict(), "files": written}, text, json_output)

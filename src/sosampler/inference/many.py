@@ -357,6 +357,7 @@ def _write_image(image: Image.Image, path: Path, **options: Any) -> None:
         raise ValueError(f"unknown file extension: {suffix}")
     data = io.BytesIO()
     image.save(data, image_format, **options)
+    remove_leftovers(path, only_of_dead=True)
     with replacing(path) as temporary:
         temporary.write_bytes(data.getvalue())
 
@@ -375,7 +376,6 @@ def save_frames(selection: Selection, folder: Path, *, image_format: str = "jpg"
             zip(selection.frames, selection.frame_indices, selection.pts_seconds, strict=True)
         ):
             path = folder / f"{position:03d}_frame{index:06d}_{seconds:.3f}s.{image_format}"
-            remove_leftovers(path, only_of_dead=True)
             _write_image(Image.fromarray(frame), path, quality=95)
             paths.append(path)
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler._util.files import begin, differences, plain, read_settings
+from sosampler._util.files import begin, differences, plain, read_settings, remove_leftovers
 from sosampler._util.hardware import usable_cores
 from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
@@ -205,6 +205,7 @@ def _write_files(out: Path, splits: Sequence[ReelSplit], crf: int, on_progress: 
             name = f"{part.split}-{reel.id}-{reel.digest(source, render.RENDER_VERSION, crf)}"
             path = videos / f"{name}.mp4"
             if not path.exists():  # written under another name first, so one that is there is complete
+                remove_leftovers(path, only_of_dead=True)
                 render.write_reel(path, reel, part.pictures, crf=crf)
             items.append(Item(name, f"videos/{path.name}", (reel.label,), part.split))
             progress.done += 1
