@@ -50,6 +50,16 @@ def into(*_, **__):
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
 BankFrames.read = into
 """
+# torch takes seconds to import, on a busy machine many.
+LONG_IMPORT = """
+import hashlib
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print("importing", flush=True)
+            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
+sys.meta_path.insert(0, Finder())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +118,10 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("before", [LONG_STEP, LONG_DECODING], ids=["step", "decoding"])
+@pytest.mark.parametrize("before", [LONG_STEP, LONG_DECODING, LONG_IMPORT], ids=["step", "decoding", "import"])
 def test_where_python_cannot_interrupt(bank: Path, tmp_path: Path, before: str) -> None:
     with training(bank, tmp_path / "run", before) as started:
         assert started.stdout is not None
-        assert started.stdout.readline() in ("stepping\n", "decoding\n")
+        assert started.stdout.readline() in ("stepping\n", "decoding\n", "importing\n")
         time.sleep(0.1)
         interrupt(started)

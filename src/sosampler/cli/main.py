@@ -82,7 +82,7 @@ def main() -> None:
         _end(str(error))
     except OSError as error:
         if error.errno in FULL:
-            where = "a file" if error.filename is None else str(error.filename)
+            where = "standard output or a file" if error.filename is None else str(error.filename)
             _end(f"{where}: cannot be written ({error.strerror}); make room, and run the same command again")
         if error.filename is None:
             raise  # no file of the user is involved: a bug

@@ -281,7 +281,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """End soon after Ctrl-C a command that resumes.
+    """End soon after Ctrl-C a command that resumes; decorates the command, because importing torch takes seconds too.
 
     Python raises KeyboardInterrupt only after the step of torch that is under way, which may take many seconds, and
     then waits for threads and processes that decode. Files are replaced whole, so that nothing breaks by ending early.

@@ -88,6 +88,7 @@ def reels_command(
     typer.echo(json.dumps(bank_info(out)) if json_output else f"{made!r}")
 
 
+@shared.stoppable()
 def demo_command(
     out: Annotated[Path, Option("--out", "-o", help="A new folder; a killed demonstration resumes in it.")] = Path(
         "demo"
@@ -101,7 +102,6 @@ def demo_command(
     """
     from sosampler.demo import run_demo
 
-    with shared.stoppable():
-        result = run_demo(out, seed=seed, say=lambda text: typer.echo(text, err=json_output))
+    result = run_demo(out, seed=seed, say=lambda text: typer.echo(text, err=json_output))
     if json_output:
         typer.echo(json.dumps(result))

@@ -15,6 +15,7 @@ from sosampler.errors import InvalidArgument
 LIST = "list"
 
 
+@shared.stoppable()
 def reproduce_command(
     names: Annotated[
         list[str],
@@ -77,8 +78,7 @@ def reproduce_command(
         plans = plan_reproduction(names, bank, **arguments)
         shared.echo({"dry_run": True, "plans": plans}, _plan_text(plans), json_output)
         return
-    with shared.stoppable():
-        reproductions = reproduce(names, bank, **arguments)
+    reproductions = reproduce(names, bank, **arguments)
     results = [{"folder": str(one.folder), **one.result} for one in reproductions]
     tables = "\n\n".join(one.table() for one in reproductions if not one.refused)
     shared.echo({"results": results}, tables.rstrip(), json_output)

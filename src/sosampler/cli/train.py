@@ -18,6 +18,7 @@ from sosampler.samplers.registry import TITLES
 _SETTINGS = ("epochs", "batch_size", "lr", "seed")  # of the recipe, with options of their own
 
 
+@shared.stoppable()
 def train_command(
     bank: Annotated[Path, Argument(help="A bank with outputs of a classifier, from `sosampler prepare`.")],
     out: Annotated[Path, Option(help="Folder for the sampler or baseline, the log and the result.")],
@@ -110,8 +111,7 @@ def train_command(
         return
     settings = read_settings(setting or [], allowed) | shared.given(options, *_SETTINGS)
     try:
-        with shared.stoppable():
-            trained = train(**shared.without(options, *_SETTINGS), **settings, say=shared.say)
+        trained = train(**shared.without(options, *_SETTINGS), **settings, say=shared.say)
     except OtherProcessFailed as error:
         time.sleep(1)  # launchers end all when one ends: the process that failed prints first
         raise typer.Exit(2) from error
@@ -119,6 +119,7 @@ def train_command(
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))
 
 
+@shared.stoppable()
 def train_classifier_command(
     data: Annotated[Path, Argument(help="A folder of class folders (images or videos), a CSV or JSONL, or a bank.")],
     out: Annotated[Path, Option(help="Folder for the best weights, the log and the result.")],
@@ -149,7 +150,6 @@ def train_classifier_command(
     arguments = shared.without(given, "option", "json_output")
     import sosampler as so
 
-    with shared.stoppable():
-        trained = so.train_classifier(**arguments, options=shared.key_values(option), say=shared.say)
+    trained = so.train_classifier(**arguments, options=shared.key_values(option), say=shared.say)
     if json_output:
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))
