@@ -26,7 +26,7 @@ from tests.factories import TINY, contents, make_bank, make_learnable_bank
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
 ]
 

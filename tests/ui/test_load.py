@@ -242,7 +242,7 @@ def test_a_download_holds_each_result_once(server: Server, clip: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process from /proc")
-def test_soak(clip_bytes: bytes, tmp_path: Path) -> None:
+def test_soak(clip_bytes: bytes, tmp_path: Path, record_property: Any) -> None:
     """200 uploads, 50 at a time, with frames chosen of each: memory and disk stay flat."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -283,6 +283,7 @@ def test_soak(clip_bytes: bytes, tmp_path: Path) -> None:
     finally:
         started.send_signal(signal.SIGTERM)
         _, said = started.communicate(timeout=60)
+    record_property("MB after each 50 uploads", [round(one) for one in memory])
     assert "Traceback" not in said
     assert disk == [0] * 4
     assert memory[-1] < memory[0] + 40, memory  # MB; the first round has filled caches
