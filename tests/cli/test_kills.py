@@ -208,8 +208,8 @@ def test_killed(name: str, world: Path, victims: Victims, tmp_path: Path, record
     record_property("files at the kills", sorted(files_at_kill))
 
 
-# What a clock says, or a hash of it.
-MEASURED = {"seconds", "timing", "begun", "ended", "evaluation"}
+# What a clock says, or a hash of it, and the state of the checkout, in which somebody may work meanwhile.
+MEASURED = {"seconds", "timing", "begun", "ended", "evaluation", "git"}
 
 
 def comparable(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from sosampler._util.validation import check_int
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.classifiers.base import label_shares
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
-from sosampler.classifiers.weights import build_within, load_weights, read_state, some_of, write_state
+from sosampler.classifiers.weights import build_within, check_numbers, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
 from sosampler.samplers.folder import not_finite
@@ -503,6 +503,7 @@ def load_system(folder: str | Path, device: str | None = None) -> Baseline:
             f"{folder / CONFIG}: holds unknown settings ({some_of(unknown)}); allowed are {', '.join(allowed)}; "
             "if a newer sosampler wrote them, install that one"
         )
+    check_numbers(config, str(folder / CONFIG))
     if not (folder / WEIGHTS).is_file():
         raise WeightsError(f"{folder}: has no {WEIGHTS}; copy the whole folder, or train the baseline again")
     state = read_state(folder / WEIGHTS, names_as_they_are=True)

@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util import limits
 from sosampler._util.files import load_json
 from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import Classifier, ClipLength, names_for, numbered_names, unwrap_output
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
-from sosampler.classifiers.weights import check_network_size, counted, some_of
+from sosampler.classifiers.weights import check_network_size, check_numbers, counted, some_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, WeightsError, first_line
 
 log = logging.getLogger("sosampler")
@@ -207,25 +206,6 @@ def config_from_dict(values: Any, where: str = "the config") -> Any:
     problem = f"transformers {version} cannot build a config of model type {kind!r}"
     with _transformers(problem, "use the version that the classifier was saved with") as transformers:
         return transformers.AutoConfig.for_model(**values)
-
-
-def check_numbers(values: dict[str, Any], where: str) -> None:
-    """Refuse sizes of a stranger's config that would take hours or gigabytes even without weights."""
-    level: list[tuple[str, Any]] = list(values.items())
-    while level:
-        for key, value in level:
-            if isinstance(value, int) and abs(value) > limits.MAX_CONFIG_NUMBER:
-                raise WeightsError(
-                    f"{where}: {key}={value} must be at most {limits.MAX_CONFIG_NUMBER} (limits.MAX_CONFIG_NUMBER)"
-                )
-            if isinstance(value, int) and ("layers" in key or "depth" in key) and value > limits.MAX_LAYERS:
-                raise WeightsError(f"{where}: {key}={value} must be at most {limits.MAX_LAYERS} (limits.MAX_LAYERS)")
-        level = [
-            (key if isinstance(value, list) else str(inner[0]), inner[1])
-            for key, value in level
-            if isinstance(value, (dict, list))
-            for inner in (value.items() if isinstance(value, dict) else enumerate(value))
-        ]
 
 
 def _network_of(config: Any) -> dict[str, Any]:

@@ -7,14 +7,15 @@ import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from sosampler._util import limits
 from sosampler._util.files import replacing
 from sosampler._util.hardware import free_memory
-from sosampler.errors import WeightsError
+from sosampler.errors import WeightsError, first_line
 
 State = dict[str, Tensor]
 
@@ -30,6 +31,25 @@ Network = TypeVar("Network", bound=nn.Module)
 _SLACK = 1 << 20  # numbers that a network may have more than its file has bytes, such as constants that are not saved
 
 
+def check_numbers(values: dict[str, Any], where: str) -> None:
+    """Refuse sizes of a stranger's config that would take hours or gigabytes even without weights."""
+    level: list[tuple[str, Any]] = list(values.items())
+    while level:
+        for key, value in level:
+            if isinstance(value, int) and abs(value) > limits.MAX_CONFIG_NUMBER:
+                raise WeightsError(
+                    f"{where}: {key}={value} must be at most {limits.MAX_CONFIG_NUMBER} (limits.MAX_CONFIG_NUMBER)"
+                )
+            if isinstance(value, int) and ("layers" in key or "depth" in key) and value > limits.MAX_LAYERS:
+                raise WeightsError(f"{where}: {key}={value} must be at most {limits.MAX_LAYERS} (limits.MAX_LAYERS)")
+        level = [
+            (key if isinstance(value, list) else str(inner[0]), inner[1])
+            for key, value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.items() if isinstance(value, dict) else enumerate(value))
+        ]
+
+
 def build_within(build: Callable[[], Network], weights: Path, config: Path) -> Network:
     """Build the network that a stranger's `config` describes, if its `weights` file could fill it.
 
@@ -41,8 +61,11 @@ def build_within(build: Callable[[], Network], weights: Path, config: Path) -> N
 
 def check_network_size(build: Callable[[], nn.Module], num_bytes: int, config: Path) -> None:
     """Refuse a network that has more numbers than its weights file has bytes; no memory is taken for it."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        numbers = sum(tensor.numel() for tensor in build().state_dict().values())
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            numbers = sum(tensor.numel() for tensor in build().state_dict().values())
+    except RuntimeError as error:  # torch cannot even count the bytes of one layer
+        raise WeightsError(f"{config}: describes a network that cannot be built ({first_line(error)})") from error
     if numbers > num_bytes + _SLACK:
         raise WeightsError(
             f"{config}: describes a network of {numbers} numbers, but its weights file has only {num_bytes} bytes; "
