@@ -7,7 +7,7 @@ WORKERS ?= 2
 # Where Python may not write bytecode, every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-all lint types format docs bench clean
+.PHONY: help setup demo test test-slow test-all lint types format docs bench clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,8 +46,10 @@ demo: $(VENV)/.train  ## videos, a classifier, a bank, a sampler, and demo/repor
 test: setup lint types  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-test-all: setup lint types  ## the same with the slow tests
-	$(BIN)/python -m pytest -n $(WORKERS) --slow
+test-slow: setup  ## the slow tests alone
+	$(BIN)/python -m pytest -n $(WORKERS) --slow -m slow
+
+test-all: test test-slow  ## both
 
 lint: setup
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import sosampler as so
 from sosampler.datasets.manifest import read_manifest
 from sosampler.errors import InvalidArgument
-from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set
+from sosampler.reels.images import Pictures, ProceduralPictures
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import Renderer, candidate_frames, crop, frames_of, layers, plan_from, write_reel
 
@@ -196,19 +196,6 @@ class TestSports22:
             rows = exact[row] + down[:, None, None] * (exact[row + 1] - exact[row])
             expected = rows[:, column] + right[:, None] * (rows[:, column + 1] - rows[:, column])
             np.testing.assert_array_equal(crop(picture, (left, top, side), size, flip=flip), np.rint(expected))
-
-    @pytest.mark.slow
-    def test_the_real_pictures_are_split_as_then(self) -> None:
-        root = Path(__file__).parents[3] / "shared" / "data" / "sports22"
-        if not root.is_dir():
-            pytest.skip("the pictures are not here")
-        opened = {name: open_reel_set(root, reel_set, size=192) for name, reel_set in SPORTS22.items()}
-        assert all(source.per_class == (50,) * 22 for source in opened.values())
-        assert [source.num_distractors for source in opened.values()] == [400, 400, 200]
-        shown = [{key for label, key in source.listing() if label != DISTRACTOR} for source in opened.values()]
-        assert sum(map(len, shown)) == len(set.union(*shown)) == 3 * 22 * 50
-        reel = plan_from(opened["test"], PRESETS["sports22"], count=1, seed=2)[0]
-        assert candidate_frames(reel, opened["test"]).shape == (10, 176, 176, 3)
 
 
 class TestBadRecipes:
