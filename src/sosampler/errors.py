@@ -66,6 +66,6 @@ def errors_of(video: str) -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be installed: of a GPU
             raise
         raise VideoError(
-            f"{video}: an error that sosampler does not expect ({type(error).__name__}: {first_line(error)}); the file "
-            "may be damaged. Please report it with the file, unless it comes from a policy of your own"
+            f"{video}: an unexpected error ({type(error).__name__}: {first_line(error)}); the file may be damaged: "
+            "please report it with the file, unless the error comes from a policy of your own"
         ) from error

@@ -82,6 +82,8 @@ FolderFps = Annotated[float | None, Option(help="Rate of a folder of frame image
 MaxPixels = Annotated[int | None, Option(help="Refuse larger frames.")]
 MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")]
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
+MaxBytes = Annotated[int | None, Option(help="Refuse to decode more of one video.  [default: 4 GiB, less for tiny files]")]
+Timeout = Annotated[float | None, Option(help="Seconds for one video.  [default: 3600]")]
 Out = Annotated[
     Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
@@ -118,10 +120,10 @@ def select_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def limits_of(options: dict[str, Any]) -> Any:
-    """Return the `Limits` that the options --max-* set."""
+    """Return the `Limits` that the options --max-* and --timeout set."""
     from sosampler.video.limits import Limits
 
-    return Limits(**given(options, "max_pixels", "max_frames", "max_duration"))
+    return Limits(**given(options, *(field.name for field in fields(Limits))))
 
 
 def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | None:

@@ -32,6 +32,8 @@ def ui_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     browser: Annotated[bool, Option("--browser", help="Open the page in the browser.")] = False,
     json_output: Annotated[bool, Option("--json", help="Print one JSON object, with the address.")] = False,
 ) -> None:

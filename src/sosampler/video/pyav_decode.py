@@ -49,14 +49,23 @@ class RunResult:
 
     frames: dict[int, Frames] = field(default_factory=dict)  # [H, W, 3] each
     damaged: dict[int, Frames] = field(default_factory=dict)  # wanted, but the decoder reports errors in them
-    suspect: set[int] = field(default_factory=set)  # intact themselves, but sent after a damaged packet of the run
-    errors: int = 0
+    number_of: dict[int | None, int] = field(default_factory=dict)  # number in the run of each packet that was sent
+    failed: list[int] = field(default_factory=list)  # numbers of the packets that are damaged
+    has_start: bool = False  # whether the first packet became a frame
     interlaced: bool = False
     rotation: int | None = None  # degrees counter-clockwise; None where the context does not know it
 
+    def is_lost(self, pts: int) -> bool:
+        """Return whether the frame is damaged, or was decoded after errors and without the keyframe it refers to."""
+        return pts not in self.frames or (bool(self.failed) and not self.has_start)
+
+    def is_suspect(self, pts: int) -> bool:
+        """Return whether the frame, intact itself, was sent after a damaged packet, to which it may refer."""
+        return bool(self.failed) and self.number_of[pts] > min(self.failed)
+
     def sound(self, pts: int) -> Frames | None:
         """Return the frame if nothing is wrong with it."""
-        return None if pts in self.suspect else self.frames.get(pts)
+        return self.frames[pts] if pts in self.frames and not self.is_suspect(pts) else None
 
 
 class FrameConverter:
@@ -101,10 +110,11 @@ class RunDecoder:
         converter: FrameConverter,
         *,
         reorder_depth: int,
+        unskipped: frozenset[int],  # pts of packets that are decoded in any case, so that damage shows
         knows_rotation: bool,
         time: TimeLimit,
     ) -> None:
-        self._context = context
+        self._context, self._unskipped = context, unskipped
         self._convert = converter
         self._knows_rotation = knows_rotation
         self._time = time
@@ -118,46 +128,34 @@ class RunDecoder:
         # Flushing makes FFmpeg forget how far frames are reordered, and hierarchical B-frames would be dropped.
         context.reorder_depth = self._reorder_depth
         skipping = False
-        number_of: dict[int | None, int] = {}  # pts -> number of its packet in the run
-        failed: list[int] = []  # numbers of damaged packets
         for number, packet in enumerate(packets):
             self._time.check()
-            number_of[packet.pts] = number
-            if self._skips and skip_others and skipping != (packet.pts not in wanted):
+            result.number_of[packet.pts] = number
+            is_needed = packet.pts in wanted or packet.pts in self._unskipped
+            if self._skips and skip_others and skipping == is_needed:
                 skipping = not skipping
                 context.skip_frame = "NONREF" if skipping else "DEFAULT"
-            if not self._decode(packet, remaining, result, failed, number_of):
-                failed.append(number)
+            self._decode(packet, remaining, result)
             if not remaining:
                 break
         if skipping:
             context.skip_frame = "DEFAULT"
-        # Everything needed has been sent: draining brings it out.
-        if remaining and not self._decode(None, remaining, result, failed, number_of):
-            failed.append(len(number_of))
-        result.errors = len(failed)
-        if failed:
-            result.suspect = {pts for pts in result.frames if number_of[pts] > min(failed)}
+        if remaining:
+            self._decode(None, remaining, result)  # everything needed has been sent: draining brings it out
         return result
 
-    def _decode(
-        self,
-        packet: Any,
-        remaining: set[int],
-        result: RunResult,
-        failed: list[int],
-        number_of: dict[int | None, int],
-    ) -> bool:
-        """Send a packet and take the frames that come out; return whether the decoder accepted it."""
+    def _decode(self, packet: Any, remaining: set[int], result: RunResult) -> None:
         try:
             frames = self._context.decode(packet)
         except av.error.EOFError:
-            return True
+            return
         except av.error.FFmpegError:
-            return False
+            result.failed.append(len(result.number_of) if packet is None else result.number_of[packet.pts])
+            return
         for frame in frames:
+            result.has_start |= result.number_of.get(frame.pts) == 0
             if frame.is_corrupt:
-                failed.append(number_of.get(frame.pts, 0))
+                result.failed.append(result.number_of.get(frame.pts, 0))
             if frame.pts not in remaining:
                 continue
             remaining.discard(frame.pts)
@@ -166,15 +164,13 @@ class RunDecoder:
             result.interlaced |= frame.interlaced_frame
             if self._knows_rotation:
                 result.rotation = rotation_of(frame)
-        return True
 
 
-def own_context(stream: Any, *, threads: int, limits: Limits) -> Any:
-    """The container's own codec context. It alone knows how the image is rotated."""
+def own_context(stream: Any, *, limits: Limits) -> Any:
+    """The container's own codec context, in one thread. It alone knows how the image is rotated."""
     context = stream.codec_context
     if not context.is_open:
-        _set_up(context, threads, limits)
-        context.thread_type = "SLICE"  # see `decode_runs`
+        context.options, context.thread_count = _options(limits), 1
     return context
 
 
@@ -189,16 +185,14 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     context.colorspace, context.color_range = own.colorspace, own.color_range
     context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
     context.reorder_depth = own.reorder_depth
-    _set_up(context, threads, limits)
+    context.options, context.thread_count = _options(limits), threads
     if threads > 1:
-        context.thread_type = "FRAME"
-        context.options = {**context.options, "err_detect": "explode"}  # see `decode_runs`
+        context.options, context.thread_type = {**_options(limits), "err_detect": "explode"}, "FRAME"  # see `decode_runs`
     return context
 
 
-def _set_up(context: Any, threads: int, limits: Limits) -> None:
-    context.options = {"max_pixels": str(limits.max_pixels)}
-    context.thread_count = threads
+def _options(limits: Limits) -> dict[str, str]:
+    return {"max_pixels": str(limits.max_pixels)}
 
 
 def most_threads(threads: int, width: int, height: int) -> int:
@@ -232,7 +226,7 @@ def decode_runs(
         alone = decoder if threads == 1 else None
         for run in runs:
             result = decoder(packets_of(run), run.wanted)
-            if decoder is not alone and (result.errors or len(result.frames) < len(run.wanted)):
+            if decoder is not alone and (result.failed or len(result.frames) < len(run.wanted)):
                 alone = alone or make_decoder(1)
                 result = alone(packets_of(run), run.wanted)
             yield result

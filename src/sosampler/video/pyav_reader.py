@@ -190,8 +190,11 @@ class PyavReader:
             if self._table is None and all(frame in self._located for frame in got.missing):
                 self._read_located(got, size)
             if got.missing:
-                if self._packets().seekable:
-                    self._check_range(wanted)  # by the frames that are there, not by those that the index claims
+                seekable, last = self._packets().seekable, len(self.timeline()) - 1
+                if wanted[-1] > last:  # which the index claims, and which are not there
+                    self.notes.append(f"frames behind {last} are not there; that one was used in their place")
+                    return self.read(np.minimum(requested, last), size=size)
+                if seekable:
                     self._read_runs(got, size)
                 else:
                     self._read_from_start(got, size)
@@ -217,7 +220,14 @@ class PyavReader:
         height, width = size
         return (height, width) if self._known_rotation() in (90, 270) else (width, height)
 
-    def _make_decoder(self, size: Size, reorder_depth: int) -> Any:
+    def _claimed_keys(self, table: PacketTable) -> frozenset[int]:
+        """Times of the keyframes in the container's index. A damaged packet may not look like the one that it was."""
+        if self._index is None or self._index.total_num_frames != len(table.timeline):
+            return frozenset()
+        shown = np.sort(table.packet_of_frame)  # in decoding order
+        return frozenset(table.pts[shown[self._index.keyframes]].tolist())
+
+    def _make_decoder(self, size: Size, reorder_depth: int, unskipped: frozenset[int] = frozenset()) -> Any:
         """A maker of decoders for one reading."""
         width, height = self._decoded_size(size)
 
@@ -225,11 +235,13 @@ class PyavReader:
             # Only the container's own context knows the rotation. But a seek flushes that context, and the main thread
             # seeks while others decode, so it never leaves this thread.
             is_own = self._rotation is None or not is_copyable(self._stream)
-            new = own_context if is_own else new_context
             return RunDecoder(
-                new(self._stream, threads=threads, limits=self._limits),
+                own_context(self._stream, limits=self._limits)
+                if is_own
+                else new_context(self._stream, threads=threads, limits=self._limits),
                 FrameConverter(width, height, name=self.name, limits=self._limits),
                 reorder_depth=reorder_depth,
+                unskipped=unskipped,
                 knows_rotation=is_own,
                 time=self._time,
             )
@@ -279,7 +291,7 @@ class PyavReader:
 
         make = self._make_decoder(size, 0)
         for (frame, (_, pts)), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
-            if pts in result.frames and not result.errors:
+            if pts in result.frames and not result.failed:
                 got.put(frame, result.frames[pts], pts * base.numerator / base.denominator)
 
     def _read_runs(self, got: _Gathered, size: Size) -> None:
@@ -289,17 +301,17 @@ class PyavReader:
             groups.setdefault(self._start_of(frame), []).append(frame)
         starts = sorted(groups)
         runs = [self._run(start, groups[start]) for start in starts]
-        make = self._make_decoder(size, table.reorder_depth)
+        make = self._make_decoder(size, table.reorder_depth, self._claimed_keys(table))
         damaged: dict[int, Frames | None] = {}  # lost frames -> what came out of the decoder
         sound: dict[int, Frames] = {}
         for start, result in zip(starts, self._decode(runs, self._packets_of, make), strict=True):
             for frame in groups[start]:
                 pts = int(timeline.pts[frame])
-                if pts not in result.frames:
-                    damaged[frame] = result.damaged.get(pts)
+                if result.is_lost(pts):
+                    damaged[frame] = (result.damaged | result.frames).get(pts)
                     continue
                 image = got.put(frame, result.frames[pts], float(timeline.seconds(frame)))
-                if pts in result.suspect:
+                if result.is_suspect(pts):
                     got.notes.append(f"frame {frame} follows damaged data and may look impaired")
                 else:
                     sound[frame] = image
@@ -346,9 +358,9 @@ class PyavReader:
         timeline = self.timeline()
         width, height = self._decoded_size(size)
         self._feed.rewind()
-        context = own_context(self._stream, threads=self._threads, limits=self._limits)
+        context = own_context(self._stream, limits=self._limits)
         convert = FrameConverter(width, height, name=self.name, limits=self._limits)
-        result, count, is_impaired = RunResult(), 0, False
+        result, count, errors, is_impaired = RunResult(), 0, 0, False
         waiting: dict[int, Frames] = {}  # damaged frames, for which the next sound one may stand in
         sound: tuple[int, Any] | None = None  # the last one: number, av.VideoFrame
 
@@ -370,7 +382,7 @@ class PyavReader:
             except av.error.EOFError:
                 break
             except av.error.FFmpegError:
-                result.errors, is_impaired = result.errors + 1, True
+                errors, is_impaired = errors + 1, True
                 continue
             for frame in frames:
                 is_impaired = frame.is_corrupt or (is_impaired and not frame.key_frame)
@@ -394,8 +406,8 @@ class PyavReader:
                 break
         put_waiting(None)
         self._note_stream(result)
-        if result.errors:
-            got.notes.append(f"{result.errors} packets could not be decoded; frame numbers count the frames that could")
+        if errors:
+            got.notes.append(f"{errors} packets could not be decoded; frame numbers count the frames that could")
         for number in list(got.missing):
             if sound is None:
                 raise VideoError(
