@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import av
@@ -222,3 +223,52 @@ CLIPS: list[Clip] = [
     _plain("two_frames", num_frames=2),
 ]
 BY_NAME = {clip.name: clip for clip in CLIPS}
+
+
+def video_with_sound(
+    out: Path,
+    samples: np.ndarray,
+    *,
+    rate: int = 44_100,
+    codec: str = "aac",
+    fps: int = 10,
+    sound_starts: float = 0.0,
+    pause: tuple[float, float] | None = None,
+) -> Path:
+    """A numbered video as long as mono samples in -1..1, with these as its sound.
+
+    The sound begins `sound_starts` seconds after the first frame; packets of a `pause`, in seconds, are left out.
+    """
+    with av.open(str(out), "w") as container:
+        video = container.add_stream("libx264", rate=fps, options={"preset": "ultrafast", "g": "10"})
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        sound = container.add_stream(codec, rate=rate)
+        sound.layout = "mono"  # type: ignore[attr-defined]
+        packets = []
+        for number in range(round(len(samples) / rate * fps)):
+            image = av.VideoFrame.from_ndarray(numbered_frame(number, 64, 48), format="rgb24")
+            image.pts, image.time_base = number, Fraction(1, fps)
+            packets += video.encode(image)
+        packets += video.encode(None)
+        for begin in range(0, len(samples), 1024):
+            piece = samples[None, begin : begin + 1024].astype(np.float32)
+            heard = av.AudioFrame.from_ndarray(piece, format="fltp", layout="mono")
+            heard.sample_rate, heard.time_base = rate, Fraction(1, rate)
+            heard.pts = begin + round(sound_starts * rate)
+            packets += sound.encode(heard)  # type: ignore[attr-defined]
+        packets += sound.encode(None)  # type: ignore[attr-defined]
+        packets.sort(key=lambda packet: packet.dts * packet.time_base)  # interleaved, as files are
+        for packet in packets:
+            at = float(packet.pts * packet.time_base)
+            if packet.stream is sound and pause is not None and pause[0] <= at < pause[1]:
+                continue
+            container.mux(packet)
+    return out
+
+
+def click_at(*moments: float, seconds: float, rate: int = 44_100) -> np.ndarray:
+    """Silence, with a click of half a millisecond at some moments, [n]."""
+    samples = np.zeros(round(seconds * rate), dtype=np.float32)
+    for moment in moments:
+        samples[round(moment * rate) : round((moment + 0.0005) * rate)] = 0.9
+    return samples

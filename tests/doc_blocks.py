@@ -240,7 +240,7 @@ def small(words: Sequence[str]) -> list[str]:
     if command in ("train-classifier", "prepare", "independence") and "-c" in rest:
         index = rest.index("-c") + 1
         if not Path(rest[index]).is_dir():
-            rest[index] = TINY
+            rest[index] = TINY.replace("timm", "any_precision") if rest[index].startswith("any_precision") else TINY
             if command != "independence":  # has no such option
                 rest = _with(rest, "--input-size", "32")
     if command == "train-classifier":

@@ -18,7 +18,7 @@ CLASSES = ("ant", "bee")
 _COUNTS = {"train": 6, "dev": 2, "test": 4}
 _SMALL: dict[str, Any] = {"num_shots": (2, 3), "seconds_per_shot": (0.5, 1.0), "fps": 4, "size": 48}
 # Weight files that the documentation names. They hold the weights of the tiny network used in place of all others.
-_WEIGHTS = ("resnet50.safetensors", "mobilenet_v2.safetensors")
+_WEIGHTS = ("resnet50.safetensors", "resnet34.safetensors", "resnet18.safetensors", "mobilenet_v2.safetensors")
 
 
 def make_world(folder: Path) -> None:

@@ -25,7 +25,7 @@ from sosampler.bank.from_arrays import FrameEntry, write_frames
 from sosampler.bank.prepare import prepare
 from sosampler.bank.writer import writing_shard
 from sosampler.baselines.base import Baseline, BaselineOutput, Views, save_baseline
-from sosampler.baselines.registry import create_baseline
+from sosampler.baselines.registry import baseline_class, create_baseline, list_systems
 from sosampler.classifiers.base import Classifier
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.backbones import create_backbone
@@ -143,6 +143,8 @@ def teacher_by_hand(bank: Bank, name: str = "f" * 16, views: int = 1, seed: int 
 LEARNABLE_CLASSES = ("run", "jump", "swim", "dance")
 STORED, USEFUL = 12, 2  # frames of a video, and those among them that show the class
 HEAVY_GMACS, LIGHT_GMACS = 4.0, 0.1
+FURTHER_GMACS = {"r34": 2.2, "r18": 0.5}  # of the features of other networks
+PRICES = {"heavy": HEAVY_GMACS, "light": LIGHT_GMACS, **FURTHER_GMACS}
 HEAVY_PRINT, LIGHT_PRINT = "b" * 16, "c" * 16
 
 # Every setting that matters here, so that better recipes change no test.
@@ -164,6 +166,9 @@ QUICK: dict[str, dict[str, Any]] = {
     | {"epochs": 20, "lr": 2e-2, "hidden": 32, "width": 16, "memory_frames": STORED, "max_steps": 3, "mu": 2.0},
     "marl": _COMMON
     | {"epochs": 20, "lr": 1e-2, "agents": 2, "stride": 2, "max_steps": 3, "hidden": 16, "width": 8, "rollouts": 2},
+    "ar-net": _COMMON
+    | {"epochs": {"class_layers": 4, "policy": 20, "refit": 3}, "lr": 2e-2, "hidden": 16, "dropout": 0.1, "alpha": 0.9},
+    "listen-to-look": _COMMON | {"epochs": 20, "lr": 2e-2, "steps": 2, "hidden": 16, "width": 8},
 }
 
 
@@ -177,7 +182,7 @@ def make_learnable_bank(folder: Path, *, train: int, dev: int, multi_label: bool
     """Videos in which two neighbouring frames show the class; features "heavy" and "light" stand beside the frames.
 
     Heavy features of the other frames tell on which side these two are. Light features tell which they are, and
-    nothing of the class.
+    nothing of the class. Features of further networks are the heavy ones with more noise, the more the cheaper.
     """
     rng = np.random.default_rng(seed)
     entries, heavy, light = [], [], []
@@ -202,6 +207,9 @@ def make_learnable_bank(folder: Path, *, train: int, dev: int, multi_label: bool
     )
     write_features(bank, "heavy", heavy, kind="classifier", fingerprint=HEAVY_PRINT, gmacs=HEAVY_GMACS)
     write_features(bank, "light", light, kind="sampler", fingerprint=LIGHT_PRINT, gmacs=LIGHT_GMACS)
+    for noise, (name, gmacs) in enumerate(FURTHER_GMACS.items(), 1):
+        blurred = [features + rng.normal(0, noise, features.shape) for features in heavy]
+        write_features(bank, name, blurred, kind="classifier", fingerprint=name[-2:] * 8, gmacs=gmacs)
     return Bank(folder)
 
 
@@ -473,6 +481,7 @@ class Peek(Baseline):
     """Looks from the first candidate on until a frame tells it to stop; the light network looks one ahead."""
 
     name, threshold, threshold_values = "peek", "most", (1, 2, 4)
+    feature_sets = ("heavy", "light")
 
     def __init__(
         self, heavy_width: int, light_width: int, num_classes: int, *, most: int = 3, multi_label: bool = False
@@ -498,11 +507,33 @@ class Peek(Baseline):
             heavy[row, :stop] = True
             light[row, : min(count, stop + 1)] = True
             probabilities[row] = self.activate(views.heavy[row, :stop, 1:].mean(0))
-        return BaselineOutput(probabilities, heavy, light, heavy.sum(1) + 1)
+        return BaselineOutput(probabilities, {"heavy": heavy, "light": light}, heavy.sum(1) + 1)
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         assert seen.steps is not None
         return STEP_GMACS * seen.steps
+
+
+def two_sets(heavy: Tensor, light: Tensor, mask: Tensor | None = None) -> Views:
+    """Views of a heavy and a light network."""
+    return Views({"heavy": heavy, "light": light}, mask)
+
+
+def on_heavy_features() -> list[str]:
+    """Return the baselines on features of the classifier; the others, on patches and pixels, have such tests too."""
+    return [name for name in list_systems() if "heavy" in baseline_class(name).feature_sets]
+
+
+def with_sets_of(name: str, views: Views, width: int = 3) -> Views:
+    """Views with random features in the further sets that a baseline needs."""
+    generator = torch.Generator().manual_seed(7)
+    further = [one for one in baseline_class(name).feature_sets if one not in views.sets]
+    return replaced(views, **{one: torch.randn(*views.shape, width, generator=generator) for one in further})
+
+
+def replaced(views: Views, **sets: Tensor) -> Views:
+    """Views with other values in some sets."""
+    return Views({**views.sets, **sets}, views.mask)
 
 
 def looks(stops: Sequence[float], count: int, most: int) -> int:

@@ -35,6 +35,7 @@ import sosampler as so
 from sosampler._util.environment import circumstances
 from sosampler._util.hardware import usable_cores
 from sosampler.baselines.base import light_network
+from sosampler.baselines.registry import baseline_class, list_systems
 from sosampler.errors import MissingDependency, SosamplerError
 from sosampler.samplers.recipe import read_recipe
 from sosampler.samplers.registry import RECIPES
@@ -94,7 +95,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--curve", type=Path, default=None, help="Pictures of the curve: this name as .svg and .png.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", choices=list(TRIALS), default=list(TRIALS))
+    parser.add_argument("--networks", type=Path, default=None, help="Folder of networks.py; methods that need it.")
+    parser.add_argument("--methods", nargs="+", choices=list(TRIALS), default=None, help="Default: all that can be.")
     parser.add_argument("--trials", type=int, default=4, help="Of each method.")
     parser.add_argument("--parallel", type=int, default=3, help="Trainings at a time.")
     parser.add_argument("--epochs", type=int, default=None, help="Default: those of the recipes.")
@@ -103,6 +105,10 @@ def main() -> None:
     parser.add_argument("--longer", nargs="+", default=[], metavar="N/T=BANK")
     parser.add_argument("--stage", choices=list(STAGES), default=None)
     arguments = parser.parse_args()
+    lacking = [method for method in trials.NETWORKS if arguments.networks is None]
+    arguments.methods = arguments.methods or [method for method in TRIALS if method not in lacking]
+    if impossible := [method for method in arguments.methods if method in lacking]:
+        raise SystemExit(f"{', '.join(impossible)} need networks of their own; make them with networks.py, --networks")
     results = Results(arguments.out)
     begin(arguments, results)
     for name, stage in STAGES.items():
@@ -188,8 +194,8 @@ def task_of(
         own["batch_size"] = min(own.get("batch_size", arguments.batch_size), arguments.batch_size)
     place = bank or arguments.bank
     digest = hashlib.sha256(json.dumps([own, place.name], sort_keys=True).encode()).hexdigest()[:8]
-    if method in PICTURES:
-        own["weights"] = str(arguments.sampler_weights)
+    if method in PICTURES or method in SOURCES:
+        own |= SOURCES.get(method, _of_weights)(arguments)
     elif settings.get("light") == trials.TRAINED:
         shorter = arguments.trial_epochs if bank is not None and bank == arguments.tune_bank else None
         light = task_of(arguments, results, trials.TRAINED, {}, seed, shorter or arguments.epochs, bank)
@@ -197,6 +203,46 @@ def task_of(
     else:
         own["light"] = results["light"]["fingerprint"]
     return {"bank": str(place), "out": str(arguments.work / f"{method}-{seed}-{digest}"), **own}
+
+
+def _of_weights(arguments: argparse.Namespace) -> Task:
+    return {"weights": str(arguments.sampler_weights)}
+
+
+def _of_ar_net(arguments: argparse.Namespace) -> Task:
+    folders = {name: str(arguments.networks / name) for name in trials.NETWORKS["ar-net"]}
+    return {**_of_weights(arguments), "features": folders}
+
+
+def _of_videoiq(arguments: argparse.Namespace) -> Task:
+    return {**_of_weights(arguments), "classifier": str(arguments.networks / "any_precision")}
+
+
+def _of_adafocus(arguments: argparse.Namespace) -> Task:
+    size = so.create_classifier(arguments.classifier).preprocessing.size[0]
+    return {**_of_weights(arguments), "classifier": str(arguments.classifier), "size": size}
+
+
+def _of_adafuse(arguments: argparse.Namespace) -> Task:
+    return {"classifier": str(arguments.classifier)}
+
+
+def _of_ada3d(arguments: argparse.Namespace) -> Task:
+    classifier = so.create_classifier(arguments.networks / "slowonly")
+    seen = {"size": classifier.preprocessing.size[0], "resize": classifier.preprocessing.resize}
+    stride = bool(classifier.options.get("stride_on_1x1", False))
+    folder = str(arguments.networks / "slowonly")
+    return {**_of_weights(arguments), "classifier": folder, **seen, "stride_on_1x1": stride}
+
+
+# What `so.train` is given of the networks, for systems that need more than the features that all share
+SOURCES: dict[str, Callable[[argparse.Namespace], Task]] = {
+    "ar-net": _of_ar_net,
+    "videoiq": _of_videoiq,
+    "adafocus": _of_adafocus,
+    "adafuse": _of_adafuse,
+    "ada3d": _of_ada3d,
+}
 
 
 def is_trained(task: Task) -> bool:
@@ -207,21 +253,39 @@ def train_all(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str
     """Those that are not trained yet; trainings on pictures first, for they take longest."""
     left = {name: task for name, task in tasks.items() if not is_trained(task)}
     pictures = {name: task for name, task in left.items() if task["sampler"] in PICTURES}
-    features = {name: task for name, task in left.items() if name not in pictures}
+    heavy = {name: task for name, task in left.items() if task["sampler"] in trials.HEAVY}
+    features = {name: task for name, task in left.items() if name not in pictures and name not in heavy}
 
     def done(name: str, reply: Reply) -> None:
         print(f"{name}: {reply['seconds']:.0f} s {reply.get('failed', '')}", flush=True)
 
     with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
         replies = trainers.train(pictures, done)
-    # A sampler's features go into the bank before several trainings read them.
-    for bank, light in {(task["bank"], str(task["light"])) for task in features.values()}:
-        if (Path(light) / "config.json").is_file():
-            so.add_features(bank, so.load_sampler(light, device=device()))
+    # A network's features go into the bank before several trainings read them.
+    light = {(task["bank"], str(task["light"])) for task in features.values() if "light" in task}
+    for bank, folder in sorted(pair for pair in light if (Path(pair[1]) / "config.json").is_file()):
+        so.add_features(bank, so.load_sampler(folder, device=device()))
+    first, others = _first_of_each(features | heavy)
+    with Trainers(arguments.parallel, arguments.work / "logs") as trainers:
+        for one in first:
+            replies |= trainers.train({one: left[one]}, done)
+        replies |= trainers.train({name: heavy[name] for name in others if name in heavy}, done)
     # Small steps of small layers: a GPU waits for the core that feeds it, so each core feeds it.
     parallel = usable_cores() if device() == "cuda" else arguments.parallel
     with Trainers(parallel, arguments.work / "logs") as trainers:
-        return replies | trainers.train(features, done)
+        return replies | trainers.train({name: features[name] for name in others if name in features}, done)
+
+
+def _first_of_each(tasks: dict[str, Task]) -> tuple[list[str], list[str]]:
+    """Return the first tasks of a system on a bank that compute features with networks of its own, and the others.
+
+    Only one process may write features into a bank.
+    """
+    first: dict[tuple[str, str, int], str] = {}
+    for name, task in tasks.items():
+        if task["sampler"] in SOURCES:
+            first.setdefault((task["bank"], task["sampler"], task.get("patch", 0)), name)
+    return [*first.values()], [name for name in tasks if name not in first.values()]
 
 
 def trial_task(arguments: argparse.Namespace, results: Results, method: str, settings: Settings) -> Task:
@@ -266,9 +330,7 @@ def tune(arguments: argparse.Namespace, results: Results) -> None:
     results.put(chosen=results.data.get("chosen", {}) | chosen)
     for method, place in chosen.items():
         result = known[f"{method}#{place}"]
-        print(
-            f"{method}: trial {place} {result['settings']} with dev {result['dev']:.4f} at {result['at']}", flush=True
-        )
+        print(f"{method}: trial {place} {result['settings']} with dev {result['dev']} at {result['at']}", flush=True)
 
 
 def _count(method: str, arguments: argparse.Namespace) -> int:
@@ -323,13 +385,14 @@ def _refuse_failures(replies: dict[str, Reply]) -> None:
 
 def named(policies: Sequence[str], tasks: dict[str, Task]) -> dict[str, str]:
     """Policies for `so.evaluate`, and trained ones by their folders; systems at all values of their dials."""
-    folders = {name: task["out"] + ("" if task["sampler"] in PICTURES else "@all") for name, task in tasks.items()}
+    with_dial = [name for name in list_systems() if baseline_class(name).threshold]
+    folders = {name: task["out"] + ("@all" if task["sampler"] in with_dial else "") for name, task in tasks.items()}
     return dict(zip(policies, policies, strict=True)) | folders
 
 
 def choosing(tasks: dict[str, Task]) -> dict[str, str]:
-    """Everybody but the oracles."""
-    policies = named([*trials.RULES, *trials.SELECTORS], tasks)
+    """Policies of trained methods, and what is compared with each."""
+    policies = named([], tasks)
     for name, task in tasks.items():
         if name.startswith("sosampler#"):
             policies |= {f"{name}+{method}": task["out"] for method in trials.METHODS}
@@ -363,6 +426,29 @@ def measured(
     return found
 
 
+def measure_new(
+    arguments: argparse.Namespace,
+    results: Results,
+    split: str,
+    tasks: dict[str, Task],
+    rules: Sequence[str],
+    *,
+    bank: Path | None = None,
+) -> None:
+    """Measure the trainings that were not measured yet; methods of earlier calls keep their rows."""
+    known = results.data.get(split, {"runs": {}, "rows": []})
+    runs = {name: Path(task["out"]).name for name, task in tasks.items()}
+    new = {name: task for name, task in tasks.items() if known["runs"].get(name) != runs[name]}
+    if not new and known["rows"]:
+        return
+    first = not known["rows"]
+    policies = named(rules if first else ["uniform"], {}) | choosing(new)  # all are compared with uniform frames
+    found = measured(arguments, policies, split, bank=bank)
+    rows = [row for row in known["rows"] if not any(trials.is_of(row["policy"], name) for name in new)]
+    rows += [row for row in found.pop("rows") if first or row["policy"] != "uniform"]
+    results.put(**{split: {**found, "runs": known["runs"] | runs, "rows": rows}})
+
+
 def evaluate(arguments: argparse.Namespace, results: Results) -> None:
     tasks = final_tasks(arguments, results)
     missing = [name for name, task in tasks.items() if not is_trained(task)]
@@ -370,14 +456,10 @@ def evaluate(arguments: argparse.Namespace, results: Results) -> None:
         raise SystemExit(f"{', '.join(missing)}: not trained yet; run --stage train first")
     judged = judged_tasks(arguments, results)
     metric = results["metric"]
-    runs = {name: Path(task["out"]).name for name, task in judged.items()}
-    if results.data.get("dev", {}).get("runs") != runs:
-        found = measured(arguments, choosing(judged), "dev", bank=arguments.tune_bank)
-        results.put(dev={"runs": runs, "table": trials.means(found.pop("rows"), metric), **found})
-    runs = {name: Path(task["out"]).name for name, task in tasks.items()}
-    if results.data.get("test", {}).get("runs") != runs:
-        results.put(test={"runs": runs, **measured(arguments, choosing(tasks) | named(trials.ORACLES, {}), "test")})
-    dev, test = results["dev"]["table"], trials.means(results["test"]["rows"], metric)
+    rules = [*trials.RULES, *trials.SELECTORS]
+    measure_new(arguments, results, "dev", judged, rules, bank=arguments.tune_bank)
+    measure_new(arguments, results, "test", tasks, [*rules, *trials.ORACLES])
+    dev, test = (trials.means(results[split]["rows"], metric) for split in ("dev", "test"))
     budget = trials.budget_of(dev)
     results.put(budget_gmacs=budget, table=test, at_budget=trials.at_budget(dev, test, metric, budget))
     if arguments.curve is not None:

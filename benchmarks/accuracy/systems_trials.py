@@ -20,8 +20,11 @@ METHODS = ("aks", "its", "nms")
 SELECTORS = (
     "frame-difference",
     "difference-peaks",
+    "motion-uniform",
     "farthest-first",
     "dpp",
+    "kts",
+    "thumbnail",
     *(f"frame-difference+{method}" for method in METHODS),
 )
 
@@ -104,15 +107,62 @@ TRIALS: dict[str, tuple[Settings, ...]] = {
         {"agents": 5, "lr": 3e-4},
         {"lr": 3e-3},
     ),
+    "ar-net": (  # alpha: weight of the labels against the cost
+        {},
+        {"alpha": 0.9},
+        {"lr": 3e-4},
+        {"alpha": 0.8},
+        {"alpha": 0.9, "lr": 3e-4},
+        {"balance": 1.0},
+    ),
+    "videoiq": (
+        {},
+        {"efficiency": 0.5},
+        {"lr": 3e-4},
+        {"dropout": 0.5},
+        {"efficiency": 0.5, "lr": 3e-4},
+        {"balance": 0.5},
+    ),
+    "adafocus": (  # a patch of 96 of 176 pixels has the share of the frame that 128 of 224 has
+        {"patch": 96, "grid": 5},
+        {"patch": 96, "grid": 5, "lr": 1e-3},
+        {"patch": 96, "grid": 5, "dropout": 0.8},
+        {"patch": 128, "grid": 5},
+        {"patch": 128, "grid": 5, "lr": 1e-3},
+        {"patch": 96, "grid": 5, "entropy_weight": 0.001},
+    ),
+    "adafuse": (
+        {},
+        {"efficiency": 0.2},
+        {"lr": 3e-3},
+        {"efficiency": 0.4},
+        {"efficiency": 0.2, "lr": 3e-3},
+        {"train_backbone": False},
+    ),
+    "ada3d": (
+        {},
+        {"frames_penalty": 2.0},
+        {"lr": 3e-4},
+        {"frames_penalty": 0.5},
+        {"frames_penalty": 2.0, "lr": 3e-4},
+        {"convs_penalty": 0.5},
+    ),
+    "listen-to-look": (
+        {},
+        {"steps": 2},
+        {"light": TRAINED},
+        {"lr": 3e-4},
+        {"steps": 2, "lr": 3e-4},
+        {"lr": 3e-3},
+    ),
 }
 SAMPLERS = {"paper": "sosampler", "authors": "sosampler"}  # methods that are recipes of another sampler
-PICTURES = (
-    "sosampler",
-    "paper",
-    "authors",
-    "ocsampler",
-    "scsampler",
-)  # train on pictures and then choose N frames; the rest on features
+# Train on pictures and then choose N frames
+PICTURES = ("sosampler", "paper", "authors", "ocsampler", "scsampler")
+# Systems that run networks on pictures or patches in training; those that are left read features
+HEAVY = ("adafocus", "adafuse", "ada3d")
+# Folders of networks.py that a system needs
+NETWORKS = {"ar-net": ("r34", "r18"), "videoiq": ("any_precision",), "ada3d": ("slowonly",)}
 
 UNIFORM, OWN_CLASSIFIER = "uniform", ", uniform frames"
 
@@ -143,6 +193,14 @@ def read_policy(text: str) -> Policy:
     return Policy(name, found["seed"] or "", dial)
 
 
+def is_of(policy: str, name: str) -> bool:
+    """
+    >>> is_of("marl#0@uniform@3", "marl#0"), is_of("marl#0", "marl#0"), is_of("marl#01", "marl#0")
+    (True, True, False)
+    """
+    return policy == name or policy.startswith((f"{name}+", f"{name}@"))
+
+
 def budget_of(rows: Iterable[Row]) -> float:
     """GMACs of evenly spread frames."""
     (found,) = (row["gmacs"] for row in rows if row["policy"] == "uniform" and row["num_frames"] == BUDGET_FRAMES)
@@ -156,12 +214,20 @@ def best_within(rows: Iterable[Row], metric: str, budget: float) -> Row | None:
 
 
 def best_trial(trials: Sequence[dict[str, Any]]) -> int:
-    """Place of the trial with the highest dev score; of equal ones the cheapest, then the first."""
+    """Place of the trial with the highest dev score; of equal ones the cheapest, then the first.
+
+    Where none keeps within the budget, that which comes nearest to it: it has no place at the budget, but in the curve.
+    """
     scored = [place for place, trial in enumerate(trials) if trial.get("dev") is not None]
-    if not scored:
-        result = "; ".join(str(trial.get("failed", "costs too much at every setting")) for trial in trials)
+    if scored:
+        return max(scored, key=lambda place: (trials[place]["dev"], -trials[place]["at"]["gmacs"], -place))
+    cheapest = {
+        place: min(row["gmacs"] for row in trial["curve"]) for place, trial in enumerate(trials) if trial.get("curve")
+    }
+    if not cheapest:
+        result = "; ".join(str(trial.get("failed")) for trial in trials)
         raise SystemExit(f"no trial of {trials[0]['method'] if trials else 'a method'} can be chosen: {result}")
-    return max(scored, key=lambda place: (trials[place]["dev"], -trials[place]["at"]["gmacs"], -place))
+    return min(cheapest, key=lambda place: cheapest[place])
 
 
 def means(rows: Iterable[Row], metric: str) -> list[Row]:
@@ -182,6 +248,10 @@ def means(rows: Iterable[Row], metric: str) -> list[Row]:
             line[key] = round(statistics.mean(values), 5) if values else None
             if len(values) > 1:
                 line[f"{key}_sd"] = round(statistics.stdev(values), 5)
+        if others := [row["other_gmacs"] for row in found if row.get("other_gmacs")]:
+            line["other_gmacs"] = {
+                name: round(statistics.mean(other[name] for other in others), 5) for name in others[0]
+            }
         bounds = [row["ci95"][metric] for row in found if metric in row["ci95"]]
         if bounds:
             line["ci95"] = {metric: [round(statistics.mean(side), 5) for side in zip(*bounds, strict=True)]}

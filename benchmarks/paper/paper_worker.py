@@ -153,8 +153,8 @@ def keep_features(common: Common, place: str) -> None:
 
     here = _place(common, place)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for source in (heavy_source(here.bank, here.heavy), light_source(here.bank, None, common.mobilenet)):
-        keep_features(here.bank, source, device=device, say=say)
+    sources = [heavy_source(here.bank, here.heavy), light_source(here.bank, None, common.mobilenet)]
+    keep_features(here.bank, sources, device=device, say=say)
 
 
 # ---- trainings and measurements

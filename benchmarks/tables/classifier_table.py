@@ -18,6 +18,7 @@ ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("resnet50", {}, "any torchvision or timm `resnet50` file; `pretrained` (timm)"),
     ("resnet50", {"head": "frameexit"}, "backbone from the same; the head is trained here"),
     ("resnet50_v1", {}, "Keras and Caffe ports: stride on the first 1x1 convolution"),
+    ("any_precision_resnet50", {}, "those of a `resnet50`, then trained; 32, 4 or 2 bits"),
     ("timesformer", {}, "`hf:facebook/timesformer-base-finetuned-k400` and its like"),
     ("slowonly_r50", {}, "PyTorchVideo `SLOW_8x8_R50`, key for key; or inflated from a 2-D ResNet-50"),
     ("x3d_s", {}, "PyTorchVideo `X3D_S`, key for key"),

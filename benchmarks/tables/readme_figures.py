@@ -45,6 +45,12 @@ LEARNED = {
     "liteeval": "LiteEval",
     "adaframe": "AdaFrame",
     "marl": "MARL",
+    "ar-net": "AR-Net",
+    "videoiq": "VideoIQ",
+    "adafocus": "AdaFocus",
+    "adafuse": "AdaFuse",
+    "ada3d": "Ada3D",
+    "listen-to-look": "Listen to Look",
 }
 # Baselines of the engine in the order of the table; ratios of other names are not shown
 ENGINE_BASELINES = {

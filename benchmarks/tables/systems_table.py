@@ -26,16 +26,24 @@ NAMES = {
     "liteeval": "LiteEval",
     "adaframe": "AdaFrame",
     "marl": "MARL",
+    "ar-net": "AR-Net",
+    "videoiq": "VideoIQ",
+    "adafocus": "AdaFocus",
+    "adafuse": "AdaFuse",
+    "ada3d": "Ada3D",
+    "listen-to-look": "Listen to Look",
     "semi-optimal-max": "π_s, max confidence (oracle)",
     "attainable": "best under the classifier's own belief over all frames (oracle)",
     "class-frames": "the frames that show the class (oracle)",
     "semi-optimal": "π_s, label confidence (oracle)",
     "optimal": "π_o (oracle)",
 }
-SEQUENTIAL = ("frameexit", "liteeval", "adaframe", "marl")
+# With class layers of their own
+SYSTEMS = ("frameexit", "liteeval", "adaframe", "marl", "ar-net", "videoiq", "adafocus", "adafuse", "ada3d")
+SYSTEMS += ("listen-to-look",)
 UNIFORM_FRAMES = ", uniform frames"
 ANSWER = "sosampler+answer"
-NAMES |= {name + UNIFORM_FRAMES: f"{NAMES[name]}'s own classifier{UNIFORM_FRAMES}" for name in SEQUENTIAL}
+NAMES |= {name + UNIFORM_FRAMES: f"{NAMES[name]}'s own classifier{UNIFORM_FRAMES}" for name in SYSTEMS}
 NAMES[ANSWER] = f"{TITLES['default']}'s own answer, no classifier"
 METRICS = {"top1": "top-1", "mAP": "mAP"}
 # The rest would lie on top of each other
@@ -113,10 +121,10 @@ def by_dial(result: Result) -> str:
 
 
 def searches(result: Result) -> str:
-    """Return what the search of each sequential baseline gains over uniform frames with its own class layers."""
+    """Return what the search of each baseline gains over uniform frames with its own class layers."""
     metric, at = result["metric"], {line["policy"]: line for line in result["at_budget"]}
     rows = []
-    for name in SEQUENTIAL:
+    for name in SYSTEMS:
         own, plain = at.get(name), at.get(name + UNIFORM_FRAMES)
         if own is not None and plain is not None:
             costs = [f"{percent(line, metric)} at {number(line['gmacs'])}" for line in (own, plain)]
@@ -187,7 +195,7 @@ def sections(result: Result) -> list[str]:
             text += ["Adaptive number of frames:", by_dial(result)]
         if any(line["policy"].endswith(UNIFORM_FRAMES) for line in result["at_budget"]):
             text += [
-                "Sequential baselines learn class layers of their own. What their search is worth is the gain over "
+                "Baselines learn class layers of their own. What their search is worth is the gain over "
                 "uniform frames with the same layers, each within the budget:",
                 searches(result),
             ]
@@ -198,7 +206,7 @@ def sections(result: Result) -> list[str]:
     return text
 
 
-PUBLISHED = ("sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl")
+PUBLISHED = ("sosampler", "ocsampler", "scsampler", *SYSTEMS)
 
 
 def beside_published(results: list[Result]) -> str:
@@ -218,14 +226,16 @@ def _published(method: str) -> str:
     from sosampler.paper.experiments import read_paper
 
     # The paper's figure of SOSampler is of its own two recipes, not of this package's.
-    wanted = {"paper": "sosampler", "authors": "sosampler", "sosampler": None}.get(method, method)
+    wanted = {"paper": "sosampler", "authors": "sosampler", "sosampler": None, "ada3d": "ada2d"}.get(method, method)
+    classifier = "slowonly50" if method == "ada3d" else "resnet50"
     own = [
         row
         for row in read_paper()["rows"]
-        if (row["row"], row["classifier"], row["data"]) == (wanted, "resnet50", "activitynet")
+        if (row["row"], row["classifier"], row["data"]) == (wanted, classifier, "activitynet")
         and row["table"] in ("table3", "tableII")
     ]
-    return f"{own[0]['value']} at {own[0]['gmacs']}" if own else ""
+    before = "SlowOnly-50: " if method == "ada3d" else ""
+    return f"{before}{own[0]['value']} at {own[0]['gmacs']}" if own else ""
 
 
 def draw_curve(result: Result, path: Path) -> None:

@@ -462,3 +462,81 @@ def test_a_folder_without_a_bank(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="holds no bank"):
         add_features(tmp_path, classifier())
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- several networks
+
+
+def test_several_networks_in_one_pass_are_as_each_alone(
+    bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Bank(shutil.copytree(bank.path, tmp_path / "other"))
+    large = create_classifier("timm:test_resnet", num_classes=3, input_size=48)
+    networks = {"heavy": classifier(), "large": large, "light": small_sampler()}
+    for name, network in networks.items():
+        add_features(other, network, name=name, batch=4)
+    decoded: list[int] = []
+    real = frame_decoding._decode_into
+    monkeypatch.setattr(
+        frame_decoding, "_decode_into", lambda frames, *rest: decoded.append(len(frames)) or real(frames, *rest)
+    )
+    lines: list[int] = []
+    add_features(bank, networks, batch=4, on_progress=lambda told: lines.append(told.done))
+    assert lines == list(range(1, 11))
+    batches = len(decoded)
+    assert sum(decoded) + batches == sum(len(item) for item in bank)  # each frame once; the first of a batch apart
+    assert contents(bank.path) == contents(other.path)
+    add_features(bank, networks)
+    assert len(decoded) == batches
+    # A list is named by fingerprints.
+    add_features(bank, [large, networks["light"]], batch=4)
+    assert {large.fingerprint(), networks["light"].fingerprint()} <= set(bank.feature_sets)
+
+
+def test_several_networks_broken_off(bank: Bank, tmp_path: Path) -> None:
+    """A shard may be there for one network and not for the other, in batches of other sizes."""
+    other = Bank(shutil.copytree(bank.path, tmp_path / "other"))
+    networks = {"heavy": classifier(), "light": small_sampler(), "more": small_sampler(num_classes=3)}
+    add_features(other, {name: networks[name] for name in ("heavy", "light")}, batch=4)
+    add_features(other, {"more": networks["more"]}, batch=3)
+
+    def stop(told: Progress) -> None:
+        if told.done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_features(bank, {name: networks[name] for name in ("heavy", "light")}, batch=4, on_progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        add_features(bank, {"more": networks["more"]}, batch=3, on_progress=stop)
+    for file in bank.folder.features("light").path.glob("00000.*"):
+        file.unlink()
+    add_features(bank, networks)
+    assert contents(bank.path) == contents(other.path)
+
+
+def test_several_networks_that_cannot_be_told_apart(bank: Bank) -> None:
+    with pytest.raises(InvalidArgument, match="two networks would have features called"):
+        add_features(bank, [classifier(), classifier()])
+    with pytest.raises(InvalidArgument, match="name='both' is for one network, but 2 are given"):
+        add_features(bank, [classifier(), small_sampler()], name="both")
+    with pytest.raises(InvalidArgument, match="but 0 are given"):
+        add_features(bank, [])
+    with pytest.raises(InvalidArgument, match="name='a/b' cannot name features"):
+        add_features(bank, {"a/b": classifier()})
+    assert not bank.feature_sets
+
+
+def test_features_by_the_command(bank: Bank, tmp_path: Path) -> None:
+    save_classifier(create_classifier("timm:test_resnet", num_classes=3, input_size=32), tmp_path / "mine")
+    small_sampler().save_pretrained(tmp_path / "sampler")
+    named = ["--features", f"r34={tmp_path / 'mine'}", "--features", f"light={tmp_path / 'sampler'}"]
+    done = CliRunner().invoke(app, ["add-features", str(bank.path), *named, "--device", "cpu", "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert [one["name"] for one in json.loads(done.stdout)["features"]] == ["light", "r34"]
+    assert {name: about["network"] for name, about in bank.feature_sets.items()} == {
+        "light": "sampler",
+        "r34": "classifier",
+    }
+    for wrong in ("r34", "r34=", "=x"):
+        broken = CliRunner().invoke(app, ["add-features", str(bank.path), "--features", wrong])
+        assert "must be NAME=SOURCE" in str(broken.exception)

@@ -26,7 +26,6 @@ from sosampler.baselines.adaframe import (
     relative_position,
 )
 from sosampler.baselines.base import (
-    BaselineOutput,
     Views,
     evenly_spread,
     load_system,
@@ -36,6 +35,7 @@ from sosampler.baselines.base import (
 )
 from sosampler.errors import InvalidArgument
 from sosampler.training.train_baseline import fit
+from tests.factories import replaced, two_sets
 
 SMALL: dict[str, Any] = {"heavy_width": 6, "light_width": 3, "num_classes": 4, "hidden": 12, "width": 8}
 
@@ -46,7 +46,7 @@ def random_views(videos: int = 5, candidates: int = 9, seed: int = 0, masked: bo
     light = torch.randn(videos, candidates, 3, generator=generator)
     mask = torch.rand(videos, candidates, generator=generator) < 0.6
     mask[torch.arange(videos), torch.randint(candidates, (videos,), generator=generator)] = True
-    return Views(heavy, light, mask if masked else None)
+    return two_sets(heavy, light, mask if masked else None)
 
 
 def lively(seed: int = 0, **settings: Any) -> AdaFrame:
@@ -68,7 +68,7 @@ def hinted_videos(videos: int, seed: int) -> tuple[Views, Tensor]:
     heavy[:, :, :4] += 2 * labels[:, None] * shows[:, :, None]
     light = 0.3 * torch.randn(videos, 10, 3, generator=generator)
     light[:, :, 0] += 2 * shows
-    return Views(heavy, light), labels.float()
+    return two_sets(heavy, light), labels.float()
 
 
 class AnywhereNext(AdaFrame):
@@ -169,7 +169,7 @@ def test_reads_only_what_it_says(masked: bool) -> None:
     assert not bool((output.seen_light & ~views.real).any())
     assert output.seen_light.sum(1).tolist() == views.real.sum(1).clamp(max=3).tolist()
     assert len({tuple(row.tolist()) for row in output.seen_heavy}) > 5  # the videos differ in what is looked at
-    poisoned = Views(
+    poisoned = two_sets(
         views.heavy.masked_fill(~output.seen_heavy[:, :, None], math.nan),
         views.light.masked_fill(~output.seen_light[:, :, None], math.nan),
         views.mask,
@@ -188,11 +188,11 @@ def test_all_that_is_marked_was_read() -> None:
     for video, position in output.seen_heavy.nonzero().tolist():
         heavy = views.heavy.clone()
         heavy[video, position] = math.nan
-        assert bool(system.run(views._replace(heavy=heavy)).probabilities[video].isnan().all())
+        assert bool(system.run(replaced(views, heavy=heavy)).probabilities[video].isnan().all())
     for video, position in output.seen_light.nonzero().tolist():
         light = views.light.clone()
         light[video, position] = math.nan
-        assert bool(system.run(views._replace(light=light)).probabilities[video].isnan().all())
+        assert bool(system.run(replaced(views, light=light)).probabilities[video].isnan().all())
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_padding_does_not_move_locations() -> None:
     views = random_views(candidates=6, masked=False)
     padding = torch.full((5, 3, 6), math.nan), torch.full((5, 3, 3), math.nan)
     mask = torch.tensor([True] * 6 + [False] * 3).expand(5, 9)
-    padded = Views(torch.cat([views.heavy, padding[0]], 1), torch.cat([views.light, padding[1]], 1), mask)
+    padded = two_sets(torch.cat([views.heavy, padding[0]], 1), torch.cat([views.light, padding[1]], 1), mask)
     plain, output = system.run(views), system.run(padded)
     assert torch.equal(output.seen_heavy[:, :6], plain.seen_heavy)
     assert torch.allclose(output.probabilities, plain.probabilities, atol=1e-6)
@@ -382,9 +382,9 @@ def test_costs_are_those_of_its_layers(search_memory: bool) -> None:
     with FlopCounterMode(display=False) as counter:
         output = system.run(views)
     assert float(system.own_gmacs(output)[0]) == pytest.approx(counter.get_total_flops() / 2 / 1e9)
-    fewer = BaselineOutput(output.probabilities, output.seen_heavy, output.seen_light, torch.tensor([1]))
+    fewer = output._replace(steps=torch.tensor([1]))
     assert float(system.own_gmacs(fewer)[0]) < float(system.own_gmacs(output)[0])
-    whole = video_gmacs(system, output, heavy_gmacs=4.0, light_gmacs=0.1)
+    whole = video_gmacs(system, output, {"heavy": 4.0, "light": 0.1})
     assert float(whole[0]) == pytest.approx(4 * int(output.seen_heavy.sum()) + 0.5, abs=1e-3)
 
 

@@ -19,6 +19,7 @@ from sosampler.baselines.frameexit import FrameExit, exit_labels, running_max, v
 from sosampler.errors import InvalidArgument
 from sosampler.policies.positional import FRAMEEXIT_ORDER_10, frameexit_order
 from sosampler.training.train_baseline import fit
+from tests.factories import two_sets
 
 C, T, D = 4, 10, 12
 
@@ -31,7 +32,7 @@ def problem(batch: int, seed: int) -> tuple[Views, Tensor]:
     shown[: batch // 2] = True
     heavy = torch.randn(batch, T, D, generator=generator)
     heavy[:, :, :C] += 6 * F.one_hot(classes, C)[:, None] * shown[:, :, None]
-    return Views(heavy, torch.full((batch, T, 1), torch.nan)), F.one_hot(classes, C).bool()  # light is never read
+    return two_sets(heavy, torch.full((batch, T, 1), torch.nan)), F.one_hot(classes, C).bool()  # light is never read
 
 
 def small(**given: Any) -> FrameExit:
@@ -158,20 +159,20 @@ def test_short_videos_end_at_their_last_frame() -> None:
     lengths = torch.arange(40) % T + 1
     mask = torch.arange(T) < lengths[:, None]
     heavy = views.heavy.masked_fill(~mask[:, :, None], torch.nan)
-    output = system.run(Views(heavy, views.light, mask))
+    output = system.run(two_sets(heavy, views.light, mask))
     for number, length in enumerate(lengths.tolist()):
         probabilities, order, _ = by_hand(system, views.heavy[number, :length])
         assert output.seen_heavy[number].nonzero()[:, 0].tolist() == sorted(order)
         assert torch.allclose(output.probabilities[number], probabilities, atol=1e-5)
     # Where the real candidates stand does not matter.
-    turned = system.run(Views(heavy.roll(3, dims=1)[:1], views.light[:1], mask.roll(3, dims=1)[:1]))
+    turned = system.run(two_sets(heavy.roll(3, dims=1)[:1], views.light[:1], mask.roll(3, dims=1)[:1]))
     assert torch.allclose(turned.probabilities, output.probabilities[:1])
 
 
 def test_only_the_frames_it_counts_are_read() -> None:
     system, (views, _) = untrained(), problem(60, seed=2)
     output = system.run(views)
-    unread = system.run(Views(views.heavy.masked_fill(~output.seen_heavy[:, :, None], torch.nan), views.light))
+    unread = system.run(two_sets(views.heavy.masked_fill(~output.seen_heavy[:, :, None], torch.nan), views.light))
     assert torch.equal(unread.probabilities, output.probabilities)
     assert torch.equal(unread.seen_heavy, output.seen_heavy)
     # Each frame that it counts is read: the features of a closed relu carry no NaN on, those of a plain maximum do.
@@ -181,7 +182,7 @@ def test_only_the_frames_it_counts_are_read() -> None:
         place = output.seen_heavy[number].nonzero()[-1, 0]
         heavy = views.heavy[number : number + 1].clone()
         heavy[0, place] = torch.nan
-        assert plain.run(Views(heavy, views.light[:1])).probabilities.isnan().any()
+        assert plain.run(two_sets(heavy, views.light[:1])).probabilities.isnan().any()
 
 
 def test_costs_are_the_operations_that_run() -> None:
@@ -215,7 +216,9 @@ def test_loss_of_classifiers_is_the_mean_over_steps() -> None:
     system, (views, labels) = small(), problem(6, seed=6)
     system.eval()
     mask = torch.arange(T) < torch.tensor([10, 10, 4, 1, 2, 7])[:, None]
-    loss, parts = system.loss(Views(views.heavy.masked_fill(~mask[:, :, None], torch.nan), views.light, mask), labels)
+    loss, parts = system.loss(
+        two_sets(views.heavy.masked_fill(~mask[:, :, None], torch.nan), views.light, mask), labels
+    )
     expected, last = [], []
     for number, length in enumerate(mask.sum(dim=1).tolist()):
         order = frameexit_order(length)
@@ -234,7 +237,7 @@ def test_loss_of_gates_is_taught_where_they_decide() -> None:
     system, (views, labels) = small(beta=0.4), problem(6, seed=6)
     system.eval()
     mask = torch.arange(T) < torch.tensor([10, 10, 4, 1, 2, 7])[:, None]
-    loss, parts = system.loss(Views(views.heavy, views.light, mask), labels, phase="gates")
+    loss, parts = system.loss(two_sets(views.heavy, views.light, mask), labels, phase="gates")
     logits, wanted = [], []
     for number, length in enumerate(mask.sum(dim=1).tolist()):
         order = frameexit_order(length)
@@ -252,7 +255,7 @@ def test_loss_of_gates_is_taught_where_they_decide() -> None:
 def test_short_videos_alone_teach_gates_nothing() -> None:
     system, (views, labels) = small(), problem(8, seed=6)
     mask = torch.arange(T) < torch.tensor([2] * 6 + [5] * 2)[:, None]
-    short = Views(views.heavy, views.light, mask).some(torch.arange(6))
+    short = two_sets(views.heavy, views.light, mask).some(torch.arange(6))
     system.train_phase("gates")
     loss, parts = system.loss(short, labels[:6], phase="gates")
     loss.backward()
@@ -261,7 +264,7 @@ def test_short_videos_alone_teach_gates_nothing() -> None:
     assert all(not weight.grad.any() for weight in system.gates.parameters())
     # Among others they stop no training, and gates that decide are taught.
     before = {key: value.clone() for key, value in system.gates.state_dict().items()}
-    fit(system, Views(views.heavy, views.light, mask), labels, epochs={"gates": 3}, batch_size=1)
+    fit(system, two_sets(views.heavy, views.light, mask), labels, epochs={"gates": 3}, batch_size=1)
     assert any(not torch.equal(value, before[key]) for key, value in system.gates.state_dict().items())
     with pytest.raises(InvalidArgument, match=r"no gate has anything to decide.* at least 3 candidates"):
         fit(system, short, labels[:6], epochs={"gates": 1})
@@ -270,7 +273,7 @@ def test_short_videos_alone_teach_gates_nothing() -> None:
 def test_one_video_of_one_frame_cannot_be_normalised() -> None:
     views, labels = problem(6, seed=6)
     mask = torch.arange(T) < torch.tensor([1, 5, 5, 5, 5, 5])[:, None]
-    masked = Views(views.heavy, views.light, mask)
+    masked = two_sets(views.heavy, views.light, mask)
     with pytest.raises(InvalidArgument, match="1 videos have one frame; give a larger batch_size"):
         fit(small(), masked, labels, epochs={"classifiers": 1}, batch_size=1)
     fit(small(), masked, labels, epochs={"classifiers": 1}, batch_size=5)  # that is three and three
@@ -318,7 +321,7 @@ def test_it_spends_frames_where_they_are_needed() -> None:
         heavy = views.heavy.gather(1, picks[:, :, None].expand(-1, -1, D))
         pooled = system.neck(heavy.flatten(0, 1)).unflatten(0, heavy.shape[:2]).amax(dim=1)
         plain = system.classifiers[count - 1](pooled)
-    random = accuracy(BaselineOutput(plain, output.seen_heavy, output.seen_light), labels)
+    random = accuracy(BaselineOutput(plain, output.seen), labels)
     assert accuracy(output, labels) > random + 0.06
     assert used.mean() < 0.5 * T
 

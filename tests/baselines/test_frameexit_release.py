@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import sosampler as so
-from sosampler.baselines.base import Views
 from sosampler.baselines.frameexit import read_release
 from sosampler.cli.main import app
 from sosampler.errors import WeightsError
+from tests.factories import two_sets
 
 CLASSES, FRAMES, VIDEOS = 3, 10, 40
 ORDER = [5, 0, 9, 2, 7, 4, 6, 3, 8, 1]  # in which the released code visits ten frames
@@ -122,7 +122,7 @@ def test_baseline_exits_where_the_released_code_does(released: Released, checkpo
     for features in (heavy, after):
         system = read_release(checkpoint, heavy_width=features.shape[2], first_exit=0.8)
         assert (len(system.gates), system.config["gate_widths"]) == (FRAMES - 2, [128, 64])
-        output = system.run(Views(features, features[:, :, :0]))
+        output = system.run(two_sets(features, features[:, :, :0]))
         assert output.seen_heavy.sum(1).tolist() == seen
         assert torch.allclose(output.probabilities, torch.stack([each for each, _ in expected]), atol=1e-5)
 

@@ -15,6 +15,7 @@ from sosampler.baselines.base import BaselineOutput, Views, decoded_frames, draw
 from sosampler.baselines.liteeval import LiteEval, State, synchronise
 from sosampler.errors import InvalidArgument
 from sosampler.training.train_baseline import fit
+from tests.factories import two_sets
 
 C, T, D, LIGHT = 4, 10, 8, 5
 
@@ -32,7 +33,7 @@ def problem(batch: int, seed: int) -> tuple[Views, Tensor, Tensor]:
     heavy[:, :, :C] += F.one_hot(torch.where(shown, classes[:, None], others), C) * torch.where(shown, 3, 2)[:, :, None]
     light = 0.5 * torch.randn(batch, T, LIGHT, generator=generator)
     light[:, :, 0] += 4.0 * shown - 2
-    return Views(heavy, light), F.one_hot(classes, C).bool(), shown
+    return two_sets(heavy, light), F.one_hot(classes, C).bool(), shown
 
 
 def small(kind: type[LiteEval] = LiteEval, **given: Any) -> LiteEval:
@@ -117,7 +118,9 @@ def test_masked_frames_are_never_visited() -> None:
     mask = torch.rand(20, T, generator=torch.Generator().manual_seed(0)) < 0.6
     mask[:, 4] = True
     unreal = ~mask[:, :, None]
-    output = system.run(Views(*(features.masked_fill(unreal, torch.nan) for features in views[:2]), mask))
+    output = system.run(
+        two_sets(*(features.masked_fill(unreal, torch.nan) for features in (views.heavy, views.light)), mask)
+    )
     assert torch.equal(output.seen_light, mask)
     for number in range(20):
         real = mask[number]
@@ -131,21 +134,21 @@ def test_no_heavy_feature_is_read_where_the_gate_is_closed() -> None:
     system, (views, _, _) = untrained(), problem(40, seed=2)
     output = system.run(views)
     closed = ~output.seen_heavy[:, :, None]
-    unread = system.run(Views(views.heavy.masked_fill(closed, torch.nan), views.light))
+    unread = system.run(two_sets(views.heavy.masked_fill(closed, torch.nan), views.light))
     assert torch.equal(unread.probabilities, output.probabilities)
     assert torch.equal(unread.seen_heavy, output.seen_heavy)
     # What it counts is read.
     for number in (output.seen_heavy.any(dim=1)).nonzero()[:, 0].tolist():
         heavy = views.heavy[number : number + 1].clone()
         heavy[0, output.seen_heavy[number].nonzero()[-1, 0]] = torch.nan
-        assert system.run(Views(heavy, views.light[number : number + 1])).probabilities.isnan().any()
+        assert system.run(two_sets(heavy, views.light[number : number + 1])).probabilities.isnan().any()
 
 
 def test_it_is_online() -> None:
     system, (views, _, _) = untrained(), problem(40, seed=4)
-    whole, start = system.run(views), system.run(Views(views.heavy[:, :6], views.light[:, :6]))
+    whole, start = system.run(views), system.run(two_sets(views.heavy[:, :6], views.light[:, :6]))
     assert torch.equal(whole.seen_heavy[:, :6], start.seen_heavy)
-    longer = Views(torch.cat([views.heavy] * 3, dim=1), torch.cat([views.light] * 3, dim=1))
+    longer = two_sets(torch.cat([views.heavy] * 3, dim=1), torch.cat([views.light] * 3, dim=1))
     assert torch.equal(system.run(longer).seen_heavy[:, :T], whole.seen_heavy)
 
 
@@ -167,9 +170,7 @@ def test_costs_are_the_operations_that_run() -> None:
         assert float(own[number]) == pytest.approx(counter.get_total_flops() / 2e9)
     assert len(set(own.tolist())) > 2
     heavy_frames = output.seen_heavy.sum(dim=1)
-    assert torch.allclose(
-        video_gmacs(system, output, heavy_gmacs=4.0, light_gmacs=0.1), 4.0 * heavy_frames + 0.1 * T + own
-    )
+    assert torch.allclose(video_gmacs(system, output, {"heavy": 4.0, "light": 0.1}), 4.0 * heavy_frames + 0.1 * T + own)
     assert decoded_frames(output).tolist() == [T] * 12
 
 
@@ -180,7 +181,9 @@ def test_the_budget_term_counts_drawn_gates(budget_per: str) -> None:
         system.gate.weight.mul_(1e4)  # so sure that no noise turns a gate
         system.gate.bias.mul_(1e4)
     mask = torch.arange(T) < (torch.arange(30) % T + 1)[:, None]
-    views = Views(*(features.masked_fill(~mask[:, :, None], torch.nan) for features in views[:2]), mask)
+    views = two_sets(
+        *(features.masked_fill(~mask[:, :, None], torch.nan) for features in (views.heavy, views.light)), mask
+    )
     output = system.run(views)
     loss, parts = system.loss(views, labels, generator=torch.Generator().manual_seed(0))
     used, lengths = output.seen_heavy.sum(dim=1), mask.sum(dim=1)
@@ -196,8 +199,9 @@ def test_the_budget_term_counts_drawn_gates(budget_per: str) -> None:
 def test_gradients_reach_every_layer_and_no_padding() -> None:
     system, (views, labels, _) = small(), problem(20, seed=7)
     mask = torch.arange(T) < (torch.arange(20) % T + 1)[:, None]
-    poisoned = [features.masked_fill(~mask[:, :, None], torch.nan).requires_grad_() for features in views[:2]]
-    loss, _ = system.loss(Views(poisoned[0], poisoned[1], mask), labels, generator=torch.Generator().manual_seed(0))
+    sets = views.sets.values()
+    poisoned = [features.masked_fill(~mask[:, :, None], torch.nan).requires_grad_() for features in sets]
+    loss, _ = system.loss(two_sets(poisoned[0], poisoned[1], mask), labels, generator=torch.Generator().manual_seed(0))
     loss.backward()
     for name, weight in system.named_parameters():
         assert weight.grad is not None, name

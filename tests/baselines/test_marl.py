@@ -17,6 +17,7 @@ from sosampler.baselines.base import Views, predict, video_gmacs
 from sosampler.baselines.marl import LEFT, MARL, RIGHT, STAY
 from sosampler.errors import InvalidArgument
 from sosampler.training.train_baseline import fit
+from tests.factories import replaced, two_sets
 
 SMALL: dict[str, Any] = {"heavy_width": 6, "num_classes": 4, "hidden": 8, "width": 5}
 
@@ -27,7 +28,7 @@ def random_views(videos: int = 5, candidates: int = 12, seed: int = 0, masked: b
     mask = torch.rand(videos, candidates, generator=generator) < 0.6
     mask[torch.arange(videos), torch.randint(candidates, (videos,), generator=generator)] = True
     # Light features are never read.
-    return Views(heavy, torch.full((videos, candidates, 2), math.nan), mask if masked else None)
+    return two_sets(heavy, torch.full((videos, candidates, 2), math.nan), mask if masked else None)
 
 
 def lively(seed: int = 0, **settings: Any) -> MARL:
@@ -87,7 +88,7 @@ def pointing_videos(videos: int, seed: int) -> tuple[Views, Tensor]:
     heavy = 0.5 * torch.randn(videos, 24, 6, generator=generator)
     heavy[:, :, :4] += 3 * labels[:, None] * (~before & ~after)[:, :, None]
     heavy[:, :, 4] += before.float() - after.float()
-    return Views(heavy, torch.zeros(videos, 24, 1)), labels.float()
+    return two_sets(heavy, torch.zeros(videos, 24, 1)), labels.float()
 
 
 class AimlessWalk(MARL):
@@ -128,7 +129,7 @@ def test_reads_only_what_it_says(masked: bool) -> None:
     output = system.run(views)
     assert float(output.seen_heavy.float().mean()) < 0.8
     heavy = views.heavy.masked_fill(~output.seen_heavy[:, :, None], math.nan)
-    again = system.run(views._replace(heavy=heavy))
+    again = system.run(replaced(views, heavy=heavy))
     assert torch.equal(again.probabilities, output.probabilities)
     assert torch.equal(again.seen_heavy, output.seen_heavy)
     assert torch.allclose(output.probabilities.sum(1), torch.ones(40))
@@ -137,7 +138,7 @@ def test_reads_only_what_it_says(masked: bool) -> None:
 def test_training_never_leaves_the_video() -> None:
     system = lively(agents=4, stride=3, max_steps=6)
     views = random_views(videos=30)
-    views = views._replace(heavy=views.heavy.masked_fill(~views.real[:, :, None], math.nan))
+    views = replaced(views, heavy=views.heavy.masked_fill(~views.real[:, :, None], math.nan))
     episode = system.episode(views, torch.Generator().manual_seed(0))
     count = views.real.sum(1)[:, None, None]
     assert bool(((episode.ranks >= 0) & (episode.ranks < count)).all())
@@ -264,7 +265,7 @@ def test_costs_are_those_of_its_layers() -> None:
     own = float(system.own_gmacs(output)[0])
     assert own == pytest.approx(counter.get_total_flops() / 2 / 1e9)
     assert float(system.own_gmacs(output._replace(steps=torch.tensor([1])))[0]) < own
-    whole = video_gmacs(system, output, heavy_gmacs=4.0, light_gmacs=0.1)
+    whole = video_gmacs(system, output, {"heavy": 4.0, "light": 0.1})
     assert float(whole[0]) == pytest.approx(4 * int(output.seen_heavy.sum()), abs=1e-3)
 
 

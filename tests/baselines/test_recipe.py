@@ -20,9 +20,11 @@ def test_the_recipes_that_come_along_are_whole(name: str) -> None:
     assert (recipe.name, recipe.system) == (name, name)
     assert recipe.changed() == recipe
     assert type(recipe)(**json.loads(json.dumps(recipe.to_dict()))) == recipe
-    built = recipe.build(heavy_width=8, light_width=4, num_classes=2, multi_label=False)
+    widths = {f"{one}_width": 4 for one in recipe.feature_sets}
+    built = recipe.build(**widths, num_classes=2, multi_label=False, num_candidates=3)
     assert built.config | recipe.settings == built.config
-    assert built.config[built.threshold] == recipe.settings[built.threshold]
+    if built.threshold:
+        assert built.config[built.threshold] == recipe.settings[built.threshold]
 
 
 def test_a_file_of_the_users_own(tmp_path: Path) -> None:

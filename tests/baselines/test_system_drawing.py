@@ -14,6 +14,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.training.baseline_data import draw_candidates
 from sosampler.training.train_baseline import fit
 from sosampler.video.candidates import stratified_positions
+from tests.factories import two_sets
 
 
 class Watching(Baseline):
@@ -47,7 +48,7 @@ def numbered(lengths: list[int], dtype: torch.dtype = torch.float16) -> tuple[Vi
     heavy = heavy.masked_fill(~mask[:, :, None], torch.nan)
     labels = torch.zeros(len(lengths), 2)
     labels[:, 0] = 1
-    return Views(heavy, -heavy, None if bool(mask.all()) else mask), labels
+    return two_sets(heavy, -heavy, None if bool(mask.all()) else mask), labels
 
 
 def seen(system: Watching, epochs: int) -> list[dict[int, list[int]]]:

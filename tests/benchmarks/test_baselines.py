@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torchvision.models import mobilenet_v2
 
 import sosampler as so
+from sosampler.baselines.base import light_network
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Small enough for a blink; the second trial of the sampler cannot be trained.
@@ -26,6 +27,13 @@ SMALL_TRIALS = {
         {"input_size": 32, "num_candidates": 4, "batch_size": 8, "lr": -1.0},
     ),
     "frameexit": ({"neck_width": 8, "gate_widths": [4, 4]}, {"neck_width": 8, "gate_widths": [4, 4], "lr": 0.01}),
+    "ar-net": ({"hidden": 8}, {"hidden": 8, "alpha": 0.5}),
+    "videoiq": ({"policy_width": 8}, {"policy_width": 8, "lr": 0.01}),
+    "adafocus": (
+        {"patch": 32, "grid": 2, "hidden": 8, "policy_width": 8, "policy_channels": 4},
+        {"patch": 48, "grid": 2, "hidden": 8, "policy_width": 8, "policy_channels": 4},
+    ),
+    "adafuse": ({"gate_quota": 512}, {"gate_quota": 512, "efficiency": 0.5}),
 }
 
 
@@ -108,7 +116,9 @@ class Measurement:
 
         given = ["tiny", self.data / "bank", "--classifier", self.data / "classifier", "--work", self.folder / "runs"]
         given += ["--sampler-weights", self.data / "mobilenet.safetensors", "--out", self.out, "--epochs", "1"]
-        given += ["--methods", "sosampler", "frameexit", "--trials", "2", "--curve", self.folder / "curve.svg"]
+        given += ["--trials", "2", "--curve", self.folder / "curve.svg"]
+        if "--methods" not in more:
+            given += ["--methods", "sosampler", "frameexit"]
         with pytest.MonkeyPatch.context() as patch:
             for name, trials in SMALL_TRIALS.items():
                 patch.setitem(self.systems.TRIALS, name, trials)
@@ -160,7 +170,8 @@ def test_the_best_trial_is_that_of_dev_within_the_budget(finished: Measurement) 
 def test_all_policies_are_measured_with_all_seeds(finished: Measurement) -> None:
     results = finished.results
     policies = {line["policy"].partition("@")[0]: line["seeds"] for line in results["table"]}
-    once = ("uniform", "random", "all", "frame-difference", "difference-peaks", "farthest-first", "dpp", "optimal")
+    by_change = ("frame-difference", "difference-peaks", "motion-uniform")
+    once = ("uniform", "random", "all", *by_change, "farthest-first", "dpp", "kts", "thumbnail", "optimal")
     assert {name: policies[name] for name in once} == dict.fromkeys(once, 1)
     twice = ("sosampler", "sosampler+aks", "sosampler+its", "sosampler+nms", "frameexit")
     assert {name: policies[name] for name in twice} == dict.fromkeys(twice, 2)
@@ -226,6 +237,33 @@ def test_another_bank_to_choose_on(
     assert results["dev"]["num_videos"] == 5
 
 
+def test_systems_with_networks_of_their_own(data: Path, scripts: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    networks = data / "networks"
+    classes = so.Bank(data / "bank").classes
+    so.save_classifier(so.create_classifier("timm:resnet10t", class_names=classes, input_size=48), networks / "r34")
+    light_network(data / "mobilenet.safetensors", 32).save_pretrained(networks / "r18")
+    any_precision = so.create_classifier("any_precision:resnet10t", class_names=classes, input_size=48)
+    so.save_classifier(any_precision, networks / "any_precision")
+    methods = ["ar-net", "videoiq", "adafocus", "adafuse"]
+    measurement = Measurement(tmp_path, data, scripts)
+    with pytest.raises(SystemExit, match=r"ar-net, videoiq need networks of their own; make them with networks\.py"):
+        measurement.run("--methods", *methods)
+    measurement.run("--methods", "adafuse", "--seeds", "0")
+    earlier = measurement.results["test"]["rows"]
+    begun = len(measurement.events)
+    measurement.run("--methods", *methods, "--networks", str(networks), "--seeds", "0")
+    assert measurement.results["test"]["rows"][: len(earlier)] == earlier  # measured once
+    found = {line["policy"].partition("@")[0]: line for line in measurement.results["table"]}
+    assert {*methods, *(f"{name}, uniform frames" for name in methods)} <= set(found)
+    assert found["videoiq"]["other_gmacs"].keys() == {"bits"}
+    assert found["adafuse"]["dial"] is None
+    assert found["ar-net"]["dial"] is not None
+    # Those that compute features of their own come before others of their kind, one at a time.
+    trained = [event.removeprefix("train ") for event in measurement.events[begun:] if event.startswith("train ")]
+    assert trained[:4] == ["ar-net#0", "videoiq#0", "adafocus#0", "adafocus#1"]
+    assert not any(name.startswith("adafuse") for name in trained)
+
+
 def test_another_measurement_is_not_mixed_in(finished: Measurement) -> None:
     with pytest.raises(SystemExit, match="give another --out"):
         finished.run("--trial-epochs", "3")
@@ -259,6 +297,8 @@ def test_the_number_of_frames_is_chosen_on_dev_and_seeds_are_averaged(scripts: C
     # Of equal trials the cheaper one.
     same = [{"dev": 0.5, "at": {"gmacs": 3.0}}, {"dev": 0.5, "at": {"gmacs": 2.0}}, {"dev": None}]
     assert trials.best_trial(same) == 1
+    over = [{"method": "x", "dev": None, "curve": [{"gmacs": cost}, {"gmacs": 9.0}]} for cost in (4.0, 3.0, 5.0)]
+    assert trials.best_trial(over) == 1  # nearest to the budget
     with pytest.raises(SystemExit, match="no trial of x"):
         trials.best_trial([{"method": "x", "dev": None, "failed": "broken"}])
 

@@ -21,6 +21,8 @@ from sosampler.cli import prepare as bank_cli
 from sosampler.cli.options import line_of, show_progress
 from sosampler.cli.prepare import prepare_command
 from sosampler.errors import InvalidArgument
+from sosampler.video.synthetic import numbered_video
+from tests.clips import click_at, video_with_sound
 from tests.factories import make_videos
 
 
@@ -149,3 +151,17 @@ def test_the_benchmark_runs(videos: Path, tmp_path: Path) -> None:
     json.dumps(result)
     assert list(work.iterdir()) == [work / "prepare.bank"]
     bench_prepare(clips, classifier="timm:test_resnet", work=tmp_path / "x/y", videos=1, num_candidates=2, rounds=1)
+
+
+def test_sound(tmp_path: Path, prepare_app: typer.Typer) -> None:
+    video_with_sound(tmp_path / "a.mp4", click_at(0.5, seconds=1.0))
+    numbered_video(tmp_path / "b.mp4", num_frames=10, width=64, height=48)
+    (tmp_path / "m.csv").write_text("path,label\na.mp4,x\nb.mp4,y\n")
+    out = tmp_path / "bank"
+    done = run(prepare_app, tmp_path / "m.csv", "--out", out, "-t", 4, "--audio", "--workers", 0)
+    assert done.exit_code == 0, done.output
+    assert "1 of 2 videos have no sound; the notes of Bank.audio() say why" in done.output
+    assert "preparing sound: 2 of 2 videos" in done.output
+    shown = run(bank_cli.app, "info", out).output
+    assert "sound log-mel: 64 bands x 100 columns for the 1 s around each frame" in shown
+    assert "1 videos without sound" in shown

@@ -176,7 +176,7 @@ def test_videos_are_those_of_the_others_in_their_order(tmp_path: Path) -> None:
     output = predict(system, views)
     assert (hot.numpy() == truth).all()
     assert output.seen_heavy.sum(1).tolist() == [len(places) for places in seen]
-    gmacs = video_gmacs(system, output, heavy_gmacs=BASELINE_HEAVY_GMACS, light_gmacs=BASELINE_LIGHT_GMACS)
+    gmacs = video_gmacs(system, output, {"heavy": BASELINE_HEAVY_GMACS, "light": BASELINE_LIGHT_GMACS})
     assert row.gmacs == pytest.approx(float(gmacs.mean()))
 
 
@@ -200,7 +200,7 @@ def test_a_trained_system_from_its_folder(bank: Bank, tmp_path: Path) -> None:
     assert row.frames_classified == pytest.approx(float(output.seen_heavy.sum(1).float().mean()))
     assert row.frames_decoded == row.frames_classified
     assert 1 < row.frames_classified < 6
-    gmacs = video_gmacs(system, output, heavy_gmacs=BASELINE_HEAVY_GMACS, light_gmacs=0.0)
+    gmacs = video_gmacs(system, output, {"heavy": BASELINE_HEAVY_GMACS, "light": 0.0})
     assert row.gmacs == pytest.approx(float(gmacs.mean()), rel=1e-5)
     assert found.facts["systems"][folder]["system"] == "frameexit"
     assert found.facts["systems"][folder]["gate_exit"] == 0.25

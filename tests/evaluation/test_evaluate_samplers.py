@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sosampler import wrap_classifier
@@ -21,8 +22,23 @@ from sosampler.evaluation.evaluate import evaluate
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import Batch, Policy, choose_one, top
 from sosampler.policies.registry import get_policy, with_method
-from sosampler.policies.score_rules import METHODS, difference_peaks, dpp, gaussian_kernel, median_bandwidth, mmr
-from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
+from sosampler.policies.score_rules import (
+    METHODS,
+    difference_peaks,
+    dpp,
+    gaussian_kernel,
+    median_bandwidth,
+    mmr,
+    motion_uniform,
+)
+from sosampler.policies.visual import (
+    change_scores,
+    dpp_order,
+    farthest_first_order,
+    kts,
+    pixel_features,
+    thumbnails,
+)
 from sosampler.samplers.onnx_sampler import OnnxSampler
 from sosampler.samplers.recipe import read_recipe
 from tests.factories import (
@@ -150,6 +166,9 @@ def test_rules_that_look_are_those_of_select(bank: Bank, wanted: int) -> None:
         "farthest-first": lambda pictures, count: np.sort(farthest_first_order(pixel_features(pictures), count)),
         "dpp": lambda pictures, count: np.sort(dpp_order(pixel_features(pictures), count)),
         "difference-peaks": lambda pictures, count: difference_peaks(change_scores(pictures), count),
+        "motion-uniform": lambda pictures, count: motion_uniform(change_scores(pictures), count),
+        "kts": lambda pictures, count: kts(pixel_features(pictures), count),
+        "thumbnail": lambda pictures, count: thumbnails([Image.fromarray(one).histogram() for one in pictures], count),
     }
     for method in METHODS:
         slow[f"frame-difference+{method}"] = partial(_by_change, method)

@@ -200,6 +200,7 @@ def found(folder: Path) -> dict[str, Reproduction]:
         classifiers=f"resnet50={folder / 'classifier'}",
         out=folder / "out",
         light=str(folder / "light"),
+        features={"r34": folder / "classifier", "r18": str(folder / "light")},
         seeds=0,
         epochs=1,
         settings=SMALL,
@@ -214,7 +215,8 @@ def found(folder: Path) -> dict[str, Reproduction]:
 def test_speed_and_cost_of_samplers_and_systems(found: dict[str, Reproduction]) -> None:
     listed = [(one["row"], one["num_frames"]) for one in found["tableII"].result["rows"]]
     recipes = [(name, count) for name in ("sosampler", "sosampler-authors", "sosampler-default") for count in (5, 6)]
-    assert listed == [("uniform", 6), ("adaframe", None), ("frameexit", None), ("ocsampler", 6), *recipes]
+    decide = [("adaframe", None), ("ar-net", None), ("frameexit", None)]
+    assert listed == [("uniform", 6), *decide, ("ocsampler", 6), *recipes]
     rows = {one["row"]: one for one in found["tableII"].result["rows"] if one["num_frames"] != 5}
     rows["of five"] = next(one for one in found["tableII"].result["rows"] if one["num_frames"] == 5)
     assert rows["uniform"]["times_uniform"] == 1.0
@@ -227,10 +229,14 @@ def test_speed_and_cost_of_samplers_and_systems(found: dict[str, Reproduction]) 
     assert rows["of five"]["paper"]["videos_per_second"] == 123.9
     assert (rows["sosampler"]["paper"]["table"], rows["sosampler"]["paper"]["score"]) == ("table3", 77.7)
     assert rows["sosampler-default"]["paper"] is None
-    assert [one["row"] for one in found["tableII"].result["elsewhere"]] == ["ar-net", "adafocus"]
+    assert found["tableII"].result["elsewhere"] == []
+    (left_out,) = found["tableII"].result["left_out"]  # the classifier here sees smaller frames
+    assert (left_out["row"], left_out["paper"]["videos_per_second"]) == ("adafocus", 44.9)
+    assert "adafocus of 224 pixels" in left_out["why"]
+    assert rows["ar-net"]["paper"]["videos_per_second"] == 23.1
     text = found["tableII"].table()
-    line = next(line for line in text.splitlines() if line.startswith("AR-Net"))
-    assert line.split()[-4:] == ["package", "73.8", "33.4", "23.1"]
+    line = next(line for line in text.splitlines() if line.startswith("AdaFocus"))
+    assert line.split()[-3:] == ["75.0", "26.6", "44.9"]
     assert "for orientation only" in text
     assert "the paper's videos a second are of one NVIDIA TITAN Xp" in text
     assert "uniform with 6 of 10 frames is 1, whatever N a row has" in text
@@ -389,8 +395,12 @@ def test_a_baseline_sees_frames_as_clips_of_one(tmp_path: Path) -> None:
     so.add_teacher(bank, headless)
     (place,) = find_locations({"own": bank}, {"headless": headless})
     plan = make_plan(EXPERIMENTS["table3"], place, replace(request, light="x"))
-    assert {cell.recipe.row for cell in plan.left_out} == {"liteeval", "frameexit"}
-    assert all("has no layer with 3 outputs" in cell.why for cell in plan.left_out)
+    why = {cell.recipe.row: cell.why for cell in plan.left_out}
+    assert set(why) == {"liteeval", "ar-net", "videoiq", "adafocus", "ada2d", "frameexit"}
+    assert "adafocus of 224 pixels" in why.pop("adafocus")
+    assert "the classifier is headless; give classifier" in why.pop("ada2d")
+    assert "the bank has no features bits2; give an any-precision network" in why.pop("videoiq")
+    assert all("has no layer with 3 outputs" in reason for reason in why.values())
 
 
 class MeanOfLogits(nn.Module):

@@ -47,7 +47,7 @@ def test_the_light_network_is_as_precise_as_the_classifier(given: str, monkeypat
     from sosampler.baselines import base as lights
 
     sampler = so.SOSampler(backbone=TINY, shift=0, input_size=32)
-    monkeypatch.setattr(lights, "light_network", lambda weights: sampler)
+    monkeypatch.setattr(lights, "light_network", lambda weights, input_size: sampler)
     classifier = SimpleNamespace(precision="float16", device=torch.device("cpu"))
     more: dict[str, Any] = {"sampler": {"light": sampler}, "features": {"light": "x"}, "weights": {"weights": "x"}}
     found = throughput.light_network_of(Request(Path("out"), (0,), **more[given]), classifier)
@@ -74,10 +74,14 @@ def test_ways_show_the_classifier_what_was_chosen(monkeypatch: pytest.MonkeyPatc
     light[:, :4] = True
     views = SimpleNamespace(some=lambda rows: rows)
     monkeypatch.setattr(
-        base, "predict", lambda system, rows: base.BaselineOutput(torch.zeros(len(rows), 2), heavy[rows], light[rows])
+        base,
+        "predict",
+        lambda system, rows: base.BaselineOutput(
+            torch.zeros(len(rows), 2), {"heavy": heavy[rows], "light": light[rows]}
+        ),
     )
     seen = Counting()
-    throughput.baseline_run(None, views, seen, seen, frames, batch=2)()
+    throughput.baseline_run(None, views, seen, {"light": seen}, frames, batch=2)()
     batches = [clip.flatten().tolist() for clip in seen.clips]
     assert batches == [[1, 8], [5], [23]], "a frame of every video of the batch, then the next of those that go on"
     assert all(clip.shape[1] == 1 for clip in seen.clips)

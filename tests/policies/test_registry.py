@@ -28,6 +28,7 @@ from sosampler.policies.score_rules import (
     inverse_transform,
     median_bandwidth,
     mmr,
+    motion_uniform,
     temporal_nms,
 )
 from sosampler.policies.visual import change_scores, dpp_order, farthest_first_order, pixel_features
@@ -130,16 +131,19 @@ def pictures(count: int, seed: int = 0) -> np.ndarray:
 
 class TestThoseThatLook:
     def test_which_they_are(self) -> None:
-        assert LOOKING == ["frame-difference", "difference-peaks", "farthest-first", "dpp", "general"]
+        by_change, by_content = "frame-difference difference-peaks motion-uniform", "farthest-first dpp kts thumbnail"
+        assert " ".join(LOOKING) == f"{by_change} {by_content} general"
         for name in LOOKING:
             assert [get_policy(name).default_candidates(n) for n in (1, 8, 20)] == [32, 32, 80]
 
     @pytest.mark.parametrize("name", [*LOOKING, *(f"frame-difference+{method}" for method in METHODS)])
     @pytest.mark.parametrize("count", [1, 2, 3, 11])
-    def test_n_distinct_candidates_in_time_order(self, name: str, count: int) -> None:
+    @pytest.mark.parametrize("still", [False, True])
+    def test_n_distinct_candidates_in_time_order(self, name: str, count: int, still: bool) -> None:
         policy = get_policy(name)
+        frames = pictures(1).repeat(count, axis=0) if still else pictures(count)
         for num_frames in range(1, count + 1):
-            choice = choose_one(policy, count, num_frames, pictures(count), seed=0)
+            choice = choose_one(policy, count, num_frames, frames, seed=0)
             assert choice.positions.shape == (num_frames,)
             assert (np.diff(choice.positions) > 0).all()
             assert 0 <= choice.positions[0] <= choice.positions[-1] < count
@@ -153,7 +157,7 @@ class TestThoseThatLook:
         assert choice.positions.tolist() == sorted(rule(pixel_features(frames), num_frames))
         assert choice.scores is None
 
-    @pytest.mark.parametrize("name", ["farthest-first", "dpp"])
+    @pytest.mark.parametrize("name", ["farthest-first", "dpp", "kts"])
     def test_one_of_each_shot(self, name: str) -> None:
         """Three still shots of different lengths: three frames are one of each."""
         shots = pictures(3)
@@ -167,6 +171,16 @@ class TestThoseThatLook:
         choice = choose_one(get_policy("difference-peaks"), 20, 5, frames, seed=0)
         assert choice.positions.tolist() == difference_peaks(scores, 5).tolist() != top(scores, 5).tolist()
         np.testing.assert_array_equal(choice.scores, scores)
+
+    def test_equal_steps_of_the_motion(self) -> None:
+        """Still but for eight candidates in the middle, which take all but the rest of N."""
+        frames = pictures(1).repeat(24, axis=0)
+        frames[8:16] = pictures(8, seed=1)
+        choice = choose_one(get_policy("motion-uniform"), 24, 5, frames, seed=0)
+        assert choice.positions.tolist() == motion_uniform(change_scores(frames), 5).tolist()
+        assert ((choice.positions >= 8) & (choice.positions <= 16)).all()
+        still = choose_one(get_policy("motion-uniform"), 24, 5, frames[:1].repeat(24, axis=0), seed=0)
+        assert still.positions.tolist() == choose_one(get_policy("uniform"), 24, 5).positions.tolist()
 
     @pytest.mark.parametrize(("method", "rule"), [("aks", aks), ("its", inverse_transform), ("nms", temporal_nms)])
     def test_methods_on_the_change(self, method: str, rule: Callable[..., np.ndarray]) -> None:

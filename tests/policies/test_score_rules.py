@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sosampler.policies import positional as rules
-from sosampler.policies.score_rules import METHODS, aks, difference_peaks, inverse_transform, temporal_nms
+from sosampler.policies.score_rules import (
+    METHODS,
+    aks,
+    difference_peaks,
+    inverse_transform,
+    motion_uniform,
+    temporal_nms,
+)
 from sosampler.policies.visual import change_scores
 
 BY_SCORES: dict[str, Callable[..., Any]] = {
@@ -285,3 +292,46 @@ class TestInverseTransform:
         scores = np.zeros(21)
         scores[10] = 1
         assert inverse_transform(scores, 5).tolist() == [2, 7, 10, 13, 18]
+
+
+class TestMotionUniform:
+    def test_by_hand(self) -> None:
+        """Roots 2 1 1 0 0 1 1 2 sum up to 2 3 4 4 4 5 6 8; middles of three parts of 8: 1.33, 4, 6.67."""
+        assert motion_uniform([4, 1, 1, 0, 0, 1, 1, 4], 3).tolist() == [0, 5, 7]
+        # Without the root 4 5 6 6 6 7 8 12; the ends hold a part of 4 each, and what is left is 1 2 2 2 3 4.
+        assert motion_uniform([4, 1, 1, 0, 0, 1, 1, 4], 3, power=1).tolist() == [0, 5, 7]
+        assert motion_uniform([9, 1, 1, 0, 0, 1, 1, 4], 1, power=1).tolist() == [0]
+        assert motion_uniform([9, 1, 1, 0, 0, 1, 1, 4], 1).tolist() == [2]  # 3 4 5: the middle of 9 is 4.5
+
+    @given(
+        roots=st.lists(st.integers(0, 16), min_size=1, max_size=30),
+        power=st.sampled_from([0.5, 1.0]),
+        data=st.data(),
+    )
+    def test_is_the_walk_in_exact_fractions(self, roots: list[int], power: float, data: st.DataObject) -> None:
+        motion = [root * root for root in [0, *roots, 16]]  # by 16, a power of two, nothing is rounded
+        number = data.draw(st.integers(1, len(motion)))
+        expected = slow_inverse_transform([round(value**power) for value in motion], number, 1)
+        assert motion_uniform(motion, number, power=power).tolist() == expected
+
+    @given(count=st.integers(1, 200), value=st.floats(0, 1e6), data=st.data())
+    def test_still_and_steady_videos_are_uniform(self, count: int, value: float, data: st.DataObject) -> None:
+        number = data.draw(st.integers(1, count))
+        expected = rules.uniform(count, number)
+        np.testing.assert_array_equal(motion_uniform(np.full(count, value), number), expected)
+        np.testing.assert_array_equal(motion_uniform(np.arange(count), number, power=0), expected)
+
+    def test_between_chosen_frames_moves_about_as_much(self) -> None:
+        motion = np.concatenate([np.full(300, 0.01), np.full(100, 0.09)])  # roots 0.1 and 0.3: 30 and 30
+        assert (motion_uniform(motion, 20) < 300).sum() == 10
+        assert (motion_uniform(motion, 20, power=1) < 300).sum() == 5  # 3 and 9
+        curve = np.cumsum(np.sqrt(motion))
+        np.testing.assert_allclose(np.diff(curve[motion_uniform(motion, 20)]), 3, atol=0.31)
+
+    @pytest.mark.parametrize(("count", "number"), [(7, 7), (7, 6), (7, 1), (1, 1)])
+    def test_one_great_motion_is_taken_once(self, count: int, number: int) -> None:
+        motion = np.zeros(count)
+        motion[count // 2] = 1
+        found = motion_uniform(motion, number)
+        check_choice(found, count, number)
+        assert count // 2 in found

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,9 @@ from hypothesis.extra.numpy import arrays
 
 from sosampler.errors import InvalidArgument
 from sosampler.policies import score_rules as redundancy
-from sosampler.policies.visual import dpp_order, farthest_first_order, pixel_features
+from sosampler.policies.base import choose_one
+from sosampler.policies.registry import get_policy
+from sosampler.policies.visual import dpp_order, farthest_first_order, kts, pixel_features, thumbnails
 
 
 def farthest_first(features: Any, num_frames: Any) -> np.ndarray:
@@ -28,6 +33,8 @@ def dpp_diverse(features: Any, num_frames: Any) -> np.ndarray:
 BY_FEATURES: dict[str, Callable[..., Any]] = {
     "farthest": farthest_first,
     "dpp": dpp_diverse,
+    "kts": kts,
+    "thumbnail": thumbnails,
 }
 by_features = pytest.mark.parametrize("rule", BY_FEATURES.values(), ids=BY_FEATURES)
 
@@ -54,7 +61,7 @@ class TestWhateverIsGiven:
         assert 0 <= found[0] <= found[-1] < len(features)
         np.testing.assert_array_equal(features, before)
 
-    @pytest.mark.parametrize("rule", [farthest_first, dpp_diverse])
+    @by_features
     @pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])
     def test_features_of_any_size(self, rule: Any, scale: float) -> None:
         features = np.random.default_rng(0).normal(size=(20, 4))
@@ -150,6 +157,106 @@ class TestDPP:
         features = np.repeat(np.eye(4), 3, axis=0)
         assert dpp_diverse(features, 4).tolist() == [0, 3, 6, 9]
         assert dpp_diverse(features, 6).tolist() == [0, 1, 2, 3, 6, 9]
+
+
+def scatter(features: np.ndarray, bounds: tuple[int, ...]) -> Fraction:
+    """By the Gram matrix, as the paper has it: what is left of the kernel's trace, segment by segment, exactly."""
+    gram = [[int(x @ y) for y in features] for x in features]
+    left = Fraction(0)
+    for begin, end in pairwise(bounds):
+        inside = range(begin, end)
+        left += sum(gram[t][t] for t in inside) - Fraction(sum(gram[s][t] for s in inside for t in inside), end - begin)
+    return left
+
+
+class TestKTS:
+    @settings(max_examples=60)
+    @given(features=whole_features, data=st.data())
+    def test_is_the_best_of_all_segmentations(self, features: np.ndarray, data: st.DataObject) -> None:
+        """Least scatter, then the most even lengths; of each segment the frame with the least distance to the rest."""
+        features = features[:9]
+        count = len(features)
+        number = data.draw(st.integers(1, count))
+        cuts = combinations(range(1, count), number - 1)
+        every = [(0, *middle, count) for middle in cuts]
+        cost = {bounds: (scatter(features, bounds), int(np.square(np.diff(bounds)).sum())) for bounds in every}
+        best = [bounds for bounds in every if cost[bounds] == min(cost.values())]
+        squared = ((features[:, None] - features) ** 2).sum(-1)
+
+        def medoid(begin: int, end: int) -> int:
+            middle = Fraction(begin + end - 1, 2)
+            return min(range(begin, end), key=lambda t: (squared[t, begin:end].sum(), abs(t - middle), t))
+
+        choices = [[medoid(a, b) for a, b in pairwise(bounds)] for bounds in best]
+        assert kts(features, number).tolist() in choices
+
+    @pytest.mark.parametrize("lengths", [(3, 9, 1, 4, 7), (1, 1, 20), (12, 2)])
+    def test_one_frame_of_every_shot(self, lengths: tuple[int, ...]) -> None:
+        """Shots drift within, and the cut is larger than the drift."""
+        rng = np.random.default_rng(0)
+        shots = np.repeat(rng.normal(0, 10, (len(lengths), 8)), lengths, axis=0)
+        shots += np.cumsum(rng.normal(0, 0.2, shots.shape), axis=0)
+        found = kts(shots, len(lengths))
+        bounds = np.cumsum(lengths)[:-1]
+        assert np.digitize(found, bounds).tolist() == list(range(len(lengths)))
+
+    def test_a_stray_frame_does_not_stand_for_its_segment(self) -> None:
+        features = np.array([[0.0], [1.0], [7.0], [1.0], [0.0], [30.0], [30.0]])
+        assert kts(features, 2).tolist() == [1, 5]  # not 2, the middle; of the two equal ones the earlier
+
+    def test_a_still_video_is_cut_evenly(self) -> None:
+        assert kts(np.full((9, 4), 0.1), 3).tolist() == [1, 4, 7]
+        assert kts(np.full((8, 4), 0.1), 4).tolist() == [0, 2, 4, 6]
+        assert kts(np.full((7, 4), 0.1), 1).tolist() == [3]
+        # Equal scatter but for the lengths: the two still halves share the frames evenly.
+        halves = np.repeat([[0.1], [0.7]], 6, axis=0)
+        assert kts(halves, 4).tolist() == [1, 4, 7, 10]
+
+    def test_far_from_the_origin(self) -> None:
+        features = 1e6 + np.array([[0.0], [0.0], [0.0], [1e-3], [1e-3]])
+        assert kts(features, 2).tolist() == [1, 3]
+
+
+def histogram(frame: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.bincount(frame[..., channel].ravel(), minlength=256) for channel in range(3)])
+
+
+def shades(count: int, seed: int = 0) -> np.ndarray:
+    """uint8 [T, 24, 32, 3]: pictures between dark and bright, with some noise."""
+    rng = np.random.default_rng(seed)
+    level = rng.integers(0, 200, (count, 1, 1, 3))
+    return np.asarray(level + rng.integers(0, 56, (count, 24, 32, 3)), dtype=np.uint8)
+
+
+class TestThumbnail:
+    @pytest.mark.parametrize(("count", "number"), [(12, 1), (12, 3), (11, 4), (5, 5), (1, 1)])
+    def test_is_the_nearest_to_the_mean_of_each_segment(self, count: int, number: int) -> None:
+        frames = shades(count)
+        table = np.stack([histogram(frame) for frame in frames])
+        expected = []
+        for k in range(number):
+            segment = range(count * k // number, count * (k + 1) // number)
+            mean = [Fraction(int(sum(table[t, i] for t in segment)), len(segment)) for i in range(768)]
+            expected.append(min(segment, key=lambda t: sum((mean[i] - int(table[t, i])) ** 2 for i in range(768))))
+        assert thumbnails(table, number).tolist() == expected
+        assert choose_one(get_policy("thumbnail"), count, number, frames).positions.tolist() == expected
+
+    @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not on the path")
+    @pytest.mark.parametrize("seed", range(4))
+    def test_is_the_frame_that_ffmpeg_takes(self, seed: int) -> None:
+        """One segment, which ffmpeg calls a batch."""
+        frames = shades(9, seed)
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "32x24", "-i", "-"]
+        wanted = ["-vf", "format=rgb24,thumbnail=n=9", "-frames:v", "1", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+        command = ["ffmpeg", "-v", "error", *source, *wanted]
+        taken = subprocess.run(command, input=frames.tobytes(), capture_output=True, check=True).stdout
+        index = [frame.tobytes() for frame in frames].index(taken)
+        assert choose_one(get_policy("thumbnail"), 9, 1, frames).positions.tolist() == [index]
+
+    def test_of_equal_frames_the_first(self) -> None:
+        assert choose_one(get_policy("thumbnail"), 6, 2, shades(1).repeat(6, axis=0)).positions.tolist() == [0, 3]
+        table = np.array([[9, 0], [3, 3], [0, 9], [3, 3]])
+        assert thumbnails(table, 1).tolist() == [1]
 
 
 class TestPixelFeatures:

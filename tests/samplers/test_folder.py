@@ -97,7 +97,8 @@ def test_names_of_samplers_need_no_torch() -> None:
     code = "import sys; from sosampler.baselines.registry import list_samplers as names; "
     code += "print(names(), 'torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    names = ["sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl"]
+    names = ["sosampler", "ocsampler", "scsampler", "frameexit", "liteeval", "adaframe", "marl", "ar-net"]
+    names += ["videoiq", "adafocus", "adafuse", "ada3d", "listen-to-look"]
     assert printed.split("\n")[0] == f"{names} False"
     assert list_samplers() == names
 

@@ -58,7 +58,7 @@ def test_by_the_command_with_features_that_are_computed_once(
     assert len(told["dev_curve"]) == 6
     assert told["epochs"] == 2
     assert "features of 9 videos with timm:test_resnet" in done.stderr
-    assert "features of 9 videos with mobilenet_v2" in done.stderr
+    assert " and mobilenet_v2, once" in done.stderr  # in one pass over the frames
     assert "liteeval all 2/2: loss" in done.stderr
     kept = so.Bank(plain.path).feature_sets
     heavy, light = (

@@ -14,7 +14,7 @@ from sosampler.baselines.base import Views, predict
 from sosampler.baselines.frameexit import FrameExit
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.training.baseline_data import bank_views
-from tests.factories import KEPT, QUICK, STORED, make_learnable_bank, make_random_bank
+from tests.factories import KEPT, QUICK, STORED, make_learnable_bank, make_random_bank, two_sets
 
 EXIT = QUICK["frameexit"] | {"max_frames": 10, "epochs": {"classifiers": 3, "gates": 2}, "batch_size": 8}
 
@@ -57,7 +57,7 @@ def test_nothing_is_left_as_it_was_drawn(tmp_path: Path, stored: int, asked: int
     # Of longer videos it looks at as many as it has learnt.
     system = so.load_system(tmp_path / "run").with_threshold(0.0)
     system.config["first_exit"] = 2.0
-    output = predict(system, Views(torch.randn(5, 20, 6), torch.zeros(5, 20, 0)))
+    output = predict(system, two_sets(torch.randn(5, 20, 6), torch.zeros(5, 20, 0)))
     assert output.seen_heavy.sum(1).tolist() == [most] * 5
     again: list[str] = []
     so.train(

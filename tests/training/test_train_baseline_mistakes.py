@@ -33,7 +33,10 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> so.Bank:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"sampler": "frameexits"}, "sosampler, ocsampler, scsampler, frameexit, liteeval, adaframe, marl"),
+        (
+            {"sampler": "frameexits"},
+            "sosampler, ocsampler, scsampler, frameexit, liteeval, adaframe, marl, ar-net, videoiq",
+        ),
         ({"teacher": "online"}, "teacher='online' is for samplers; liteeval learns from labels"),
         ({"teacher": "web"}, "bank, online"),
         ({"precision": "bfloat16"}, "liteeval trains in float32"),

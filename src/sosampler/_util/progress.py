@@ -17,6 +17,7 @@ class Progress:
     done: int = 0  # videos, failed ones and those of earlier runs included
     failed: int = 0  # in this run
     before: int = 0  # videos that an earlier run had done
+    stage: str = ""  # counts start anew with each, such as "sound"
 
 
 OnProgress = Callable[[Progress], None]

@@ -1,4 +1,4 @@
-"""Run a network on stored frames, a batch at a time: a classifier as a teacher, or any network for its features."""
+"""Run networks on stored frames, a batch at a time: a classifier as a teacher, or any networks for their features."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,7 @@ from sosampler.bank.format import (
     teacher_schema,
 )
 from sosampler.bank.writer import describe_classes, writing_shard
+from sosampler.baselines.patches import FrameFeatures
 from sosampler.classifiers.base import Classifier, Penultimate, check_finite, to_channels_last
 from sosampler.classifiers.factory import create_classifier
 from sosampler.errors import ClassifierError, InvalidArgument
@@ -77,7 +78,6 @@ class Annotator(ABC):
         default_batch = _CPU_BATCH if self.device.type == "cpu" else _DEVICE_BATCH
         self.batch = default_batch if batch is None else check_int("batch", batch)
         self.batch_given = batch is not None  # otherwise a run is resumed with the batch that it began with
-        self.decoder = FrameDecoder()
         self._device_lock = threading.Lock()
 
     net: Any  # the module that does the work; None where there is none
@@ -95,14 +95,25 @@ class Annotator(ABC):
     def folder(self, bank: BankFolder) -> OutputFolder:
         return bank.output(self.kind, self.name)
 
-    def annotate(self, batch: _Batch) -> Tables:
-        """Run the network on F frames of one size, each alone."""
-        jpegs, positions, names = map(list, zip(*batch, strict=True))
-        on_device = nullcontext() if self.device.type == "cpu" else self._device_lock
-        with self.decoder.decoded(jpegs, names) as decoded:
-            frames = torch.from_numpy(decoded).permute(0, 3, 1, 2)[None]  # [1, F, 3, H, W]
-            with on_device:  # one batch at a time, while others are decoded
-                return self.run(frames, np.array(positions, dtype=np.float32))
+    def annotate(self, frames: Tensor, positions: np.ndarray) -> Tables:
+        """Run the network on uint8 [1, F, 3, H, W], each frame alone."""
+        with nullcontext() if self.device.type == "cpu" else self._device_lock:  # one batch at a time
+            return self.run(frames, positions)
+
+    def begin(self, bank: BankFolder) -> OutputFolder:
+        """Write the header, or compare it with the one that is there and continue with its batch size."""
+        folder, about = self.folder(bank), plain(self.about())
+        if not folder.header.exists():
+            folder.path.mkdir(parents=True, exist_ok=True)
+            write_text(folder.header, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            return folder
+        saved = read_json(folder.header, self.kind.kind, f"delete its folder and {self.kind.again}")
+        if not self.batch_given:
+            self.batch = about["batch"] = saved.get("batch") or self.batch
+        different = differences(*({key: values.get(key) for key in self.decisive} for values in (saved, about)))
+        if different:
+            raise InvalidArgument(f"{folder.path}: {self.made} with {'; '.join(different)}; {self.remedy}")
+        return folder
 
 
 def _blank_frame() -> Tensor:
@@ -248,8 +259,8 @@ def teacher_annotator(
 class FeatureNetwork:
     """A network that computes D features of each frame alone."""
 
-    network: Any  # a classifier or a sampler
-    kind: str  # "classifier" or "sampler"
+    network: Any  # a classifier, a sampler or `FrameFeatures`
+    kind: str  # "classifier" or "sampler", or that of `FrameFeatures`
     name: str  # of the network
     net: nn.Module  # the module that does the work
     compute: Callable[[Tensor], Tensor]  # uint8 [F, 3, H, W] -> float32 [F, D]
@@ -274,13 +285,16 @@ def feature_network(network: Any, device: str | None) -> Iterator[FeatureNetwork
             raise InvalidArgument(f"{folder}: no such folder; give that of a saved classifier or sampler")
         load = load_sampler if is_sampler_folder(folder) else create_classifier
         network = load(folder, device=device)
-    elif not isinstance(network, (Classifier, SOSampler)):
+    elif not isinstance(network, (Classifier, SOSampler, FrameFeatures)):
         raise InvalidArgument(
             f"a {type(network).__name__} has no features; give a classifier of create_classifier or wrap_classifier, "
             "a SOSampler, or the folder of either"
         )
     elif device is not None:
         network = network.to(check_device(device))
+    if isinstance(network, FrameFeatures):
+        yield FeatureNetwork(network, network.kind, network.name, network.net, network.compute, network.gmacs())
+        return
     if isinstance(network, SOSampler):
         sampler, backbone = network, network.backbone
         if backbone.reach:
@@ -339,48 +353,40 @@ class FeatureAnnotator(Annotator):
 
 
 class Annotation:
-    """One network and one bank: which shards have no outputs yet, and the work. Enter it to annotate."""
+    """Some networks and one bank: which shards lack outputs, and the work. Enter it to annotate.
 
-    def __init__(self, folder: BankFolder, header: BankHeader, annotator: Annotator) -> None:
-        self._folder, self._annotator = annotator.folder(folder), annotator
-        self._begin()
-        self.missing = set(self._folder.missing(header.num_shards))
+    All networks see the same batches, so that every frame is decoded once. Outputs are those of each network alone.
+    """
+
+    def __init__(self, folder: BankFolder, header: BankHeader, annotators: Sequence[Annotator]) -> None:
+        self._outputs = [(annotator, annotator.begin(folder)) for annotator in annotators]
+        self._batch = annotators[0].batch
+        if any(annotator.batch != self._batch for annotator in annotators):
+            raise ValueError("networks with batches of different sizes cannot share them")
+        self._missing = [set(output.missing(header.num_shards)) for _, output in self._outputs]
+        self.missing = set().union(*self._missing)
         # Not known for a bank whose videos are still being decoded, which keeps the CPU busy.
         all_frames = header.counts["frames"] if header.counts else 0
         self._num_frames = all_frames * len(self.missing) // max(header.num_shards, 1)
-
-    def _begin(self) -> None:
-        """Write the header, or compare it with the one that is there and continue with its batch size."""
-        annotator, path = self._annotator, self._folder.header
-        about = plain(annotator.about())
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-            return
-        saved = read_json(path, annotator.kind.kind, f"delete its folder and {annotator.kind.again}")
-        if not annotator.batch_given:
-            annotator.batch = about["batch"] = saved.get("batch") or annotator.batch
-        different = differences(*({key: values.get(key) for key in annotator.decisive} for values in (saved, about)))
-        if different:
-            raise InvalidArgument(
-                f"{self._folder.path}: {annotator.made} with {'; '.join(different)}; {annotator.remedy}"
-            )
+        self._decoder = FrameDecoder()
 
     def __enter__(self) -> Annotation:
         """Start the threads and processes, and bring torch into the state that suits them."""
-        annotator, device, torch_threads = self._annotator, self._annotator.device.type, torch.get_num_threads()
+        annotators = [annotator for annotator, _ in self._outputs]
+        device, torch_threads = annotators[0].device.type, torch.get_num_threads()
         on_cpu = device == "cpu"
         self._num_threads = min(torch_threads, _MAX_THREADS) if on_cpu else _MAX_THREADS
         self._stack = ExitStack()
         self._stack.callback(torch.set_num_threads, torch_threads)
         num_processes = num_frame_decoders(device, usable_cores(), self._num_frames)
         if num_processes:
-            self._stack.callback(setattr, annotator, "decoder", annotator.decoder)
-            annotator.decoder = self._stack.enter_context(FrameDecoder(num_processes))
+            self._stack.callback(setattr, self, "_decoder", self._decoder)
+            self._decoder = self._stack.enter_context(FrameDecoder(num_processes))
             self._num_threads = BATCHES_AHEAD
         start = partial(torch.set_num_threads, 1) if on_cpu else None
         self._threads = ThreadPoolExecutor(self._num_threads, "sosampler-annotate", initializer=start)
-        self._contiguous = to_channels_last(annotator.net) if isinstance(annotator.net, nn.Module) else []
+        networks = [annotator.net for annotator in annotators if isinstance(annotator.net, nn.Module)]
+        self._contiguous = [tensor for net in networks for tensor in to_channels_last(net)]
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -390,32 +396,51 @@ class Annotation:
         self._stack.close()
 
     def annotate(self, shards: Iterable[Shard], on_done: Callable[[], None]) -> None:
-        """Run the network on all videos of shards, in batches across videos, and write the outputs.
+        """Run the networks on all videos of shards, in batches across videos, and write the outputs.
 
         Batches of the shards that follow run while those of a shard are being written.
         """
-        schema = self._annotator.schema
         # Of the shards under way: their number, then id and number of frames of each video.
         under_way: deque[tuple[int, deque[tuple[str, int]]]] = deque()
 
-        def batches() -> Iterator[_Batch]:
+        def batches() -> Iterator[tuple[int, _Batch]]:
             for number, rows in shards:
                 videos: deque[tuple[str, int]] = deque()
                 under_way.append((number, videos))
-                yield from _batches_of(rows, videos, self._annotator.batch)
-                yield []  # the end of a shard
+                for batch in _batches_of(rows, videos, self._batch):
+                    yield number, batch
+                yield number, []  # the end of a shard
 
         outputs = in_order(self._submit, batches(), lambda pending: len(pending) <= 2 * self._num_threads)
         for first in outputs:
             number, waiting = under_way.popleft()
-            with writing_shard(self._folder.shard(number), schema) as write:
+            with ExitStack() as files:
+                writers = []
+                for annotator, output in self._lacking(number):
+                    write = files.enter_context(writing_shard(output.shard(number), annotator.schema))
+                    writers.append((annotator.schema, write))
                 of_shard = takewhile(lambda tables: tables is not None, chain([first], outputs))
                 for video_id, tables in _by_video(cast(Iterator[Tables], of_shard), waiting):
-                    write(tables_batch(schema, video_id, *tables))
+                    remaining = iter(tables)  # of all networks, in their order
+                    for schema, write in writers:
+                        write(tables_batch(schema, video_id, *islice(remaining, len(schema) - 1)))  # the id is a column
                     on_done()
 
-    def _submit(self, batch: _Batch) -> Future[Tables | None]:
-        return self._threads.submit(self._annotator.annotate if batch else lambda _: None, batch)
+    def _lacking(self, shard: int) -> list[tuple[Annotator, OutputFolder]]:
+        """Return the networks without outputs of a shard; where a run was killed they differ."""
+        return [pair for pair, missing in zip(self._outputs, self._missing, strict=True) if shard in missing]
+
+    def _submit(self, task: tuple[int, _Batch]) -> Future[Tables | None]:
+        shard, batch = task
+        return self._threads.submit(self._run if batch else lambda *_: None, shard, batch)
+
+    def _run(self, shard: int, batch: _Batch) -> Tables:
+        """Return the outputs of all networks that lack those of a shard, for F frames of one size."""
+        jpegs, positions, names = map(list, zip(*batch, strict=True))
+        with self._decoder.decoded(jpegs, names) as decoded:
+            frames = torch.from_numpy(decoded).permute(0, 3, 1, 2)[None]  # [1, F, 3, H, W]
+            shares = np.array(positions, dtype=np.float32)
+            return tuple(table for annotator, _ in self._lacking(shard) for table in annotator.annotate(frames, shares))
 
 
 def _batches_of(

@@ -21,6 +21,7 @@ from PIL import Image
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler._util.validation import one_of
 from sosampler.bank.format import (
+    AUDIO,
     FEATURES,
     TEACHER,
     BankFolder,
@@ -35,7 +36,7 @@ from sosampler.bank.format import (
     rows_of,
     stored_video,
 )
-from sosampler.bank.outputs import Features, Teacher, find_output, read_output_header
+from sosampler.bank.outputs import Audio, Features, Teacher, find_output, read_output_header
 from sosampler.datasets.manifest import SPLITS, Item
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import positions_of, stratified_positions, uniform_positions
@@ -276,13 +277,39 @@ class Bank(Sequence[BankItem]):
         """
         return Features(self, self._output_name(FEATURES, network))
 
+    @property
+    def has_audio(self) -> bool:
+        """Whether the bank was prepared with sound."""
+        return bool(self.folder.output_names(AUDIO))
+
+    def audio(self) -> Audio:
+        """Return the sound around each frame, of a bank that was prepared with `audio=True`."""
+        if not self.has_audio:
+            raise InvalidArgument(f"{self.path}: this bank has no sound; {self._audio_remedy()}")
+        (name,) = self.folder.output_names(AUDIO)
+        self._check_all_there(AUDIO, name, "its sound", AUDIO.again)
+        return Audio(self, name)
+
+    def _audio_remedy(self) -> str:
+        if self.header.source == "videos":
+            return (
+                "add it with the command that prepared the bank, and --audio: "
+                f"sosampler prepare MANIFEST --audio --out {self.path}"
+            )
+        return "its frames do not come from video files; prepare a bank from those: sosampler prepare MANIFEST --audio"
+
     def _output_name(self, kind: OutputKind, network: Any, views: int | None = None) -> str:
         """Return the name of the outputs that are meant, all of which must be there unless this is a partial bank."""
         name = find_output(kind, network, self._headers(kind), self.path, views=views)
+        if kind is TEACHER:
+            remedy = "run `sosampler prepare` again with the same classifier"
+            self._check_all_there(kind, name, "this teacher", remedy)
+        else:
+            self._check_all_there(kind, name, "these features", kind.again)
+        return name
+
+    def _check_all_there(self, kind: OutputKind, name: str, what: str, remedy: str) -> None:
         folder, num_shards = self.folder.output(kind, name), self.header.num_shards
         missing = [] if self._partial else folder.missing(num_shards)
         if missing:
-            what = "this teacher" if kind is TEACHER else "these features"
-            remedy = "run `sosampler prepare` again with the same classifier" if kind is TEACHER else kind.again
             raise SosamplerError(f"{folder.path}: {len(missing)} of {num_shards} parts of {what} are missing; {remedy}")
-        return name

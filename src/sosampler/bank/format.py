@@ -7,6 +7,7 @@ shown.jsonl           where it is known: which stored frames of a video show its
 frames/00000.arrow    Arrow IPC file: one record batch of one row for each video that could be read
 teachers/NAME/        teacher.json, and 00000.arrow with a row for each row of frames/00000.arrow
 features/NAME/        features.json, and shards like those of teachers
+audio/log-mel/        audio.json, and shards with the sound around each frame, where the bank was prepared with it
 */00000.sha256        checksum of the shard beside it, as `sha256sum --check` reads it
 videos_root.txt       where relative paths of the manifest start on the machine that decoded; local, need not be copied
 
@@ -163,6 +164,23 @@ def features_schema(precision: str, width: int) -> Any:
     return pa.schema({"id": pa.string(), "features": pa.list_(pa.list_(number, width))})
 
 
+def audio_schema(bands: int, columns: int) -> Any:
+    """Return the columns of sound: a spectrum for each frame, row after row, and whether the file has any sound."""
+    pa = import_pyarrow()
+    spectra = pa.list_(pa.list_(pa.float16(), bands * columns))
+    return pa.schema({"id": pa.string(), "spectra": spectra, "has_audio": pa.bool_(), "notes": pa.list_(pa.string())})
+
+
+def audio_batch(schema: Any, item_id: str, spectra: np.ndarray, has_audio: bool, notes: Sequence[str]) -> Any:
+    """Return the row of one video: spectra [T, bands, columns]."""
+    pa = import_pyarrow()
+    table = tables_batch(
+        pa.schema([schema.field("id"), schema.field("spectra")]), item_id, spectra.reshape(len(spectra), -1)
+    )
+    others = [pa.array([has_audio]), pa.array([list(notes)], type=schema.field("notes").type)]
+    return pa.record_batch([*table.columns, *others], schema=schema)
+
+
 def tables_batch(schema: Any, item_id: str, *tables: np.ndarray) -> Any:
     """Return the row of one video: tables [T, any width], in the order of the schema's columns."""
     pa = import_pyarrow()
@@ -212,7 +230,7 @@ def read_shard(path: Path) -> Iterator[tuple[str, StoredVideo]]:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What a network computes for each frame: a teacher's probabilities, or features."""
+    """What is stored for each frame: a teacher's probabilities, features of a network, or the sound around it."""
 
     name: str  # in messages
     folder: str  # in the bank
@@ -227,11 +245,14 @@ TEACHER = OutputKind("teacher", "teachers", "teacher.json", "sosampler teacher",
 _FEATURES_KEYS = ("name", "network", "network_name", "fingerprint", "width", "precision", "gmacs")
 _ADD_AGAIN = "give the same network to so.add_features again"
 FEATURES = OutputKind("features", "features", "features.json", "sosampler features", _FEATURES_KEYS, _ADD_AGAIN)
+_AUDIO_KEYS = ("name", "fingerprint", "sample_rate", "seconds", "bands", "columns")
+_AUDIO_AGAIN = "run the same `sosampler prepare` with --audio"
+AUDIO = OutputKind("audio", "audio", "audio.json", "sosampler audio", _AUDIO_KEYS, _AUDIO_AGAIN)
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The folder of one network's outputs: a header, and a shard for each shard of frames."""
+    """The folder of one network's outputs, or of sound: a header, and a shard for each shard of frames."""
 
     path: Path
     kind: OutputKind
@@ -280,7 +301,7 @@ class BankFolder:
         return sorted(file.parent.name for file in self.path.glob(f"{kind.folder}/*/{kind.header}"))
 
     def outputs(self) -> list[OutputFolder]:
-        return [self.output(kind, name) for kind in (TEACHER, FEATURES) for name in self.output_names(kind)]
+        return [self.output(kind, name) for kind in (TEACHER, FEATURES, AUDIO) for name in self.output_names(kind)]
 
 
 # ---- bank.json

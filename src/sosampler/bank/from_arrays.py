@@ -271,7 +271,7 @@ def subset(
     max_mb: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Bank:
-    """Copy some videos of a bank, with all their teachers and features, into a new bank.
+    """Copy some videos of a bank, with all their teachers, features and sound, into a new bank.
 
     Args:
         limit: at most so many videos, spread over splits and classes.
@@ -288,6 +288,7 @@ def subset(
     outputs: list[FrameOutputs[Any]] = [
         *(bank.teacher(name) for name in bank.teachers),
         *(bank.features(name) for name in bank.feature_sets),
+        *([bank.audio()] if bank.has_audio else []),
     ]
     known = bank.items
     rows = list(range(len(known)))

@@ -21,6 +21,7 @@ from sosampler._util.files import checksum_path, checksum_text
 from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.format import (
+    AUDIO,
     FEATURES,
     PREPARE_AGAIN,
     TEACHER,
@@ -68,7 +69,20 @@ def bank_info(path: str | os.PathLike[str]) -> dict[str, Any]:
         "bytes": sum(file.stat().st_size for file in bank.path.rglob("*") if file.is_file()),
         "teachers": [_output_info(bank, TEACHER, name, about) for name, about in bank.teachers.items()],
         "features": [_output_info(bank, FEATURES, name, about) for name, about in bank.feature_sets.items()],
+        "audio": _audio_info(bank) if bank.has_audio else None,
     }
+
+
+def _audio_info(bank: Bank) -> dict[str, Any]:
+    (name,) = bank.folder.output_names(AUDIO)
+    info = _output_info(bank, AUDIO, name, read_output_header(bank.folder, AUDIO, name))
+    return {**info, "num_silent": count_silent(bank) if info["complete"] else None}
+
+
+def count_silent(bank: Bank) -> int:
+    """Return how many videos have no sound, of a bank that was prepared with sound."""
+    audio = bank.audio()
+    return sum(not audio.has_audio(index) for index in range(len(bank)))
 
 
 def _output_info(bank: Bank, kind: OutputKind, name: str, about: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +103,7 @@ def verify_bank(path: str | os.PathLike[str]) -> list[str]:
         outputs = []
         for output in folder.outputs():
             about = read_output_header(folder, output.kind, output.path.name)
-            check = _teacher_problem if output.kind is TEACHER else _features_problem
+            check = {TEACHER: _teacher_problem, FEATURES: _features_problem, AUDIO: _audio_problem}[output.kind]
             outputs.append((output, partial(check, about, lengths)))
         listed = read_failures(folder.failed_jsonl)
         shown = read_shown(folder)
@@ -211,6 +225,16 @@ def _features_problem(about: dict[str, Any], lengths: dict[str, int], batch: Any
     if stored != expected:
         return f"has features of {stored} instead of {expected}"
     return None if np.isfinite(features).all() else "has features that are not finite"
+
+
+def _audio_problem(about: dict[str, Any], lengths: dict[str, int], batch: Any, item: Item) -> str | None:
+    spectra, has_audio = matrix_of(batch, "spectra"), batch.column("has_audio")[0].as_py()
+    expected = f"[{lengths.get(item.id, len(spectra))}, {about['bands'] * about['columns']}]"
+    if str(list(spectra.shape)) != expected:
+        return f"has spectra of shape {list(spectra.shape)} instead of {expected}"
+    if not np.isfinite(spectra).all() or (spectra < 0).any():
+        return "has spectra that are negative or not finite"
+    return "has sound although it is marked as silent" if spectra.any() and not has_audio else None
 
 
 # ---- frames from which an int8 network is calibrated: spread over videos, or over the training split of a bank

@@ -1,4 +1,4 @@
-"""Outputs of a network for each stored frame, read from disk: a teacher's probabilities, or features."""
+"""What is stored for each frame, read from disk: a teacher's probabilities, features, or the sound around it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from sosampler.bank.format import (
+    AUDIO,
     FEATURES,
     PRECISIONS,
     TEACHER,
@@ -18,6 +19,7 @@ from sosampler.bank.format import (
     OpenShards,
     OutputFolder,
     OutputKind,
+    audio_schema,
     features_schema,
     first_difference,
     matrix_of,
@@ -33,7 +35,7 @@ Output = TypeVar("Output")
 
 
 class FrameOutputs(Sequence[Output]):
-    """Outputs of one network, in the order of the bank's videos. Pickled as its name, so that workers reopen it."""
+    """Outputs of one network, or sound, in the order of the bank's videos. Pickled as a name, so workers reopen it."""
 
     output_kind: OutputKind
     schema: Any  # the columns of its shards
@@ -41,8 +43,8 @@ class FrameOutputs(Sequence[Output]):
     def __init__(self, bank: Bank, name: str) -> None:
         self.bank, self.name = bank, name
         self.folder: OutputFolder = bank.folder.output(self.output_kind, name)
-        self.about = read_output_header(bank.folder, self.output_kind, name)  # its teacher.json or features.json
-        self.fingerprint = str(self.about["fingerprint"])  # of the network
+        self.about = read_output_header(bank.folder, self.output_kind, name)  # its teacher.json, ...
+        self.fingerprint = str(self.about["fingerprint"])  # of the network, or of the settings of sound
         self._shards = OpenShards(self.folder.shard, self.output_kind.again)
 
     def __reduce__(self) -> Any:
@@ -123,10 +125,42 @@ class Features(FrameOutputs[np.ndarray]):
         return matrix_of(batch, "features")
 
 
+@dataclass(frozen=True, eq=False)
+class AudioItem:
+    """What is heard around the frames of one video."""
+
+    spectra: np.ndarray  # [T, bands, columns] float16: log-mel of the second around each frame; 0 is silence
+    has_audio: bool  # False: the file has no audio that could be decoded, and all spectra are 0
+    notes: tuple[str, ...] = ()
+
+
+class Audio(FrameOutputs[AudioItem]):
+    """The sound of a bank, in the order of its videos: an `AudioItem` of each."""
+
+    output_kind = AUDIO
+
+    def __init__(self, bank: Bank, name: str) -> None:
+        super().__init__(bank, name)
+        self.bands, self.columns = int(self.about["bands"]), int(self.about["columns"])
+        self.schema = audio_schema(self.bands, self.columns)
+
+    def __repr__(self) -> str:
+        return f"Audio({self.name!r}, {len(self)} videos, {self.bands} x {self.columns} around each frame)"
+
+    def has_audio(self, index: int) -> bool:
+        """Return whether a video has sound; reads no spectrum."""
+        return bool(self.batch(index).column("has_audio")[0].as_py())
+
+    def _output(self, batch: Any) -> AudioItem:
+        spectra = matrix_of(batch, "spectra").reshape(-1, self.bands, self.columns)
+        has_audio, notes = (batch.column(name)[0].as_py() for name in ("has_audio", "notes"))
+        return AudioItem(spectra, has_audio, tuple(notes))
+
+
 def read_output_header(folder: BankFolder, kind: OutputKind, name: str) -> dict[str, Any]:
-    """Read a teacher.json or features.json, and check that it has all keys."""
+    """Read a teacher.json, features.json or audio.json, and check that it has all keys."""
     header = folder.output(kind, name).header
-    remedy = f"delete its folder and {'prepare it' if kind is TEACHER else 'add the features'} again"
+    remedy = f"delete its folder and {'add the features' if kind is FEATURES else 'prepare it'} again"
     about = read_json(header, kind.kind, remedy)
     missing = [key for key in kind.keys if key not in about]
     if missing:
@@ -135,6 +169,10 @@ def read_output_header(folder: BankFolder, kind: OutputKind, name: str) -> dict[
         width, precision = about["width"], about["precision"]
         if not isinstance(width, int) or width < 1 or precision not in PRECISIONS:
             raise SosamplerError(f"{header}: width={width!r}, precision={precision!r} are not valid; {remedy}")
+    elif kind is AUDIO:
+        bands, columns = about["bands"], about["columns"]
+        if not all(isinstance(number, int) and number > 0 for number in (bands, columns)):
+            raise SosamplerError(f"{header}: bands={bands!r}, columns={columns!r} are not valid; {remedy}")
     else:
         kept = about["features"]
         if kept is not None and not (isinstance(kept, dict) and {"precision", "width"} <= kept.keys()):

@@ -59,6 +59,7 @@ def prepare(
     multi_label: bool | None = None,
     exclusive: bool | None = None,
     features: bool | str = True,
+    audio: bool = False,
     batch: int | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -86,6 +87,8 @@ def prepare(
         classes, root, multi_label, exclusive: as in `read_manifest`.
         features: also store what a pooled classifier pools: True, False, "float32" or "float16". True takes "float32"
             where these are logits, else "float16".
+        audio: also store the sound around each frame, as the log-mel spectrum of one second; `Bank.audio` reads it.
+            Files without sound are silent, and noted. Given for a finished bank, it adds the sound alone.
         batch: frames that go through the network at a time.
         device: where the classifier runs.
         workers: decoding processes; None takes one per core, fewer where frames are large, so that memory stays
@@ -125,12 +128,12 @@ def prepare(
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
     header, settings = header_of(manifest, given)
-    annotator = None
+    annotators: list[Annotator] = []
     if classifier is not None:
         import_torch()
         from sosampler.bank.annotate import teacher_annotator
 
-        annotator = teacher_annotator(classifier, header.classes, folder, device, features=features, batch=batch)
+        annotators = [teacher_annotator(classifier, header.classes, folder, device, features=features, batch=batch)]
     num_workers = default_workers(usable_cores(), settings.size) if workers is None else workers
     source = manifest
     with writing_bank(folder), ExitStack() as stack:
@@ -138,15 +141,30 @@ def prepare(
         check_root(folder, manifest.root, manifest.items)
 
         def decoded(items: list[Item]) -> Results:
-            if importlib.util.find_spec("av") is None:
-                raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
+            _require_pyav()
             tasks = decode_tasks(source, items, settings, limits or Limits())
             return stack.enter_context(VideoDecoder(num_workers)).results(tasks)
 
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
-        make_shards(folder, header, manifest.items, decoded, annotator, on_progress)
+        make_shards(folder, header, manifest.items, decoded, annotators, on_progress)
+        if audio:
+            stack.close()  # the processes that decode frames make room for those that read sound
+            _require_pyav()
+            from sosampler.bank.audio import add_audio
+
+            add_audio(
+                *(folder, header, manifest.items, source.path_of),
+                workers=num_workers,
+                limits=limits or Limits(),
+                on_progress=on_progress,
+            )
     return Bank(folder.path)
+
+
+def _require_pyav() -> None:
+    if importlib.util.find_spec("av") is None:
+        raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
 
 
 def header_of(manifest: Manifest, arguments: Mapping[str, Any]) -> tuple[BankHeader, FrameSettings]:
@@ -221,7 +239,7 @@ def add_teacher(
     from sosampler.bank.annotate import teacher_annotator
 
     annotator = teacher_annotator(classifier, opened.classes, opened.folder, device, features=features, batch=batch)
-    return _annotate_bank(opened.folder, annotator, on_progress)
+    return _annotate_bank(opened.folder, [annotator], on_progress)
 
 
 def add_features(
@@ -234,35 +252,54 @@ def add_features(
     precision: str = "float16",
     on_progress: OnProgress | None = None,
 ) -> Bank:
-    """Store the features of a network for every frame of a finished bank; `Bank.features` reads them.
+    """Store the features of networks for every frame of a finished bank; `Bank.features` reads them.
 
     Of a classifier they are the input of its class layer when it sees one frame as a clip of one; of a sampler the
-    features of its backbone. Killed at any moment and called again with the same arguments it resumes, and ends with
-    the same bytes; where all is there it does nothing.
+    features of its backbone. Several networks run in one pass, in which each frame is decoded once; the features are
+    the same as one by one. Killed at any moment and called again with the same arguments it resumes, and ends with the
+    same bytes; where all is there it does nothing.
 
     Args:
         bank: the bank, or its folder.
         network: a classifier or a `SOSampler` without a temporal shift; the folder of a saved one; or the name of a
-            classifier.
+            classifier. Several: a list of these, or {name of the features: network}.
         name: of these features in the bank; None takes the network's fingerprint.
-        device: where the network runs; None leaves it where it is.
-        batch: frames that go through the network at a time.
+        device: where the networks run; None leaves them where they are.
+        batch: frames that go through a network at a time.
         precision: in which features are stored, "float16" or "float32".
         on_progress: called after each video.
     """
     opened = _opened(bank)
     one_of("precision", precision, PRECISIONS)
-    if name is not None and not (isinstance(name, str) and _PLAIN_NAME.fullmatch(name)):
+    networks: list[tuple[str | None, Any]] = [(name, network)]
+    if isinstance(network, Mapping):
+        networks = list(network.items())
+    elif isinstance(network, (list, tuple)):
+        networks = [(None, one) for one in network]
+    if isinstance(network, (Mapping, list, tuple)) and (name is not None or not networks):
         raise InvalidArgument(
-            f"name={name!r} cannot name features; it must consist of letters, digits, '.', '_' and '-' and begin with "
-            "a letter or a digit"
+            f"name={name!r} is for one network, but {len(networks)} are given; give {{name: network}} for each, at "
+            "least one"
         )
+    for given, _ in networks:
+        if given is not None and not (isinstance(given, str) and _PLAIN_NAME.fullmatch(given)):
+            raise InvalidArgument(
+                f"name={given!r} cannot name features; it must consist of letters, digits, '.', '_' and '-' and begin "
+                "with a letter or a digit"
+            )
     import_torch()
     from sosampler.bank.annotate import FeatureAnnotator, feature_network
 
-    with feature_network(network, device) as source:
-        annotator = FeatureAnnotator(source, name=name, precision=precision, batch=batch)
-        return _annotate_bank(opened.folder, annotator, on_progress)
+    with ExitStack() as stack:
+        sources = [(given, stack.enter_context(feature_network(one, device))) for given, one in networks]
+        annotators = [
+            FeatureAnnotator(source, name=given, precision=precision, batch=batch) for given, source in sources
+        ]
+        names = [annotator.name for annotator in annotators]
+        twice = next((one for one in names if names.count(one) > 1), None)
+        if twice is not None:
+            raise InvalidArgument(f"two networks would have features called {twice!r}; give each network once")
+        return _annotate_bank(opened.folder, annotators, on_progress)
 
 
 def _opened(bank: Bank | str | os.PathLike[str]) -> Bank:
@@ -271,8 +308,8 @@ def _opened(bank: Bank | str | os.PathLike[str]) -> Bank:
     return Bank(bank.path if isinstance(bank, Bank) else bank)
 
 
-def _annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProgress | None) -> Bank:
-    """Run a network on the frames of a finished bank that have no outputs of it yet; no video is opened."""
+def _annotate_bank(folder: BankFolder, annotators: Sequence[Annotator], on_progress: OnProgress | None) -> Bank:
+    """Run networks on the frames of a finished bank that have no outputs of them yet; no video is opened."""
 
     def missing(items: list[Item]) -> Results:
         raise SosamplerError(
@@ -281,5 +318,10 @@ def _annotate_bank(folder: BankFolder, annotator: Annotator, on_progress: OnProg
         )
 
     with writing_bank(folder):
-        make_shards(folder, read_header(folder), read_items(folder), missing, annotator, on_progress)
+        by_batch: dict[int, list[Annotator]] = {}
+        for annotator in annotators:
+            annotator.begin(folder)  # a run that is resumed keeps its batch size, and only equal batches are shared
+            by_batch.setdefault(annotator.batch, []).append(annotator)
+        for together in by_batch.values():
+            make_shards(folder, read_header(folder), read_items(folder), missing, together, on_progress)
     return Bank(folder.path)

@@ -50,7 +50,7 @@ Results = Iterator[StoredVideo | Failure]
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # What a killed run may leave; see `sosampler._util.files.replacing` for the names.
 _LEFTOVER = re.compile(
-    r"\.(bank|items|failed|shown|videos_root|teacher|features|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
+    r"\.(bank|items|failed|shown|videos_root|teacher|features|audio|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
     r"|\d+\.(retry|retried)\.arrow"
 )
 
@@ -97,7 +97,7 @@ def _check_foreign_files(folder: BankFolder) -> None:
 
 
 def _leftovers(folder: BankFolder) -> Iterator[Path]:
-    outputs = [*folder.path.glob("teachers/*"), *folder.path.glob("features/*")]
+    outputs = [path for kind in ("teachers", "features", "audio") for path in folder.path.glob(f"{kind}/*")]
     for parent in filter(Path.is_dir, (folder.path, folder.frames_folder, *outputs)):
         yield from [entry for entry in parent.iterdir() if _LEFTOVER.fullmatch(entry.name)]
 
@@ -211,7 +211,7 @@ def make_shards(
     header: BankHeader,
     items: Sequence[Item],
     produce: Callable[[list[Item]], Results],
-    annotator: Annotator | None = None,
+    annotators: Sequence[Annotator] = (),
     on_progress: OnProgress | None = None,
 ) -> None:
     """Write the shards that are missing, frames and outputs side by side, and finish the bank. Call it locked.
@@ -220,10 +220,10 @@ def make_shards(
     the disk where it was written before; the bytes are the same.
     """
     annotation = None
-    if annotator is not None:
+    if annotators:
         from sosampler.bank.annotate import Annotation  # needs torch
 
-        annotation = Annotation(folder, header, annotator)
+        annotation = Annotation(folder, header, annotators)
     to_fill = [shard for shard in range(header.num_shards) if not folder.frames(shard).exists()]
     to_annotate = annotation.missing if annotation is not None else set()
     done = header.num_items - sum(len(header.shard_range(shard)) for shard in {*to_fill, *to_annotate})

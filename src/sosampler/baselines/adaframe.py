@@ -80,6 +80,7 @@ class AdaFrame(Baseline):
     """An LSTM with a global memory that chooses its next frame."""
 
     name = "adaframe"
+    feature_sets = ("heavy", "light")
     threshold = "mu"
     threshold_values = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 2.0)  # the margin grows by at most 2: then it never stops early
 
@@ -218,7 +219,7 @@ class AdaFrame(Baseline):
                 break
             # Videos that have stopped keep their position, so that no further frame is read.
             position = torch.where(searching, nearest_candidate(output.location, real, unseen), position)
-        return BaselineOutput(probabilities, real & ~unseen, self._remembered(memory, real), steps)
+        return BaselineOutput(probabilities, {"heavy": real & ~unseen, "light": self._remembered(memory, real)}, steps)
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         search = [] if self.search is None else [self.search]
@@ -237,7 +238,7 @@ class AdaFrame(Baseline):
             here = (step < steps)[:, None]
             state = (torch.where(here, following[0], state[0]), torch.where(here, following[1], state[1]))
         probabilities = self.activate(self.classify(state[0]))
-        return BaselineOutput(probabilities, chosen, self._remembered(memory, views.real), steps)
+        return BaselineOutput(probabilities, {"heavy": chosen, "light": self._remembered(memory, views.real)}, steps)
 
     def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
         return self._gmacs(seen, [self], []) + matrix_gmacs(self.classify)

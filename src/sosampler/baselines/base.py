@@ -1,16 +1,19 @@
-"""The base of sequential and early-exit baselines: from views to probabilities and the frames that were used.
+"""The base of adaptive baselines: from views to probabilities and what was used of each frame.
 
-Shapes: B videos, T candidates in time order, C classes, D heavy and d light features a frame. The heavy features come
-from the frozen classifier (before its class layer), the light ones from a small network. A baseline may read the
-features of a frame only if it marks it in `seen_heavy` and `seen_light`: these two decide its cost.
+Shapes: B videos, T candidates in time order, C classes, D features a frame. Features come in named sets, one for each
+network that a baseline may run on a frame. "heavy" are those of the frozen classifier (before its class layer), "light"
+those of a small network; a baseline may have further sets of its own, "frames" are pixels, and "audio" is the sound
+around each frame. It may read a frame in a set only if it marks it in `seen` of that set: these marks and the price of
+a frame in each set decide its cost.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -32,54 +35,132 @@ Rng: TypeAlias = torch.Generator | None  # source of all random draws (`draw_uni
 Loss = tuple[Tensor, dict[str, Tensor]]  # what to minimise, and its parts without gradient
 
 
-class Views(NamedTuple):
-    """Features of the candidates of some videos."""
+FRAMES = "frames"  # the set of pixels, which no network has seen
+AUDIO = "audio"  # the set of spectra, which a bank has if it was prepared with sound
+SPECTRUM = (64, 100)  # mel bands and columns of the sound around a frame
+RAW = (FRAMES, AUDIO)  # no features, so they have neither a width nor a price
 
-    heavy: Tensor  # [B, T, D]
-    light: Tensor  # [B, T, d]
+
+class LazySet(Protocol):
+    """A set that is read when some videos of it are taken, such as pixels from the JPEGs of a bank."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """[B, T, ...]."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read some of it: `index` is rows [K], int64 or bool, or (rows [K, 1], positions [K, N])."""
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """What there is to see of the candidates of some videos, by named sets."""
+
+    # [B, T, D] each; some [B, T, P, D]; "frames" uint8 [B, T, 3, H, W]; "audio" [B, T, 64, 100]
+    sets: Mapping[str, Tensor | LazySet]
     mask: Tensor | None = None  # bool [B, T], True = a real candidate; None = all are
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = self.sets[name]
+        return values if isinstance(values, Tensor) else values[torch.arange(values.shape[0])]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def heavy(self) -> Tensor:
+        return self["heavy"]
+
+    @property
+    def light(self) -> Tensor:
+        return self["light"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B, T."""
+        videos, candidates = next(iter(self.sets.values())).shape[:2]
+        return videos, candidates
 
     @property
     def real(self) -> Tensor:
         """bool [B, T], True = a real candidate."""
-        return self.mask if self.mask is not None else self.heavy.new_ones(self.heavy.shape[:2], dtype=torch.bool)
+        if self.mask is not None:
+            return self.mask
+        device = next((values.device for values in self.sets.values() if isinstance(values, Tensor)), None)
+        return torch.ones(self.shape, dtype=torch.bool, device=device)
 
-    def some(self, rows: Tensor) -> Views:
-        """Select some of the videos; `rows` int64 or bool as torch indexes."""
-        return Views(self.heavy[rows], self.light[rows], None if self.mask is None else self.mask[rows])
+    def some(self, rows: Tensor, positions: Tensor | None = None) -> Views:
+        """Select some of the videos, and read what is lazy for these alone.
+
+        Args:
+            rows: int64 [K] or bool [B], as torch indexes.
+            positions: int64 [K, N], which candidates of each; None takes all.
+        """
+        index = rows if positions is None else (rows[:, None], positions)
+        sets = {name: values[index] for name, values in self.sets.items()}
+        return Views(sets, None if self.mask is None else self.mask[index])
 
     def filled(self) -> Views:
         """Set padding to 0, so that even NaN there reaches no sum and no gradient."""
         if self.mask is None:
             return self
-        unreal = ~self.mask[:, :, None]
-        return Views(self.heavy.masked_fill(unreal, 0), self.light.masked_fill(unreal, 0), self.mask)
+        unreal = ~self.mask
+        values = {name: self[name] for name in self.sets}
+        shapes = {name: (*unreal.shape, *[1] * (part.dim() - 2)) for name, part in values.items()}
+        return Views({name: part.masked_fill(unreal.view(shapes[name]), 0) for name, part in values.items()}, self.mask)
 
     def to(self, device: torch.device) -> Views:
-        """Copy to a device, in at least float32."""
-        features = (part.to(device) for part in (self.heavy, self.light))
-        heavy, light = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in features)
-        return Views(heavy, light, None if self.mask is None else self.mask.to(device))
+        """Copy to a device, in at least float32; ints keep their type."""
+
+        def moved(values: Tensor) -> Tensor:
+            wide = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else values.dtype
+            return values.to(device).to(wide)
+
+        mask = None if self.mask is None else self.mask.to(device)
+        return Views({name: moved(self[name]) for name in self.sets}, mask)
 
 
 class BaselineOutput(NamedTuple):
-    """Predictions of a baseline and the frames that it used."""
+    """Predictions of a baseline and what it used."""
 
     probabilities: Tensor  # [B, C]
-    seen_heavy: Tensor  # bool [B, T], frames that went through the heavy network
-    seen_light: Tensor  # bool [B, T], frames that went through the light network
+    seen: Mapping[str, Tensor]  # bool [B, T] by set: frames that went through its network; sets left out: none
     steps: Tensor | None = None  # int64 [B], where the baseline's own layers do not run once a frame
+    own: Tensor | None = None  # giga multiply-adds [B] of its own layers, where these do not follow from `seen`
+    other_gmacs: Mapping[str, Tensor] | None = None  # [B] by name: the whole cost counted otherwise, such as "bits"
+
+    @property
+    def seen_heavy(self) -> Tensor:
+        return self.seen_in("heavy")
+
+    @property
+    def seen_light(self) -> Tensor:
+        return self.seen_in("light")
+
+    def seen_in(self, name: str) -> Tensor:
+        """bool [B, T], the frames that were seen in a set."""
+        return self.seen[name] if name in self.seen else torch.zeros_like(next(iter(self.seen.values())))
 
 
 class Baseline(nn.Module):
     """Base class.
 
-    A subclass sets `name`, and `phases` if it trains in several, calls `super().__init__(config)` with the JSON values
-    that build it again, and defines `loss`, `decide`, `own_gmacs`, `classify_frames` and `frames_gmacs`. It may have a
-    threshold: a setting that trades accuracy for cost at run time and that no weight's shape depends on.
+    A subclass sets `name`, its `feature_sets`, and `phases` if it trains in several, calls `super().__init__(config)`
+    with the JSON values that build it again, and defines `loss`, `decide`, `own_gmacs`, `classify_frames` and
+    `frames_gmacs`. Arguments that follow from the bank are `SET_width` and `SET_gmacs` of each set but `RAW` ones,
+    `num_classes`, `multi_label` and `num_candidates`, as far as it has them. It may have a threshold: a setting that
+    trades accuracy for cost at run time and that no weight's shape depends on.
     """
 
     name: str = ""
+    feature_sets: tuple[str, ...] = ("heavy",)  # the first is that of the network which classifies
+    classifying_sets: tuple[str, ...] = ()  # whose frames count as classified; (): those of the first set
+    light_size: int = 128  # side of the frames for MobileNetV2, where that is its light network
+    frame_size: int = 224  # side of the centre squares in "frames", where it reads these
+    takes_weights: bool = False  # whether `weights` of `train` are for a network of its own; see `take_networks`
+    same_classes: bool = False  # whether the classifier must have the bank's classes in their order, as it answers so
+    predict_batch: int = 256  # videos that `predict` runs at a time
+    made_of: Mapping[str, str] = {}  # by set, what `frame_network` makes it of, for messages
     phases: tuple[str, ...] = ("all",)
     threshold: str = ""  # its key in the config
     threshold_values: tuple[float, ...] = ()  # usual ones, from cheap to costly
@@ -104,8 +185,46 @@ class Baseline(nn.Module):
         raise NotImplementedError
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
-        """Return giga multiply-adds [B] of the own layers for each video, without the heavy and the light network."""
-        raise NotImplementedError
+        """Return giga multiply-adds [B] of the own layers for each video, without the networks of the sets."""
+        if seen.own is None:
+            raise NotImplementedError
+        return seen.own
+
+    def classified(self, output: BaselineOutput) -> Tensor:
+        """Return bool [B, T], the frames that went through a network which classifies."""
+        return torch.stack([output.seen_in(name) for name in self.classifying_sets or self.feature_sets[:1]]).any(dim=0)
+
+    def take_networks(self, networks: Mapping[str, Any], weights: str | Path | None) -> None:
+        """Copy weights of networks into layers of its own; `train` calls it once, before the first phase.
+
+        `networks`: the classifier or sampler of each set; None where only its features are known. A baseline without
+        "heavy" features also gets the network that was given as classifier under that name. `weights`: of `train`.
+        """
+
+    def check_classifier(self, classifier: Any) -> None:
+        """Refuse the classifier of `train` where it runs that network itself; None: none was given.
+
+        `train` calls it for baselines without "heavy" features, before anything is computed.
+        """
+
+    def frame_network(self, name: str, classifier: Any, weights: str | Path | None) -> Any:
+        """Return the network whose features of a further set the bank is to store, or None: `train` must be given one.
+
+        `classifier`: of `train`, for baselines without "heavy" features; `weights`: of `train`.
+        """
+        return None
+
+    def check_candidates(self, count: int) -> None:
+        """Refuse T candidates a video where it can run with those of its training alone.
+
+        Such a baseline has `num_candidates` in its config; all others run with any.
+        """
+        trained = self.config.get("num_candidates", count)
+        if trained != count:
+            raise InvalidArgument(
+                f"{self.name} was trained for {trained} candidates a video and cannot run with {count}; give "
+                f"num_candidates={trained}, or train one with num_candidates={count}"
+            )
 
     def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
         """Classify from the frames `chosen`, bool [B, T], by the own layers, without any decision of its own.
@@ -125,6 +244,7 @@ class Baseline(nn.Module):
     def run(self, views: Views, *, generator: Rng = None) -> BaselineOutput:
         """Classify videos, one decision after another; the same views give the same output."""
         self.check_shapes(views)
+        self.check_candidates(views.shape[1])
         views = views.to(self.device)
         modes = [(module, module.training) for module in self.modules()]  # they differ within a phase
         self.eval()
@@ -158,6 +278,10 @@ class Baseline(nn.Module):
         """Yield the parameters that are trained in a phase."""
         yield from self.parameters()
 
+    def lr_factors(self, phase: str) -> Mapping[nn.Parameter, float]:
+        """Return by parameter what its learning rate is multiplied by; those left out have that of the recipe."""
+        return {}
+
     def train_phase(self, phase: str) -> None:
         """Set train mode for what is trained in a phase; a subclass leaves the rest in eval mode."""
         self.train()
@@ -187,20 +311,32 @@ class Baseline(nn.Module):
         """Refuse data from which a subclass cannot learn; `frames`: int64 [V], candidates of each video."""
 
     def check_shapes(self, views: Views) -> None:
-        """Refuse views whose shapes do not fit the config."""
-        for name, features in (("heavy", views.heavy), ("light", views.light)):
-            width = self.config.get(f"{name}_width", features.shape[-1])
-            if features.dim() != 3 or features.shape[-1] != width:
-                raise InvalidArgument(
-                    f"{name} features of shape {list(features.shape)} do not fit {self.name}; "
-                    f"give [videos, candidates, {width}]"
-                )
-        shape, mask = views.heavy.shape[:2], views.mask
-        if shape != views.light.shape[:2] or not shape[1]:
+        """Refuse views whose sets or shapes do not fit the config."""
+        shapes = {name: list(views.sets[name].shape) for name in self.feature_sets if name in views.sets}
+        missing = [name for name in self.feature_sets if name not in shapes]
+        if missing:
             raise InvalidArgument(
-                f"heavy and light features are of {list(shape)} and {list(views.light.shape[:2])} "
-                "videos and candidates; give both for the same candidates, at least one"
+                f"{self.name} needs {' and '.join(missing)} features, but these views have {', '.join(views.sets)}; "
+                "give a set of that name"
             )
+        for name, given in shapes.items():
+            frame = [self.config.get(f"{name}_width", given[-1])]
+            if name == FRAMES:
+                frame = [3, self.frame_size, self.frame_size]
+            elif name == AUDIO:
+                frame = list(SPECTRUM)
+            if len(given) < 3 or given[-len(frame) :] != frame:
+                raise InvalidArgument(
+                    f"{name} features of shape {given} do not fit {self.name}; "
+                    f"give [videos, candidates, {', '.join(map(str, frame))}]"
+                )
+        first, shape, mask = self.feature_sets[0], torch.Size(views.shape), views.mask
+        for name, given in shapes.items():
+            if given[:2] != shapes[first][:2] or not given[1]:
+                raise InvalidArgument(
+                    f"{first} and {name} features are of {shapes[first][:2]} and {given[:2]} "
+                    "videos and candidates; give both for the same candidates, at least one"
+                )
         if mask is not None and (mask.shape != shape or mask.dtype != torch.bool):
             raise InvalidArgument(
                 f"a mask of shape {list(mask.shape)} and type {mask.dtype} does not fit; give bool {list(shape)}"
@@ -221,6 +357,8 @@ class UniformFrames(Baseline):
     def __init__(self, system: Baseline, num_frames: int = 1) -> None:
         super().__init__({**system.config, "num_frames": check_int("num_frames", num_frames)})
         self.name, self.about, self.system = system.name, system.about, system
+        self.feature_sets, self.classifying_sets = system.feature_sets, system.classifying_sets
+        self.frame_size, self.predict_batch = system.frame_size, system.predict_batch
         self.threshold_values = tuple(range(1, 1 + int(self.about.get("num_candidates") or 10)))
 
     def with_threshold(self, value: float) -> Baseline:
@@ -272,26 +410,40 @@ def draw_gumbel(shape: tuple[int, ...], generator: Rng, device: torch.device) ->
 
 
 def decoded_frames(output: BaselineOutput) -> Tensor:
-    """Count the frames of each video that any network saw and that must be decoded, int64 [B]."""
-    return (output.seen_heavy | output.seen_light).sum(dim=1)
+    """Count the frames of each video that were seen in any set and that must be decoded, int64 [B].
+
+    Sound is heard without its frame.
+    """
+    return torch.stack([seen for name, seen in output.seen.items() if name != AUDIO]).any(dim=0).sum(dim=1)
 
 
-def video_gmacs(baseline: Baseline, output: BaselineOutput, *, heavy_gmacs: float, light_gmacs: float) -> Tensor:
-    """Return giga multiply-adds of each video [B], from the cost of one frame in the heavy and the light network."""
-    heavy, light = (seen.sum(dim=1) for seen in (output.seen_heavy, output.seen_light))
-    return heavy_gmacs * heavy + light_gmacs * light + baseline.own_gmacs(output)
+def video_gmacs(baseline: Baseline, output: BaselineOutput, prices: Mapping[str, float]) -> Tensor:
+    """Return giga multiply-adds of each video [B], from those of one frame in the network of each set.
+
+    Pixels and sound have no price: what a baseline computes of them are its own layers.
+    """
+    seen = [prices[name] * frames.sum(dim=1) for name, frames in output.seen.items() if name not in RAW]
+    return sum(seen, baseline.own_gmacs(output))
 
 
-def predict(baseline: Baseline, views: Views, *, batch_size: int = 256, seed: int = 0) -> BaselineOutput:
+def predict(baseline: Baseline, views: Views, *, batch_size: int | None = None, seed: int = 0) -> BaselineOutput:
     """Run on any number of videos, some at a time; the output is on the CPU."""
-    check_int("batch_size", batch_size)
-    generator, batches = torch.Generator().manual_seed(seed), torch.arange(len(views.heavy)).split(batch_size)
+    size = baseline.predict_batch if batch_size is None else check_int("batch_size", batch_size)
+    generator, batches = torch.Generator().manual_seed(seed), torch.arange(len(views)).split(size)
     outputs = [baseline.run(views.some(rows), generator=generator) for rows in batches]
-    fields = zip(*outputs, strict=True)
-    return BaselineOutput(*(None if parts[0] is None else torch.cat(parts).cpu() for parts in fields))
+    return BaselineOutput(*map(_joined, zip(*outputs, strict=True)))
 
 
-def light_network(weights: str | Path) -> SOSampler:
+def _joined(parts: Sequence[Any]) -> Any:
+    """Join a field of the outputs of several batches: tensors, mappings of tensors, or None."""
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], Mapping):
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    return torch.cat(parts).cpu()
+
+
+def light_network(weights: str | Path, input_size: int = 128) -> SOSampler:
     """Return MobileNetV2 without shift, frozen; the same weights always give the same fingerprint.
 
     It is a sampler because banks store features of these; its score is not used. `weights`: a safetensors file with
@@ -299,7 +451,7 @@ def light_network(weights: str | Path) -> SOSampler:
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # the head that is not used is part of the fingerprint
-        network = SOSampler(backbone=MOBILENET, shift=0, input_size=128)
+        network = SOSampler(backbone=MOBILENET, shift=0, input_size=input_size)
     load_backbone_weights(network.backbone, weights)
     return network.freeze()
 
@@ -368,6 +520,15 @@ def load_system(folder: str | Path, device: str | None = None) -> Baseline:
     baseline.about = about
     baseline.requires_grad_(False).eval().to(target)
     return baseline
+
+
+def trained_on(about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a trained baseline records about the features of each of its sets, "heavy" first.
+
+    "heavy" and "light" are keys of `about`, further sets are in its "sets".
+    """
+    named = {name: about.get(name) for name in ("heavy", "light")} | dict(about.get("sets") or {})
+    return {name: facts for name, facts in named.items() if isinstance(facts, dict)}
 
 
 def is_baseline_folder(path: Any) -> bool:

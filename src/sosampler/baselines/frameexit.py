@@ -127,7 +127,7 @@ class FrameExit(Baseline):
             rows, pooled = rows[~leave], pooled[~leave]
             if not len(rows):
                 break
-        return BaselineOutput(probabilities, seen, torch.zeros_like(seen), gates_run)
+        return BaselineOutput(probabilities, {"heavy": seen}, gates_run)
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         """Count the neck for each frame, the gates that ran, the first classifier and that of the exit.
@@ -151,7 +151,7 @@ class FrameExit(Baseline):
         for count in frames.unique().tolist():
             classifier = self.classifiers[min(count, self.max_frames) - 1]
             probabilities[frames == count] = self.activate(classifier(pooled[frames == count]))
-        return BaselineOutput(probabilities, chosen, torch.zeros_like(chosen))
+        return BaselineOutput(probabilities, {"heavy": chosen})
 
     def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
         return matrix_gmacs(self.neck) * seen.seen_heavy.sum(dim=1) + matrix_gmacs(self.classifiers[0])

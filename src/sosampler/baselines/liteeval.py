@@ -26,6 +26,7 @@ class LiteEval(Baseline):
     """Coarse and fine LSTM with a gate between them."""
 
     name = "liteeval"
+    feature_sets = ("heavy", "light")
     threshold = "gate_open"
     threshold_values = (0.9, 0.5, 0.2, 0.05, 0.005, 0.0)  # 0 opens every gate
 
@@ -139,7 +140,7 @@ class LiteEval(Baseline):
                 sharp = self.fine(torch.cat([heavy, light[opening]], dim=1), _rows(fine_here, opening))
                 next_fine = _put(next_fine, opening, sharp)
             coarse, fine = _put(coarse, rows, coarse_here), _put(fine, rows, next_fine)
-        return BaselineOutput(self.activate(self.classify(fine[0])), opened, real)
+        return BaselineOutput(self.activate(self.classify(fine[0])), {"heavy": opened, "light": real})
 
     def own_gmacs(self, seen: BaselineOutput) -> Tensor:
         """Count coarse LSTM and gate for each frame, the fine LSTM where the gate opened, the class layer once."""

@@ -194,14 +194,14 @@ class MARL(Baseline):
             positions = candidates_of_ranks(ranks, real)
             seen = seen.scatter(1, positions, True)
         probabilities = self.average(views.heavy.take_along_dim(positions[:, :, None], 1))
-        return BaselineOutput(probabilities, seen, torch.zeros_like(real), steps)
+        return BaselineOutput(probabilities, {"heavy": seen}, steps)
 
     def classify_frames(self, views: Views, chosen: Tensor) -> BaselineOutput:
         """Average the class layer over the chosen frames: agents that do not move."""
         rows, positions = chosen.nonzero(as_tuple=True)
         each = self.activate(self.classify(views.heavy[rows, positions]))
         total = each.new_zeros(len(chosen), each.shape[1]).index_add_(0, rows, each)
-        return BaselineOutput(total / chosen.sum(dim=1, keepdim=True), chosen, torch.zeros_like(chosen))
+        return BaselineOutput(total / chosen.sum(dim=1, keepdim=True), {"heavy": chosen})
 
     def frames_gmacs(self, seen: BaselineOutput) -> Tensor:
         return matrix_gmacs(self.classify) * seen.seen_heavy.sum(dim=1)

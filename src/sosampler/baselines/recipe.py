@@ -12,14 +12,13 @@ import torch
 
 from sosampler._util.files import plain
 from sosampler._util.validation import check_float, check_int, one_of
-from sosampler.baselines.base import Baseline
-from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
+from sosampler.baselines.base import RAW, Baseline
+from sosampler.baselines.registry import baseline_arguments, baseline_class, create_baseline, list_systems
 from sosampler.errors import InvalidArgument, first_line
 from sosampler.samplers.recipe import check_known, read_mapping, read_recipe_file
 
 OPTIMIZERS = ("adamw", "sgd")
-# Arguments of a baseline that follow from the bank.
-FROM_DATA = ("heavy_width", "light_width", "num_classes", "multi_label")
+_DRAWN_FOR_CHECKS = 10  # T of a baseline that is built to check its settings alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +58,21 @@ class BaselineRecipe:
             object.__setattr__(self, name, value)
 
     @property
+    def feature_sets(self) -> tuple[str, ...]:
+        """The sets that the baseline needs; see `Baseline.feature_sets`."""
+        return self.without_weights().feature_sets
+
+    @property
     def needs_light(self) -> bool:
         """Whether the baseline also needs features of a light network."""
-        return "light_width" in baseline_arguments(self.system)
+        return "light" in self.feature_sets
+
+    def without_weights(self) -> Baseline:
+        """Create the baseline on the meta device, with sizes that mean nothing: its settings alone."""
+        return _on_meta(self.system, self.settings)
 
     def build(self, **from_data: Any) -> Baseline:
-        """Create the baseline with random weights, which depend on the seed alone; `from_data`: by `FROM_DATA`."""
+        """Create the baseline with random weights, which depend on the seed alone; `from_data`: by `from_bank`."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed % 2**63)
             return _create(self.system, from_data, self.settings)
@@ -97,7 +105,7 @@ def recipe_settings(system: str) -> list[str]:
 def refuse_light(system: str, given: Mapping[str, Any]) -> None:
     """Refuse the options of a light network, by their names, for a baseline that has none."""
     unused = [name for name, value in given.items() if value is not None]
-    with_light = [name for name in list_systems() if "light_width" in baseline_arguments(name)]
+    with_light = [name for name in list_systems() if "light" in baseline_class(name).feature_sets]
     if unused and one_of("baseline", system, list_systems()) not in with_light:
         raise InvalidArgument(
             f"{' and '.join(unused)} would change nothing: {system} has no light features, only "
@@ -144,12 +152,19 @@ def _shipped_recipe(system: str) -> BaselineRecipe:
     return BaselineRecipe(**read_mapping(text, f"{system}.yaml"))
 
 
+def from_bank(system: str) -> list[str]:
+    """Return the arguments of a baseline that follow from the bank, as far as its class has them."""
+    sets = [name for name in baseline_class(system).feature_sets if name not in RAW]
+    of_sets = [f"{name}_{fact}" for fact in ("width", "gmacs") for name in sets]
+    return [*of_sets, "num_classes", "multi_label", "num_candidates"]
+
+
 def _class_settings(system: str) -> list[str]:
-    return [name for name in baseline_arguments(system) if name not in FROM_DATA]
+    return [name for name in baseline_arguments(system) if name not in from_bank(system)]
 
 
 def _create(system: str, from_data: Mapping[str, Any], settings: Mapping[str, Any]) -> Baseline:
-    """Create a baseline; widths that it does not have are left out."""
+    """Create a baseline; what it has no argument for is left out."""
     arguments = baseline_arguments(system)
     return create_baseline(system, **{name: from_data[name] for name in from_data if name in arguments}, **settings)
 
@@ -159,7 +174,8 @@ def _on_meta(system: str, settings: Any) -> Baseline:
     check_known(_mapping(settings), _class_settings(system), f"settings of {system}")
     try:
         with torch.device("meta"):
-            return _create(system, {"heavy_width": 1, "light_width": 1, "num_classes": 2}, settings)
+            widths = {name: 1 for name in from_bank(system) if name.endswith("_width")}
+            return _create(system, widths | {"num_classes": 2, "num_candidates": _DRAWN_FOR_CHECKS}, settings)
     except TypeError as error:  # for example of text where a list is expected
         raise InvalidArgument(
             f"the settings {dict(settings)} do not fit {system} ({first_line(error)}); see the arguments of its class"

@@ -16,8 +16,19 @@ if TYPE_CHECKING:
     from sosampler.baselines.base import Baseline
 
 
-# Name, also of the module -> class.
-_BASELINES = {"frameexit": "FrameExit", "liteeval": "LiteEval", "adaframe": "AdaFrame", "marl": "MARL"}
+# Name, also of the module (with _ for -) -> class.
+_BASELINES = {
+    "frameexit": "FrameExit",
+    "liteeval": "LiteEval",
+    "adaframe": "AdaFrame",
+    "marl": "MARL",
+    "ar-net": "ARNet",
+    "videoiq": "VideoIQ",
+    "adafocus": "AdaFocus",
+    "adafuse": "AdaFuse",
+    "ada3d": "Ada3D",
+    "listen-to-look": "ListenToLook",
+}
 
 
 def list_systems() -> list[str]:
@@ -27,25 +38,27 @@ def list_systems() -> list[str]:
 
 def create_baseline(name: str, **config: Any) -> Baseline:
     """Create a baseline with random weights; `config` are the arguments of its class."""
-    baseline: Baseline = _class_of(name)(**config)
-    return baseline
+    return baseline_class(name)(**config)
 
 
 def baseline_arguments(name: str) -> list[str]:
     """Return the arguments of `create_baseline` for a baseline, in the order of its class."""
-    return [argument for argument in signature(_class_of(name).__init__).parameters if argument != "self"]
+    return [argument for argument in signature(baseline_class(name).__init__).parameters if argument != "self"]
 
 
-def _class_of(name: str) -> Any:
+def baseline_class(name: str) -> type[Baseline]:
+    """Return the class of a baseline."""
     one_of("baseline", name, list_systems())
-    return getattr(import_module(f"sosampler.baselines.{name}"), _BASELINES[name])
+    module = import_module(f"sosampler.baselines.{name.replace('-', '_')}")
+    found: type[Baseline] = getattr(module, _BASELINES[name])
+    return found
 
 
 def list_samplers() -> list[str]:
     """Return the names that `train` takes: samplers first, then baselines, which bring their own classifier.
 
     Examples:
-        >>> list_samplers()
-        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval', 'adaframe', 'marl']
+        >>> list_samplers()[:5]
+        ['sosampler', 'ocsampler', 'scsampler', 'frameexit', 'liteeval']
     """
     return [*RECIPES, *list_systems()]

@@ -247,6 +247,17 @@ class Classifier(nn.Module):
         note = self.length.note(self.name)
         return () if note is None else (note,)
 
+    def modes(self) -> Iterator[str]:
+        """Switch to each way in which the network can run, all of which are trained, and yield its name.
+
+        The first is the one whose answers the others learn from. Afterwards it is as before.
+        """
+        yield ""
+
+    def own_groups(self, lr: float) -> list[dict[str, Any]]:
+        """Return groups for an optimiser, of parameters with another rate or decay than the recipe's."""
+        return []
+
     def head_names(self) -> tuple[str, ...]:
         """Return state-dict prefixes of the layers that a new head replaces, the class layer first."""
         return ()
@@ -324,25 +335,28 @@ class Penultimate:
         finally:
             hook.remove()
 
-    @torch.no_grad()
     def __call__(self, frames: Tensor) -> Tensor:
         """Return float32 features [F, D] on the CPU for uint8 frames [F, 3, H, W]."""
+        return self.of_clips(self.classifier.preprocessing(frames[:, None].to(self.classifier.device)))
+
+    @torch.no_grad()
+    def of_clips(self, clips: Tensor) -> Tensor:
+        """Return float32 features [F, D] on the CPU for normalised clips of one frame, [F, 1, 3, h, w]."""
         classifier = self.classifier.eval()
         self._local.features = None
-        clips = classifier.preprocessing(frames[:, None].to(classifier.device))  # [F, 1, 3, h, w]
         with autocast(classifier.device, classifier.precision):
             classifier(clips)
         features, self._local.features = self._local.features, None
         if features is None:
             raise ClassifierError(f"{classifier.name} does not use its class layer; give a network that does")
-        if features.ndim < 2 or features.shape[0] != len(frames):
+        if features.ndim < 2 or features.shape[0] != len(clips):
             raise ClassifierError(
-                f"{classifier.name}: the input of its class layer has shape {list(features.shape)} for {len(frames)} "
+                f"{classifier.name}: the input of its class layer has shape {list(features.shape)} for {len(clips)} "
                 "frames but must have one row per frame; give another network"
             )
         # Linear: [F, ..., D]; convolutions: [F, D, ...]. Average over any remaining time and space.
         rows = features.float() if hasattr(self._layer, "out_features") else features.float().movedim(1, -1)
-        return check_finite(rows.reshape(len(frames), -1, rows.shape[-1]).mean(1).cpu(), classifier.name)
+        return check_finite(rows.reshape(len(clips), -1, rows.shape[-1]).mean(1).cpu(), classifier.name)
 
 
 def class_layer(classifier: Any) -> nn.Module:

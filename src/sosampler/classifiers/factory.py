@@ -14,6 +14,7 @@ from typing import Any
 from sosampler._util.files import write_text
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import one_of
+from sosampler.classifiers.any_precision import AnyPrecisionClassifier, build_any_precision, from_plain
 from sosampler.classifiers.base import INT8, PRECISIONS, Classifier, read_classes, read_names
 from sosampler.classifiers.huggingface import build_huggingface, config_from_dict
 from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
@@ -61,17 +62,29 @@ class _Builder:
 
 
 _TIMM = _Builder(build_timm, ("head", "stride_on_1x1", "drop_rate", "exit_frames"), downloads=True)
+_ANY_PRECISION = _Builder(build_any_precision, ("bits", "clip", "stride_on_1x1", "drop_rate"), downloads=True)
 _HUGGING_FACE = _Builder(build_huggingface, ("temporal", "num_frames", "revision"), downloads=True)
 
 _NAMED = {
     "resnet50": _TIMM.bound("resnet50", name="resnet50", preprocessing=_RESNET_INPUT),
     "resnet50_v1": _TIMM.bound("resnet50", name="resnet50_v1", preprocessing=_RESNET_INPUT, stride_on_1x1=True),
+    "any_precision_resnet50": _ANY_PRECISION.bound(
+        "resnet50", name="any_precision_resnet50", preprocessing=_RESNET_INPUT
+    ),
+    "any_precision_resnet50_v1": _ANY_PRECISION.bound(
+        "resnet50", name="any_precision_resnet50_v1", preprocessing=_RESNET_INPUT, stride_on_1x1=True
+    ),
     "timesformer": _HUGGING_FACE,
     "slowonly_r50": _Builder(build_slowonly, ("stride_on_1x1",)),
     "x3d_s": _Builder(build_x3d),
     "i3d": _Builder(build_i3d),
 }
-_FAMILIES = {"timm": _TIMM, "torchvision": _Builder(build_torchvision, downloads=True), "hf": _HUGGING_FACE}
+_FAMILIES = {
+    "timm": _TIMM,
+    "any_precision": _ANY_PRECISION,
+    "torchvision": _Builder(build_torchvision, downloads=True),
+    "hf": _HUGGING_FACE,
+}
 
 
 def list_classifiers(pattern: str = "*") -> list[str]:
@@ -81,7 +94,7 @@ def list_classifiers(pattern: str = "*") -> list[str]:
 
     Examples:
         >>> list_classifiers("*50*")
-        ['resnet50', 'resnet50_v1', 'slowonly_r50']
+        ['resnet50', 'resnet50_v1', 'any_precision_resnet50', 'any_precision_resnet50_v1', 'slowonly_r50']
     """
     names = [*_NAMED, *(f"torchvision:{name}" for name in torchvision_names())]
     if pattern.startswith("timm:"):
@@ -106,8 +119,8 @@ def create_classifier(
     """Create a frozen classifier by name.
 
     Args:
-        name: one of `list_classifiers()`, "timm:NAME", "torchvision:NAME", "hf:FOLDER or HUB ID", a transformers
-            config, or a folder that `train_classifier` or `save_classifier` wrote.
+        name: one of `list_classifiers()`, "timm:NAME", "any_precision:NAME" (of a ResNet of timm), "torchvision:NAME",
+            "hf:FOLDER or HUB ID", a transformers config, or a folder of `train_classifier` or `save_classifier`.
         num_classes, class_names: of the head; names as a list, or a text file with one per line. By default those of
             the weights file, or the 1000 of ImageNet and the 400 of Kinetics.
         weights: a .safetensors or torch file, or "pretrained" to download those of timm or torchvision.
@@ -120,7 +133,8 @@ def create_classifier(
         precision: "float32" (the default), "bfloat16" or "float16" for autocast.
         options: of the family: head="mean"|"frameexit", stride_on_1x1, drop_rate for 2-D networks, exit_frames for a
             checkpoint of FrameExit's authors (whose classifier for so many frames is loaded, by default the last);
-            temporal="linear"|"nearest", num_frames for TimeSformer.
+            bits=32|4|2, clip for any-precision ones, bits also for a saved one; temporal="linear"|"nearest",
+            num_frames for TimeSformer.
 
     Examples:
         >>> import torch
@@ -134,6 +148,7 @@ def create_classifier(
     target = None if device is None else check_device(device)
     saved = saved_folder(name)
     if saved is not None:
+        bits = options.pop("bits", None)
         given = {"num_classes": num_classes, "weights": weights, "class_names": class_names, **options}
         for option, value in given.items():
             if value is not None:
@@ -141,6 +156,10 @@ def create_classifier(
                     f"{name} is a saved classifier with its own {option}; leave {option} out, or name the network"
                 )
         classifier = _from_folder(saved)
+        if bits is not None:
+            if not isinstance(classifier, AnyPrecisionClassifier):
+                raise InvalidArgument(f"{name} is a saved {classifier.name}, which has one precision; leave bits out")
+            classifier.set_bits(bits)
     else:
         num_classes, names = read_classes(num_classes, class_names)
         classifier = _from_name(name, num_classes, weights, new_head, input_size, options)
@@ -196,7 +215,7 @@ def _from_name(
 def fit_weights(classifier: Classifier, state: State, *, where: str, new_head: bool = False) -> None:
     """Load a state; that of a plain 2-D network also fits the backbone of a FrameExit head, a ResNet-50's SlowOnly.
 
-    So does a checkpoint that FrameExit's authors released, with its head.
+    So does that of a ResNet its any-precision form, and a checkpoint that FrameExit's authors released, with its head.
     """
     translated = _translate_names(classifier, state)
     if isinstance(classifier.net, SlowOnly) and translated is not state:  # trained with ImageNet's normalisation
@@ -216,6 +235,8 @@ def _translate_names(classifier: Classifier, state: State) -> State:
     """Rename 2-D weights to the names of a classifier that is built on them; return others unchanged."""
     if isinstance(classifier.net, SlowOnly) and "layer1.0.conv1.weight" in state:
         return inflate_resnet50(state)
+    if isinstance(classifier, AnyPrecisionClassifier):
+        return from_plain(classifier, state)
     if isinstance(classifier, FrameExitClassifier) and is_frameexit_release(state):
         return from_frameexit_release(state, classifier.options.get("exit_frames"))
     if isinstance(classifier, FrameExitClassifier) and not any(key.startswith("backbone.") for key in state):
@@ -243,8 +264,9 @@ def _builder(name: Any, new_head: bool | None = False) -> _Builder:
     if family in _FAMILIES and variant:
         return _FAMILIES[family].bound(variant, **({"new_head": new_head} if family == "hf" else {}))
     raise InvalidArgument(
-        f"classifier {name!r} is unknown; choose one of {', '.join(_NAMED)}, timm:NAME, torchvision:NAME, hf:FOLDER or "
-        "HUB ID, or the folder of a saved classifier; for a network of your own use so.wrap_classifier"
+        f"classifier {name!r} is unknown; choose one of {', '.join(_NAMED)}, timm:NAME, any_precision:NAME, "
+        "torchvision:NAME, hf:FOLDER or HUB ID, or the folder of a saved classifier; for a network of your own use "
+        "so.wrap_classifier"
     )
 
 

@@ -19,7 +19,7 @@ from sosampler.classifiers.weights import load_weights
 from sosampler.errors import InvalidArgument
 
 # PyTorchVideo's published Slow and X3D checkpoints were trained with these.
-_PYTORCHVIDEO: dict[str, Any] = {"mean": (0.45, 0.45, 0.45), "std": (0.225, 0.225, 0.225)}
+PYTORCHVIDEO: dict[str, Any] = {"mean": (0.45, 0.45, 0.45), "std": (0.225, 0.225, 0.225)}
 
 # Minimum number of frames where torchvision's weights do not give it, and exact numbers where positions are learned.
 _TORCHVISION_LENGTHS = {
@@ -54,14 +54,14 @@ class SpacetimeClassifier(Classifier):
 def build_slowonly(*, num_classes: int | None = None, stride_on_1x1: bool = False) -> SpacetimeClassifier:
     """Build SlowOnly-50 8x8; takes PyTorchVideo's `slow_r50` checkpoint, or an inflated 2-D ResNet-50."""
     make = partial(SlowOnly, stride_on_1x1=check_bool("stride_on_1x1", stride_on_1x1))
-    preprocessing = Preprocessing(size=(224, 224), resize=256, **_PYTORCHVIDEO)
+    preprocessing = Preprocessing(size=(224, 224), resize=256, **PYTORCHVIDEO)
     options = {"stride_on_1x1": True} if stride_on_1x1 else {}
     return _build(make, num_classes, name="slowonly_r50", preprocessing=preprocessing, options=options)
 
 
 def build_x3d(*, num_classes: int | None = None) -> SpacetimeClassifier:
     """Build X3D-S; takes PyTorchVideo's `x3d_s` checkpoint."""
-    preprocessing = Preprocessing(size=(182, 182), resize=182, **_PYTORCHVIDEO)
+    preprocessing = Preprocessing(size=(182, 182), resize=182, **PYTORCHVIDEO)
     return _build(X3D, num_classes, name="x3d_s", preprocessing=preprocessing)
 
 

@@ -152,6 +152,21 @@ def key_values(texts: Sequence[str] | None) -> dict[str, Any]:
     return values
 
 
+def named_sources(texts: Sequence[str] | None) -> dict[str, str] | None:
+    """Parse NAME=SOURCE options of features; None where there are none.
+
+    >>> named_sources(["r34=runs/r34", "r18=features=old"])
+    {'r34': 'runs/r34', 'r18': 'features=old'}
+    """
+    sources: dict[str, str] = {}
+    for text in texts or ():
+        name, _, source = text.partition("=")
+        if not name or not source or name in sources:
+            raise InvalidArgument(f"--features {text!r} must be NAME=SOURCE, each name once, for example r34=runs/r34")
+        sources[name] = source
+    return sources or None
+
+
 def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -210,20 +225,26 @@ def show_progress(what: str, *, lines: bool = True) -> Iterator[OnProgress]:
     """Give a function to call after each video: a bar on a terminal, elsewhere lines with rate and time left."""
     begin = last = time.monotonic()  # the time of the first video counts too
     bar: Bar | None = None
+    stage = ""
     with ExitStack() as stack:
 
         def on_progress(progress: Progress) -> None:
-            nonlocal bar, last
-            if bar is None:
+            nonlocal bar, begin, last, stage
+            if bar is None or progress.stage != stage:
+                stack.close()  # the bar of the stage before
+                if bar is not None:
+                    begin = last = time.monotonic()
+                stage = progress.stage
                 if progress.before:
                     say(f"continuing: {progress.before} of {progress.total} videos are done")
-                bar = stack.enter_context(progress_bar(what, progress.total, done=progress.before))
+                name = f"{what} {stage}".rstrip()
+                bar = stack.enter_context(progress_bar(name, progress.total, done=progress.before))
             bar.advance(text=f"{progress.failed} failed" if progress.failed else "")
             now = time.monotonic()
             is_due = now - last >= _SECONDS_BETWEEN_LINES or progress.done == progress.total
             if is_due and lines and not sys.stderr.isatty():
                 last = now
-                say(line_of(what, progress, now - begin))
+                say(line_of(f"{what} {stage}".rstrip(), progress, now - begin))
 
         yield on_progress
 

@@ -15,7 +15,7 @@ from sosampler.errors import InvalidArgument
 _OF_CLASSIFIER = ("weights", "input_size", "precision")
 _OF_FRAMES = (
     *("num_candidates", "fps", "size", "quality", "candidates", "grid", "seed", "folder_fps", "classes", "root"),
-    *("exclusive", "videos_per_shard", "retry_failed"),
+    *("exclusive", "audio", "videos_per_shard", "retry_failed"),
 )
 
 
@@ -50,6 +50,9 @@ def prepare_command(
     root: Annotated[Path | None, Option(help="Where relative paths of the manifest start.")] = None,
     exclusive: shared.Exclusive = None,
     features: Annotated[bool, Option(help="Also store the features that a pooled classifier averages.")] = True,
+    audio: Annotated[
+        bool, Option("--audio", help="Also store the sound around each frame, also of a bank that is there.")
+    ] = False,
     batch: Annotated[int | None, Option(help="Frames per batch of the network.")] = None,
     workers: Annotated[int | None, Option(help="Decoding processes.  [default: cores, fewer for large frames]")] = None,
     videos_per_shard: Annotated[int, Option(help="Videos in a file of the bank.")] = 32,
@@ -74,7 +77,7 @@ def prepare_command(
         )
     settings |= shared.key_values(option)
     annotation: dict[str, Any] = {"features": features, "batch": batch}
-    from sosampler.bank.inspect import bank_info
+    from sosampler.bank.inspect import bank_info, count_silent
 
     if shared.check_engine(engine, address):
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
@@ -98,6 +101,8 @@ def prepare_command(
         typer.echo(json.dumps({**bank_info(out), "failures": failures}))
     else:
         typer.echo(f"{bank!r}")
+        if audio and (silent := count_silent(bank)):
+            shared.say(f"{silent} of {len(bank)} videos have no sound; the notes of Bank.audio() say why")
         shared.say_failures(failures)
         if failures:
             shared.say(
@@ -155,6 +160,27 @@ def subset_command(
     info_command(out, json_output)
 
 
+@app.command("add-features")
+def add_features_command(
+    bank: BankArgument,
+    features: Annotated[
+        list[str],
+        Option(help="NAME=FOLDER of a saved classifier or of a sampler without shift; repeatable, in one pass."),
+    ],
+    device: Annotated[str | None, Option(help="Where the networks run: cpu, cuda, ...")] = None,
+    batch: Annotated[int | None, Option(help="Frames per batch of a network.")] = None,
+    precision: Annotated[str, Option(help="In which features are stored: float16 or float32.")] = "float16",
+    json_output: shared.Json = False,
+) -> None:
+    """Store features of networks for every frame. Run again, a run that was killed resumes."""
+    networks = shared.named_sources(features)
+    from sosampler.bank.prepare import add_features
+
+    with shared.show_progress("features") as on_progress:
+        add_features(bank, networks, device=device, batch=batch, precision=precision, on_progress=on_progress)
+    info_command(bank, json_output)
+
+
 def _described(info: dict[str, Any]) -> str:
     splits = ", ".join(f"{count} {name}" for name, count in info["splits"].items())
     shards = info["shards"]
@@ -179,5 +205,11 @@ def _described(info: dict[str, Any]) -> str:
             f"  features {features['name']}: {features['width']} in {features['precision']} of the "
             f"{features['network']} {features['network_name']}, {features['gmacs']:.3g} GMACs per frame, "
             f"{features['bytes'] / 1e6:.1f} MB{'' if features['complete'] else ', NOT FINISHED'}"
+        )
+    if audio := info["audio"]:
+        silent = f", {audio['num_silent']} videos without sound" if audio["complete"] else ", NOT FINISHED"
+        lines.append(
+            f"  sound {audio['name']}: {audio['bands']} bands x {audio['columns']} columns for the "
+            f"{audio['seconds']:g} s around each frame, {audio['bytes'] / 1e6:.1f} MB{silent}"
         )
     return "\n".join(lines)

@@ -36,6 +36,9 @@ def reproduce_command(
     out: Annotated[Path, Option("--out", "-o", help="Folder of the results.")] = Path("reproduced"),
     weights: Annotated[str | None, Option(help="Start of the samplers' MobileNetV2: a file, or 'pretrained'.")] = None,
     light: Annotated[str | None, Option(help="Light network: folder of a sampler, or features of the bank.")] = None,
+    features: Annotated[
+        list[str] | None, Option(help="SET=SOURCE of further networks of baselines, e.g. r34=FOLDER; repeatable.")
+    ] = None,
     seeds: Annotated[str, Option(help="Separated by commas; each sampler is trained with each.")] = "0,1,2",
     epochs: Annotated[int | None, Option(help="Instead of those of the recipes.")] = None,
     setting: Annotated[list[str] | None, Option("--set", help="KEY=VALUE of every recipe, e.g. batch_size=32.")] = None,
@@ -69,6 +72,7 @@ def reproduce_command(
 
     arguments |= {"classifiers": classifier or None, "seeds": [int(part) for part in parts], "say": shared.say}
     arguments["settings"] = read_settings(setting or [])
+    arguments["features"] = shared.named_sources(features)
     if dry_run:
         plans = plan_reproduction(names, bank, **arguments)
         shared.echo({"dry_run": True, "plans": plans}, _plan_text(plans), json_output)

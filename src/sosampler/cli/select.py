@@ -33,9 +33,9 @@ def select_command(
         str | None,
         Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
-            "frame-difference, frameexit, difference-peaks, farthest-first, dpp, a trained sampler's folder, or "
-            "MODULE:CLASS. +aks, +its, +nms, +mmr or +dpp behind one with scores spreads the choice.  [default: "
-            "general; uniform with --no-decode and where all candidates are taken]"
+            "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, a "
+            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr or +dpp behind one with scores spreads "
+            "the choice.  [default: general; uniform with --no-decode and where all candidates are taken]"
         ),
     ] = None,
     sampler: shared.Sampler = None,

@@ -25,7 +25,7 @@ def train_command(
         str,
         Option(
             help="sosampler, ocsampler, scsampler; or a baseline, which classifies itself: frameexit, liteeval, "
-            "adaframe, marl."
+            "adaframe, marl, ar-net, videoiq, adafocus, adafuse, ada3d, listen-to-look."
         ),
     ] = "sosampler",
     recipe: Annotated[
@@ -43,15 +43,23 @@ def train_command(
     weights: Annotated[
         str | None,
         Option(
-            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval and adaframe "
-            "those of their light network, MobileNetV2; for frameexit a checkpoint of its authors, with --epochs 0."
+            help="Initial weights of the backbone: a file, or 'pretrained' from the web; for liteeval, adaframe, "
+            "ar-net, videoiq, adafocus, ada3d and listen-to-look those of their light network, MobileNetV2; for "
+            "frameexit a checkpoint of its authors, with --epochs 0."
         ),
     ] = None,
     light: Annotated[
         str | None,
         Option(
-            help="Another light network for liteeval and adaframe: the folder of a sampler without shift, or the name "
-            "of features in the bank."
+            help="Another light network for liteeval, adaframe, ar-net, videoiq, ada3d and listen-to-look: the folder "
+            "of a sampler without shift, or the name of features in the bank."
+        ),
+    ] = None,
+    features: Annotated[
+        list[str] | None,
+        Option(
+            help="SET=SOURCE for further networks of a baseline (r34 and r18 of ar-net): the folder of a classifier or "
+            "of a sampler without shift, or the name of features in the bank; repeatable."
         ),
     ] = None,
     teacher: Annotated[str, Option(help="bank: the stored outputs; online: run the classifier on each crop.")] = "bank",
@@ -79,9 +87,10 @@ def train_command(
     Several GPUs: accelerate launch --num_processes 2 -m sosampler train ...; without GPUs: torchrun --nproc-per-node 2.
     """
     options = shared.without(locals(), "setting", "json_output")
+    options["features"] = shared.named_sources(features)
     from sosampler import import_frameexit, train  # raises where packages are missing
     from sosampler.baselines.recipe import recipe_settings, refuse_light
-    from sosampler.baselines.registry import list_systems
+    from sosampler.baselines.registry import baseline_class, list_systems
     from sosampler.errors import InvalidArgument
     from sosampler.samplers.recipe import SETTINGS, read_settings
     from sosampler.training.distributed import OtherProcessFailed
@@ -89,7 +98,8 @@ def train_command(
     allowed: Sequence[str] = SETTINGS
     if sampler in list_systems():
         allowed = recipe_settings(sampler)
-        refuse_light(sampler, {"--light": light, "--weights": None if sampler == "frameexit" else weights})
+        own = sampler == "frameexit" or baseline_class(sampler).takes_weights
+        refuse_light(sampler, {"--light": light, "--weights": None if own else weights})
     if sampler == "frameexit" and weights is not None:
         if epochs != 0:
             raise InvalidArgument("--weights of frameexit are its authors', which are not trained here; add --epochs 0")

@@ -24,16 +24,22 @@ from sosampler._util.files import saved_kind
 from sosampler._util.validation import check_float, check_int
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
-from sosampler.baselines.base import KIND as BASELINE_KIND
+from sosampler.bank.pixels import StoredFrames, StoredSpectra
 from sosampler.baselines.base import (
+    AUDIO,
+    FRAMES,
+    RAW,
     Baseline,
+    LazySet,
     UniformFrames,
     Views,
     decoded_frames,
     load_system,
     predict,
+    trained_on,
     video_gmacs,
 )
+from sosampler.baselines.base import KIND as BASELINE_KIND
 from sosampler.baselines.registry import list_systems
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.clip_scores import Clips, Videos
@@ -155,9 +161,8 @@ class BaselineRow:
             "multi_label": system.multi_label,
             "num_candidates": about.get("num_candidates"),
             "heavy": about.get("heavy"),
+            **trained_on(about),
         }
-        if about.get("light") is not None:
-            facts["light"] = about["light"]
         if system.threshold:
             facts[system.threshold] = system.config[system.threshold]
         return facts
@@ -319,7 +324,7 @@ def _same_but_for_threshold(first: Baseline, other: Baseline) -> bool:
 
     def without_threshold(system: Baseline) -> str:
         settings = {key: value for key, value in system.config.items() if key != system.threshold}
-        return json.dumps([system.name, settings, system.about.get("heavy"), system.about.get("light")], sort_keys=True)
+        return json.dumps([system.name, settings, trained_on(system.about)], sort_keys=True)
 
     if without_threshold(first) != without_threshold(other):
         return False
@@ -460,10 +465,11 @@ def _entry(name: str) -> Entry:
 # ---- baselines: stored features
 
 
-def _stored_features(row: BaselineRow, bank: Bank) -> list[Features]:
-    """Return the features that a baseline needs: of its heavy network, and of the light one where it has one."""
+def _stored_features(row: BaselineRow, bank: Bank) -> dict[str, Features]:
+    """Return the features that a baseline needs, by the name of their set; pixels and sound are not among them."""
     system, about = row.system, row.system.about
-    if not isinstance(about.get("heavy"), dict):
+    needed = [name for name in system.feature_sets if name not in RAW]
+    if any(name not in trained_on(about) for name in needed):
         raise InvalidArgument(
             f"{row.name}: this {system.name} has no record of the features it was trained on; give one that so.train "
             "made or so.load_system read"
@@ -479,8 +485,12 @@ def _stored_features(row: BaselineRow, bank: Bank) -> list[Features]:
             f"{row.name} was trained for {_classes_in_words(classes)}, but {bank.path} has "
             f"{_classes_in_words(bank.classes)}; give a bank with the same classes in the same order"
         )
-    parts = ("heavy", "light") if "light_width" in system.config else ("heavy",)
-    return [_stored(row, bank, part) for part in parts]
+    if AUDIO in system.feature_sets and bank.audio().fingerprint != about.get(AUDIO):
+        raise InvalidArgument(
+            f"{row.name} was trained on sound with other settings ({about.get(AUDIO)}) than {bank.path} has "
+            f"({bank.audio().fingerprint}); train the baseline again on a bank that this version prepared"
+        )
+    return {name: _stored(row, bank, name) for name in needed}
 
 
 def _classes_in_words(classes: Sequence[str]) -> str:
@@ -490,7 +500,7 @@ def _classes_in_words(classes: Sequence[str]) -> str:
 
 def _stored(row: BaselineRow, bank: Bank, part: str) -> Features:
     """Return the features of the network that a baseline was trained on; their name may differ from bank to bank."""
-    wanted = row.system.about.get(part) or {}
+    wanted = trained_on(row.system.about)[part]
     fingerprint = wanted.get("fingerprint")
     sets = bank.feature_sets
     matching = [name for name, about in sets.items() if about["fingerprint"] == fingerprint]
@@ -519,7 +529,7 @@ def note_differences(
     for row in {row.base: row for row in rows}.values():
         about = row.system.about
         heavy, trained = about.get("heavy") or {}, about.get("num_candidates")
-        if heavy.get("fingerprint") != teacher.about["fingerprint"]:
+        if heavy and heavy.get("fingerprint") != teacher.about["fingerprint"]:
             note(
                 f"{row.base} classifies with {about.get('classifier')} ({heavy.get('fingerprint')}), but the policies "
                 f"with {teacher.about['name']} ({teacher.about['fingerprint']}): they differ in more than the choice "
@@ -548,28 +558,36 @@ def run_baselines(
         network, in time order, padded with -1.
     """
     ready = [(row, _stored_features(row, bank)) for row in rows]
+    for row in rows:
+        for num_candidates in candidates:
+            row.system.check_candidates(num_candidates)
     for base in dict.fromkeys(row.base for row in rows):
         fewest = min(row.num_frames for row in rows if row.base == base)
         if fewest > max(candidates):
             raise InvalidArgument(
                 f"{base}@{fewest} is more than the {max(candidates)} candidates; give at most as many"
             )
-    sets = {stored.name: stored for _, feature_sets in ready for stored in feature_sets}
+    stored_sets = {stored.name: stored for _, by_name in ready for stored in by_name.values()}
+    sides = {row.system.frame_size for row in rows if FRAMES in row.system.feature_sets}
     results: dict[Cell, tuple[Tally, Spent]] = {}
     for num_candidates in candidates:
         runs = [
-            _BaselineRun(row, feature_sets, num_candidates, videos)
-            for row, feature_sets in ready
+            _BaselineRun(row, features_of, bank, num_candidates, videos)
+            for row, features_of in ready
             if row.num_frames <= num_candidates
         ]
-        size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in sets.values()))))
+        size = max(1, _MAX_NUMBERS // (num_candidates * max(1, sum(stored.width for stored in stored_sets.values()))))
         for begin in range(0, len(videos) if runs else 0, size):
             indices = np.arange(begin, min(begin + size, len(videos)))
             slots, counts = videos.candidates(indices, num_candidates)
-            features = {name: _features(stored, videos, indices, slots) for name, stored in sets.items()}
+            features = {name: _features(stored, videos, indices, slots) for name, stored in stored_sets.items()}
+            rows_of_bank = [videos.positions[index] for index in indices.tolist()]
+            raw: dict[Any, LazySet] = {side: StoredFrames(bank, rows_of_bank, slots, side) for side in sides}
+            if any(AUDIO in row.system.feature_sets for row in rows):
+                raw[AUDIO] = StoredSpectra(bank, rows_of_bank, slots)
             mask = torch.from_numpy(np.arange(num_candidates) < counts[:, None])
             for run in runs:
-                run.predict(indices, slots, features, mask)
+                run.predict(indices, slots, features, raw, mask)
         results |= {run.cell: (run.tally, run.spent()) for run in runs}
     return results
 
@@ -585,33 +603,54 @@ def _features(stored: Features, videos: Videos, indices: Indices, slots: Indices
 class _BaselineRun:
     """One baseline with one number of candidates."""
 
-    def __init__(self, row: BaselineRow, feature_sets: list[Features], num_candidates: int, videos: Videos) -> None:
-        self._row, self._feature_sets, self._videos = row, feature_sets, videos
+    def __init__(
+        self, row: BaselineRow, features_of: dict[str, Features], bank: Bank, num_candidates: int, videos: Videos
+    ) -> None:
+        self._row, self._features_of, self._bank, self._videos = row, features_of, bank, videos
         self.cell = Cell(row.name, None, num_candidates)
         self.tally = Tally.empty(videos.labels, num_candidates)
         self._frames, self._decoded, self._side = (np.zeros(len(videos)) for _ in range(3))
+        self._other: dict[str, NDArray[np.float64]] = {}
+        self._prices = {name: stored.gmacs for name, stored in features_of.items()}
+        classifying = row.system.classifying_sets or row.system.feature_sets[:1]
+        self._classified = {name: np.zeros(len(videos)) for name in classifying}  # frames in each of these sets
 
-    def predict(self, indices: Indices, slots: Indices, features: dict[str, Tensor], mask: Tensor) -> None:
-        heavy, *lights = [features[stored.name] for stored in self._feature_sets]
-        light = lights[0] if lights else heavy[:, :, :0]
+    def predict(
+        self,
+        indices: Indices,
+        slots: Indices,
+        features: Mapping[str, Tensor],
+        raw: Mapping[Any, LazySet],  # pixels by the side of their squares, and sound
+        mask: Tensor,
+    ) -> None:
+        system = self._row.system
+        sets: dict[str, Tensor | LazySet] = {name: features[stored.name] for name, stored in self._features_of.items()}
+        if FRAMES in system.feature_sets:
+            sets[FRAMES] = raw[system.frame_size]
+        if AUDIO in system.feature_sets:
+            sets[AUDIO] = raw[AUDIO]
         begun = time.perf_counter()
-        output = predict(self._row.system, Views(heavy, light, None if bool(mask.all()) else mask))
+        output = predict(system, Views(sets, None if bool(mask.all()) else mask))
         self.tally.seconds += time.perf_counter() - begun
         strange = indices[~torch.isfinite(output.probabilities).all(dim=1).numpy()]
         if len(strange):  # they would count as some class
-            item = self._feature_sets[0].bank.rows[self._videos.positions[strange[0]]].item
+            item = self._bank.rows[self._videos.positions[strange[0]]].item
             raise InvalidArgument(
                 f"{self._row.name}: probabilities of {len(strange)} of {len(indices)} videos are not finite, "
                 f"{item.id!r} the first; check the features "
-                f"{' and '.join(stored.name for stored in self._feature_sets)}, or train the baseline again"
+                f"{' and '.join(stored.name for stored in self._features_of.values())}, or train the baseline again"
             )
         self.tally.probs[indices] = output.probabilities.float().numpy()
-        self.tally.slots[indices] = _packed(slots, output.seen_heavy.numpy())
-        self._frames[indices] = output.seen_heavy.sum(dim=1).numpy()
+        seen = system.classified(output)
+        self.tally.slots[indices] = _packed(slots, seen.numpy())
+        self._frames[indices] = seen.sum(dim=1).numpy()
         self._decoded[indices] = decoded_frames(output).numpy()
-        light_gmacs = self._feature_sets[1].gmacs if lights else 0.0
-        gmacs = video_gmacs(self._row.system, output, heavy_gmacs=0.0, light_gmacs=light_gmacs)
-        self._side[indices] = gmacs.cpu().numpy()
+        for name, frames_in in self._classified.items():
+            frames_in[indices] = output.seen_in(name).sum(dim=1).numpy()
+        side_prices = self._prices | dict.fromkeys(self._classified, 0.0)
+        self._side[indices] = video_gmacs(system, output, side_prices).cpu().numpy()
+        for name, cost in (output.other_gmacs or {}).items():
+            self._other.setdefault(name, np.zeros(len(self._videos)))[indices] = cost.numpy()
 
     def spent(self) -> Spent:
         """Return the mean cost of a video."""
@@ -619,7 +658,10 @@ class _BaselineRun:
             frames_classified=float(self._frames.mean()),
             frames_decoded=float(self._decoded.mean()),
             sampler_gmacs=float(self._side.mean()),
-            classifier_gmacs=float(self._frames.mean()) * self._feature_sets[0].gmacs,
+            classifier_gmacs=sum(
+                float(frames.mean()) * self._prices.get(name, 0.0) for name, frames in self._classified.items()
+            ),
+            other_gmacs={name: float(costs.mean()) for name, costs in self._other.items()} or None,
         )
 
 

@@ -10,17 +10,19 @@ from typing import Any
 
 from sosampler._util.environment import circumstances
 from sosampler._util.files import plain, write_text
+from sosampler.baselines.recipe import BaselineRecipe
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.paper.experiments import list_experiments
 from sosampler.paper.locations import Location
-from sosampler.paper.plan import ExperimentPlan, Request, Training, light_fingerprint
+from sosampler.paper.plan import ExperimentPlan, Request, Training, features_of, light_fingerprint
 from sosampler.paper.tables import table
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.samplers.sosampler import SOSampler
-from sosampler.training.baseline_data import heavy_source, light_source
+from sosampler.training.baseline_data import FeatureSource, feature_sources
 from sosampler.training.checkpoints import CHECKPOINT, LOG, RESULT, SETTINGS, RunFolder, differences, write_json
 from sosampler.training.train_baseline import KIND as BASELINE
+from sosampler.training.train_baseline import run_settings
 from sosampler.training.train_sampler import KIND as SAMPLER
 from sosampler.training.train_sampler import new_sampler
 
@@ -165,7 +167,7 @@ class TrainingChecks:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._built: set[str] = set()
-        self._light: dict[Path, dict[str, Any]] = {}
+        self._sources: dict[tuple[Path, str], dict[str, FeatureSource]] = {}  # by bank and baseline
 
     def check(self, plan: ExperimentPlan) -> None:
         """Raise where a network cannot be built, or a folder holds a training with other settings."""
@@ -186,20 +188,23 @@ class TrainingChecks:
             if key not in self._built:
                 _new_sampler(location, recipe, self._request.weights)
                 self._built.add(key)
-        elif recipe.needs_light:
-            self._light_identity(location)
+        elif len(recipe.feature_sets) > 1:
+            self._sources_of(recipe, location)
 
-    def _light_identity(self, location: Location) -> dict[str, Any]:
-        bank, request = location.bank, self._request
-        if bank.path not in self._light:
+    def _sources_of(self, recipe: BaselineRecipe, location: Location) -> dict[str, FeatureSource]:
+        bank, request, key = location.bank, self._request, (location.bank.path, recipe.system)
+        if key not in self._sources:
+            baseline = recipe.without_weights()
+            classifier = location.heavy if "heavy" in baseline.feature_sets else location.classifier
+            given = {"classifier": classifier, "light": request.light, "weights": request.weights}
             try:
-                self._light[bank.path] = light_source(bank, request.light, request.weights).identity(bank)
+                self._sources[key] = feature_sources(bank, baseline, **given, features=features_of(request, baseline))
             except WeightsError as error:
                 raise WeightsError(
                     f"the light network of baselines, MobileNetV2, cannot load these weights ({first_line(error)}); "
                     "give --light as well"
                 ) from error
-        return self._light[bank.path]
+        return self._sources[key]
 
     def _check_folder(self, training: Training, location: Location, folder: Path, seed: int) -> None:
         path = folder / SETTINGS
@@ -217,9 +222,7 @@ class TrainingChecks:
         recipe, request = training.full_recipe(seed), self._request
         settings: dict[str, Any] = {"bank": location.identity, "recipe": recipe.to_dict()}
         if not isinstance(recipe, SamplerRecipe):
-            heavy = heavy_source(location.bank, location.heavy).identity(location.bank)
-            light = self._light_identity(location) if recipe.needs_light else None
-            return settings | {"kind": BASELINE, "heavy": heavy, "light": light}
+            return {**run_settings(location.bank, self._sources_of(recipe, location), recipe), "kind": BASELINE}
         weights = request.weights
         start = None if weights is None else _new_sampler(location, recipe, weights).fingerprint()
         settings |= {"kind": SAMPLER, "teacher": {"name": location.teacher, "asked": "bank"}, "start": start}

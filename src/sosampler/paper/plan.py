@@ -15,7 +15,7 @@ from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import refuse_baseline_folder
+from sosampler.baselines.base import FRAMES, RAW, Baseline, refuse_baseline_folder
 from sosampler.baselines.recipe import read_baseline_recipe
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import PRECISIONS, class_layer
@@ -49,6 +49,7 @@ class Request:
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings of every sampler
     weights: str | Path | None = None
     light: Any = None  # a network, or the name of features in a bank
+    features: Mapping[str, Any] = field(default_factory=dict)  # the same for each further set of baselines
     device: str | None = None
     precision: str | None = None
     workers: int | None = None
@@ -64,9 +65,10 @@ def checked_request(
     settings: Mapping[str, Any] | None = None,
     weights: Any = None,
     light: Any = None,
+    features: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> Request:
-    """Check the arguments before anything is written, and load the light network."""
+    """Check the arguments before anything is written, and load the networks of baselines."""
     if not isinstance(out, (str, Path)) or not str(out):
         raise InvalidArgument(f"out={out!r} must be a folder")
     if Path(out).exists() and not Path(out).is_dir():
@@ -84,7 +86,8 @@ def checked_request(
         if not isinstance(weights, (str, Path)) or not Path(weights).is_file():
             raise InvalidArgument(f"weights={str(weights)!r}: no such file; give one, or {_PRETRAINED!r}")
         read_state(Path(weights))  # whether it fits shows with the networks that start from it
-    request = Request(Path(out), chosen, changes, weights, _loaded_light(light), **others)
+    loaded = {name: _loaded(f"--features {name}", source) for name, source in (features or {}).items()}
+    request = Request(Path(out), chosen, changes, weights, _loaded("--light", light), loaded, **others)
     check_int("bootstrap", request.bootstrap, at_least=0)
     check_int("num_cases", request.num_cases)
     if request.device is not None:
@@ -96,26 +99,31 @@ def checked_request(
     return request
 
 
-def _loaded_light(light: Any) -> Any:
+def _loaded(option: str, source: Any) -> Any:
     """Load the network of a saved folder, so that it is read once; names of features are resolved by each bank."""
-    if not isinstance(light, (str, Path)):
-        return light
-    refuse_baseline_folder("light", light)
-    if is_sampler_folder(light):
-        return load_sampler(light)
-    if saved_folder(light) is not None:
-        return create_classifier(str(light))
-    if isinstance(light, Path) or light != Path(light).name:  # more than a plain name
+    if not isinstance(source, (str, Path)):
+        return source
+    refuse_baseline_folder(option.split()[-1].lstrip("-"), source)
+    if is_sampler_folder(source):
+        return load_sampler(source)
+    if saved_folder(source) is not None:
+        return create_classifier(str(source))
+    if isinstance(source, Path) or source != Path(source).name:  # more than a plain name
         raise InvalidArgument(
-            f"--light {str(light)!r}: no saved sampler or classifier is there; give the folder of a sampler without "
+            f"{option} {str(source)!r}: no saved sampler or classifier is there; give the folder of a sampler without "
             "shift, or the name of features in the bank"
         )
-    return light
+    return source
 
 
 def light_fingerprint(bank: Bank, light: Any) -> str:
     """Return the fingerprint of a light network, which depends on its content alone."""
     return light_source(bank, light, None).fingerprint if isinstance(light, str) else str(light.fingerprint())
+
+
+def features_of(request: Request, baseline: Baseline) -> dict[str, Any]:
+    """Return the sources of further sets that were given for a baseline."""
+    return {name: source for name, source in request.features.items() if name in baseline.feature_sets}
 
 
 # ---- trainings
@@ -247,7 +255,9 @@ def train_one(
     given: dict[str, Any] = {"bank": location.bank.path, "out": folder, "sampler": training.sampler, "seed": seed}
     given |= {"recipe": training.recipe, "weights": request.weights, "device": request.device, **training.settings}
     if training.is_baseline:
-        given |= {"classifier": location.heavy, "light": request.light}
+        baseline = training.full_recipe().without_weights()
+        classifier = location.heavy if "heavy" in baseline.feature_sets else location.classifier
+        given |= {"classifier": classifier, "light": request.light, "features": features_of(request, baseline)}
     else:
         given |= {"classifier": location.teacher, "precision": request.precision, "workers": request.workers}
         if training.full_recipe().loss == "reinforce" and location.about["pooling"] != "mean":
@@ -329,6 +339,11 @@ class ExperimentPlan:
         one = self.experiment.kind == CASES or not self.trainings
         return self.request.seeds[:1] if one else self.request.seeds
 
+    def _features(self) -> dict[str, str]:
+        """Return the fingerprint of each further network, or the name of its features in the bank."""
+        sources = self.request.features.items()
+        return {name: source if isinstance(source, str) else str(source.fingerprint()) for name, source in sources}
+
     def settings(self) -> dict[str, Any]:
         """Return all that decides the numbers; run.json keeps it, and a later run must match it."""
         location, request, trains = self.location, self.request, bool(self.trainings)
@@ -350,6 +365,7 @@ class ExperimentPlan:
             "changes": dict(request.changes) if trains else {},
             "weights": weights,
             "light": light_fingerprint(location.bank, request.light) if trains and request.light is not None else None,
+            **({"features": self._features()} if trains and request.features else {}),
             "precision": request.precision,
             "bootstrap": request.bootstrap,
             **({"num_cases": request.num_cases} if self.experiment.kind == CASES else {}),
@@ -437,6 +453,9 @@ def _why_not(location: Location, count: int, training: Training | None, request:
         return "it compares the confidence in several classes, but the bank has only one"
     if not training.is_baseline:
         return ""
+    baseline = training.full_recipe().without_weights()
+    if "heavy" not in baseline.feature_sets:
+        return _why_not_run(location, baseline, request)
     stored_features = [about["fingerprint"] for about in location.bank.feature_sets.values()]
     if location.classifier is None and location.about["fingerprint"] not in stored_features:
         return "the bank has no features of the classifier, which is not available; give --classifier FOLDER"
@@ -447,4 +466,32 @@ def _why_not(location: Location, count: int, training: Training | None, request:
             return str(error)
     if training.needs_light and request.weights is None and request.light is None:
         return "it scans frames with a light network; give --weights (MobileNetV2) or --light"
+    further = [name for name in baseline.feature_sets if name not in ("heavy", "light", *RAW)]
+    if missing := [name for name in further if name not in {*location.bank.feature_sets, *request.features}]:
+        return (
+            f"the bank has no features {' and '.join(missing)}; give "
+            f"{' '.join(f'--features {name}=FOLDER' for name in missing)}"
+        )
+    return ""
+
+
+def _why_not_run(location: Location, baseline: Baseline, request: Request) -> str:
+    """Return why a baseline that runs the classifier itself, on patches or pixels, cannot be made; empty: it can."""
+    sets = baseline.feature_sets
+    further = {name for name in sets if name not in ("light", *RAW)} - {
+        *location.bank.feature_sets,
+        *request.features,
+    }
+    if location.classifier is None and (further or FRAMES in sets):
+        return "it runs the classifier itself, which is not available; give --classifier FOLDER"
+    try:
+        baseline.check_classifier(location.classifier)
+    except InvalidArgument as error:
+        return str(error)
+    if request.weights is None and (baseline.takes_weights or ("light" in sets and request.light is None)):
+        return "it looks at whole frames with a light network; give --weights (MobileNetV2)"
+    # With weights of its own it makes its features of these and the classifier.
+    for name in () if baseline.takes_weights else sorted(further):
+        if baseline.frame_network(name, location.classifier, None) is None:
+            return f"the bank has no features {name}; give {baseline.made_of[name]}, or --features {name}=FOLDER"
     return ""

@@ -75,6 +75,7 @@ def reproduce(
     classifiers: Any = None,
     weights: str | Path | None = None,
     light: Any = None,
+    features: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | int = (0, 1, 2),
     epochs: int | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -101,7 +102,8 @@ def reproduce(
             with what was trained, and BANK/CLASSIFIER/tables.md with all tables.
         classifiers: saved folders, teachers of the banks, "NAME=" and either, or {name: ...}; None: all teachers of
             each bank. GMACs, throughput, independence and networks of clips need a saved folder.
-        weights, light: of backbones and light networks; with device, precision and workers as for `train`.
+        weights, light, features: of backbones, light networks and further networks of baselines; with device,
+            precision and workers as for `train`.
         epochs, settings: of every sampler instead of those of its recipe, for example {"batch_size": 32}; baselines
             take only the epochs.
         num_cases: videos in figures of single videos.

@@ -3,8 +3,8 @@
 All rows are timed in turns in one run, so that load on the machine affects them alike; what counts is the ratio to
 uniform. Decoding is not included. All methods take videos in batches of the same size. A sampler and the classifier
 after it run once a batch. A baseline decides frame by frame, so the classifier runs on one frame of every video of the
-batch that is not decided yet, then on the next; its light network runs once on all frames that the batch scans, and its
-own small layers once, which flatters it a little.
+batch that is not decided yet, then on the next; its other networks run once on all frames that they see of the batch,
+and its own small layers once, which flatters it a little.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def add_throughput(plan: ExperimentPlan, result: dict[str, Any]) -> None:
             runs[name] = run
         else:
             result["notes"].append(
-                f"{cell.recipe.title} was not timed: its light network is not available; give --weights, or a sampler "
-                "as --light"
+                f"{cell.recipe.title} was not timed: one of its networks is not available; give --weights or a sampler "
+                "as --light for a light network, and folders as --features for others"
             )
     videos = len(next(iter(frames_by.values())))
     measured = measure(runs, videos)
@@ -71,7 +71,7 @@ def frames_in_memory(bank: Bank, num_candidates: int, device: torch.device) -> T
 
 
 def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable[[], None] | None:
-    """Return what is timed for a row; None where it needs a light network that is not available."""
+    """Return what is timed for a row; None where it needs a network that is not available."""
     location, classifier = plan.location, plan.location.classifier
     if cell.training is None:
         positions = torch.from_numpy(positional.uniform(frames.shape[1], cell.num_frames)).to(frames.device)
@@ -81,23 +81,33 @@ def _run_of(plan: ExperimentPlan, cell: PlannedCell, frames: Tensor) -> Callable
         sampler = load_sampler(folder, device=str(classifier.device))
         sampler.precision = classifier.precision
         return clip_run(classifier, frames, lambda part: sampler.choose(part, cell.num_frames))
-    light = light_network_of(plan.request, classifier) if cell.training.needs_light else None
-    if cell.training.needs_light and light is None:
-        return None
     baseline = base.load_system(folder, str(classifier.device))
-    kept = {name: (baseline.about.get(name) or {}).get("fingerprint") for name in ("heavy", "light")}
-    views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
-    return baseline_run(baseline, views, classifier, light, frames)
-
-
-def light_network_of(request: Request, classifier: Any) -> Any:
-    """Return the light network on the classifier's device and in its precision; None where only features are known."""
-    if hasattr(request.light, "look"):
-        network = copy.deepcopy(request.light)  # its precision is part of what identifies trainings
-    elif request.light is None and request.weights is not None:
-        network = base.light_network(request.weights)
-    else:
+    networks = {
+        name: light_network_of(plan.request, classifier, baseline.light_size)
+        if name == "light"
+        else _like(classifier, plan.request.features.get(name))
+        for name in baseline.feature_sets
+        if name != "heavy"
+    }
+    if any(network is None for network in networks.values()):
         return None
+    kept = {name: facts["fingerprint"] for name, facts in base.trained_on(baseline.about).items()}
+    views, _ = bank_views(location.bank.split(location.split), **kept, num_candidates=cell.num_candidates)
+    return baseline_run(baseline, views, classifier, networks, frames)
+
+
+def light_network_of(request: Request, classifier: Any, input_size: int = 128) -> Any:
+    """Return the light network on the classifier's device and in its precision; None where only features are known."""
+    if request.light is None and request.weights is not None:
+        return _like(classifier, base.light_network(request.weights, input_size))
+    return _like(classifier, request.light) if hasattr(request.light, "look") else None
+
+
+def _like(classifier: Any, network: Any) -> Any:
+    """Return a copy of a network on the classifier's device and in its precision; None for a name of features."""
+    if network is None or isinstance(network, str):
+        return None
+    network = copy.deepcopy(network)  # its precision is part of what identifies trainings
     network.precision = classifier.precision
     return network.to(classifier.device)
 
@@ -117,19 +127,22 @@ def clip_run(
 
 
 def baseline_run(
-    baseline: Any, views: Any, classifier: Any, light: Any, frames: Tensor, *, batch: int = BATCH
+    baseline: Any, views: Any, classifier: Any, networks: Mapping[str, Any], frames: Tensor, *, batch: int = BATCH
 ) -> Callable[[], None]:
-    """Return a function that runs a baseline on batches: its light network, if any, then the classifier step by step.
+    """Return a function that runs a baseline on batches: its other networks, then the classifier step by step.
 
-    `views`: features of the same videos as `frames`, by which it decides.
+    `views`: features of the same videos as `frames`, by which it decides. `networks`: samplers and classifiers by
+    their sets.
     """
 
     def run() -> None:
         for begin in range(0, len(frames), batch):
             part = frames[begin : begin + batch]
             output = base.predict(baseline, views.some(torch.arange(begin, begin + len(part))))
-            if light is not None:
-                light.look(part[output.seen_light.to(part.device)][:, None])  # each frame by itself
+            for name, network in networks.items():
+                alone = part[output.seen_in(name).to(part.device)][:, None]  # each frame by itself
+                if len(alone):
+                    network.look(alone) if hasattr(network, "look") else network.clip_probs(alone)
             seen = output.seen_heavy.to(part.device)
             steps = seen.cumsum(dim=1) * seen  # [B, T]: 1 for the first frame of a video that it runs on; 0: skipped
             for step in range(1, int(steps.max()) + 1):

@@ -20,7 +20,15 @@ from sosampler.policies.base import Batch, Policy, Scores, scores_of, top
 from sosampler.policies.learned import General, LearnedPolicy, check_light_device, load_policy, policy_of
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
 from sosampler.policies.score_rules import METHODS, dpp, gaussian_kernel, median_bandwidth, mmr
-from sosampler.policies.visual import DifferencePeaks, Dpp, FarthestFirst, FrameDifference
+from sosampler.policies.visual import (
+    DifferencePeaks,
+    Dpp,
+    FarthestFirst,
+    FrameDifference,
+    Kts,
+    MotionUniform,
+    Thumbnail,
+)
 
 # ---- oracles: they know the teacher's outputs, and the labels but for "semi-optimal-max" and "attainable".
 # `Batch.teacher` computes what they need; `sosampler.evaluation` provides it.
@@ -99,9 +107,10 @@ class Optimal(Policy):
 # ---- the table
 
 _SIMPLE = (Uniform, Random, Everything, Centre, Keyframe, FrameDifference, FrameExitOrder, DifferencePeaks)
-_OTHERS = (FarthestFirst, Dpp, General, SemiOptimalMax, SemiOptimal, Attainable, ClassFrames, Optimal)
+_VISUAL = (MotionUniform, FarthestFirst, Dpp, Kts, Thumbnail, General)
+_ORACLES = (SemiOptimalMax, SemiOptimal, Attainable, ClassFrames, Optimal)
 # Policies of the package, and those that are registered.
-_POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *_OTHERS)}
+_POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *_VISUAL, *_ORACLES)}
 for _policy in _POLICIES.values():
     _policy.spec = _policy.name  # registered ones are not known in other processes
 

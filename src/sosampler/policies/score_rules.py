@@ -108,15 +108,26 @@ def inverse_transform(scores: ArrayLike, num_frames: int, *, power: float = 3.0)
     >>> inverse_transform([1, 1, 1, 1, 1, 1], 3).tolist(), inverse_transform([0, 0, 0, 5, 6, 5, 6, 5], 3).tolist()
     ([1, 3, 5], [4, 5, 6])
     """
-    scores = _without_nan(scores)
-    weights = _in_unit(scores) ** power
-    chosen = np.zeros(len(scores), dtype=bool)
-    while left := num_frames - int(chosen.sum()):
-        rest = np.flatnonzero(~chosen)
-        share = weights[rest] if weights[rest].any() else np.ones(len(rest))
-        outright = share * left >= share.sum()
-        chosen[rest[outright] if outright.any() else rest[_at_quantiles(share, left)]] = True
-    return np.flatnonzero(chosen).astype(np.int64)
+    return _at_equal_steps(_in_unit(_without_nan(scores)) ** power, num_frames)
+
+
+def motion_uniform(change_scores: ArrayLike, num_frames: int, *, power: float = 0.5) -> Indices:
+    """Frames at equal steps of the cumulative motion: between two of them about as much happens as between any others.
+
+    Source: Zhi et al., "MGSampler: An Explainable Sampling Strategy for Video Action Recognition", ICCV 2021. Taken:
+    the difference between neighbouring frames as the motion, smoothed by a power (0.5 there), summed up over time and
+    read off at the middles of N equal parts. Different: among T candidates instead of all frames; their difference is
+    that of `change_scores` [T], none below 0; no frame comes twice, as in `inverse_transform`. A still video is read
+    off evenly in time.
+
+    A power of 0 is the uniform policy, 1 the plain sum of the differences.
+
+    >>> motion_uniform([1, 1, 1, 9, 9, 1, 1, 1], 4).tolist(), motion_uniform([0, 0, 0, 0, 0, 0], 3).tolist()
+    ([1, 3, 4, 6], [1, 3, 5])
+    """
+    motion = np.asarray(change_scores, dtype=np.float64)
+    # By the greatest: equal steps then have a weight of exactly 1, and rounding cannot move them.
+    return _at_equal_steps((motion / (motion.max() or 1.0)) ** power, num_frames)
 
 
 # Methods that choose from the scores of another policy, by the suffix of its name.
@@ -183,6 +194,21 @@ def _budget_of_first_half(first: Scores, second: Scores, budget: int) -> int:
     return half + bool(np.sort(first)[-1 - half] >= np.sort(second)[-1 - half])
 
 
+def _at_equal_steps(weights: Scores, num_frames: int) -> Indices:
+    """Return N distinct positions at equal steps of the cumulative sum of the weights [T], none of which is below 0.
+
+    One that holds a whole step or more is taken once; the rest of N is spread over the others likewise, and evenly in
+    time where they have no weight.
+    """
+    chosen = np.zeros(len(weights), dtype=bool)
+    while left := num_frames - int(chosen.sum()):
+        rest = np.flatnonzero(~chosen)
+        share = weights[rest] if weights[rest].any() else np.ones(len(rest))
+        outright = share * left >= share.sum()
+        chosen[rest[outright] if outright.any() else rest[_at_quantiles(share, left)]] = True
+    return np.flatnonzero(chosen).astype(np.int64)
+
+
 def _at_quantiles(share: Scores, count: int) -> Indices:
     """Return the positions at the middles of `count` equal parts of the sum; none has a whole part, or comes twice."""
     reached = np.cumsum(share)
@@ -212,13 +238,18 @@ def gaussian_kernel(features: ArrayLike, bandwidth: ArrayLike) -> Numbers:
     return np.asarray(np.exp(-np.square(_distances(features)) / (2 * np.square(width)[..., None, None])))
 
 
-def _distances(features: Numbers) -> Numbers:
-    """Return the Euclidean distances between frames: features [..., T, D] -> [..., T, T]."""
+def squared_distances(features: Numbers) -> Numbers:
+    """Return the squared Euclidean distances between frames: features [..., T, D] -> [..., T, T]."""
     table = np.zeros((*features.shape[:-1], features.shape[-2]), dtype=features.dtype)
     for t in range(features.shape[-2]):
         # Differences, not the product form: that loses near-duplicates to cancellation.
-        table[..., t] = np.sqrt(np.square(features - features[..., t : t + 1, :]).sum(-1))
+        table[..., t] = np.square(features - features[..., t : t + 1, :]).sum(-1)
     return table
+
+
+def _distances(features: Numbers) -> Numbers:
+    """Return the Euclidean distances between frames: features [..., T, D] -> [..., T, T]."""
+    return np.asarray(np.sqrt(squared_distances(features)))
 
 
 def median_bandwidth(features: ArrayLike, mask: Mask | None = None) -> Numbers:

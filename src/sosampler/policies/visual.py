@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +13,14 @@ from sosampler._util.arrays import Frames, Indices
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import Batch, Numbers, Policy, Scores
 from sosampler.policies.positional import centre
-from sosampler.policies.score_rules import difference_peaks, gaussian_kernel, greedy_dpp, median_bandwidth
+from sosampler.policies.score_rules import (
+    difference_peaks,
+    gaussian_kernel,
+    greedy_dpp,
+    median_bandwidth,
+    motion_uniform,
+    squared_distances,
+)
 
 # Frames are compared as small images: noise and small shifts average out, and it costs nothing.
 _SIDE = 64  # pixels
@@ -61,6 +69,15 @@ class DifferencePeaks(FrameDifference):
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         rows = zip(self.unit_scores(batch), batch.counts.tolist(), strict=True)
         return np.stack([difference_peaks(scores[:count], num_frames) for scores, count in rows])
+
+
+class MotionUniform(FrameDifference):
+    name = "motion-uniform"
+    description = "frames at equal steps of the cumulative motion: dense where much moves"
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        rows = zip(self.unit_scores(batch), batch.counts.tolist(), strict=True)
+        return np.stack([motion_uniform(scores[:count], num_frames) for scores, count in rows])
 
 
 class _GreedyOrder(Policy):
@@ -144,6 +161,99 @@ class Dpp(_GreedyOrder):
     name = "dpp"
     description = "N frames unlike each other: greedy mode of a determinantal point process"
     order = staticmethod(dpp_order)
+
+
+# Of segmentations whose scatter differs by less than this share of the video's, the one with the most even lengths is
+# taken: a still video is cut evenly.
+_EQUAL_SCATTER = 1e-6
+
+
+def kts(features: ArrayLike, num_frames: int) -> Indices:
+    """Cut the video into the N segments with the least scatter, and return the medoid of each, [N].
+
+    Scatter is the squared distance of frames from the mean of their segment, summed up; it is the cost of the source
+    with a linear kernel of the features [T, D]. Dynamic programming finds the least of all segmentations. The medoid
+    is the frame nearest to the mean of its segment; of equal ones that next to the middle, then the earlier.
+
+    Source: Potapov, Douze, Harchaoui and Schmid, "Category-Specific Video Summarization", ECCV 2014 (kernel temporal
+    segmentation). Taken: cost, kernel and dynamic programming. Different: the number of segments is given, so there is
+    no penalty that chooses it; `pixel_features` of T candidates instead of Fisher vectors of all frames; and one frame
+    stands for a segment, where the source scores segments.
+
+    >>> kts([[0.0], [0.1], [0.0], [5.0], [9.0], [9.2], [9.1]], 3).tolist()
+    [0, 3, 6]
+    """
+    rows = np.asarray(features, dtype=np.float64)
+    count = len(rows)
+    squared = squared_distances(rows)
+    # Scatter of the frames a..b-1 at [a, b]: the squared distances of all pairs, by twice their number.
+    sums = np.zeros((count + 1, count + 1))
+    sums[1:, 1:] = squared.cumsum(0).cumsum(1)
+    places, ends = np.arange(count + 1), np.diagonal(sums)
+    lengths = places - places[:, None]
+    scatter = (ends + ends[:, None] - 2 * sums) / (2 * np.maximum(lengths, 1))
+    unit = _EQUAL_SCATTER * scatter[0, count] / count**2
+    cost = np.square(lengths, dtype=np.float64) + (scatter / unit if unit > 0 else 0.0)
+    cost[lengths < 1] = np.inf
+    best = np.where(places == 0, 0.0, np.inf)  # the least cost of the frames before b in k segments, here k = 0
+    starts = np.empty((num_frames, count + 1), dtype=np.int64)  # of the last of k + 1 segments that end at b
+    for k in range(num_frames):
+        table = best[:, None] + cost
+        starts[k] = table.argmin(0)
+        best = table.min(0)
+    chosen, end = np.empty(num_frames, dtype=np.int64), count
+    for k in reversed(range(num_frames)):
+        start = int(starts[k, end])
+        inside = squared[start:end, start:end].sum(1)
+        off_middle = np.abs(2 * np.arange(start, end) - (start + end - 1))
+        chosen[k] = start + np.lexsort((off_middle, inside))[0]
+        end = start
+    return chosen
+
+
+class Kts(Policy):
+    name = "kts"
+    description = "one frame of each of the N segments that kernel change points part"
+    needs = frozenset({"frames"})
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        rows = zip(self.features(batch), batch.counts.tolist(), strict=True)
+        return np.stack([kts(features[:count], num_frames) for features, count in rows])
+
+
+def thumbnails(histograms: ArrayLike, num_frames: int) -> Indices:
+    """Return the frame of each of N equal segments whose histogram is nearest to the mean of its segment, [N].
+
+    Source: the filter `thumbnail` of ffmpeg. Taken: RGB histograms [T, 768] with a bin for each value of a channel, the
+    squared distance to the mean histogram, and the first of equal frames. Different: N segments of T candidates instead
+    of batches of a given number of neighbouring frames.
+
+    >>> thumbnails([[4, 0], [3, 1], [0, 4], [0, 4], [1, 3], [1, 3]], 2).tolist()
+    [1, 4]
+    """
+    table = np.asarray(histograms, dtype=np.float64)
+    bounds = np.arange(num_frames + 1) * len(table) // num_frames
+    chosen = np.empty(num_frames, dtype=np.int64)
+    for k, (start, end) in enumerate(pairwise(bounds.tolist())):
+        segment = table[start:end]
+        chosen[k] = start + np.square(segment - segment.mean(0)).sum(1).argmin()
+    return chosen
+
+
+class Thumbnail(Policy):
+    name = "thumbnail"
+    description = "of each of N equal segments the frame with the most typical colours, as ffmpeg's thumbnail filter"
+    needs = frozenset({"frames"})
+
+    def choose(self, batch: Batch, num_frames: int) -> Indices:
+        histograms = batch.cached("histograms", lambda: self._histograms(batch))
+        rows = zip(histograms, batch.counts.tolist(), strict=True)
+        return np.stack([thumbnails(histogram[:count], num_frames) for histogram, count in rows])
+
+    def _histograms(self, batch: Batch) -> Indices:
+        """Pixels of each value of red, green and blue, [B, T, 768]."""
+        assert batch.frames is not None, "it needs frames"
+        return np.array([[Image.fromarray(frame).histogram() for frame in video] for video in batch.frames])
 
 
 def pixel_features(frames: Frames) -> NDArray[np.float32]:

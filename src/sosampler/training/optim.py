@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,16 +24,23 @@ if TYPE_CHECKING:
 
 
 def make_optimizer(
-    network: nn.Module, recipe: SamplerRecipe | ClassifierRecipe, epoch_steps: int, **sgd: Any
+    network: nn.Module,
+    recipe: SamplerRecipe | ClassifierRecipe,
+    epoch_steps: int,
+    own_groups: Sequence[dict[str, Any]] = (),
+    **sgd: Any,
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Create the recipe's optimiser, "adamw" or "sgd" with the options `sgd`, and its schedule by `warmup_cosine`.
 
-    For the trainable parameters; biases and norms have no weight decay.
+    For the trainable parameters; biases and norms have no weight decay. Parameters in `own_groups` have the rate and
+    the decay that these give them.
     """
-    trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    others = {parameter for group in own_groups for parameter in group["params"]}
+    trainable = [weight for weight in network.parameters() if weight.requires_grad and weight not in others]
     groups = [
         {"params": [parameter for parameter in trainable if parameter.ndim > 1], "weight_decay": recipe.weight_decay},
         {"params": [parameter for parameter in trainable if parameter.ndim <= 1], "weight_decay": 0.0},
+        *own_groups,
     ]
     if recipe.optimizer == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=recipe.lr)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +20,14 @@ from torch.utils.data import DataLoader, Dataset
 from sosampler._util.arrays import Indices
 from sosampler._util.hardware import free_memory, free_shared_memory
 from sosampler._util.progress import progress_bar
-from sosampler.bank.bank import Bank, BankItem
+from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
+from sosampler.bank.pixels import BankFrames, Shape
 from sosampler.classifiers.preprocessing import Preprocessing
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import multi_hot
 from sosampler.samplers.recipe import SamplerRecipe
 from sosampler.training.distributed import send
-from sosampler.video.limits import target_size
 
 _MAX_CACHE = 16 << 30  # bytes
 _SHARE_OF_MEMORY = 0.4
@@ -60,68 +59,6 @@ def labelled_rows(bank: Bank, *, min_train: int = 2) -> dict[str, list[int]]:
 
 
 # ---- frames
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The size of frames in training.
-
-    `square`: the centre of `side` x `side` pixels, enlarged where images are smaller, as a network sees them in
-    evaluation. Otherwise the short side is at most `side` and the other follows.
-    """
-
-    side: int
-    square: bool = False
-
-    def of(self, video: BankItem) -> tuple[int, int]:
-        """Return (width, height) of a video's frames in this shape."""
-        if self.square:
-            return self.side, self.side
-        return target_size(video.width, video.height, min(self.side, video.width, video.height))
-
-    def read(self, video: BankItem, positions: Indices | None = None) -> np.ndarray:
-        """Read frames of a video, uint8 [T, h, w, 3]."""
-        if not self.square:
-            return video.frames(positions, min(self.side, video.width, video.height), fast=True)
-        frames = video.frames(positions, self.side)
-        # The centre as torchvision's CenterCrop takes it.
-        top, left = (round((length - self.side) / 2) for length in frames.shape[1:3])
-        return frames[:, top : top + self.side, left : left + self.side]
-
-
-class BankFrames:
-    """Frames that are decoded for every batch. Pickles as its bank's path, for worker processes.
-
-    `threads`: how many decode the videos of a batch.
-    """
-
-    def __init__(self, bank: Bank, rows: Sequence[int], shape: Shape, *, threads: int = 1) -> None:
-        self._bank, self._rows, self._shape, self._threads = bank, rows, shape, max(1, threads)
-        videos = [bank[row] for row in rows]
-        # [V, 2] height and width of the frames of each video
-        self.sizes = np.array([shape.of(video)[::-1] for video in videos], dtype=np.int64).reshape(-1, 2)
-        self.counts = np.array([len(video) for video in videos], dtype=np.int64)
-        self.nbytes = int((self.sizes.prod(1) * self.counts * 3).sum())  # of all frames, decoded
-
-    def read(self, video: int, positions: Indices | None = None) -> np.ndarray:
-        return self._shape.read(self._bank[self._rows[video]], positions)
-
-    def frames(self, videos: Indices, positions: Indices) -> Tensor:
-        """Return uint8 [B, T, h, w, 3] of videos [B] and positions [B, T]; small frames are padded right and below."""
-        height, width = self.sizes[videos].max(0)
-        canvas = np.zeros((*positions.shape, height, width, 3), dtype=np.uint8)
-
-        def decode(row: int) -> None:
-            frames = self.read(int(videos[row]), positions[row])
-            canvas[row, :, : frames.shape[1], : frames.shape[2]] = frames
-
-        if self._threads == 1:
-            for row in range(len(videos)):
-                decode(row)
-        else:
-            with ThreadPoolExecutor(self._threads) as pool:
-                list(pool.map(decode, range(len(videos))))
-        return torch.from_numpy(canvas)
 
 
 class CachedFrames:

@@ -1,24 +1,37 @@
-"""`train` for baselines, which decide frame by frame what to see next: FrameExit, LiteEval, AdaFrame, MARL."""
+"""`train` for baselines, which decide frame by frame what to see next, and with which network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sosampler import __version__
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_float, check_int, one_of
+from sosampler.bank.annotate import check_classes_fit
 from sosampler.bank.bank import Bank
-from sosampler.baselines.base import Baseline, Views, decoded_frames, load_system, predict, save_baseline, video_gmacs
+from sosampler.baselines.base import (
+    AUDIO,
+    FRAMES,
+    Baseline,
+    Views,
+    decoded_frames,
+    load_system,
+    predict,
+    save_baseline,
+    video_gmacs,
+)
 from sosampler.baselines.frameexit import read_release
 from sosampler.baselines.recipe import OPTIMIZERS, BaselineRecipe, read_baseline_recipe
+from sosampler.classifiers.base import digest_of
 from sosampler.classifiers.factory import create_classifier
+from sosampler.classifiers.weights import read_state
 from sosampler.errors import InvalidArgument
 from sosampler.evaluation.result import mean_average_precision, top1
 from sosampler.samplers.recipe import SamplerRecipe, list_recipes
@@ -26,9 +39,11 @@ from sosampler.training.baseline_data import (
     BaselineBatches,
     FeatureSource,
     bank_views,
+    feature_sources,
     heavy_source,
     keep_features,
-    light_source,
+    near_device,
+    own_classifier,
 )
 from sosampler.training.checkpoints import RunFolder, bank_identity, check_apart
 from sosampler.training.distributed import Processes
@@ -61,6 +76,7 @@ def train_baseline(
     classifier: Any,
     light: Any,
     weights: str | Path | None,
+    features: Mapping[str, Any] | None,
     device: str | None,
     overwrite: bool,
     say: Callable[[str], None],
@@ -70,7 +86,8 @@ def train_baseline(
 
     Features that are not in the bank yet are computed for all of its videos first, which is most of the work and
     resumes after a kill. Training itself takes seconds to minutes: killed, it starts again and gives the same weights.
-    Features of all stored frames of the split are in memory, 2 bytes a number, or 4 where they are stored in float32.
+    Features of all stored frames of the split are in memory, 2 bytes a number, or 4 where they are stored in float32;
+    pixels are decoded, and sound is read, for each batch.
     Each epoch shows other T of these, as for samplers. T is at most the frames of the longest video, and no baseline
     sees more frames than in its training.
 
@@ -91,34 +108,67 @@ def train_baseline(
     recipe = read_baseline_recipe(name if recipe is None else recipe, system=name, **settings)
     bank = bank if isinstance(bank, Bank) else Bank(bank)
     sizes = {split: len(rows) for split, rows in labelled_rows(bank).items()}
-    sources = {"heavy": heavy_source(bank, classifier)}
-    if recipe.needs_light:
-        sources["light"] = light_source(bank, light, weights)
+    if AUDIO in recipe.feature_sets:
+        bank.audio()  # raises where the bank has no sound
+    networks = {"classifier": classifier, "light": light, "weights": weights, "features": features}
+    blank = recipe.without_weights()
+    own = None  # the classifier of a baseline that needs no features of it
+    if "heavy" not in blank.feature_sets:
+        networks["classifier"] = own = own_classifier(classifier)
+        blank.check_classifier(own)
+    sources = feature_sources(bank, blank, **networks)
+    if own is not None and blank.same_classes:
+        check_classes_fit(own, bank.classes, str(bank.path))
     run = RunFolder(Path(out), KIND)
     check_apart(run.folder, bank)
-    run.begin(_settings(bank, sources, recipe), overwrite=overwrite)
+    own_weights = weights if blank.takes_weights else None
+    run.begin(run_settings(bank, sources, recipe, own, own_weights), overwrite=overwrite)
     target = str(processes.device)
     if run.result() is not None:
         say(f"{run.folder}: this run is finished")
     else:
-        for source in sources.values():
-            keep_features(bank, source, device=target, say=say)
-        run.begin(_settings(bank, sources, recipe))  # again, because features may differ from what was expected
-        _train(Bank(bank.path), sources, recipe, run, sizes, target, say)
+        keep_features(bank, list(sources.values()), device=target, say=say)
+        run.begin(
+            run_settings(bank, sources, recipe, own, own_weights)
+        )  # again: features may differ from what was expected
+        _train(Bank(bank.path), sources, recipe, run, sizes, own, weights, target, say)
     return TrainedSystem(load_system(run.folder, target), run.folder, run.result() or {})
 
 
-def _settings(bank: Bank, sources: dict[str, FeatureSource], recipe: BaselineRecipe) -> dict[str, Any]:
-    """Return what decides the outcome of a run."""
-    heavy, light = (sources[role].identity(bank) if role in sources else None for role in ("heavy", "light"))
-    return {"bank": bank_identity(bank), "heavy": heavy, "light": light, "recipe": recipe.to_dict()}
+def run_settings(
+    bank: Bank,
+    sources: Mapping[str, FeatureSource],
+    recipe: BaselineRecipe,
+    own: Any = None,
+    weights: str | Path | None = None,
+) -> dict[str, Any]:
+    """Return what decides the outcome of a run.
+
+    `own`: the classifier of a baseline without its features; `weights`: of a network of its own.
+    """
+    by_set = {name: source.identity(bank) for name, source in sources.items()}
+    settings: dict[str, Any] = {
+        "bank": bank_identity(bank),
+        "heavy": by_set.pop("heavy", None),
+        "light": by_set.pop("light", None),
+    }
+    if by_set:
+        settings["sets"] = by_set
+    if own is not None:
+        settings["classifier"] = own.fingerprint()
+    if weights is not None:
+        settings["weights"] = digest_of({}, read_state(weights)) if Path(weights).is_file() else str(weights)
+    if AUDIO in recipe.feature_sets:
+        settings[AUDIO] = bank.audio().fingerprint
+    return settings | {"recipe": recipe.to_dict()}
 
 
-def _independent_classes(bank: Bank, heavy: FeatureSource) -> bool:
-    """Return whether classes do not exclude each other: as the heavy network's own, as far as that is known."""
-    if heavy.network is not None and hasattr(heavy.network, "multi_label"):
-        return bool(heavy.network.multi_label)
-    if heavy.fingerprint in bank.teachers:
+def _independent_classes(bank: Bank, heavy: FeatureSource | None, own: Any) -> bool:
+    """Return whether classes do not exclude each other: as the classifier's own, as far as that is known."""
+    network = own if heavy is None else heavy.network
+    if network is not None and hasattr(network, "multi_label"):
+        return bool(network.multi_label)
+    if heavy is not None and heavy.fingerprint in bank.teachers:
         return bank.teacher(heavy.fingerprint).multi_label
     return not bank.exclusive
 
@@ -145,18 +195,29 @@ def _train(
     recipe: BaselineRecipe,
     run: RunFolder,
     sizes: dict[str, int],
+    own: Any,
+    weights: str | Path | None,
     device: str,
     say: Callable[[str], None],
 ) -> None:
     """Train, measure on dev, and write the folder and the result."""
-    features = {role: source.describe(bank) for role, source in sources.items()}
-    names = {role: about["name"] for role, about in features.items()}
-    gmacs = {"light_gmacs": 0.0, **{f"{role}_gmacs": about["gmacs"] for role, about in features.items()}}
-    views, labels = bank_views(bank.split("train"), num_candidates=None, **names)
-    recipe = _limit_frames(recipe, views.heavy.shape[1], say)
-    widths = {f"{role}_width": about["width"] for role, about in features.items()}
-    multi_label = _independent_classes(bank, sources["heavy"])
-    baseline = recipe.build(**widths, num_classes=len(bank.classes), multi_label=multi_label)
+    features = {name: source.describe(bank) for name, source in sources.items()}
+    prices = {name: about["gmacs"] for name, about in features.items()}
+    training = bank.split("train")
+    recipe = _limit_frames(recipe, max(len(video) for video in training if video.labels), say)
+    baseline = recipe.build(
+        **{f"{name}_{fact}": about[fact] for name, about in features.items() for fact in ("width", "gmacs")},
+        num_classes=len(bank.classes),
+        multi_label=_independent_classes(bank, sources.get("heavy"), own),
+        num_candidates=recipe.num_candidates,
+    )
+    baseline.take_networks({"heavy": own} | {name: source.network for name, source in sources.items()}, weights)
+    sets: dict[str, Any] = {name: about["name"] for name, about in features.items()}
+    if FRAMES in baseline.feature_sets:
+        sets[FRAMES] = baseline.frame_size
+    if AUDIO in baseline.feature_sets:
+        sets[AUDIO] = True
+    views, labels = bank_views(training, num_candidates=None, **sets)
     parameters = sum(weight.numel() for weight in baseline.parameters())
     unlabelled = f" ({sizes['unlabelled']} without a label are left out)" if sizes["unlabelled"] else ""
     say(
@@ -164,31 +225,34 @@ def _train(
         f"{sizes['dev'] or 'no'} dev{'' if sizes['dev'] else ' split'}{unlabelled}"
     )
     options = {name: getattr(recipe, name) for name in _FIT_OPTIONS}
-    history = fit(baseline, views, labels, device=device, say=say, **options)
+    history = fit(baseline, near_device(views, torch.device(device)), labels, device=device, say=say, **options)
     if not is_finite(baseline):
         raise diverged(f"weights of {baseline.name} are not finite", recipe.lr, "float32")
     del views, labels
     measured, curve, each_step = dict.fromkeys(_ON_DEV), [], []
     measured["metric"] = metric = "mAP" if bank.multi_label else "top1"
     if sizes["dev"]:
-        views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **names)
-        scores = measure_baseline(baseline, views, labels, metric=metric, **gmacs)
+        views, labels = bank_views(bank.split("dev"), num_candidates=recipe.num_candidates, **sets)
+        scores = measure_baseline(baseline, views, labels, prices, metric=metric)
         measured["dev"] = scores.pop(metric)
         measured |= {f"dev_{key}": value for key, value in scores.items()}
         for value in baseline.threshold_values:  # from cheap to costly
-            point = measure_baseline(baseline.with_threshold(value), views, labels, metric=metric, **gmacs)
+            point = measure_baseline(baseline.with_threshold(value), views, labels, prices, metric=metric)
             curve.append({"dial": baseline.threshold, "value": value, **point})
         each_step = [
-            {"steps": k, **measure_baseline(other, views, labels, metric=metric, **gmacs)}
+            {"steps": k, **measure_baseline(other, views, labels, prices, metric=metric)}
             for k, other in baseline.with_each_step()
         ]
+    further = {name: about for name, about in features.items() if name not in ("heavy", "light")}
     about = {
-        "classifier": features["heavy"]["network"],
+        "classifier": features["heavy"]["network"] if "heavy" in features else getattr(own, "name", None),
         "bank": bank.path.resolve().name,
         "classes": list(bank.classes),
         "num_candidates": recipe.num_candidates,
-        "heavy": features["heavy"],
+        "heavy": features.get("heavy"),
         "light": features.get("light"),
+        **({"sets": further} if further else {}),
+        **({AUDIO: bank.audio().fingerprint} if AUDIO in sets else {}),
         **measured,
         "seed": recipe.seed,
         "sosampler": __version__,
@@ -203,9 +267,10 @@ def _train(
         "num_candidates": recipe.num_candidates,
         "epochs": recipe.epochs,
         "seed": recipe.seed,
-        "heavy": sources["heavy"].fingerprint,
-        "light": sources["light"].fingerprint if recipe.needs_light else None,
+        **{name: features[name]["fingerprint"] if name in features else None for name in ("heavy", "light")},
     }
+    if further:
+        result["sets"] = {name: about["fingerprint"] for name, about in further.items()}
     if each_step:  # "frames" of these are distinct ones
         result["dev_steps"] = each_step
     run.finish(result)
@@ -246,15 +311,15 @@ def fit(
     given = dict(epochs) if isinstance(epochs, Mapping) else dict.fromkeys(baseline.phases, epochs)
     for phase, count in given.items():
         one_of("phase", phase, baseline.phases), check_int("epochs", count, at_least=0)
-    if labels.dim() != 2 or len(labels) != len(views.heavy) or not len(labels):
+    if labels.dim() != 2 or len(labels) != len(views) or not len(labels):
         raise InvalidArgument(
-            f"labels of shape {list(labels.shape)} must be [B, C] for {len(views.heavy)} videos; give one row a video"
+            f"labels of shape {list(labels.shape)} must be [B, C] for {len(views)} videos; give one row a video"
         )
     if not bool((labels > 0).any(dim=1).all()):
         raise InvalidArgument("a video has no label; leave out such videos")
     baseline.to(check_device(device) if device is not None else baseline.device)
     baseline.check_shapes(views)
-    candidates = views.real.shape[1] if num_candidates is None else check_int("num_candidates", num_candidates)
+    candidates = views.shape[1] if num_candidates is None else check_int("num_candidates", num_candidates)
     steps = -(-len(labels) // check_int("batch_size", batch_size))
     counts = {phase: given[phase] for phase in baseline.phases if given.get(phase)}
     frames = views.real.sum(dim=1).clamp_max(candidates)
@@ -265,10 +330,11 @@ def fit(
         weights = [weight for weight in baseline.phase_parameters(phase) if weight.requires_grad]
         if not weights:
             continue
+        groups = _by_rate(weights, baseline.lr_factors(phase), lr)
         if optimizer == "sgd":
-            algorithm: Any = torch.optim.SGD(weights, lr=lr, momentum=0.9, weight_decay=weight_decay)
+            algorithm: Any = torch.optim.SGD(groups, lr=lr, momentum=0.9, weight_decay=weight_decay)
         else:
-            algorithm = torch.optim.AdamW(weights, lr=lr, weight_decay=weight_decay)
+            algorithm = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay)
         batches = BaselineBatches(views, labels, num_candidates=candidates, steps=steps, seed=[seed, number])
         options = LoopOptions(count, lr, seed, Processes(str(baseline.device), alone=True), say, clip=clip)
         loop = BaselineLoop(baseline, batches, options, algorithm, phase)
@@ -276,6 +342,13 @@ def fit(
         history += loop.history
     baseline.eval()
     return history
+
+
+def _by_rate(weights: Sequence[nn.Parameter], factors: Mapping[nn.Parameter, float], lr: float) -> list[dict[str, Any]]:
+    """Return the optimiser's groups of parameters; the first has the recipe's rate, which the log shows."""
+    rates = sorted({1.0, *factors.values()}, key=lambda factor: factor != 1.0)
+    groups = [(rate, [weight for weight in weights if factors.get(weight, 1.0) == rate]) for rate in rates]
+    return [{"params": of_rate, "lr": rate * lr} for rate, of_rate in groups if of_rate]
 
 
 class BaselineLoop(TrainingLoop):
@@ -324,11 +397,11 @@ class BaselineLoop(TrainingLoop):
 
 
 def measure_baseline(
-    baseline: Baseline, views: Views, labels: Tensor, *, heavy_gmacs: float, light_gmacs: float, metric: str = "top1"
+    baseline: Baseline, views: Views, labels: Tensor, prices: Mapping[str, float], *, metric: str = "top1"
 ) -> dict[str, Any]:
     """Return the metric by its name, and means over videos of frames and giga multiply-adds.
 
-    `heavy_gmacs`, `light_gmacs`: of one frame in the two networks.
+    `prices`: giga multiply-adds of one frame in the network of each set.
     """
     output = predict(baseline, views)
     if not bool(output.probabilities.isfinite().all()):
@@ -337,13 +410,15 @@ def measure_baseline(
             "its videos, or give a lower lr"
         )
     measure = mean_average_precision if metric == "mAP" else top1
-    gmacs = video_gmacs(baseline, output, heavy_gmacs=heavy_gmacs, light_gmacs=light_gmacs)
-    return {
+    measured: dict[str, Any] = {
         metric: finite_or_none(measure(output.probabilities.numpy(), labels.cpu().numpy())),
-        "frames": float(output.seen_heavy.sum(dim=1).double().mean()),
+        "frames": float(baseline.classified(output).sum(dim=1).double().mean()),
         "frames_decoded": float(decoded_frames(output).double().mean()),
-        "gmacs": float(gmacs.double().mean()),
+        "gmacs": float(video_gmacs(baseline, output, prices).double().mean()),
     }
+    if output.other_gmacs:
+        measured["other_gmacs"] = {name: float(cost.double().mean()) for name, cost in output.other_gmacs.items()}
+    return measured
 
 
 def import_frameexit(
@@ -379,7 +454,7 @@ def import_frameexit(
         )
     source = heavy_source(bank, own if classifier is None else classifier)
     target = str(Processes(device).device)
-    keep_features(bank, source, device=target, say=say)
+    keep_features(bank, [source], device=target, say=say)
     heavy = source.describe(Bank(bank.path))
     baseline = read_release(weights, heavy_width=heavy["width"], first_exit=first_exit, gate_exit=gate_exit)
     about = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 from sosampler._util.hardware import autocast, resolve_device, usable_cores
 from sosampler._util.validation import check_int
 from sosampler.bank.bank import Bank
-from sosampler.classifiers.base import Classifier, numbered_names, to_channels_last
+from sosampler.classifiers.base import Classifier, activate, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (
     WEIGHTS,
     create_classifier,
@@ -203,8 +204,10 @@ def _train(
     save_classifier(network, run.folder, state=loop.best_state)
     scores: dict[str, Any] = {"dev": loop.best["score"]}
     if len(splits["test"]):
-        outputs = predict(network, evaluation_batches(splits["test"], workers=workers), precision)
-        scores["test"] = measure(*outputs, multi_label=loop.metric == "mAP")[loop.metric]
+        test_batches = evaluation_batches(splits["test"], workers=workers)
+        on_test = measure_modes(network, test_batches, precision, multi_label=loop.metric == "mAP")
+        scores["test"] = on_test.pop(loop.metric)
+        scores |= {f"test_{name}": score for name, score in on_test.items() if name.startswith(f"{loop.metric}_")}
     network.freeze()
     result = {
         "metric": loop.metric,
@@ -243,7 +246,9 @@ class ClassifierLoop(TrainingLoop):
         if recipe.trainable == "head":
             for layer in self.head:
                 layer.requires_grad_(True)
-        optimizer, scheduler = make_optimizer(classifier, recipe, len(batches), momentum=0.9, nesterov=True)
+        assert recipe.lr is not None, "a recipe is filled before its training begins"
+        own_groups = classifier.own_groups(recipe.lr) if recipe.trainable == "all" else []
+        optimizer, scheduler = make_optimizer(classifier, recipe, len(batches), own_groups, momentum=0.9, nesterov=True)
         super().__init__(classifier.net, batches, options, optimizer, scheduler)
 
     def start_epoch(self, epoch: int) -> None:
@@ -253,22 +258,32 @@ class ClassifierLoop(TrainingLoop):
                 layer.train()
 
     def loss(self, batch: Example) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy of one label a clip where classes exclude each other, else binary cross-entropy."""
+        """Cross-entropy of one label a clip where classes exclude each other, else binary cross-entropy.
+
+        Of a network with several modes the sum over them; those after the first also learn its probabilities.
+        """
         frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
         clips = self.classifier.preprocessing.normalised(frames)
         with autocast(self.device, self.precision):
-            scores = self.classifier(clips, positions).float()
+            first, *others = (self.classifier(clips, positions).float() for _ in self.classifier.modes())
+        loss = self._label_loss(first, targets)
+        taught = activate(first.detach(), self.classifier.activation)
+        imitation = F.binary_cross_entropy_with_logits if self.classifier.multi_label else F.cross_entropy
+        for scores in others:
+            loss = loss + self._label_loss(scores, targets) + imitation(scores, taught)
+        return loss, {}
+
+    def _label_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.classifier.multi_label:
-            return F.binary_cross_entropy_with_logits(scores, targets), {}
-        return F.cross_entropy(scores, targets.argmax(1), label_smoothing=self.recipe.label_smoothing), {}
+            return F.binary_cross_entropy_with_logits(scores, targets)
+        return F.cross_entropy(scores, targets.argmax(1), label_smoothing=self.recipe.label_smoothing)
 
     def evaluate(self) -> dict[str, float | None]:
         try:
-            probabilities, targets = predict(self.classifier, self.dev, self.precision)
+            return {**measure_modes(self.classifier, self.dev, self.precision, multi_label=self.metric == "mAP")}
         except ClassifierError as error:
             reason = f"the scores on dev are not finite after epoch {self.line['epoch'] + 1}"
             raise diverged(reason, self.options.lr, self.precision) from error
-        return {**measure(probabilities, targets, multi_label=self.metric == "mAP")}
 
 
 @torch.no_grad()
@@ -290,6 +305,20 @@ def measure(probabilities: np.ndarray, targets: np.ndarray, *, multi_label: bool
     if multi_label:
         scores["mAP"] = mean_average_precision(probabilities, targets)
     return scores
+
+
+def measure_modes(
+    classifier: Classifier, batches: DataLoader[Example], precision: str, *, multi_label: bool
+) -> dict[str, float]:
+    """Return what `measure` does; of a network with several modes their means, then each by its own name."""
+    by_mode = {
+        mode: measure(*predict(classifier, batches, precision), multi_label=multi_label) for mode in classifier.modes()
+    }
+    first, *others = by_mode.values()
+    if not others:
+        return first
+    means = {name: fmean(scores[name] for scores in by_mode.values()) for name in first}
+    return means | {f"{name}_{mode}": scores[name] for mode, scores in by_mode.items() for name in first}
 
 
 def starting_network(
@@ -316,13 +345,20 @@ def starting_network(
     folder = saved_folder(classifier)
     data: dict[str, Any] = {"class_names": classes, "multi_label": multi_label}
     if folder is None:
-        new_head = None  # by the number of classes, all that is known of a plain file
+        new_head, known = None, None  # by the number of classes, all that is known of a plain file
         if weights is not None and Path(weights).name == WEIGHTS and saved_folder(Path(weights).parent) is not None:
-            known = read_settings(Path(weights).parent, for_weights=True).class_names
-            new_head = True if known != classes else None  # the same classes may have another kind of head
-        return create_classifier(
+            known = read_settings(Path(weights).parent, for_weights=True)
+            new_head = True if known.class_names != classes else None  # the same classes may have another kind of head
+        network = create_classifier(
             classifier, weights=weights, new_head=new_head, input_size=input_size, **data, **options
         )
+        if known is not None and known.options.get("stride_on_1x1") != network.options.get("stride_on_1x1"):
+            # They would fit all the same, and predict nonsense.
+            raise InvalidArgument(
+                f"{weights} are of {known.name}, whose bottlenecks have their stride on another convolution than those "
+                f"of {network.name}; give both with _v1 in the name, or both without"
+            )
+        return network
     if weights is not None or options:
         raise InvalidArgument(f"{classifier} is a saved classifier with weights and options of its own; leave both out")
     saved = read_settings(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from sosampler._util.hardware import autocast, keep_memory, usable_cores
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
+from sosampler.bank.pixels import Shape
 from sosampler.baselines.base import refuse_baseline_folder
 from sosampler.baselines.registry import list_samplers, list_systems
 from sosampler.classifiers.base import Classifier
@@ -51,7 +52,6 @@ from sosampler.training.sampler_data import (
     FrameSource,
     NormalisedCrops,
     SamplerBatches,
-    Shape,
     VideoTable,
     default_cache_bytes,
     labelled_rows,
@@ -93,6 +93,7 @@ def train(
     classifier: str | Path | Classifier | None = None,
     weights: str | Path | None = None,
     light: str | Path | SOSampler | None = None,
+    features: Mapping[str, Any] | None = None,
     teacher: str = "bank",
     device: str | None = None,
     precision: str | None = None,
@@ -104,10 +105,10 @@ def train(
 ) -> TrainedSampler | Any:  # Any: a `TrainedSystem`, so that code for samplers needs no check
     """Train a sampler on a bank and keep the weights that are best on its dev split; or train a baseline.
 
-    A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, adaframe, marl) classifies itself, from
-    features of the classifier and of a light network. Features that are not in the bank yet are computed for all of its
-    videos, once; then it trains within minutes, in memory and in float32. Its last epoch is kept, because its cost
-    differs between epochs; dev is only measured.
+    A sampler chooses frames for a classifier. A baseline (frameexit, liteeval, ...) classifies itself, from features of
+    the classifier and of other networks. Features that are not in the bank yet are computed for all of its videos,
+    once; then it trains within minutes, in memory and in float32. Its last epoch is kept, because its cost differs
+    between epochs; dev is only measured.
 
     Args:
         bank: frames and a classifier's outputs for them, from `prepare`; with one split, `bank.split("train")`, only
@@ -127,6 +128,9 @@ def train(
         light: for a baseline, another light network: a `SOSampler` without shift, its folder, or the name of features
             in the bank. Baselines without light features (frameexit, marl) ignore it and `weights`; `import_frameexit`
             reads a checkpoint of FrameExit's authors.
+        features: for a baseline that runs further networks, the source of each set of features by its name: a saved
+            classifier or sampler, its folder, or the name of features in the bank. Sets that are left out are the
+            features of that name in the bank.
         teacher: "bank": targets are the stored outputs for whole frames. "online": the classifier runs on the same
             random crops that the sampler sees, which costs its forward pass in each step; dev uses the stored outputs.
             A classifier that is given as an object is frozen and stays on the device.
@@ -167,13 +171,13 @@ def train(
                 f"precision={precision!r} is for samplers; {sampler} trains in float32, so leave it out"
             )
         return train_baseline(
-            bank, out, sampler, recipe, classifier, light, weights, device, overwrite, say, **settings
+            bank, out, sampler, recipe, classifier, light, weights, features, device, overwrite, say, **settings
         )
     processes = Processes(device)
     report = say if processes.is_main else (lambda text: None)
     run = RunFolder(Path(out), KIND)
     with processes.together():
-        recipe = read_recipe(_sampler_recipe(sampler, recipe, light), **settings)
+        recipe = read_recipe(_sampler_recipe(sampler, recipe, light=light, features=features), **settings)
         one_of("teacher", teacher, TEACHERS)
         if workers is None:  # the cores are shared between the processes of one machine
             workers = max(1, min(_MAX_WORKERS, usable_cores() // processes.local_count))
@@ -379,10 +383,12 @@ def _use_float32_for_strided_depthwise(network: nn.Module) -> None:
             layer.__class__ = Float32Conv2d
 
 
-def _sampler_recipe(sampler: str, recipe: Any, light: Any) -> Any:
+def _sampler_recipe(sampler: str, recipe: Any, **of_baselines: Any) -> Any:
     """Return the recipe, by default the sampler's own, and refuse what is for baselines alone."""
-    if light is not None:
-        raise InvalidArgument(f"light is for baselines ({', '.join(list_systems())}), not for {sampler}; leave it out")
+    for argument, given in of_baselines.items():
+        if given is not None:
+            systems = ", ".join(list_systems())
+            raise InvalidArgument(f"{argument} is for baselines ({systems}), not for {sampler}; leave it out")
     if recipe is None:
         return RECIPES[sampler]
     name = recipe if isinstance(recipe, str) and recipe in list_systems() else getattr(recipe, "system", None)

@@ -137,7 +137,7 @@ def _make(
                 device, settings = placed(device, settings, ray.cluster_resources())
                 if device.startswith("cuda") and not annotator.batch_given:
                     annotator.batch = _GPU_BATCH  # unless outputs that are there already were made in others
-                Annotation(folder, header, annotator)  # writes the header of the outputs, once, before workers would
+                Annotation(folder, header, [annotator])  # writes the header of the outputs, once, before workers would
                 network = Stage(_Annotate, (str(folder.path), teacher, device))
             before = header.num_items - sum(len(header.shard_range(shard)) for shard in missing)
             progress = Progress(header.num_items, done=before, before=before)
@@ -195,7 +195,7 @@ class _Annotate:
         annotator = teacher.annotator(device)
         self._outputs = annotator.folder(self._folder)
         # Entered for as long as the actor lives.
-        self._annotation = Annotation(self._folder, read_header(self._folder), annotator).__enter__()
+        self._annotation = Annotation(self._folder, read_header(self._folder), [annotator]).__enter__()
 
     def __call__(self, batch: Any) -> Any:
         for shard in batch.column("shard").to_pylist():
