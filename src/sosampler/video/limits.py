@@ -19,6 +19,8 @@ MAX_BYTES_PER_FILE_BYTE = 100_000
 MIN_MAX_BYTES = 256 << 20  # for the smallest files
 # Bytes of all packets, as a multiple of the file: an edit list can show the same packets again and again.
 MAX_PACKET_BYTES_PER_FILE_BYTE = 64
+# Seconds for one video, and where someone waits for it: on the page of `sosampler ui`.
+TIMEOUT, PAGE_TIMEOUT = 3600.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Limits:
     max_bytes: int | None = None
     """Bytes of the decoded frames of one call; None: 4 GiB, and 100,000 times the file where that is less (but never
     below 256 MiB)."""
-    timeout: float = 3600.0
+    timeout: float = TIMEOUT
     """Seconds that one video may take to read and decode."""
 
     def __post_init__(self) -> None:
