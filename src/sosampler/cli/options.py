@@ -83,7 +83,7 @@ FolderFps = Annotated[float | None, Option(help="Rate of a folder of frame image
 MaxPixels = Annotated[int | None, Option(help="Refuse larger frames.")]
 MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")]
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
-MaxBytes = Annotated[int | None, Option(help="Refuse to decode more of one video.  [default: 4 GiB, less for tiny files]")]
+MaxBytes = Annotated[int | None, Option(help="Refuse to decode more bytes.  [default: 4 GiB, less for tiny files]")]
 Timeout = Annotated[float | None, Option(help=f"Seconds for one video.  [default: {TIMEOUT:g}]")]
 Out = Annotated[
     Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -64,7 +65,11 @@ def attempt_each(names: Sequence[str], work: Callable[[slice], Sequence[_T]]) ->
         outcome = attempt(names[0], lambda: work(slice(None)))
         if not isinstance(outcome, SosamplerError):
             return list(outcome)
-    return [attempt(name, lambda row=row: work(slice(row, row + 1))[0]) for row, name in enumerate(names)]
+    return [attempt(name, partial(_first, work, row)) for row, name in enumerate(names)]
+
+
+def _first(work: Callable[[slice], Sequence[_T]], row: int) -> _T:
+    return work(slice(row, row + 1))[0]
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,12 @@ Outcome = Selection | CandidateFrames | Unfit | SosamplerError
 
 
 class Step(Protocol):
-    """A plain function of a video that can be pickled, for any engine that sends work to other processes or machines."""
+    """A function of a video that can be pickled, for engines that send work to other processes or machines."""
 
     @property
     def options(self) -> SelectOptions: ...
 
-    def __call__(self, source: Any) -> Any: ...
+    def __call__(self, source: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)

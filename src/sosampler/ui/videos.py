@@ -220,9 +220,11 @@ def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
     return {"videos": rows}
 
 
-def write_zip(
-    file: IO[bytes], results: Sequence[StoredResult], images: Callable[[Path, list[int]], list[tuple[int, float, bytes]]]
-) -> None:
+Images = Callable[[Path, list[int]], list[tuple[int, float, bytes]]]
+"""A video and numbers of frames -> number, seconds and JPEG of each."""
+
+
+def write_zip(file: IO[bytes], results: Sequence[StoredResult], images: Images) -> None:
     """Write a folder of frames for each video, which `images` decodes again, and selection.json."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
         for result in results:

@@ -23,7 +23,7 @@ class FolderReader:
     """Every image is a frame and, since it stands alone, a keyframe."""
 
     decoder = "images"
-    file_bytes = None
+    file_bytes: int | None = None
 
     def __init__(self, folder: Path, *, fps: float | None, limits: Limits) -> None:
         self.name = str(folder)

@@ -64,7 +64,7 @@ class Limits:
         if fps * seconds > self.max_frames:
             raise LimitExceeded(
                 f"{name}: fps={fps:g} asks for {fps * seconds:.3g} frames of its {seconds:g} s, over the limit "
-                f"max_frames={self.max_frames}; lower fps, or raise the limit with --max-frames or Limits(max_frames=...)"
+                f"max_frames={self.max_frames}; lower fps, or raise it with --max-frames or Limits(max_frames=...)"
             )
 
     def bytes_for(self, file_bytes: int | None) -> int:
@@ -98,9 +98,9 @@ def check_packet_bytes(name: str, packet_bytes: int, file_bytes: int) -> None:
     """Refuse a file whose packets are many times as large as the file: the same bytes, shown again and again."""
     if packet_bytes > MAX_PACKET_BYTES_PER_FILE_BYTE * file_bytes > 0:
         raise VideoError(
-            f"{name}: its index repeats the same frames until they are more than {MAX_PACKET_BYTES_PER_FILE_BYTE} times "
-            "the file (MAX_PACKET_BYTES_PER_FILE_BYTE in sosampler.video.limits); write the file again without its "
-            "edit list, for example with ffmpeg -ignore_editlist 1 -i IN -c copy OUT"
+            f"{name}: its index repeats the same frames until they are {MAX_PACKET_BYTES_PER_FILE_BYTE} times the file "
+            "(MAX_PACKET_BYTES_PER_FILE_BYTE in sosampler.video.limits) or more; write the file again without its edit "
+            "list, for example with ffmpeg -ignore_editlist 1 -i IN -c copy OUT"
         )
 
 

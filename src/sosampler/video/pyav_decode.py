@@ -186,8 +186,8 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
     context.reorder_depth = own.reorder_depth
     context.options, context.thread_count = _options(limits), threads
-    if threads > 1:
-        context.options, context.thread_type = {**_options(limits), "err_detect": "explode"}, "FRAME"  # see `decode_runs`
+    if threads > 1:  # see `decode_runs`
+        context.options, context.thread_type = {**_options(limits), "err_detect": "explode"}, "FRAME"
     return context
 
 

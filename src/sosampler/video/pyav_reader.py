@@ -318,8 +318,8 @@ class PyavReader:
         if damaged:
             budget = max(2 * sum(run.packets for run in runs), _MIN_SUBSTITUTE_PACKETS)
             stand_ins = _StandIns(self, make(1), sound, budget)
-            for frame, image in damaged.items():
-                self._substitute(frame, image, stand_ins, got)
+            for frame, as_decoded in damaged.items():
+                self._substitute(frame, as_decoded, stand_ins, got)
 
     def _packets_of(self, run: Run) -> Iterator[Any]:
         return self._feed.run(self._packets(), run.start, run.packets)
@@ -492,4 +492,5 @@ class _Gathered:
         self.images[row], self.seconds[row] = image, seconds
         self.frames[row] = frame if used is None else used
         del self.missing[frame]
-        return self.images[row]
+        kept: Frames = self.images[row]
+        return kept

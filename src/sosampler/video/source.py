@@ -147,8 +147,8 @@ def refuse_text(name: str, codec: str) -> None:
         raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
 
 
-# How manifests and playlists begin or what they hold, in lower case: DASH, HLS, concat, IMF, SDP, VobSub. FFmpeg goes by
-# these words, whatever the file is called, and opens the files that they name.
+# How manifests and playlists begin or what they hold, in lower case: DASH, HLS, concat, IMF, SDP, VobSub. FFmpeg goes
+# by these words, whatever the file is called, and opens the files that they name.
 _MANIFEST = re.compile(
     rb"\s*#extm3u|\s*ffconcat version|.*<mpd[\s>]|.*<(\w+:)?(assetmap|packinglist|compositionplaylist)[\s>]"
     rb"|(.*\n)?c=in ip|# ?(vobsub|vidsub) index",
