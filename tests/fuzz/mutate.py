@@ -168,6 +168,25 @@ def edit_tree(data: bytes, fmt: Format, rng: np.random.Generator) -> bytes:
     return to_bytes(nodes, fmt)
 
 
+def claim(data: bytes, rng: np.random.Generator) -> bytes:
+    """Let the index of an MP4 file name many samples of one or two bytes, or show them in many edits."""
+    nodes, boxes = _parse_boxes(data), {}
+    for siblings, place in walk(nodes):
+        boxes[siblings[place].kind] = siblings[place]
+    count = int(rng.choice([1000, 3000, 10**5, 10**6, 5 * 10**6]))
+    if rng.random() < 0.5 and b"elst" in boxes:
+        edits = rng.integers(0, 3000, (min(count, 10**5), 3), dtype=np.uint32)
+        edits[:, 2] = 0x10000  # at normal speed
+        boxes[b"elst"].data = struct.pack(">II", 0, len(edits)) + edits.astype(">u4").tobytes()
+    elif {b"stsz", b"stts", b"stsc"} <= boxes.keys():
+        boxes[b"stsz"].data = struct.pack(">III", 0, int(rng.integers(1, 3)), count)
+        boxes[b"stts"].data = struct.pack(">IIII", 0, 1, count, 1)
+        boxes[b"stsc"].data = struct.pack(">IIIII", 0, 1, 1, count, 1)
+        if b"ctts" in boxes:
+            boxes[b"ctts"].data = bytes(8)
+    return to_bytes(nodes, BOXES)
+
+
 def edit_bytes(data: bytes, rng: np.random.Generator) -> bytes:
     """Cut, overwrite, drop, double or blank a part of the file, flip bits, or change a number."""
     damaged = bytearray(data)
@@ -200,6 +219,10 @@ def edit_bytes(data: bytes, rng: np.random.Generator) -> bytes:
 def damaged(data: bytes, suffix: str, rng: np.random.Generator) -> bytes:
     """Return the file with some damage."""
     fmt = FORMATS.get(suffix)
+    if fmt is BOXES and rng.random() < 0.05:
+        return claim(data, rng)
+    if suffix == ".gif" and rng.random() < 0.1:  # a canvas of some megapixels from some bytes
+        data = data[:6] + rng.choice([0, 1, 3000, 8000, 0xFFFF], 2).astype("<u2").tobytes() + data[10:]
     if fmt is not None and rng.random() < 0.6:
         data = edit_tree(data, fmt, rng)
         if rng.random() < 0.7:

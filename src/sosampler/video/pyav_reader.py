@@ -450,7 +450,9 @@ class _StandIns:
         return min(self.sound, key=lambda other: self._distance(frame, other), default=None)
 
     def _attempt(self, start: int, frames: list[int]) -> None:
-        """Decode these frames from packet `start` on, and keep the sound ones."""
+        """Decode these frames from packet `start` on, and keep the sound ones; nothing once the budget is spent."""
+        if self._budget <= 0:
+            return
         run = self._reader._run(start, frames)
         self._budget -= run.packets
         self._tried.update(frames)
