@@ -310,16 +310,17 @@ def tune(arguments: argparse.Namespace, results: Results) -> None:
         for method in arguments.methods
         for place, settings in enumerate(TRIALS[method][: arguments.trials])
     }
-    replies = train_all(arguments, tasks)
     known: dict[str, dict[str, Any]] = results.data.get("trials", {})
-    trained = {name: task for name, task in tasks.items() if is_trained(task)}
-    new = {name: task for name, task in trained.items() if known.get(name, {}).get("run") != Path(task["out"]).name}
+    # What was judged before needs no training again, also on a machine that has not its folders.
+    left = {name: task for name, task in tasks.items() if known.get(name, {}).get("run") != Path(task["out"]).name}
+    replies = train_all(arguments, left)
+    new = {name: task for name, task in left.items() if is_trained(task)}
     policies = named(["uniform"], new)
     rows = measured(arguments, policies, "dev", bank=arguments.tune_bank).pop("rows") if new else []
-    for name, task in tasks.items():
+    for name, task in left.items():
         if name in new:
             known[name] = _scored(name, task, rows, results["metric"])
-        elif name not in trained:
+        else:
             known[name] = {"method": task["sampler"], "dev": None, "failed": replies[name]["failed"]}
         if name in replies:
             known[name]["seconds"] = replies[name]["seconds"]
