@@ -134,8 +134,17 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     return stream
 
 
-def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, time: TimeLimit) -> tuple[int, int]:
-    """Check a source that another library will open; return the video stream's number and the bytes of the file."""
+@dataclass(frozen=True)
+class Claims:
+    """What the headers of a file say about its video."""
+
+    stream: int  # number of the video stream
+    file_bytes: int
+    num_frames: int  # that the container's index shows; 0 without one, and too few where a file is fragmented
+
+
+def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, time: TimeLimit) -> Claims:
+    """Check a source that another library will open."""
     if not isinstance(source, (Path, bytes)):
         source.seek(0)
     with open_container(source, name=name, limits=limits, time=time) as container:
@@ -147,7 +156,8 @@ def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, t
             )
         if len(stream.index_entries) > stream.frames:  # an edit list shows some several times
             check_packet_bytes(name, sum(entry.size for entry in stream.index_entries), container.size)
-        return stream.index, container.size
+        shown = sum(not entry.flags & DISCARDED for entry in stream.index_entries)
+        return Claims(stream.index, container.size, shown)
 
 
 @dataclass(frozen=True, eq=False)

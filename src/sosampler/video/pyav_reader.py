@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Iterator
+from functools import partial
+from heapq import merge
 from pathlib import Path
 from typing import Any
 
@@ -302,13 +305,14 @@ class PyavReader:
         starts = sorted(groups)
         runs = [self._run(start, groups[start]) for start in starts]
         make = self._make_decoder(size, table.reorder_depth, self._claimed_keys(table))
-        damaged: dict[int, Frames | None] = {}  # lost frames -> what came out of the decoder
+        damaged: dict[int, Frames | None] = {}  # lost frames -> what came out of the decoder, in the result's memory
         sound: dict[int, Frames] = {}
         for start, result in zip(starts, self._decode(runs, self._packets_of, make), strict=True):
             for frame in groups[start]:
                 pts = int(timeline.pts[frame])
                 if result.is_lost(pts):
-                    damaged[frame] = (result.damaged | result.frames).get(pts)
+                    image = (result.damaged | result.frames).get(pts)
+                    damaged[frame] = None if image is None else got.hold(frame, image)
                     continue
                 image = got.put(frame, result.frames[pts], float(timeline.seconds(frame)))
                 if result.is_suspect(pts):
@@ -336,17 +340,14 @@ class PyavReader:
 
     def _substitute(self, frame: int, damaged: Frames | None, stand_ins: _StandIns, got: _Gathered) -> None:
         """A frame that does not decode is replaced by the nearest one that does, and the notes say so."""
-        timeline = self.timeline()
-        at = float(timeline.seconds(frame))
-        if damaged is None:
-            image = stand_ins.with_longer_run_up(frame)
-            if image is not None:
-                got.put(frame, image, at)
-                return
+        at = float(self.timeline().seconds(frame))
+        if frame in stand_ins or (damaged is None and stand_ins.decodes_from_earlier(frame)):
+            stand_ins.put(got, frame, frame)
+            return
         other = stand_ins.nearest(frame)
         if other is not None:
             got.notes.append(f"frame {frame} ({at:.3f} s) is damaged; frame {other} was used in its place")
-            got.put(frame, stand_ins.sound[other], float(timeline.seconds(other)), used=other)
+            stand_ins.put(got, frame, other)
             return
         if damaged is None:
             raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
@@ -422,37 +423,50 @@ class _StandIns:
     """Sound frames in the place of those that do not decode, found within a number of packets."""
 
     def __init__(self, reader: PyavReader, decode: RunDecoder, sound: dict[int, Frames], budget: int) -> None:
-        self.sound = sound  # frame -> image
         self._reader, self._decode, self._budget = reader, decode, budget
         self._timeline, self._table = reader.timeline(), reader._packets()
+        self._keyframes = self._timeline.keyframe_indices
+        self._images = sound  # frame -> image
+        self._sound = sorted(sound)
         self._tried = set(sound)
+        self._spare: list[int] = []  # frames that were found and are not in the result, in memory of their own
 
-    def with_longer_run_up(self, frame: int) -> Frames | None:
+    def __contains__(self, frame: int) -> bool:
+        return frame in self._images
+
+    def put(self, got: _Gathered, frame: int, other: int) -> None:
+        """Give the image of a sound frame for a wanted one."""
+        used = None if other == frame else other
+        self._images[other] = got.put(frame, self._images[other], float(self._timeline.seconds(other)), used=used)
+        if other in self._spare:
+            self._spare.remove(other)
+
+    def decodes_from_earlier(self, frame: int) -> bool:
         """Some streams need more than one keyframe's run-up before an image comes out: begin one group earlier."""
         start, keys = self._reader._start_of(frame), self._table.key_packets
         before = keys[keys < start]
-        if start:
+        if start and self._budget > 0:
             self._attempt(int(before[-1]) if len(before) else 0, [frame])
-        return self.sound.get(frame)
+        return frame in self
 
     def nearest(self, frame: int) -> int | None:
         """The nearest sound frame in time, before or behind; None where there is none."""
+        if len(self._spare) > 2 * _NEAR:
+            self._forget_spare()
         for other in self._neighbours(frame):
+            known = self._nearest_known(frame)
+            is_nearer = known is not None and self._distance(frame, known) <= self._distance(frame, other)
+            if is_nearer or self._budget <= 0:
+                break
             if other not in self._tried:
                 near = [each for each in range(frame - _NEAR, frame + _NEAR + 1) if 0 <= each < len(self._timeline)]
                 start = self._reader._start_of(other)
                 together = [each for each in near if each != frame and self._reader._start_of(each) == start]
                 self._attempt(start, together if other in together else [other])
-            if other in self.sound:
-                return other
-            if self._budget <= 0:
-                break
-        return min(self.sound, key=lambda other: self._distance(frame, other), default=None)
+        return self._nearest_known(frame)
 
     def _attempt(self, start: int, frames: list[int]) -> None:
-        """Decode these frames from packet `start` on, and keep the sound ones; nothing once the budget is spent."""
-        if self._budget <= 0:
-            return
+        """Decode these frames from packet `start` on, and keep the sound ones."""
         run = self._reader._run(start, frames)
         self._budget -= run.packets
         self._tried.update(frames)
@@ -460,17 +474,32 @@ class _StandIns:
         self._reader._note_stream(result)
         for frame in frames:
             image = result.sound(int(self._timeline.pts[frame]))
-            if image is not None:
-                self.sound[frame] = image
+            if image is not None and frame not in self._images:
+                self._images[frame] = image
+                self._spare.append(frame)
+                insort(self._sound, frame)
 
-    def _neighbours(self, frame: int) -> list[int]:
+    def _forget_spare(self) -> None:
+        for frame in self._spare:
+            del self._images[frame]
+            self._sound.remove(frame)
+        self._tried.difference_update(self._spare)
+        self._spare.clear()
+
+    def _neighbours(self, frame: int) -> Iterator[int]:
         """Frames to try, by distance: some on either side, the last one of the group before, and the keyframes."""
-        total, keys = len(self._timeline), self._timeline.keyframe_indices
-        near = {other for other in range(frame - _NEAR, frame + _NEAR + 1) if 0 <= other < total}
-        first = keys[keys <= frame]
-        before = {int(first[-1]) - 1} if len(first) and first[-1] else set()
-        others = (near | before | set(keys.tolist())) - {frame}
-        return sorted(others, key=lambda other: self._distance(frame, other))
+        near = [frame + step for step in range(-_NEAR, _NEAR + 1) if step and 0 <= frame + step < len(self._timeline)]
+        place = int(np.searchsorted(self._keyframes, frame, side="right"))
+        before, behind = self._keyframes[:place][::-1], self._keyframes[place:]
+        if place and before[0]:
+            near.append(int(before[0]) - 1)
+        distance = partial(self._distance, frame)
+        others = merge(sorted(near, key=distance), map(int, before), map(int, behind), key=distance)
+        return (other for other in others if other != frame)
+
+    def _nearest_known(self, frame: int) -> int | None:
+        place = bisect(self._sound, frame)
+        return min(self._sound[max(place - 1, 0) : place + 1], key=partial(self._distance, frame), default=None)
 
     def _distance(self, frame: int, other: int) -> tuple[int, int]:
         """Ticks between them; of two at the same distance the earlier one comes first."""
@@ -491,8 +520,12 @@ class _Gathered:
     def put(self, frame: int, image: Frames, seconds: float, *, used: int | None = None) -> Frames:
         """The image for a wanted frame; `used` is the number of another frame that stands in for it. Returns it."""
         row = self._row[frame]
-        self.images[row], self.seconds[row] = image, seconds
-        self.frames[row] = frame if used is None else used
+        self.seconds[row], self.frames[row] = seconds, frame if used is None else used
         del self.missing[frame]
-        kept: Frames = self.images[row]
-        return kept
+        return self.hold(frame, image)
+
+    def hold(self, frame: int, image: Frames) -> Frames:
+        """Keep the image of a frame that is still missing. Returns it."""
+        held: Frames = self.images[self._row[frame]]
+        held[...] = image
+        return held

@@ -19,6 +19,8 @@ from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 # What torchcodec raises: errors of FFmpeg and failed allocations, and indices that it does not find.
 _ERRORS = (RuntimeError, ValueError, IndexError, MemoryError)
 
+_UNTOLD = "the file may be damaged, and torchcodec does not tell which frames are: decoder='pyav' does"
+
 
 def import_decoders() -> Any:
     """torchcodec.decoders, or one sentence about what is missing."""
@@ -130,7 +132,8 @@ class TorchcodecReader(_Reading):
         self._by_size: dict[Size, Any] = {}
         with TimeLimit(name, limits) as time:
             # torchcodec has no limits of its own, and opens whatever files a manifest names.
-            self._stream, self.file_bytes = check_for_others(source, name=name, limits=limits, time=time)
+            self._claims = check_for_others(source, name=name, limits=limits, time=time)
+            self.file_bytes = self._claims.file_bytes
             try:
                 self._full = self._new_decoder([])
                 self._frames = self._scan()
@@ -154,7 +157,7 @@ class TorchcodecReader(_Reading):
     def _new_decoder(self, transforms: list[Any]) -> Any:
         return self._decoders.VideoDecoder(
             self._rewound(),
-            stream_index=self._stream,
+            stream_index=self._claims.stream,
             num_ffmpeg_threads=self._threads,
             seek_mode="exact",
             dimension_order="NHWC",
@@ -162,7 +165,7 @@ class TorchcodecReader(_Reading):
         )
 
     def _scan(self) -> Timeline:
-        index = self._decoders.Demuxer(self._rewound(), streams=self._stream).streams[0].scan()
+        index = self._decoders.Demuxer(self._rewound(), streams=self._claims.stream).streams[0].scan()
         pts = index._pts.numpy().astype(np.int64)
         if not len(pts):
             raise VideoError(
@@ -181,6 +184,13 @@ class TorchcodecReader(_Reading):
             raise VideoError(
                 f"{self.name}: torchcodec finds frames without a time of their own; use decoder='pyav', which can"
             )
+        if not index.is_key_frame.any():
+            raise VideoError(
+                f"{self.name}: torchcodec finds no keyframe, so its times are not those of the frames; use "
+                "decoder='pyav', which can"
+            )
+        if len(pts) < self._claims.num_frames:
+            self.notes.append(f"{len(pts)} of the {self._claims.num_frames} frames in its index are there; {_UNTOLD}")
         base = Fraction(index._time_base_num, index._time_base_den)
         end = int(pts[-1]) + max(1, int(index._duration[order[-1]]))
         return Timeline(pts, base, index.is_key_frame.numpy().astype(np.bool_)[order], end)
@@ -205,6 +215,8 @@ class TorchcodecReader(_Reading):
         used = timeline.index_at(batch.pts_seconds)
         pairs = zip(batch.frame_indices.tolist(), used.tolist(), strict=True)
         notes = [f"torchcodec gave frame {other} in the place of frame {one}" for one, other in pairs if one != other]
+        if notes:
+            notes.append(_UNTOLD)
         return FrameBatch(batch.frames, used, batch.pts_seconds, tuple(dict.fromkeys(notes)))
 
     def _codec(self) -> tuple[int, int, float, str]:
