@@ -8,6 +8,7 @@ from typing import Any
 import av
 
 from sosampler.video.synthetic import numbered_video
+from tests.clips import index_first
 
 _X264 = {"x264-params": "keyint=8:min-keyint=8:scenecut=0:log-level=error"}
 _FAST = {"deadline": "realtime", "cpu-used": "8"}
@@ -36,7 +37,7 @@ _SEEDS: dict[str, dict[str, Any]] = {
 }
 
 
-_INDEX_FIRST = "index_first.mp4"  # as for the web; PyAV writes it to a file alone
+_INDEX_FIRST = "index_first.mp4"
 
 
 def write_seeds(folder: Path) -> None:
@@ -45,15 +46,7 @@ def write_seeds(folder: Path) -> None:
         path = folder / name
         if how.get("codec", "libx264") in av.codecs_available and not path.exists():
             numbered_video(path, num_frames=24, width=96, height=64, gop=8, **how)
-    with (
-        av.open(str(folder / "h264.mp4")) as source,
-        av.open(str(folder / _INDEX_FIRST), "w", options={"movflags": "faststart"}) as container,
-    ):
-        copy = container.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.dts is not None:
-                packet.stream = copy
-                container.mux(packet)
+    (folder / _INDEX_FIRST).write_bytes(index_first((folder / "h264.mp4").read_bytes()))
 
 
 def read_seeds(folder: Path) -> dict[str, bytes]:

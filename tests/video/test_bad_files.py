@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import sosampler as so
 from sosampler.video import pyav_decode, pyav_reader
 from sosampler.video.synthetic import numbered_video, read_number
-from tests.clips import BY_NAME, audio_only, piped, with_damage
+from tests.clips import BY_NAME, audio_only, index_first, piped, with_damage
 
 
 def refuse(source: object, sentence: str, **options: object) -> None:
@@ -120,21 +121,8 @@ def test_a_title_that_is_not_utf8() -> None:
 
 
 @pytest.fixture(scope="module")
-def faststart(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MP4 with its index in front, as for the web."""
-    path = tmp_path_factory.mktemp("faststart") / "clip.mp4"
-    with (
-        av.open(io.BytesIO(numbered_video(num_frames=90, gop=15))) as source,
-        av.open(str(path), "w", options={"movflags": "faststart"}) as container,
-    ):
-        copy = container.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.dts is not None:
-                packet.stream = copy
-                container.mux(packet)
-    data = path.read_bytes()
-    assert data.find(b"moov") < data.find(b"mdat")
-    return data
+def faststart() -> bytes:
+    return index_first(numbered_video(num_frames=90, gop=15))
 
 
 class TestCutOff:
@@ -247,6 +235,31 @@ class TestDamage:
                         note.startswith(f"frame {wanted} ") and f"; frame {used} " in note for note in batch.notes
                     )
         assert replaced > 5
+
+    def test_a_sound_frame_of_the_reading_is_nearer_than_a_keyframe(self) -> None:
+        data = with_damage(numbered_video(num_frames=60, gop=12), packets=set(range(24, 60)), share=1.0)
+        with closing(so.open_video(data)) as reader:
+            batch = reader.read(np.arange(60))
+        assert batch.frame_indices[24:].tolist() == [23] * 36
+        assert {read_number(frame) for frame in batch.frames[24:]} == {23}
+
+    def test_few_images_are_kept_beside_the_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of 20 damaged frames, each among sound ones."""
+        most, attempt = 0, pyav_reader._StandIns._attempt
+
+        def counting(self: pyav_reader._StandIns, *rest: Any) -> None:
+            nonlocal most
+            attempt(self, *rest)
+            most = max(most, len(self._spare))
+
+        monkeypatch.setattr(pyav_reader._StandIns, "_attempt", counting)
+        wanted = np.arange(5, 205, 10)
+        data = with_damage(numbered_video(num_frames=210, gop=1), packets=set(wanted.tolist()), share=0.9)
+        with closing(so.open_video(data)) as reader:
+            batch = reader.read(wanted)
+        assert batch.frame_indices.tolist() == (wanted - 1).tolist()
+        assert [read_number(frame) for frame in batch.frames] == (wanted - 1).tolist()
+        assert 0 < most < 20
 
     def test_the_search_for_stand_ins_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where nearly everything is damaged, the nearest sound frame of the reading serves."""

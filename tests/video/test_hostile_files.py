@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from sosampler.errors import errors_of
 from sosampler.video import limits as video_limits
 from sosampler.video import pyav_decode, pyav_index, source
 from sosampler.video.synthetic import numbered_frame, numbered_video, read_number
-from tests.clips import BY_NAME, boxes, trimmed_by_edit_list
+from tests.clips import BY_NAME, boxes, index_first, trimmed_by_edit_list
 from tests.video.test_bad_files import refuse
 
 
@@ -464,7 +465,30 @@ class TestTorchcodec:
         assert batch.notes == (
             "torchcodec gave frame 15 in the place of frame 10",
             "torchcodec gave frame 2 in the place of frame 87",
+            "the file may be damaged, and torchcodec does not tell which frames are: decoder='pyav' does",
         )
+
+    def test_times_that_torchcodec_reads_otherwise(self, torchcodec: None) -> None:
+        """Some versions of FFmpeg ignore the order of frames that are hours apart, and drop the first ones."""
+        data = numbered_video(num_frames=10, gop=10, fps=1, pts=[5000 * number for number in range(10)])
+        sel = so.select(data, 10, policy="uniform")
+        assert sel.frames is not None
+        assert [read_number(frame) for frame in sel.frames] == list(range(10))
+        with closing(so.open_video(numbered_video(num_frames=10), decoder="torchcodec")) as plain:
+            assert not plain.notes
+        try:
+            sel = so.select(data, 10, policy="uniform", decoder="torchcodec")
+        except so.VideoError as error:
+            assert "frames, and the file's index has 10; use decoder='pyav'" in str(error)  # noqa: PT017 - or none
+        else:
+            assert [read_number(frame) for frame in sel.frames] == list(range(10))
+
+    def test_frames_that_are_not_there_are_told(self, clip_bytes: bytes, torchcodec: None) -> None:
+        data = index_first(clip_bytes)
+        start = data.find(b"mdat")
+        with closing(so.open_video(data[: (start + len(data)) // 2], decoder="torchcodec")) as reader:
+            (note,) = reader.notes
+        assert re.match(r"\d\d of the 90 frames in its index are there; the file may be damaged", note)
 
     @pytest.mark.parametrize("error", [RuntimeError("std::bad_alloc"), IndexError("no frame 7"), MemoryError()])
     def test_what_torchcodec_raises_is_a_sentence(

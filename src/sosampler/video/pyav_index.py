@@ -140,7 +140,8 @@ class Claims:
 
     stream: int  # number of the video stream
     file_bytes: int
-    num_frames: int  # that the container's index shows; 0 without one, and too few where a file is fragmented
+    num_frames: int  # that its index shows; 0 without one, and too few where a file is fragmented
+    is_complete: bool  # whether the index is whole, and the file holds all that it names
 
 
 def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, time: TimeLimit) -> Claims:
@@ -157,7 +158,8 @@ def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, t
         if len(stream.index_entries) > stream.frames:  # an edit list shows some several times
             check_packet_bytes(name, sum(entry.size for entry in stream.index_entries), container.size)
         shown = sum(not entry.flags & DISCARDED for entry in stream.index_entries)
-        return Claims(stream.index, container.size, shown)
+        is_complete = container_index(container, stream, name=name, limits=limits) is not None
+        return Claims(stream.index, container.size, shown, is_complete)
 
 
 @dataclass(frozen=True, eq=False)

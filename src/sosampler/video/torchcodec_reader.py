@@ -184,13 +184,14 @@ class TorchcodecReader(_Reading):
             raise VideoError(
                 f"{self.name}: torchcodec finds frames without a time of their own; use decoder='pyav', which can"
             )
-        if not index.is_key_frame.any():
+        named = self._claims.num_frames
+        if len(pts) != named and self._claims.is_complete:
             raise VideoError(
-                f"{self.name}: torchcodec finds no keyframe, so its times are not those of the frames; use "
-                "decoder='pyav', which can"
+                f"{self.name}: torchcodec finds {len(pts)} frames, and the file's index has {named}; use "
+                "decoder='pyav', which counts those that are there"
             )
-        if len(pts) < self._claims.num_frames:
-            self.notes.append(f"{len(pts)} of the {self._claims.num_frames} frames in its index are there; {_UNTOLD}")
+        if len(pts) < named:
+            self.notes.append(f"{len(pts)} of the {named} frames in its index are there; {_UNTOLD}")
         base = Fraction(index._time_base_num, index._time_base_den)
         end = int(pts[-1]) + max(1, int(index._duration[order[-1]]))
         return Timeline(pts, base, index.is_key_frame.numpy().astype(np.bool_)[order], end)
