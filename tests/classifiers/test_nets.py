@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ from sosampler.classifiers.nets.i3d import I3D, MIXED, _ShiftNorm, same_padding
 from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
 from sosampler.classifiers.nets.x3d import X3D
 from sosampler.errors import InvalidArgument
-from tests.conftest import unavailable
+from tests.conftest import outside_data, unavailable
 
 NETS = {"slowonly_r50": SlowOnly, "x3d_s": X3D, "i3d": I3D}
-SHARED = Path(__file__).parents[3] / "shared"
 
 every_net = pytest.mark.parametrize("build", NETS.values(), ids=NETS)
 
@@ -290,9 +288,7 @@ class TestI3D:
         ("clip", "word"), [("v_Basketball_g01_c01.avi", "basketball"), ("abseiling_k400.mp4", "abseiling")]
     )
     def test_classifies_real_videos(self, clip: str, word: str) -> None:
-        weights, path = SHARED / "weights" / "i3d_kinetics400.safetensors", SHARED / "data" / "clips" / clip
-        if not weights.exists() or not path.exists():
-            unavailable("shared", f"{weights} or {path} is not there")
+        weights, path = outside_data("weights/i3d_kinetics400.safetensors"), outside_data(f"data/clips/{clip}")
         from safetensors.torch import load_file
         from torchvision.models.video import R3D_18_Weights
 

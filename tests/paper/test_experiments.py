@@ -34,9 +34,8 @@ from sosampler.paper.tables import with_titles
 from sosampler.policies.registry import get_policy
 from sosampler.samplers.recipe import SETTINGS, list_recipes, read_recipe, title_of
 from sosampler.samplers.registry import TITLES
-from tests.conftest import unavailable
+from tests.conftest import outside_data
 
-SHARED = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
 NAMES = {"semi_optimal": "semi-optimal", "ar_net": "ar-net"}
 ROWS = read_paper()["rows"]
 
@@ -101,9 +100,7 @@ def test_what_the_paper_claims_follows_from_its_figures() -> None:
 
 @pytest.mark.slow
 def test_every_figure_is_that_of_the_paper() -> None:
-    if not SHARED.is_file():
-        unavailable("shared", f"{SHARED} is not there")
-    told = json.loads(SHARED.read_text(encoding="utf-8"))
+    told = json.loads(outside_data("paper/tables.json").read_text(encoding="utf-8"))
     checked: set[int] = set()
 
     def same(found: Any, value: float, **more: float) -> None:

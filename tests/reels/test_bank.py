@@ -22,6 +22,7 @@ from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set, 
 from sosampler.reels.make import ReelSplit, default_counts, make_reels, plan_splits, reel_recipe, write_reel_bank
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import candidate_frames, frames_of, plan_from
+from tests.conftest import outside_data
 
 SMALL = ReelRecipe(
     num_shots=(3, 5), num_candidates=6, size=64, picture_size=64, seconds_per_shot=(0.5, 1.0), fps=8, pan=0.2, fade=0.4
@@ -400,9 +401,7 @@ class TestSports22:
 
     @pytest.mark.slow
     def test_the_real_pictures(self, tmp_path: Path) -> None:
-        root = Path(__file__).parents[3] / "shared" / "data" / "sports22"
-        if not root.is_dir():
-            pytest.skip("the pictures are not here")
+        root = outside_data("data/sports22")
         made = make_reels(root, tmp_path / "bank", preset="sports22", counts={"train": 2, "dev": 1, "test": 3})
         for splits, name, distractors in ((("train", "dev"), "train", 400), (("test",), "test", 200)):
             reels = plan_reels(

@@ -18,6 +18,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import Renderer, candidate_frames, crop, frames_of, layers, plan_from, write_reel
+from tests.conftest import outside_data
 
 SMALL = ReelRecipe(num_shots=5, num_candidates=5, size=48, picture_size=48, seconds_per_shot=1.0, fps=8)
 
@@ -199,9 +200,7 @@ class TestSports22:
 
     @pytest.mark.slow
     def test_the_real_pictures_are_split_as_then(self) -> None:
-        root = Path(__file__).parents[3] / "shared" / "data" / "sports22"
-        if not root.is_dir():
-            pytest.skip("the pictures are not here")
+        root = outside_data("data/sports22")
         opened = {name: open_reel_set(root, reel_set, size=192) for name, reel_set in SPORTS22.items()}
         assert all(source.per_class == (50,) * 22 for source in opened.values())
         assert [source.num_distractors for source in opened.values()] == [400, 400, 200]

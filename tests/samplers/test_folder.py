@@ -24,6 +24,7 @@ from sosampler.samplers.backbones import create_backbone, load_backbone_weights
 from sosampler.samplers.folder import is_sampler_folder, model_card
 from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
+from tests.conftest import outside_data
 from tests.factories import BELIEF, scattered
 from tests.samplers.test_sosampler import pictures
 
@@ -33,7 +34,6 @@ ABOUT = {
     "seed": 3,
     "recipe": {"name": "default", "lr": 0.0003, "num_candidates": [4, 16]},
 }
-SHARED = Path(__file__).parents[3] / "shared"
 
 
 @pytest.fixture(scope="module")
@@ -432,9 +432,7 @@ def test_weights_that_cannot_be_downloaded_are_told(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_real_weights_fit() -> None:
-    path = SHARED / "weights" / "mobilenetv2_imagenet.safetensors"
-    if not path.is_file():
-        pytest.skip("the shared weights are not here")
+    path = outside_data("weights/mobilenetv2_imagenet.safetensors")
     sampler = SOSampler(shift=10)
     load_backbone_weights(sampler.backbone, path)
     assert same_weights(sampler.backbone, load_file(path))
