@@ -24,7 +24,7 @@ from sosampler.errors import errors_of
 from sosampler.video import limits as video_limits
 from sosampler.video import pyav_decode, pyav_index, source
 from sosampler.video.synthetic import numbered_frame, numbered_video, read_number
-from tests.clips import BY_NAME, boxes, index_first, trimmed_by_edit_list
+from tests.clips import BY_NAME, boxes, index_first, piped, trimmed_by_edit_list
 from tests.video.test_bad_files import refuse
 
 
@@ -189,6 +189,46 @@ class TestTime:
             now += 2
             with pytest.raises(so.VideoError, match=r"a\.mp4: is not read within the limit timeout=10 seconds"):
                 limit.check()
+
+    def test_a_packet_that_is_not_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The second half of this file is zeros without end; what lies before it is used."""
+        data, now = piped(400, "matroska"), 100.0
+        monkeypatch.setattr(video_limits.time, "monotonic", lambda: now)
+
+        class Slow(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                nonlocal now
+                if self.tell() < len(data) // 2:
+                    return super().read(size)
+                now += 1
+                return bytes(size or 0)
+
+        sel = so.select(Slow(data), 4, policy="uniform")
+        assert sel.frames is not None
+        assert [read_number(frame) for frame in sel.frames] == sel.frame_indices.tolist()
+        assert 100 < sel.metadata.total_num_frames < 400
+        assert any(
+            re.match(r"reading stopped after \d+ frames .no other is found within MAX_PACKET_SECONDS=15 ", note)
+            for note in sel.notes
+        )
+        refuse(Slow(data), "not read within the limit timeout=10 seconds", limits=so.Limits(timeout=10))
+
+    def test_ffmpeg_ends_with_the_time(self, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a file that it opened itself, where it looks at the clock: to open it, and for each packet."""
+        given = []
+        opened = av.open
+        monkeypatch.setattr(av, "open", lambda *rest, **named: given.append(named["timeout"]) or opened(*rest, **named))
+        for timeout in (100, 5):
+            so.select(clip, policy="uniform", limits=so.Limits(timeout=timeout))
+        assert set(given) == {(100, 15), (5, 5)}
+
+    def test_a_file_whose_time_is_over_while_it_is_opened(self, clip_bytes: bytes) -> None:
+        class Slow(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                time.sleep(0.02)
+                return super().read(size)
+
+        refuse(Slow(clip_bytes), "not read within the limit timeout=0.01 seconds", limits=so.Limits(timeout=0.01))
 
     def test_every_loop_looks_at_the_clock(self, clip: Path) -> None:
         """A reader whose time is over while it scans, decodes or searches stand-ins."""

@@ -21,6 +21,8 @@ MIN_MAX_BYTES = 256 << 20  # for the smallest files
 MAX_PACKET_BYTES_PER_FILE_BYTE = 64
 # Seconds for one video, and where someone waits for it: on the page of `sosampler ui`.
 TIMEOUT, PAGE_TIMEOUT = 3600.0, 300.0
+# Seconds to find one packet: FFmpeg looks for the next one in damaged data byte by byte, again and again.
+MAX_PACKET_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class TimeLimit:
     def __init__(self, name: str, limits: Limits) -> None:
         self._name, self._limits = name, limits
         self._left = limits.timeout
-        self._end = float("inf")
+        self._end = self._step_end = float("inf")
         self._depth = 0
 
     def __enter__(self) -> TimeLimit:
@@ -128,6 +130,14 @@ class TimeLimit:
         if not self._depth:
             self._left = self._end - time.monotonic()
             self._end = float("inf")
+
+    def begin_step(self, seconds: float) -> None:
+        """Begin a call into FFmpeg that reads from the file and may take so long."""
+        self._step_end = time.monotonic() + seconds
+
+    @property
+    def is_step_over(self) -> bool:
+        return time.monotonic() > min(self._step_end, self._end)
 
     def check(self) -> None:
         if time.monotonic() > self._end:

@@ -15,7 +15,7 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from sosampler._util.arrays import Frames
-from sosampler.video.limits import Limits, TimeLimit
+from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit
 from sosampler.video.pyav_index import DISCARDED, ContainerIndex, PacketTable
 
 # A context can be built beside the container's own, with its extradata alone, for these decoders.
@@ -254,6 +254,11 @@ def decode_runs(
 
 
 def is_copyable(stream: Any) -> bool:
+    """Return whether `new_context` works for the stream."""
+    try:
+        stream.codec_context.codec_tag  # noqa: B018 - which PyAV only reads where it is ASCII
+    except UnicodeDecodeError:
+        return False
     return stream.codec_context.codec.name in _COPYABLE_CODECS
 
 
@@ -305,6 +310,7 @@ class PacketFeed:
         return iter(self._take, None)
 
     def _seek(self, ticks: int) -> bool:
+        self._time.begin_step(MAX_PACKET_SECONDS)
         try:
             self.container.seek(ticks, backward=True, any_frame=False, stream=self.stream)
         except (av.error.FFmpegError, OverflowError):
@@ -316,10 +322,15 @@ class PacketFeed:
 
     def _demux(self) -> Iterator[Any]:
         while True:
+            self._time.begin_step(MAX_PACKET_SECONDS)
             try:
                 for packet in self.container.demux(self.stream):
                     self._time.check()
+                    if not packet.size and self._time.is_step_over:
+                        # As FFmpeg does with files that it opened itself; others end when the time is over.
+                        raise av.error.ExitError(1, "no packet is found")
                     yield packet
+                    self._time.begin_step(MAX_PACKET_SECONDS)
                 return
             except IndexError:
                 # PyAV stumbles over packets of a stream that appears after the file was opened, as in broadcasts.

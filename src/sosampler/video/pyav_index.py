@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits, TimeLimit, check_packet_bytes
+from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
 from sosampler.video.reader import Timeline
 from sosampler.video.source import refuse_text
 
@@ -43,13 +43,10 @@ _MAX_TICKS = 1 << 62
 
 def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, time: TimeLimit) -> Any:
     """Open for reading, or say in one sentence why the source is not a video."""
-    file = (
-        io.BytesIO(source)
-        if isinstance(source, bytes)
-        else os.path.abspath(source)
-        if isinstance(source, Path)
-        else source
-    )
+    if isinstance(source, Path):
+        file: Any = os.path.abspath(source)
+    else:
+        file = _TimedFile(io.BytesIO(source) if isinstance(source, bytes) else source, time)
     # max_pixels reaches the decoder that FFmpeg starts to probe the stream. The lists keep a hostile playlist that is
     # named .mp4 from opening other files and addresses.
     options = {
@@ -58,15 +55,28 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
         "format_whitelist": _FORMATS,
     }
     try:
-        # FFmpeg looks at the clock whenever it reads from the file.
-        return av.open(file, mode="r", options=options, timeout=limits.timeout, **_LENIENT_METADATA)
-    except av.error.ExitError as error:
-        time.check()
-        raise VideoError(f"{name}: cannot be opened as a video ({_reason(error)}); give a video file") from error
-    except av.error.InvalidDataError as error:
-        raise VideoError(f"{name}: {_why_unreadable(source)}") from error
+        time.begin_step(limits.timeout)
+        # FFmpeg looks at the clock whenever it reads from a file that it opened itself.
+        timeout = limits.timeout, min(limits.timeout, MAX_PACKET_SECONDS)  # to open it, and for each packet
+        return av.open(file, mode="r", options=options, timeout=timeout, **_LENIENT_METADATA)
     except (av.error.FFmpegError, OSError, ValueError) as error:
+        time.check()  # the file ends when the time is over
+        if isinstance(error, av.error.InvalidDataError):
+            raise VideoError(f"{name}: {_why_unreadable(source)}") from error
         raise VideoError(f"{name}: cannot be opened as a video ({_reason(error)}); give a video file") from error
+
+
+class _TimedFile:
+    """A file-like object that ends when the time is over, because FFmpeg does not look at the clock here."""
+
+    def __init__(self, file: Any, time: TimeLimit) -> None:
+        self._file, self._time = file, time
+
+    def read(self, size: int) -> Any:
+        return b"" if self._time.is_step_over else self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _reason(error: Exception) -> str:
@@ -229,7 +239,10 @@ def scan_packets(
             limits.check_frames(name, len(pts))
             check_packet_bytes(name, num_bytes, file_bytes or 0)
     except av.error.FFmpegError as error:
-        notes.append(f"reading stopped after {len(pts)} frames ({_reason(error)}); what lies behind is not used")
+        is_late = isinstance(error, av.error.ExitError)
+        late = f"no other is found within MAX_PACKET_SECONDS={MAX_PACKET_SECONDS:g} of sosampler.video.limits"
+        why = late if is_late else _reason(error)
+        notes.append(f"reading stopped after {len(pts)} frames ({why}); what lies behind is not used")
     shown = ~np.frombuffer(bytes(is_discard), dtype=np.bool_)
     if not shown.any():
         raise VideoError(f"{name}: the video stream holds no frame; the file is damaged or was cut off, copy it again")
