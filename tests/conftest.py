@@ -1,7 +1,7 @@
 """Switches and fixtures that all tests share.
 
 A test that cannot run on this machine skips and says why. Where SOSAMPLER_TESTS_REQUIRE names what it needs
-(comma-separated: torchcodec, light, pytorchvideo, docs, browser, data, vllm), it fails instead, so that a skip cannot
+(comma-separated: torchcodec, light, pytorchvideo, docs, browser, vllm), it fails instead, so that a skip cannot
 hide a broken job.
 """
 
@@ -68,15 +68,6 @@ def unavailable(what: str, reason: str) -> None:
     if what in REQUIRED:
         pytest.fail(f"{what} is required here but: {reason}")
     pytest.skip(reason)
-
-
-def outside_data(name: str) -> Path:
-    """Weights, videos or pictures that are no part of the repository: in the folder SOSAMPLER_TESTS_DATA."""
-    folder = os.environ.get("SOSAMPLER_TESTS_DATA", "")
-    path = Path(folder) / name
-    if not folder or not path.exists():
-        unavailable("data", f"SOSAMPLER_TESTS_DATA={folder} names no folder with {name}")
-    return path
 
 
 @cache

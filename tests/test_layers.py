@@ -74,7 +74,6 @@ def test_every_folder_has_a_layer() -> None:
 
 
 def test_no_test_reads_files_beside_the_repository() -> None:
-    """`outside_data` in tests/conftest.py is how a test gets what the repository does not hold."""
     root = Path(__file__).parents[1]
     for path in sorted(root.glob("tests/**/*.py")):
         depth = len(path.relative_to(root).parts)

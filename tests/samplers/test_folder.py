@@ -24,7 +24,6 @@ from sosampler.samplers.backbones import create_backbone, load_backbone_weights
 from sosampler.samplers.folder import is_sampler_folder, model_card
 from sosampler.samplers.registry import load_sampler
 from sosampler.samplers.sosampler import SOSampler
-from tests.conftest import outside_data
 from tests.factories import BELIEF, scattered
 from tests.samplers.test_sosampler import pictures
 
@@ -428,12 +427,3 @@ def test_weights_that_cannot_be_downloaded_are_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(theirs.MobileNet_V2_Weights, "get_state_dict", offline)
     with pytest.raises(WeightsError, match=r"no route to host.*load a file of weights"):
         load_backbone_weights(create_backbone("mobilenet_v2"), "pretrained")
-
-
-@pytest.mark.slow
-def test_real_weights_fit() -> None:
-    path = outside_data("weights/mobilenetv2_imagenet.safetensors")
-    sampler = SOSampler(shift=10)
-    load_backbone_weights(sampler.backbone, path)
-    assert same_weights(sampler.backbone, load_file(path))
-    assert sampler.look(pictures(1, 4, 3, 128, 128)).features.std() > 0.1
