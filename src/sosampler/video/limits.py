@@ -132,8 +132,11 @@ class TimeLimit:
             self._end = float("inf")
 
     def begin_step(self, seconds: float) -> None:
-        """Begin a call into FFmpeg that reads from the file and may take so long."""
-        self._step_end = time.monotonic() + seconds
+        """Check, and begin a call into FFmpeg that reads from the file and may take so long."""
+        now = time.monotonic()
+        if now > self._end:
+            raise timed_out(self._name, self._limits.timeout)
+        self._step_end = now + seconds
 
     @property
     def is_step_over(self) -> bool:

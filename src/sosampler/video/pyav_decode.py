@@ -325,7 +325,6 @@ class PacketFeed:
             self._time.begin_step(MAX_PACKET_SECONDS)
             try:
                 for packet in self.container.demux(self.stream):
-                    self._time.check()
                     if not packet.size and self._time.is_step_over:
                         # As FFmpeg does with files that it opened itself; others end when the time is over.
                         raise av.error.ExitError(1, "no packet is found")
@@ -335,7 +334,7 @@ class PacketFeed:
             except IndexError:
                 # PyAV stumbles over packets of a stream that appears after the file was opened, as in broadcasts.
                 # A new call continues after that packet.
-                self._time.check()
+                continue
             except av.error.ExitError:
                 self._time.check()
                 raise
