@@ -79,6 +79,23 @@ def main() -> None:
     # running, and they burn its time: a training took five to twenty times as long. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        _main()
+    except SystemExit as end:
+        _leave_stuck_threads(end.code)
+        raise
+
+
+def _leave_stuck_threads(code: Any) -> None:
+    """End now where a decoder has not returned: Python would wait for it."""
+    workers = sys.modules.get("sosampler._util.workers")
+    if workers is not None and workers.abandoned_threads():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _main() -> None:
+    try:
         app()
     except SosamplerError as error:
         _end(str(error))

@@ -29,6 +29,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.ui.decoder import Decoder
 from sosampler.ui.videos import (
     NotFound,
     StoredResult,
@@ -40,7 +41,7 @@ from sosampler.ui.videos import (
     with_name,
     write_zip,
 )
-from sosampler.ui.view import Controls, full_image, view_video
+from sosampler.ui.view import Controls
 
 DEFAULT_PORT = 7860
 _PORTS_TRIED = 20  # from the default one on
@@ -274,9 +275,12 @@ _MAX_RESULTS = 512
 class Service:
     """The state of one page. Safe to use from several threads; one request chooses frames at a time."""
 
-    def __init__(self, controls: Controls, folder: Path, *, max_upload: int, max_videos: int) -> None:
+    def __init__(
+        self, controls: Controls, folder: Path, *, max_upload: int, max_videos: int, num_processes: int = 0
+    ) -> None:
         self.controls = controls
-        self.videos = Videos(folder, max_upload=max_upload, max_videos=max_videos, limits=controls.limits)
+        self.decoder = Decoder(controls, num_processes)
+        self.videos = Videos(folder, max_upload=max_upload, max_videos=max_videos, facts=self.decoder.facts)
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
         self._results_lock = threading.Lock()
         self._one_at_a_time = threading.Lock()  # one video takes all cores already
@@ -302,7 +306,7 @@ class Service:
         video = self.videos.get(key)
         settings = self.controls.settings(given)
         with self._one_at_a_time, naming(video.path, video.name):
-            view, selection = view_video(video.path, self.controls.options(settings))
+            view, selection = self.decoder.view(video.path, settings)
         result = secrets.token_hex(8)
         with self._results_lock:
             self._results[result] = StoredResult(video, selection, view["uniform"], asdict(settings))
@@ -316,7 +320,7 @@ class Service:
         video = self.videos.get(key)
         number = check_int("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
         with self._one_at_a_time, naming(video.path, video.name):
-            return full_image(video.path, number, self.controls.limits)
+            return self.decoder.image(video.path, number)
 
     def selections(self, results: Sequence[str]) -> dict[str, Any]:
         """Return the JSON of these results."""
@@ -325,7 +329,7 @@ class Service:
     def frames(self, results: Sequence[str], file: IO[bytes]) -> None:
         """Write the zip file of these results."""
         with self._one_at_a_time:
-            write_zip(file, self._stored(results), self.controls.limits)
+            write_zip(file, self._stored(results), self.decoder.images)
 
     def _stored(self, results: Sequence[str]) -> list[StoredResult]:
         with self._results_lock:
