@@ -268,7 +268,10 @@ def test_a_full_disk_while_a_classifier_is_added(videos: Path, tmp_path: Path) -
 
 
 def test_two_at_once_are_refused(videos: Path, tmp_path: Path) -> None:
-    with writing_bank(BankFolder(tmp_path / "bank")), pytest.raises(SosamplerError, match="another process is writing"):
+    with (
+        writing_bank(BankFolder(tmp_path / "bank")),
+        pytest.raises(SosamplerError, match=r"process \d+, this one, is writing this bank"),
+    ):
         made(videos, tmp_path / "bank")
 
 

@@ -144,6 +144,10 @@ def test_importing_again_replaces_what_was_missing(dataset: Path) -> None:
     run(*arguments)
     assert Path(f"{out}.missing.txt").read_text() == ""
     assert len(read_manifest(out)) == 4
+    Path(f"{out}.missing.txt").unlink()  # as beside a manifest that was written by hand
+    with pytest.raises(InvalidArgument, match=r"m\.csv: exists and does not hold an imported data set"):
+        run(*arguments)
+    run(*arguments, "--overwrite")
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,20 @@ def test_several_videos_come_and_go(opened: Opened, server: Server, clip: Path, 
     assert page.locator("#empty").is_visible()
 
 
+def test_a_reload_shows_the_same_at_once(
+    opened: Opened, server: Server, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.drop(clip)
+    opened.page.fill("#num-frames", "3")
+    opened.page.wait_for_selector(".of-chosen .strip[style*='--columns: 4']")
+    frames = opened.shown(3)
+    with server.service._one_at_a_time:  # nothing can be computed
+        opened.page.reload()
+        assert opened.shown(3) == frames
+    assert opened.page.locator("#num-frames").input_value() == "3"
+    assert opened.said == []
+
+
 def test_a_name_is_only_text(opened: Opened, clip: Path, tmp_path: Path) -> None:
     (tmp_path / HOSTILE).write_bytes(clip.read_bytes())
     opened.drop(tmp_path / HOSTILE)

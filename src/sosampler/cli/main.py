@@ -10,6 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from sosampler import __version__
+from sosampler._util.files import FULL
+from sosampler._util.text import escaped
 from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
@@ -100,6 +102,9 @@ def _main() -> None:
     except SosamplerError as error:
         _end(str(error))
     except OSError as error:
+        if error.errno in FULL:
+            where = "standard output or a file" if error.filename is None else str(error.filename)
+            _end(f"{where}: cannot be written ({error.strerror}); make room, and run the same command again")
         if error.filename is None:
             raise  # no file of the user is involved: a bug
         _end(f"{error.filename}: {error.strerror}; give a path that can be read and written")
@@ -123,7 +128,7 @@ def _gpu_is_full(error: RuntimeError) -> bool:
 
 
 def _end(sentence: str) -> NoReturn:
-    typer.echo(f"sosampler: {sentence}", err=True)
+    typer.echo(f"sosampler: {escaped(sentence)}", err=True)
     sys.exit(2)
 
 

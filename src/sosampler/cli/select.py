@@ -52,6 +52,7 @@ def select_command(
     decode: Annotated[bool, Option(help="Decode the chosen frames, or give numbers and times only.")] = True,
     json_output: shared.Json = False,
     out: shared.Out = None,
+    overwrite: shared.Replace = False,
     frames_folder: Annotated[Path | None, Option("--save-frames", help="Write the frames into this folder.")] = None,
     image_format: Annotated[str, Option(help="jpg or png, for --save-frames.")] = "jpg",
     sheet: Annotated[Path | None, Option("--contact-sheet", help="Write an image of all chosen frames.")] = None,
@@ -82,16 +83,18 @@ def select_command(
     options = SelectOptions(policy=chosen, **arguments)
     work: Any
     if on_ray:
-        out = shared.check_ray_out(out, save_frames=frames_folder, contact_sheet=sheet)
+        out = shared.check_ray_out(
+            out, "selections", overwrite=overwrite, save_frames=frames_folder, contact_sheet=sheet
+        )
         from sosampler.integrations.ray.cluster import RaySettings
         from sosampler.integrations.ray.rows import select_on_ray
 
         settings = RaySettings(address, decoders=workers)
-        work = partial(select_on_ray, out=out, options=options, settings=settings, device=device)
+        work = partial(select_on_ray, out=out, options=options, settings=settings, device=device, overwrite=overwrite)
     else:
         from sosampler.inference.many import SelectJob
 
-        work = SelectJob(options, out, frames_folder, image_format, sheet, workers).run
+        work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
     paths = listed_videos(videos, leave_out=frames_folder)
@@ -136,6 +139,7 @@ def classify_command(
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
     out: shared.Out = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
     engine: shared.Engine = "local",
     address: shared.Address = None,
@@ -149,7 +153,8 @@ def classify_command(
     from sosampler.inference.rows import check_out
     from sosampler.video.discover import listed_videos
 
-    target: Any = shared.check_ray_out(out) if on_ray else out and check_out(out)
+    checked: Any = shared.check_ray_out if on_ray else check_out
+    target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
     paths = listed_videos(videos)
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
@@ -171,9 +176,11 @@ def classify_command(
         from sosampler.integrations.ray.rows import classify_on_ray
 
         settings = RaySettings(address, decoders=workers, batch_size=batch_size)
-        work = partial(classify_on_ray, out=target, pipeline=pipeline, settings=settings, device=device)
+        work = partial(
+            classify_on_ray, out=target, pipeline=pipeline, settings=settings, device=device, overwrite=overwrite
+        )
     else:
         from sosampler.inference.many import classify_videos
 
-        work = partial(classify_videos, pipeline, out=target)
+        work = partial(classify_videos, pipeline, out=target, overwrite=overwrite)
     shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray)

@@ -18,6 +18,7 @@ from sosampler.samplers.registry import TITLES
 _SETTINGS = ("epochs", "batch_size", "lr", "seed")  # of the recipe, with options of their own
 
 
+@shared.stoppable()
 def train_command(
     bank: Annotated[Path, Argument(help="A bank with outputs of a classifier, from `sosampler prepare`.")],
     out: Annotated[Path, Option(help="Folder for the sampler or baseline, the log and the result.")],
@@ -118,6 +119,7 @@ def train_command(
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))
 
 
+@shared.stoppable()
 def train_classifier_command(
     data: Annotated[Path, Argument(help="A folder of class folders (images or videos), a CSV or JSONL, or a bank.")],
     out: Annotated[Path, Option(help="Folder for the best weights, the log and the result.")],

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.limits import check_below, check_count
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
@@ -55,10 +56,10 @@ class SelectOptions:
 
         for name in ("num_frames", "num_candidates", "threads"):
             if getattr(self, name) is not None and (name != "num_frames" or self.auto is None):
-                check_int(name, getattr(self, name))
+                check_count(name, getattr(self, name), "MAX_THREADS" if name == "threads" else "MAX_CANDIDATES")
         for name in ("fps", "folder_fps"):
             if getattr(self, name) is not None:
-                check_float(name, getattr(self, name), above=0)
+                check_below(name, check_float(name, getattr(self, name), above=0), "MAX_FPS")
         for name in ("start", "end"):
             if getattr(self, name) is not None:
                 check_float(name, getattr(self, name))

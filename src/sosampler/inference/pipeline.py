@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sosampler._util.hardware import check_device, resolve_device
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
 from sosampler.engine.backends import int8_classifier, int8_file_of
@@ -298,8 +299,8 @@ class Pipeline:
     ) -> None:
         self.batch_size = check_int("batch_size", batch_size)
         self.top = check_int("top", top)
-        self.workers = None if workers is None else check_int("workers", workers, at_least=0)
-        self.num_candidates = check_int("num_candidates", num_candidates)
+        self.workers = None if workers is None else check_count("workers", workers, "MAX_THREADS", at_least=0)
+        self.num_candidates = check_count("num_candidates", num_candidates, "MAX_CANDIDATES")
         if size is not None:
             check_int("size", size)
         self.policy = get_policy(sampler, device=device)

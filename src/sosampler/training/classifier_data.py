@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from sosampler._util.limits import check_count
 from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_bool, check_float, check_int, check_range, one_of
 from sosampler.bank.bank import Bank
@@ -77,7 +78,7 @@ class ClassifierRecipe:
             raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the whole area")
         check_bool("flip", self.flip)
         one_of("trainable", self.trainable, TRAINABLE)
-        check_int("num_frames", self.num_frames)
+        check_count("num_frames", self.num_frames, "MAX_CANDIDATES")
         check_int("seed", self.seed, at_least=0)
 
     def filled(self, *, transformer: bool) -> ClassifierRecipe:

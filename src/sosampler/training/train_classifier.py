@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from sosampler._util.files import locked_folder
 from sosampler._util.hardware import autocast, resolve_device, usable_cores
-from sosampler._util.validation import check_int
+from sosampler._util.limits import check_count
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, activate, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (
@@ -37,6 +38,7 @@ from sosampler.training.classifier_data import (
     ClassifierBatches,
     ClassifierRecipe,
     ClipExamples,
+    DataSource,
     Example,
     evaluation_batches,
     open_source,
@@ -117,7 +119,7 @@ def train_classifier(
     precision = settled_precision(target, precision)
     if workers is None:  # on a CPU the network needs cores too
         workers = max(1, min(8, usable_cores() // (2 if target.type == "cpu" else 1)))
-    check_int("workers", workers, at_least=0)
+    check_count("workers", workers, "MAX_THREADS", at_least=0)
     source = open_source(data, recipe, exclusive)
     if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
@@ -152,11 +154,27 @@ def train_classifier(
         "recipe": recipe.to_dict(),
         "precision": precision,
     }
-    run.begin(run_settings, overwrite=overwrite)
-    if (finished := run.result()) is not None:
-        say(f"{run.folder}: this run is finished")
-        fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
-        return TrainedClassifier(network.freeze(), run.folder, finished)
+    with locked_folder(run.folder):  # now, because a new folder beside those of classes would be one of them
+        run.begin(run_settings, overwrite=overwrite)
+        if (finished := run.result()) is not None:
+            say(f"{run.folder}: this run is finished")
+            where = run.folder / WEIGHTS
+            fit_weights(network, read_state(where, names_as_they_are=True), where=str(where))
+            return TrainedClassifier(network.freeze(), run.folder, finished)
+        return _open_and_train(network, source, recipe, run, target, precision, workers, say)
+
+
+def _open_and_train(
+    network: Classifier,
+    source: DataSource,
+    recipe: ClassifierRecipe,
+    run: RunFolder,
+    target: torch.device,
+    precision: str,
+    workers: int,
+    say: Callable[[str], None],
+) -> TrainedClassifier:
+    """Read the examples of a run that has begun, and train."""
     begun = (run.folder / CHECKPOINT).exists()
     splits, unreadable = source.open(
         network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not begun
@@ -225,6 +243,11 @@ def _train(
     run.finish(result)
     shown = ", ".join(f"{name} {100 * score:.2f} %" for name, score in scores.items())
     say(f"best of epoch {loop.best['epoch'] + 1}: {loop.metric} {shown}; written to {run.folder}")
+    if loop.history[loop.best["epoch"]].get("dev_answers") == 1:
+        say(
+            f"the classifier {network.name} gives the same answer for every video of dev; train "
+            "it longer, with another learning rate, or from other weights"
+        )
     return TrainedClassifier(network, run.folder, result)
 
 
@@ -306,6 +329,8 @@ def measure(probabilities: np.ndarray, targets: np.ndarray, *, multi_label: bool
     scores = {"top1": top1(probabilities, targets)}
     if multi_label:
         scores["mAP"] = mean_average_precision(probabilities, targets)
+    if len(np.unique(targets.argmax(1))) > 1:
+        scores["answers"] = float(len(np.unique(probabilities.argmax(1))))  # distinct predicted classes
     return scores
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sosampler._util.files import replacing
+from sosampler._util.limits import UPLOAD_SECONDS
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.selection import Selection
 from sosampler.ui.view import read_facts, unique_name
@@ -27,6 +28,10 @@ _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 
 class TooLarge(InvalidArgument):
     """An upload is larger than allowed, or one too many."""
+
+
+class TooSlow(InvalidArgument):
+    """An upload stalls, or takes longer than allowed."""
 
 
 class NotFound(SosamplerError):
@@ -52,9 +57,15 @@ class Videos:
     """Stores uploads in `folder`, which the caller removes. Safe to use from several threads."""
 
     def __init__(
-        self, folder: Path, *, max_upload: int, max_videos: int, facts: Callable[[Path], tuple[str, ...]] = read_facts
+        self,
+        folder: Path,
+        *,
+        max_upload: int,  # bytes
+        max_videos: int,
+        max_seconds: float = UPLOAD_SECONDS,  # of one upload, which the caller's `read` observes
+        facts: Callable[[Path], tuple[str, ...]] = read_facts,
     ) -> None:
-        self.folder, self.max_upload, self.max_videos = folder, max_upload, max_videos
+        self.folder, self.max_upload, self.max_videos, self.max_seconds = folder, max_upload, max_videos, max_seconds
         self._facts = facts
         self._videos: dict[str, Video] = {}
         self._lock = threading.Lock()
@@ -167,7 +178,9 @@ def _store(path: Path, name: str, size: int, read: Callable[[int], bytes]) -> No
                     raise InvalidArgument(f"{name}: {size_text(left)} of {size_text(size)} did not arrive; try again")
                 file.write(data)
                 left -= len(data)
-    except (ConnectionError, TimeoutError) as error:
+    except TooSlow as error:
+        raise TooSlow(f"{name}: {error}") from error
+    except ConnectionError as error:
         raise InvalidArgument(f"{name}: the upload broke off; try again") from error
     except OSError as error:
         raise InvalidArgument(
@@ -202,20 +215,21 @@ class StoredResult:
 
     video: Video
     selection: Selection  # without pixels
-    uniform: dict[str, Any]  # its strip
+    uniform: dict[str, list[Any]]  # frame_indices and pts_seconds
     settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, video: Video, selection: Selection, strip: dict[str, Any], settings: dict[str, Any]) -> StoredResult:
+        """`strip`: uniform's, whose pictures are left out, so that many results can be stored."""
+        frames, seconds = ([picture[key] for picture in strip["pictures"]] for key in ("frame", "seconds"))
+        return cls(video, selection, {"frame_indices": frames, "pts_seconds": seconds}, settings)
 
 
 def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
     """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
     rows = []
     for result in results:
-        pictures = result.uniform["pictures"]
-        uniform = {
-            "frame_indices": [picture["frame"] for picture in pictures],
-            "pts_seconds": [picture["seconds"] for picture in pictures],
-        }
-        values = {"video": result.video.name, "settings": result.settings, "uniform": uniform}
+        values = {"video": result.video.name, "settings": result.settings, "uniform": result.uniform}
         rows.append({**result.selection.to_dict(), **values})
     return {"videos": rows}
 

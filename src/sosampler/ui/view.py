@@ -106,6 +106,7 @@ class Controls:
                 raise InvalidArgument(
                     f"{name}={value} is more than this page shows; give at most {maximum}, or use the shell"
                 )
+        settings = replace(settings, candidates=one_of("candidates", settings.candidates or "", ("", *MODES)) or None)
         one_of("policy", settings.policy, self.policies)
         one_of("diversity", settings.diversity, (BEST, *METHODS))
         if settings.diversity != BEST and not self.has_diversity(settings.policy):
@@ -124,7 +125,7 @@ class Controls:
             num_frames=None if every and settings.num_candidates is not None else settings.num_frames,
             num_candidates=settings.num_candidates,
             policy=policy.renamed(settings.policy + method),  # the page does not show paths of the server
-            candidates=settings.candidates or None,
+            candidates=settings.candidates,
             on_short="fewer",  # showing a frame twice adds nothing
             limits=self.limits,
         )

@@ -172,6 +172,7 @@ def select_on_ray(
     *,
     settings: RaySettings | None = None,
     device: str | None = None,
+    overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> RunSummary:
     """Choose frames of all videos; write a row for each, without pixels.
@@ -182,6 +183,7 @@ def select_on_ray(
         options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
             where that is more.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
+        overwrite: replace what `out` holds of something else.
     """
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
@@ -197,7 +199,7 @@ def select_on_ray(
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
         step = DecodeStep.of_candidates(options)
-    return _run(videos, out, "selections", identity, step, network, settings, on_progress)
+    return _run(videos, out, "selections", identity, step, network, settings, on_progress, overwrite)
 
 
 def classify_on_ray(
@@ -207,6 +209,7 @@ def classify_on_ray(
     *,
     settings: RaySettings | None = None,
     device: str | None = None,
+    overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> RunSummary:
     """Classify all videos as `pipeline` does; write a row for each. Other arguments: see `select_on_ray`."""
@@ -225,7 +228,7 @@ def classify_on_ray(
     arguments["classifier_options"] = {**classifier_options, **({"weights": weights} if weights is not None else {})}
     network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
     identity = {**pipeline.identity(), "precision": arguments["precision"]}
-    return _run(videos, out, "predictions", identity, step, network, settings, on_progress)
+    return _run(videos, out, "predictions", identity, step, network, settings, on_progress, overwrite)
 
 
 def _has_network(policy: Policy, given: Any) -> bool:
@@ -247,6 +250,7 @@ def _run(
     network: NetworkStep | None,
     settings: RaySettings | None,
     on_progress: OnProgress | None,
+    overwrite: bool,
 ) -> RunSummary:
     wide = settings or RaySettings()
     check_address(wide.address)  # before anything is written
@@ -262,4 +266,4 @@ def _run(
             yield from stream_rows(todo, step, replace(network, device=device), sized)
 
     names = list(dict.fromkeys(os.path.abspath(video) for video in videos))
-    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress)
+    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress, overwrite=overwrite)

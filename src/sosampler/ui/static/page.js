@@ -61,20 +61,41 @@ function settings() {
   };
 }
 
+// Of this tab, so that loading it again shows the same results, which the server still has.
+const REMEMBERED = "settings";
+
+function firstSettings() {
+  let saved = null;
+  try {
+    saved = JSON.parse(sessionStorage.getItem(REMEMBERED));
+  } catch { /* nothing is stored where the browser forbids it */ }
+  const isKnown = about.policies.some(one => one.name === saved?.policy); // the program may have been started anew
+  return isKnown ? { ...about.first, ...saved } : about.first;
+}
+
+function remember() {
+  try {
+    sessionStorage.setItem(REMEMBERED, JSON.stringify(settings()));
+  } catch { /* as above */ }
+}
+
 function prepareControls() {
-  fill("policy", about.policies, about.first.policy);
-  fill("candidates", about.modes, about.first.candidates);
-  fill("diversity", about.diversities, about.first.diversity);
+  const first = firstSettings();
+  fill("policy", about.policies, first.policy);
+  fill("candidates", about.modes, first.candidates);
+  fill("diversity", about.diversities, first.diversity);
   for (const id of ["frames-range", "num-frames"]) {
     find(id).max = about.max_frames;
-    find(id).value = about.first.num_frames;
+    find(id).value = first.num_frames;
   }
   find("num-candidates").max = about.max_candidates;
+  find("num-candidates").value = first.num_candidates ?? "";
   find("max-upload").textContent = `${about.max_upload_text} at most each`;
   explain();
   let waiting;
   const changed = () => {
     explain();
+    remember();
     clearTimeout(waiting);
     waiting = setTimeout(work, WAIT);
   };
