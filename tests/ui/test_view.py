@@ -212,9 +212,9 @@ def test_uploads_are_bounded(service: Service, clip_bytes: bytes, tmp_path: Path
 
 
 def test_limits_hold_for_uploads(tmp_path: Path, clip_bytes: bytes) -> None:
-    videos = Videos(tmp_path, max_upload=10_000_000, max_videos=2, limits=Limits(max_pixels=1000))
+    service = Service(Controls(limits=Limits(max_pixels=1000)), tmp_path, max_upload=10_000_000, max_videos=2)
     with pytest.raises(LimitExceeded, match=r"^clip\.mp4: .*--max-pixels"):
-        videos.add_upload("clip.mp4", len(clip_bytes), reading(clip_bytes))
+        service.videos.add_upload("clip.mp4", len(clip_bytes), reading(clip_bytes))
 
 
 def test_many_at_once(service: Service, clip_bytes: bytes) -> None:
@@ -307,9 +307,9 @@ def test_uniform_is_decoded_once_while_policies_are_tried(
     asked: list[str] = []
     select_with = view_module.select_with
 
-    def spy(video: Any, options: Any) -> Any:
+    def spy(video: Any, options: Any, **shown: Any) -> Any:
         asked.append(options.resolved_policy.name)
-        return select_with(video, options)
+        return select_with(video, options, **shown)
 
     monkeypatch.setattr(view_module, "select_with", spy)
     controls = Controls()

@@ -27,6 +27,7 @@ from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.auto import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
+from sosampler.video.limits import TIMEOUT, Limits
 
 if TYPE_CHECKING:
     from sosampler.inference.many import RunSummary
@@ -87,6 +88,8 @@ FolderFps = Annotated[float | None, Option(help="Rate of a folder of frame image
 MaxPixels = Annotated[int | None, Option(help="Refuse larger frames.")]
 MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")]
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
+MaxBytes = Annotated[int | None, Option(help="Refuse to decode more bytes.  [default: 4 GiB, less for tiny files]")]
+Timeout = Annotated[float | None, Option(help=f"Seconds for one video.  [default: {TIMEOUT:g}]")]
 Out = Annotated[
     Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
@@ -124,10 +127,8 @@ def select_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def limits_of(options: dict[str, Any]) -> Any:
-    """Return the `Limits` that the options --max-* set."""
-    from sosampler.video.limits import Limits
-
-    return Limits(**given(options, "max_pixels", "max_frames", "max_duration"))
+    """Return the `Limits` that the options --max-* and --timeout set."""
+    return Limits(**given(options, *(field.name for field in fields(Limits))))
 
 
 def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | None:

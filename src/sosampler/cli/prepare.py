@@ -61,6 +61,8 @@ def prepare_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     json_output: shared.Json = False,
     engine: Annotated[str, Option(help="local, or ray: on a cluster that shares the bank's folder.")] = "local",
     address: shared.Address = None,

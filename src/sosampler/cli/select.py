@@ -63,6 +63,8 @@ def select_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
@@ -134,6 +136,8 @@ def classify_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     out: shared.Out = None,
     overwrite: shared.Replace = False,
     json_output: shared.Json = False,

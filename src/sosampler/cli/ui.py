@@ -6,7 +6,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from sosampler._util.limits import UPLOAD_SECONDS
 from sosampler.cli import options as shared
+from sosampler.video.limits import PAGE_TIMEOUT
 
 
 def ui_command(
@@ -34,6 +35,8 @@ def ui_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: Annotated[float, Option(help="Seconds for one video.")] = PAGE_TIMEOUT,
     browser: Annotated[bool, Option("--browser", help="Open the page in the browser.")] = False,
     json_output: Annotated[bool, Option("--json", help="Print one JSON object, with the address.")] = False,
 ) -> None:
@@ -54,11 +57,16 @@ def ui_command(
     controls = make_controls(sampler or [], device=device, limits=limits)
     with tempfile.TemporaryDirectory(prefix="sosampler-ui-", ignore_cleanup_errors=True) as folder, _ended_by_signals():
         service = Service(
-            controls, Path(folder), max_upload=largest, max_videos=max_videos, max_seconds=max_upload_seconds
+            controls,
+            Path(folder),
+            max_upload=largest,
+            max_videos=max_videos,
+            max_seconds=max_upload_seconds,
+            num_processes=2,  # one chooses frames, the other looks at uploads meanwhile
         )
         for path in expand(videos or []):
             service.videos.add_file(path)
-        with serve(service, host, port) as server:
+        with closing(service.decoder), serve(service, host, port) as server:
             if json_output:
                 typer.echo(json.dumps({"url": server.url}))
             shared.say(f"sosampler: the page is at {server.url} until Ctrl-C")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,12 @@ from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.text import escaped
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.decode import MAX_WORKERS, FramePool, FrameTask, Outcome, attempt
+from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, FrameTask, attempt
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
+from sosampler.policies.registry import can_travel
 from sosampler.video.discover import labels
 
 if TYPE_CHECKING:
@@ -176,22 +177,39 @@ class SelectJob:
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
         many = len(videos) > 1
         options = replace(self.options, threads=self.options.threads or 1) if many else self.options
-
-        def work(video: str) -> Selection:
-            selection = select_with(video, options)
-            if folders:
-                save_frames(selection, folders[video], image_format=self.image_format)
-            if sheet_rows is not None and self.sheet is not None:
-                sheet_rows[video] = SheetRow.of(selection)
-            return replace(selection, frames=None)
-
-        def step(video: str) -> Outcome:
-            return attempt(video, lambda: work(video))
-
+        # In processes a file that kills its decoder costs one video.
+        processes = len(videos) >= PROCESSES_FROM and can_travel(options.resolved_policy)
+        if processes:
+            options = replace(options, policy=options.resolved_policy.spec)
+        step = SelectStep(options, folders or {}, self.image_format, tiles=sheet_rows is not None and bool(self.sheet))
         workers = self.workers or min(usable_cores(), MAX_WORKERS) if many else 1
-        with FramePool(workers, processes=False, ahead=2 * workers, held=1) as pool:
+        with FramePool(workers, processes=processes, ahead=2 * workers, held=1) as pool:
             for video, decoded in zip(videos, pool.decoded(FrameTask(one, step) for one in videos), strict=True):
-                yield row_of(video, decoded.outcome)
+                outcome: Any = decoded.outcome
+                if isinstance(outcome, SheetRow):
+                    assert sheet_rows is not None
+                    sheet_rows[video] = outcome
+                    outcome = outcome.selection
+                yield row_of(video, outcome)
+
+
+@dataclass(frozen=True)
+class SelectStep:
+    """Select from a video and write its frames: the selection without pixels, or its row on a contact sheet."""
+
+    options: SelectOptions
+    folders: Mapping[str, Path]  # video -> folder for its frames; empty: they are not written
+    image_format: str
+    tiles: bool
+
+    def __call__(self, video: str) -> Selection | SheetRow | SosamplerError:
+        return attempt(video, lambda: self._select(video))
+
+    def _select(self, video: str) -> Selection | SheetRow:
+        selection = select_with(video, self.options)
+        if self.folders:
+            save_frames(selection, self.folders[video], image_format=self.image_format)
+        return SheetRow.of(selection) if self.tiles else replace(selection, frames=None)
 
 
 # ---- predictions

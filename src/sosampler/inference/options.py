@@ -170,7 +170,9 @@ class SelectOptions:
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal for the rows of two runs to belong together: also the weights of a sampler."""
-        values, fingerprint = {**self.to_dict(), "threads": None}, self.resolved_policy.fingerprint()
+        # Limits decide which videos fail, not what the rows of the others hold, and failures are tried again.
+        values = {**self.to_dict(), "threads": None, "limits": None}
+        fingerprint = self.resolved_policy.fingerprint()
         return values if fingerprint is None else {**values, "policy_identity": fingerprint}
 
 

@@ -389,6 +389,11 @@ def is_policy_name(text: str) -> bool:
     return split_method(text)[0] in _POLICIES or text in _POLICIES
 
 
+def can_travel(policy: Policy) -> bool:
+    """Return whether another process can run it, by its `spec`: not those registered here, nor large networks."""
+    return policy.spec is not None and (not policy.has_weights or is_policy_name(policy.spec))
+
+
 # ---- names of the rows of baselines: NAME@VALUE, where VALUE is the threshold
 
 # Not all that Python reads as a number: "1_0", " 3" and "nan" are more likely names.

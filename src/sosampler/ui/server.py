@@ -33,6 +33,7 @@ from sosampler._util import limits
 from sosampler._util.files import parse_json
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.ui.decoder import Decoder
 from sosampler.ui.videos import (
     NotFound,
     StoredResult,
@@ -45,7 +46,7 @@ from sosampler.ui.videos import (
     with_name,
     write_zip,
 )
-from sosampler.ui.view import Controls, Settings, full_image, view_video
+from sosampler.ui.view import Controls, Settings
 
 DEFAULT_PORT = 7860
 _PORTS_TRIED = 20  # from the default one on
@@ -352,10 +353,12 @@ class Service:
         max_upload: int,
         max_videos: int,
         max_seconds: float = limits.UPLOAD_SECONDS,
+        num_processes: int = 0,
     ) -> None:
         self.controls = controls
+        self.decoder = Decoder(controls, num_processes)
         self.videos = Videos(
-            folder, max_upload=max_upload, max_videos=max_videos, max_seconds=max_seconds, limits=controls.limits
+            folder, max_upload=max_upload, max_videos=max_videos, max_seconds=max_seconds, facts=self.decoder.facts
         )
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
         # What was answered for a video and settings, so that a page that is loaded again need not wait.
@@ -393,7 +396,7 @@ class Service:
         with self._one_at_a_time, naming(video.path, video.name):
             if view := self._view(key, settings):  # another request, before the page was loaded again
                 return view
-            view, selection = view_video(video.path, self.controls.options(settings))
+            view, selection = self.decoder.view(video.path, settings)
         view["notes"] = [with_name(note, video.path, video.name) for note in view["notes"]]
         view["result"] = result = secrets.token_hex(8)
         stored = StoredResult.of(video, selection, view["uniform"], asdict(settings))
@@ -419,7 +422,7 @@ class Service:
         video = self.videos.get(key)
         number = check_int("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
         with self._one_at_a_time, naming(video.path, video.name):
-            return full_image(video.path, number, self.controls.limits)
+            return self.decoder.image(video.path, number)
 
     def selections(self, results: Sequence[str]) -> dict[str, Any]:
         """Return the JSON of these results."""
@@ -428,7 +431,7 @@ class Service:
     def frames(self, results: Sequence[str], file: IO[bytes]) -> None:
         """Write the zip file of these results."""
         with self._one_at_a_time:
-            write_zip(file, self._stored(results), self.controls.limits)
+            write_zip(file, self._stored(results), self.decoder.images)
 
     def _stored(self, results: Sequence[str]) -> list[StoredResult]:
         results = list(dict.fromkeys(results))

@@ -9,24 +9,20 @@ import secrets
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
-
-from PIL import Image
 
 from sosampler._util.files import replacing
 from sosampler._util.limits import UPLOAD_SECONDS
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.selection import Selection
-from sosampler.ui.view import jpeg, read_facts, unique_name
-from sosampler.video.limits import Limits
-from sosampler.video.source import VIDEO_SUFFIXES, open_video
+from sosampler.ui.view import read_facts, unique_name
+from sosampler.video.source import VIDEO_SUFFIXES
 
 _CHUNK = 1 << 20  # bytes
 _MAX_NAME = 120
-_DOWNLOAD_QUALITY = 95
 _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 
 
@@ -67,10 +63,10 @@ class Videos:
         max_upload: int,  # bytes
         max_videos: int,
         max_seconds: float = UPLOAD_SECONDS,  # of one upload, which the caller's `read` observes
-        limits: Limits | None = None,
+        facts: Callable[[Path], tuple[str, ...]] = read_facts,
     ) -> None:
         self.folder, self.max_upload, self.max_videos, self.max_seconds = folder, max_upload, max_videos, max_seconds
-        self._limits = limits or Limits()
+        self._facts = facts
         self._videos: dict[str, Video] = {}
         self._lock = threading.Lock()
         self._arriving = 0
@@ -88,7 +84,7 @@ class Videos:
 
     def add_file(self, path: Path) -> Video:
         """Add a file of this machine, which stays where it is."""
-        facts = read_facts(path, self._limits)
+        facts = self._facts(path)
         return self._add(Video(_new_id(), path.name, path, path.stat().st_size, facts, is_upload=False))
 
     def add_upload(self, name: str, size: int, read: Callable[[int], bytes]) -> Video:
@@ -111,7 +107,7 @@ class Videos:
                 _store(temporary, name, size, read)
             try:
                 with naming(path, name):
-                    facts = read_facts(path, self._limits)
+                    facts = self._facts(path)
             except SosamplerError:
                 path.unlink()
                 raise
@@ -238,15 +234,16 @@ def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
     return {"videos": rows}
 
 
-def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
-    """Write a folder of frames for each video, decoded again, and selection.json."""
+Images = Callable[[Path, list[int]], list[tuple[int, float, bytes]]]
+"""A video and numbers of frames -> number, seconds and JPEG of each."""
+
+
+def write_zip(file: IO[bytes], results: Sequence[StoredResult], images: Images) -> None:
+    """Write a folder of frames for each video, which `images` decodes again, and selection.json."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
         for result in results:
-            with closing(open_video(result.video.path, limits=limits)) as reader:
-                batch = reader.read(result.selection.frame_indices)
-            for position, (frame, index, seconds) in enumerate(
-                zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
-            ):
+            decoded = images(result.video.path, result.selection.frame_indices.tolist())
+            for position, (index, seconds, data) in enumerate(decoded):
                 name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
-                archive.writestr(f"{result.video.name}/{name}", jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
+                archive.writestr(f"{result.video.name}/{name}", data)
         archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)

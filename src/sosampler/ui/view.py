@@ -187,7 +187,7 @@ def view_video(video: Path, options: SelectOptions) -> tuple[dict[str, Any], Sel
 
     Returns all that the page shows, ready for JSON, and the selection without pixels, so that many can be stored.
     """
-    selection = select_with(video, options)
+    selection = select_with(video, options, shown_size=_THUMBNAIL[1])
     assert options.resolved_frames is not None, "the page has no fps"
     chosen, uniform = strip_of(selection), uniform_strip(video, options.resolved_frames, options.limits)
     meta, candidates = selection.metadata, selection.candidates
@@ -216,7 +216,7 @@ def uniform_strip(video: Path, num_frames: int, limits: Limits | None = None) ->
 @lru_cache(maxsize=_CACHED_STRIPS)
 def _uniform(video: Path, stamp: tuple[int, int], num_frames: int, limits: Limits) -> Strip:
     options = SelectOptions(num_frames=num_frames, policy="uniform", on_short="fewer", limits=limits)
-    return strip_of(select_with(video, options))
+    return strip_of(select_with(video, options, shown_size=_THUMBNAIL[1]))
 
 
 def strip_of(selection: Selection) -> Strip:

@@ -23,6 +23,7 @@ from sosampler.inference.rows import Row
 from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
 from sosampler.policies.registry import get_policy, is_policy_name
+from sosampler.video.limits import Limits
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import BatchClassifier, Pipeline
@@ -80,6 +81,7 @@ class _DecodeActor:
         from ray import cloudpickle
 
         self._last = last
+        self._timeout = (getattr(getattr(step, "options", None), "limits", None) or Limits()).timeout
         # By value, so that a policy of the user's script works in the process too.
         pickled = cloudpickle.dumps(step)  # type: ignore[no-untyped-call]
         # Entered for as long as the actor lives; the process ends with it.
@@ -90,7 +92,7 @@ class _DecodeActor:
             # One by one, so that several large videos are never in memory together.
             video = os.fsdecode(name)
             try:
-                data = self._process.submit(video).result()
+                data = self._process.submit(video, self._timeout).result()
             except SosamplerError as error:
                 failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
                 data = _pack(video, failure, self._last)
