@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from sosampler import __version__
-from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
+from sosampler.cli import bench, datasets, evaluate, export, mcp, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -61,6 +61,7 @@ app.command("report")(evaluate.report_command)
 app.command("export")(export.export_command)
 app.command("quantize")(export.quantize_command)
 app.command("ui")(ui.ui_command)
+app.command("mcp")(mcp.mcp_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(reels.demo_command)
 app.add_typer(bench.app, name="bench")

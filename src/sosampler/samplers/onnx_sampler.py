@@ -224,7 +224,7 @@ class OnnxSampler:
     """
 
     def __init__(self, model: bytes, *, name: str = MODEL, threads: int | None = None) -> None:
-        self._session = _open(model, name, threads)
+        self._session = open_session(model, name, threads)
         self.metadata = _read_metadata(self._session, name)
         self.config: dict[str, Any] = self.metadata["settings"]
         check_scoring(self.config["scoring"], name)
@@ -314,7 +314,10 @@ def weights_digest(folder: Path) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
-def _open(model: bytes, name: str, threads: int | None) -> Any:
+def open_session(
+    model: bytes | str, name: str, threads: int | None = None, advice: str = "export it again with `sosampler export`"
+) -> Any:
+    """Return an ONNX Runtime session of a file's bytes or path, which messages call `name`."""
     try:
         onnxruntime = import_module("onnxruntime")
     except ImportError as error:
@@ -332,8 +335,7 @@ def _open(model: bytes, name: str, threads: int | None) -> Any:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except (*broken, problems.NoModel, problems.NotImplemented, problems.RuntimeException) as error:
         raise WeightsError(
-            f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); "
-            "export it again with `sosampler export`"
+            f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); {advice}"
         ) from error
 
 
