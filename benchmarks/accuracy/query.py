@@ -149,7 +149,9 @@ def _vision_graph(net: Vision) -> onnx.ModelProto:
     nodes.append(helper.make_node("Flatten", ["pooled"], ["flat"]))
     nodes.append(helper.make_node("Gemm", ["flat", "head.weight", "head.bias"], ["image_embeds"], transB=1))
     pixels = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["images", 3, SIZE, SIZE])
-    return _model(nodes, [pixels], helper.make_tensor_value_info("image_embeds", TensorProto.FLOAT, ["images", DIM]), net)
+    return _model(
+        nodes, [pixels], helper.make_tensor_value_info("image_embeds", TensorProto.FLOAT, ["images", DIM]), net
+    )
 
 
 def _language_graph(net: Language) -> onnx.ModelProto:
@@ -191,7 +193,9 @@ def make_case(rng: np.random.Generator, path: Path, seconds: int = 60, moment: i
     return wanted, begin
 
 
-def measure(model: Path, folder: Path, *, videos: int, num_frames: int = 4, moment: int = 3, seed: int = 1) -> dict[str, Any]:
+def measure(
+    model: Path, folder: Path, *, videos: int, num_frames: int = 4, moment: int = 3, seed: int = 1
+) -> dict[str, Any]:
     """Return for each policy how often a chosen frame shows the wanted concept, and the share of such frames."""
     rng = np.random.default_rng(seed)
     policies = ("uniform", "general", "query", "query+mmr", "query+aks", "query+its", "query+facility")

@@ -11,7 +11,9 @@ from sosampler.cli import options as shared
 
 
 def mcp_command(
-    folders: Annotated[list[Path], Argument(help="Folders whose videos the assistant may see; nothing else is opened.")],
+    folders: Annotated[
+        list[Path], Argument(help="Folders whose videos the assistant may see; nothing else is opened.")
+    ],
     policy: Annotated[str | None, Option(help="As in select.  [default: general]")] = None,
     sampler: shared.Sampler = None,
     query_model: Annotated[

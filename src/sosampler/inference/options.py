@@ -86,7 +86,9 @@ class SelectOptions:
 
     def _check_no_query(self) -> None:
         if self.query_model is not None:
-            raise InvalidArgument(f"query_model={self.query_model!r} was given without a query; give query, or leave it out")
+            raise InvalidArgument(
+                f"query_model={self.query_model!r} was given without a query; give query, or leave it out"
+            )
         if isinstance(self.policy, str) and self.policy.partition("+")[0] == "query":
             raise InvalidArgument(f"policy={self.policy!r} chooses for a text; give query too, or take another policy")
 

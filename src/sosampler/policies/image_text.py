@@ -148,7 +148,9 @@ class OnnxImageText(ImageTextModel):
     def _images(self, frames: Frames) -> Vectors:
         small = np.stack([self._input_of(frame) for frame in frames])
         pixels = (small.astype(np.float32) / 255 - self._mean) / self._std
-        return _run(self._vision, {"pixel_values": pixels.transpose(0, 3, 1, 2)}, IMAGE_OUTPUT, self.folder / IMAGE_FILE)
+        return _run(
+            self._vision, {"pixel_values": pixels.transpose(0, 3, 1, 2)}, IMAGE_OUTPUT, self.folder / IMAGE_FILE
+        )
 
     def _input_of(self, frame: Frames) -> Frames:
         """Resize a frame [H, W, 3] to [size, size, 3], bicubic: its centre square, or all of it squashed."""
@@ -242,7 +244,7 @@ class TransformersImageText(ImageTextModel):
             self._processor = transformers.AutoImageProcessor.from_pretrained(folder)
         self.image_size = int(config.vision_config.image_size)
         self.context_length = int(config.text_config.max_position_embeddings)
-        self.logit_scale = float(self._net.logit_scale.exp())
+        self.logit_scale = float(self._net.logit_scale.exp().item())
 
     def _check(self, transformers: Any, config: Any) -> None:
         kinds = transformers.AutoModel._model_mapping
@@ -296,7 +298,7 @@ class OpenClipImageText(ImageTextModel):
         size = self._net.visual.image_size
         self.image_size = int(size if isinstance(size, int) else min(size))
         self.context_length = int(self._net.context_length)
-        self.logit_scale = float(self._net.logit_scale.exp())
+        self.logit_scale = float(self._net.logit_scale.exp().item())
 
     def _tokens(self, text: str) -> list[int]:
         # With twice the room, so that a text which is cut can be told from one that fits.

@@ -363,7 +363,9 @@ class General(Policy):
         order, _, features, quality = self._ranked(batch)
         table = np.full(order.shape, -np.inf)
         for row, count in enumerate(batch.counts.tolist()):
-            unit = features[row, :count] / np.maximum(np.linalg.norm(features[row, :count], axis=1, keepdims=True), 1e-9)
+            unit = features[row, :count] / np.maximum(
+                np.linalg.norm(features[row, :count], axis=1, keepdims=True), 1e-9
+            )
             similarity = np.clip(unit @ unit[order[row, :count]].T / _SHOWN, 0, 1)  # [T, k]
             weight = quality[row, :count] / max(quality[row, :count].sum(), 1e-9)
             table[row, :count] = weight @ np.maximum.accumulate(similarity, axis=1)
