@@ -74,7 +74,7 @@ def test_frames_at_shows_the_frame_of_each_moment(tools: VideoTools) -> None:
     assert parts[::2] == ["0.000 s (frame 0):", "7.750 s (frame 31):", "8.000 s (frame 32):"]
     with pytest.raises(InvalidArgument, match=r"nothing is shown at 30 s; give seconds from 0.000 to below 30.000"):
         tools.frames_at("match.mp4", [3, 30])
-    with pytest.raises(InvalidArgument, match="the number of seconds=0 must be an int from 1 to 17"):
+    with pytest.raises(InvalidArgument, match=r"the number of seconds=0 must be an int from 1 to 17"):
         tools.frames_at("match.mp4", [])
 
 
@@ -86,12 +86,12 @@ def test_video_info(tools: VideoTools) -> None:
 
 def test_the_budget_of_images(videos: Path, tools: VideoTools) -> None:
     assert len(images_of(tools.look_at_video("match.mp4", max_images=4))) == 4
-    with pytest.raises(InvalidArgument, match="num_frames=9 must be an int from 1 to 8"):
+    with pytest.raises(InvalidArgument, match=r"num_frames=9 must be an int from 1 to 8"):
         tools.look_at_video("match.mp4", num_frames=9)
-    with pytest.raises(InvalidArgument, match="max_images=18 must be an int from 2 to 17"):
+    with pytest.raises(InvalidArgument, match=r"max_images=18 must be an int from 2 to 17"):
         tools.look_at_video("match.mp4", max_images=18)
     few = VideoTools([videos / "open"], "uniform", max_images=3)
-    with pytest.raises(InvalidArgument, match="max_images=9 must be an int from 2 to 3"):
+    with pytest.raises(InvalidArgument, match=r"max_images=9 must be an int from 2 to 3"):
         few.look_at_video("match.mp4")
 
 
@@ -111,9 +111,9 @@ def test_the_budget_of_tokens(tmp_path: Path) -> None:
     assert len(sizes[200]) == 3  # smaller, then fewer
     metadata = so.select(path, 1, decode=False).metadata
     assert fit_images(metadata, 4, None) == (4, 768)
-    with pytest.raises(InvalidArgument, match="max_tokens leaves 20 for frames, but one needs 50; give more"):
+    with pytest.raises(InvalidArgument, match=r"max_tokens leaves 20 for frames, but one needs 50; give more"):
         fit_images(metadata, 4, 20)
-    with pytest.raises(InvalidArgument, match="is enough for 2 of 3 frames"):
+    with pytest.raises(InvalidArgument, match=r"is enough for 2 of 3 frames"):
         tools.frames_at("large.mp4", [0, 1, 2], max_tokens=110)
 
 
@@ -136,8 +136,10 @@ def test_the_number_is_that_of_what_there_is_to_see(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../closed/secret.mp4", "link.mp4", "way/secret.mp4", "{root}/closed/secret.mp4", "{root}/closed/missing.mp4"]
-    + ["/etc/passwd", "missing.mp4", "deeper", "", "a\0b", "~/match.mp4", "https://example.com/a.mp4"],
+    [
+        *("../closed/secret.mp4", "link.mp4", "way/secret.mp4", "{root}/closed/secret.mp4", "{root}/closed/missing.mp4"),
+        *("/etc/passwd", "missing.mp4", "deeper", "", "a\0b", "~/match.mp4", "https://example.com/a.mp4"),
+    ],
 )
 def test_paths_outside_are_refused_without_telling_what_is_there(videos: Path, tools: VideoTools, path: str) -> None:
     path = path.format(root=videos)
@@ -157,7 +159,7 @@ def test_links_inside_and_absolute_paths_are_followed(videos: Path, tools: Video
 def test_a_playlist_cannot_lead_outside(videos: Path, tools: VideoTools) -> None:
     assert len(so.select(videos / "open" / "list.mp4", 1, policy="uniform")) == 1  # FFmpeg would follow it
     for look in (tools.video_info, tools.look_at_video, lambda path: tools.frames_at(path, [0])):
-        with pytest.raises(InvalidArgument, match="is a playlist, which names other files; give a video file"):
+        with pytest.raises(InvalidArgument, match=r"is a playlist, which names other files; give a video file"):
             look("list.mp4")
 
 
@@ -165,9 +167,9 @@ def test_a_server_is_refused_before_it_starts(videos: Path) -> None:
     for folders, words in (([], "no folder was given"), ([videos / "none"], "no such folder")):
         with pytest.raises(InvalidArgument, match=words):
             VideoTools(folders)
-    with pytest.raises(InvalidArgument, match="policy='nothing' is unknown"):
+    with pytest.raises(InvalidArgument, match=r"policy='nothing' is unknown"):
         VideoTools([videos], "nothing")
-    with pytest.raises(InvalidArgument, match="no such folder; give the folder or the hub name"):
+    with pytest.raises(InvalidArgument, match=r"no such folder; give the folder or the hub name"):
         VideoTools([videos], query_model="./nothing")
 
 

@@ -343,9 +343,9 @@ def test_folders_that_are_no_image_text_model(shapes_model: Path, tmp_path: Path
     for path, words in cases.items():
         with pytest.raises(SosamplerError, match=words):
             query_policy(QUERY, path)
-    with pytest.raises(InvalidArgument, match="is a file; give the folder"):
+    with pytest.raises(InvalidArgument, match=r"is a file; give the folder"):
         load_image_text(config)
-    with pytest.raises(InvalidArgument, match="device='cuda' is not for ONNX encoders"):
+    with pytest.raises(InvalidArgument, match=r"device='cuda' is not for ONNX encoders"):
         load_image_text(shapes_model, device="cuda")
 
 
@@ -386,7 +386,7 @@ def test_a_tokenizer_json_reads_the_same(shapes_model: Path, tmp_path: Path, mon
     plain, other = load_image_text(shapes_model), load_image_text(folder)
     assert np.array_equal(plain.encode_text(QUERY), other.encode_text(QUERY))
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InvalidArgument, match="is no tokenizer"):
+    with pytest.raises(InvalidArgument, match=r"is no tokenizer"):
         load_image_text(folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingDependency, match=r"install sosampler\[query\]"):
@@ -462,7 +462,7 @@ def test_transformers_scores_as_transformers_does(kind: str, tmp_path: Path, vid
     assert ours == pytest.approx(theirs, abs=1e-3)
     sel = so.select(video, 2, query=QUERY, query_model=folder)
     assert sel.query is not None
-    with pytest.raises(InvalidArgument, match="query has 42 tokens .* reads at most 12"):
+    with pytest.raises(InvalidArgument, match=r"query has 42 tokens .* reads at most 12"):
         so.select(video, 2, query="red " * 40, query_model=folder)
 
 
@@ -472,10 +472,10 @@ def test_transformers_folders_that_are_refused(tmp_path: Path) -> None:
     state = transformers.AutoModel.from_pretrained(folder).state_dict()
     (folder / "model.safetensors").rename(tmp_path / "kept")
     torch.save(state, folder / "pytorch_model.bin")
-    with pytest.raises(WeightsError, match="has no model.safetensors; weights in other formats are not loaded"):
+    with pytest.raises(WeightsError, match=r"has no model.safetensors; weights in other formats are not loaded"):
         load_image_text(folder)
     (folder / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(InvalidArgument, match="is no image-text model that transformers can load"):
+    with pytest.raises(InvalidArgument, match=r"is no image-text model that transformers can load"):
         load_image_text(folder)
     other = tmp_path / "bert"
     small = {
@@ -486,10 +486,10 @@ def test_transformers_folders_that_are_refused(tmp_path: Path) -> None:
         "vocab_size": 9,
     }
     transformers.BertModel(transformers.BertConfig(**small)).save_pretrained(other)
-    with pytest.raises(InvalidArgument, match="'bert' is no image-text model; give the folder or the hub name"):
+    with pytest.raises(InvalidArgument, match=r"'bert' is no image-text model; give the folder or the hub name"):
         load_image_text(other)
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InvalidArgument, match="is no image-text model; give a folder with"):
+    with pytest.raises(InvalidArgument, match=r"is no image-text model; give a folder with"):
         load_image_text(folder)
 
 
@@ -508,9 +508,9 @@ def test_open_clip_scores_as_open_clip_does(tmp_path: Path, video: Path) -> None
     folder.mkdir()
     both = {"model_cfg": config, "preprocess_cfg": preprocess}
     (folder / "open_clip_config.json").write_text(json.dumps(both), encoding="utf-8")
-    net = open_clip.CLIP(**{k: v for k, v in config.items()}).eval()
+    net = open_clip.CLIP(**config).eval()
     torch.save(net.state_dict(), folder / "open_clip_pytorch_model.bin")
-    with pytest.raises(WeightsError, match="has no open_clip_model.safetensors"):
+    with pytest.raises(WeightsError, match=r"has no open_clip_model.safetensors"):
         load_image_text(folder)
     save_file(net.state_dict(), folder / "open_clip_model.safetensors")
     frames = so.select(video, 3, policy="uniform", size=48).frames
@@ -523,5 +523,5 @@ def test_open_clip_scores_as_open_clip_does(tmp_path: Path, video: Path) -> None
         theirs = (net.encode_image(pixels, normalize=True) @ net.encode_text(tokens, normalize=True)[0]).numpy()
     assert model.encode_images(frames) @ model.encode_text(QUERY) == pytest.approx(theirs, abs=1e-4)
     assert len(model._tokens(QUERY)) == 5  # with its start and end
-    with pytest.raises(InvalidArgument, match="query has .* tokens .* reads at most 16"):
+    with pytest.raises(InvalidArgument, match=r"query has .* tokens .* reads at most 16"):
         model.encode_text("red " * 40)

@@ -274,7 +274,7 @@ def make_server(tools: VideoTools) -> Any:
         query: str | None = None,
         start: float | None = None,
         end: float | None = None,
-        num_frames: int | Literal["auto"] = AUTO,
+        num_frames: int | Literal["auto"] = "auto",
         max_images: int = DEFAULT_IMAGES,
         max_tokens: int | None = None,
         contact_sheet: bool = True,

@@ -143,7 +143,7 @@ class OnnxImageText(ImageTextModel):
         missing = self.context_length - len(tokens)
         inputs = {"input_ids": [*tokens, *[self._pad] * missing], "attention_mask": [1] * len(tokens) + [0] * missing}
         arrays = {name: np.array([values], dtype=np.int64) for name, values in inputs.items()}
-        return _run(self._language, arrays, TEXT_OUTPUT, self.folder / TEXT_FILE)[0]
+        return np.asarray(_run(self._language, arrays, TEXT_OUTPUT, self.folder / TEXT_FILE)[0])
 
     def _images(self, frames: Frames) -> Vectors:
         small = np.stack([self._input_of(frame) for frame in frames])
@@ -262,7 +262,7 @@ class TransformersImageText(ImageTextModel):
     def _text(self, text: str, tokens: list[int]) -> Vectors:
         # SigLIP was trained with texts padded to the full length; CLIP reads the same from both.
         inputs = self._tokenizer(text, padding="max_length", max_length=self.context_length, return_tensors="pt")
-        return self._embed(self._net.get_text_features, inputs)[0]
+        return np.asarray(self._embed(self._net.get_text_features, inputs)[0])
 
     def _images(self, frames: Frames) -> Vectors:
         inputs = self._processor(images=list(frames), input_data_format="channels_last", return_tensors="pt")
@@ -302,7 +302,7 @@ class OpenClipImageText(ImageTextModel):
 
     def _tokens(self, text: str) -> list[int]:
         # With twice the room, so that a text which is cut can be told from one that fits.
-        row = self._tokenizer([text], context_length=2 * self.context_length)[0].tolist()
+        row: list[int] = self._tokenizer([text], context_length=2 * self.context_length)[0].tolist()
         while len(row) > 1 and row[-1] == row[-2]:  # the padding, but for one of it
             row.pop()
         return row[:-1]

@@ -308,7 +308,8 @@ def facility_location(
     Submodular Functions for Document Summarization", ACL 2011), beside relevance; the greedy choice reaches at least
     1 - 1/e of the best. Positions [B, N] in time order; of equal ones the earlier.
     """
-    table, alike, left = _floats(scores), _floats(similarity), _may_be_chosen(scores, mask)
+    table, left = _floats(scores), _may_be_chosen(scores, mask)
+    alike = np.where(left[:, None] & left[:, :, None], _floats(similarity), 0)  # padding may hold anything
     share = (1 - trade_off) * left / left.sum(1, keepdims=True)  # padding need not be represented
     videos = np.arange(len(table))
     shown = np.zeros_like(table)  # greatest similarity to a chosen one
