@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from itertools import product
@@ -23,6 +24,8 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root of the repository, for the imports below
 
 import sosampler as so
 from benchmarks.common import RESULTS, write_result
@@ -222,6 +225,14 @@ def measure(
     }
 
 
+def table(result: dict[str, Any]) -> str:
+    """Return the table of docs/query.md."""
+    lines = ["| policy | videos in which the moment was found, % | chosen frames that show it, % |", "|---|---|---|"]
+    for policy, row in result["policies"].items():
+        lines.append(f"| `{policy}` | {100 * row['found']:.0f} | {100 * row['frames_that_show_it']:.0f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--videos", type=int, default=100)
@@ -231,6 +242,7 @@ def main() -> None:
         model = train_model(Path(work) / "model", steps=600)
         result = measure(model, Path(work), videos=arguments.videos)
     write_result(arguments.out, {**result, "circumstances": circumstances(("torch", "onnxruntime", "numpy"))})
+    print(table(result))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,13 @@ def test_the_number_is_that_of_what_there_is_to_see(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("../closed/secret.mp4", "link.mp4", "way/secret.mp4", "{root}/closed/secret.mp4", "{root}/closed/missing.mp4"),
+        *(
+            "../closed/secret.mp4",
+            "link.mp4",
+            "way/secret.mp4",
+            "{root}/closed/secret.mp4",
+            "{root}/closed/missing.mp4",
+        ),
         *("/etc/passwd", "missing.mp4", "deeper", "", "a\0b", "~/match.mp4", "https://example.com/a.mp4"),
     ],
 )

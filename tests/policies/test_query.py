@@ -171,6 +171,15 @@ def test_a_batch_chooses_as_each_video_alone(video: Path, shapes_model: Path) ->
     assert policy.expected(both)[1, 5:].tolist() == [-np.inf] * 3
 
 
+def test_the_page_tells_what_was_measured() -> None:
+    pytest.importorskip("torch")
+    from benchmarks.accuracy.query import table
+
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "benchmarks/results/query.json").read_text(encoding="utf-8"))
+    assert table(result) in (root / "docs/query.md").read_text(encoding="utf-8")
+
+
 # ---- one run
 
 
