@@ -14,6 +14,7 @@ import pytest
 
 import sosampler as so
 from sosampler.policies import registry
+from tests.conftest import unavailable
 from tests.doc_blocks import LANGUAGES, ROOT, TINY, Block, blocks_of, check, commands_of, pages, run_page
 from tests.doc_world import make_world
 
@@ -87,9 +88,20 @@ def given(page: str) -> dict[str, Any]:
 def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:  # policies that a page registers are not for other tests
         patched.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+        if page == "docs/assistant.md":
+            _pass_the_path_on(patched)
         names = run_page(page, given(page), smaller)
     if page in _AFTER:
         _AFTER[page](names)
+
+
+def _pass_the_path_on(patched: pytest.MonkeyPatch) -> None:
+    """The SDK starts servers with little of the environment; here the package may be found by PYTHONPATH alone."""
+    try:
+        from mcp.client import stdio
+    except ImportError:
+        unavailable("mcp", "mcp is not installed")
+    patched.setattr(stdio, "DEFAULT_INHERITED_ENV_VARS", [*stdio.DEFAULT_INHERITED_ENV_VARS, "PYTHONPATH"])
 
 
 def _after_readme(names: dict[str, Any]) -> None:

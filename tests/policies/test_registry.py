@@ -24,6 +24,7 @@ from sosampler.policies.score_rules import (
     aks,
     difference_peaks,
     dpp,
+    facility_location,
     gaussian_kernel,
     inverse_transform,
     median_bandwidth,

@@ -35,7 +35,8 @@ def select_command(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
             "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, a "
             "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility behind one with "
-            "scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates are taken]"
+            "scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates are "
+            "taken; query+mmr with --query]"
         ),
     ] = None,
     sampler: shared.Sampler = None,

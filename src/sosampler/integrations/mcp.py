@@ -143,7 +143,8 @@ class VideoTools:
             outside = moments[(moments < begin) | (moments >= end)]
             if len(outside):
                 raise InvalidArgument(
-                    f"{file.name}: nothing is shown at {outside[0]:g} s; give seconds from {begin:.3f} to below {end:.3f}"
+                    f"{file.name}: nothing is shown at {outside[0]:g} s; give seconds from {begin:.3f} to below "
+                    f"{end:.3f}"
                 )
             fitting, side = fit_images(metadata, count, max_tokens)
             if fitting < count:
@@ -157,7 +158,7 @@ class VideoTools:
     # ---- which files may be seen
 
     def allowed(self, path: str) -> Path:
-        """Return the file if it lies in one of the folders, links resolved. The message does not tell what is outside."""
+        """Return the file if it lies in one of the folders, links resolved. Messages do not tell what is outside."""
         given = Path(path)
         for candidate in [given] if given.is_absolute() else [folder / given for folder in self.folders]:
             try:
@@ -249,8 +250,8 @@ def _timed(frames: Frames, indices: Indices, pts_seconds: Seconds) -> list[Part]
 
 _INSTRUCTIONS = (
     "Look at videos. Begin with look_at_video: it chooses the frames that show what the video shows, or those that fit "
-    "a query, and gives their true times. Then look closer: a range of seconds, or frames_at for exact moments. Seconds "
-    "are the video's own timestamps in every tool."
+    "a query, and gives their true times. Then look closer: a range of seconds, or frames_at for exact moments. "
+    "Seconds are the video's own timestamps in every tool."
 )
 
 

@@ -204,7 +204,7 @@ def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
             ) from error
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
-        except Exception as error:  # noqa: BLE001 (it raises Exception itself)
+        except Exception as error:  # the package raises no other kind
             raise InvalidArgument(f"{folder / TOKENIZER}: is no tokenizer ({first_line(error)})") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -248,7 +248,7 @@ class TransformersImageText(ImageTextModel):
 
     def _check(self, transformers: Any, config: Any) -> None:
         kinds = transformers.AutoModel._model_mapping
-        kind = kinds[type(config)] if type(config) in kinds else None
+        kind = kinds.get(type(config), None)
         embeds = kind is not None and hasattr(kind, "get_text_features") and hasattr(kind, "get_image_features")
         if not embeds or not hasattr(config, "vision_config") or not hasattr(config, "text_config"):
             raise InvalidArgument(
