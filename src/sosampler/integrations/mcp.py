@@ -20,7 +20,7 @@ from PIL import Image
 
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler._util.validation import check_float, check_int
-from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 from sosampler.inference.many import SheetRow, draw_contact_sheet
 from sosampler.inference.options import DEFAULT_POLICY, SelectOptions
 from sosampler.inference.select import select_with
@@ -329,13 +329,17 @@ def _jpeg(image: Image.Image) -> bytes:
 
 def _sdk() -> tuple[Any, Any, type[Exception]]:
     """Return the SDK's server, image and tool error, under the names of its second or first generation."""
+    reason = ""
     for home, name in (("mcp.server.mcpserver", "MCPServer"), ("mcp.server.fastmcp", "FastMCP")):
         try:
             module = import_module(home)
-        except ModuleNotFoundError:
+        except ImportError as error:
+            reason = first_line(error)
             continue
         return getattr(module, name), module.Image, import_module(f"{home}.exceptions").ToolError
-    raise MissingDependency("sosampler mcp needs the package mcp; install it with: pip install 'sosampler[mcp]'")
+    raise MissingDependency(
+        f"sosampler mcp needs the package mcp ({reason}); install it with: pip install 'sosampler[mcp]'"
+    )
 
 
 __all__ = ["DEFAULT_IMAGES", "MAX_IMAGES", "VideoTools", "fit_images", "make_server"]
