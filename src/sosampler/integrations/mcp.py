@@ -261,7 +261,8 @@ def make_server(tools: VideoTools) -> Any:
     server = kind("sosampler", instructions=_INSTRUCTIONS)
 
     @contextmanager
-    def told() -> Iterator[None]:
+    def tool_errors() -> Iterator[None]:
+        """Pass the sentence of an error on; the SDK hides what others say."""
         try:
             yield
         except SosamplerError as error:
@@ -291,7 +292,7 @@ def make_server(tools: VideoTools) -> Any:
             max_tokens: about how many tokens the images may cost; frames become smaller, then fewer.
             contact_sheet: whether to add one image of all chosen frames above a timeline.
         """
-        with told():
+        with tool_errors():
             return contents(
                 tools.look_at_video(path, query, start, end, num_frames, max_images, max_tokens, contact_sheet)
             )
@@ -304,7 +305,7 @@ def make_server(tools: VideoTools) -> Any:
             seconds: the moments.
             max_tokens: about how many tokens the images may cost; they become smaller.
         """
-        with told():
+        with tool_errors():
             return contents(tools.frames_at(path, seconds, max_tokens))
 
     def video_info(path: str) -> dict[str, Any]:
@@ -313,7 +314,7 @@ def make_server(tools: VideoTools) -> Any:
         Args:
             path: of the video; relative to the folders of this server, or absolute.
         """
-        with told():
+        with tool_errors():
             return tools.video_info(path)
 
     for tool, structured in ((look_at_video, False), (frames_at, False), (video_info, None)):
