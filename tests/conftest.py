@@ -1,8 +1,8 @@
 """Switches and fixtures that all tests share.
 
 A test that cannot run on this machine skips and says why. Where SOSAMPLER_TESTS_REQUIRE names what it needs
-(comma-separated: torchcodec, light, pytorchvideo, docs, browser, shared, vllm, mcp), it fails instead, so that a skip
-cannot hide a broken job.
+(comma-separated: torchcodec, light, pytorchvideo, docs, browser, vllm, mcp), it fails instead, so that a skip cannot
+hide a broken job.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests run side by side already: threads of two torches on the same cores wait for each other most of the time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "MUTANT_UNDER_TEST" in os.environ:  # mutmut calls the same test several times in one process
+    import hypothesis
+
+    allowed = [hypothesis.HealthCheck.differing_executors]
+    hypothesis.settings.register_profile("mutants", suppress_health_check=allowed, database=None)
+    hypothesis.settings.load_profile("mutants")
 REQUIRED = set(filter(None, os.environ.get("SOSAMPLER_TESTS_REQUIRE", "").split(",")))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -75,6 +76,9 @@ _EXTRAS |= dict.fromkeys(("sklearn", "matplotlib", "jinja2"), "train")
 
 def main() -> None:
     """Run the command line; bad input ends with one sentence and exit code 2."""
+    # OpenMP's threads spin while they wait for each other. Beside another busy process the one they wait for is not
+    # running, and they burn its time: a training took five to twenty times as long. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except SosamplerError as error:

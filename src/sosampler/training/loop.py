@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ from sosampler.training.optim import check_loss, diverged, finite_or_none, movin
 
 # Seconds between checkpoints within an epoch; a killed run repeats at most as much.
 _SAVE_EVERY = 60.0
+# Parameters below which a network on a CPU gets one thread
+SMALL = 1_000_000
 
 
 class Batches(Protocol):
@@ -51,6 +53,22 @@ class LoopOptions:
     precision: str = "float32"
     clip: float | None = None  # largest norm of the gradient
     ema: float | None = None  # decay of the moving average of weights
+
+
+@contextmanager
+def threads_for(network: nn.Module, device: torch.device) -> Generator[None]:
+    """Compute a small network on a CPU in one thread.
+
+    Its operations take microseconds. Several threads gain nothing then, and wait for each other all the time; on a
+    machine whose cores are busy with something else each wait takes a time slice of the system.
+    """
+    before = torch.get_num_threads()
+    if device.type == "cpu" and sum(parameter.numel() for parameter in network.parameters()) < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class TrainingLoop:
@@ -141,6 +159,7 @@ class TrainingLoop:
         gpus = [self.device] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=gpus),
+            threads_for(self.network, self.device),
             warnings.catch_warnings(),
             progress_bar(self.title, shown, done=min(self.step, shown)) as bar,
             events or nullcontext(),

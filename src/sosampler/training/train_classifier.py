@@ -89,7 +89,7 @@ def train_classifier(
         recipe, settings: a `ClassifierRecipe`, and single fields of it: epochs=30, lr=0.02, ...
         device: default: the GPU if there is one.
         precision: "float32", "bfloat16" or "float16"; default: bfloat16 on GPUs that have it.
-        workers: processes that read examples; default: up to 8.
+        workers: processes that read examples; default: a core each, on a CPU half of the cores, up to 8.
         overwrite: start again in a folder that holds another run; its weights and decoded frames are removed.
         options: of the classifier's family, as for `create_classifier`.
         exclusive: whether classes exclude each other: softmax and cross-entropy of one label a video, or sigmoid and
@@ -115,7 +115,9 @@ def train_classifier(
     recipe = replace(recipe, **settings)
     target = resolve_device(device or None)
     precision = settled_precision(target, precision)
-    workers = min(8, usable_cores()) if workers is None else check_int("workers", workers, at_least=0)
+    if workers is None:  # on a CPU the network needs cores too
+        workers = max(1, min(8, usable_cores() // (2 if target.type == "cpu" else 1)))
+    check_int("workers", workers, at_least=0)
     source = open_source(data, recipe, exclusive)
     if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
