@@ -14,7 +14,7 @@ import pytest
 
 import sosampler as so
 from sosampler.ui.server import Server, Service
-from sosampler.ui.view import Controls
+from sosampler.ui.view import Controls, make_controls
 from sosampler.video.synthetic import numbered_video
 from tests.report.test_browser import browser  # noqa: F401
 
@@ -141,6 +141,25 @@ def test_policies_candidates_and_diversity(opened: Opened, clip: Path) -> None:
     page.fill("#num-candidates", "")
     opened.shown(2)
     assert not page.locator(".error").is_visible()
+
+
+def test_a_query_takes_the_place_of_the_policy(
+    browser: Any, opened: Opened, server: Server, clip: Path, shapes_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not opened.page.locator("#query").is_visible()
+    monkeypatch.setattr(server.service, "controls", make_controls(query_model=str(shapes_model)))
+    asking = Opened(browser, server)
+    asking.drop(clip)
+    asking.page.fill("#num-frames", "3")
+    asking.page.fill("#query", "a red circle")
+    asking.page.wait_for_selector(".policy:has-text('query')")
+    assert asking.page.locator("#policy").is_disabled()
+    assert len(asking.shown(3)) == 3
+    asking.page.fill("#query", "")
+    asking.page.wait_for_selector(".policy:has-text('general')")
+    assert not asking.page.locator("#policy").is_disabled()
+    assert not asking.said
+    asking.page.close()
 
 
 def test_what_is_no_video_gets_a_sentence(opened: Opened, clip: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from sosampler import __version__
 from sosampler._util.files import FULL
 from sosampler._util.text import escaped
-from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
+from sosampler.cli import bench, datasets, evaluate, export, mcp, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -64,6 +64,7 @@ app.command("report")(evaluate.report_command)
 app.command("export")(export.export_command)
 app.command("quantize")(export.quantize_command)
 app.command("ui")(ui.ui_command)
+app.command("mcp")(mcp.mcp_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(reels.demo_command)
 app.add_typer(bench.app, name="bench")

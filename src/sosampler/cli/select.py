@@ -34,11 +34,17 @@ def select_command(
         Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
             "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, a "
-            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr or +dpp behind one with scores spreads "
-            "the choice.  [default: general; uniform with --no-decode and where all candidates are taken]"
+            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility behind one with "
+            "scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates are "
+            "taken; query+mmr with --query]"
         ),
     ] = None,
     sampler: shared.Sampler = None,
+    query: Annotated[str | None, Option(help="A question or a concept: choose the frames that fit it.")] = None,
+    query_model: Annotated[
+        str | None,
+        Option(help="Image-text model for --query: a folder or hub name.  [default: $SOSAMPLER_QUERY_MODEL]"),
+    ] = None,
     device: shared.Device = None,
     candidates: shared.Candidates = None,
     grid: shared.Grid = SelectOptions.grid,
@@ -72,7 +78,13 @@ def select_command(
     arguments = shared.select_arguments(locals())
     on_ray = shared.check_engine(engine, address)
     chosen: Any = shared.policy_or_sampler(policy, sampler)
-    if device is not None and not on_ray:
+    if device is not None and query is not None:
+        from sosampler.policies.query import query_policy
+
+        if on_ray:
+            raise InvalidArgument(f"--device {device} does not go with --query and --engine ray; leave it out")
+        chosen = query_policy(query, query_model, chosen, device=device)
+    elif device is not None and not on_ray:
         from sosampler.policies.registry import get_policy
 
         chosen = get_policy(chosen or DEFAULT_POLICY, device=device)

@@ -26,6 +26,12 @@ def ui_command(
         list[Path] | None,
         Option("--sampler", "-s", help="Folder of a trained sampler to show; may be given several times."),
     ] = None,
+    query_model: Annotated[
+        str | None,
+        Option(
+            envvar="SOSAMPLER_QUERY_MODEL", help="Image-text model: the page then takes queries. Folder or hub name."
+        ),
+    ] = None,
     device: shared.Device = None,
     host: Annotated[str, Option(help="Address to listen on; others open the page to all who reach it.")] = "127.0.0.1",
     port: Annotated[int | None, Option(help="0: any free one.  [default: 7860, or the next free one]")] = None,
@@ -54,7 +60,7 @@ def ui_command(
     check_int("--max-videos", max_videos)
     check_float("--max-upload-seconds", max_upload_seconds, above=0)
     largest = size_of(max_upload)
-    controls = make_controls(sampler or [], device=device, limits=limits)
+    controls = make_controls(sampler or [], device=device, limits=limits, query_model=query_model)
     with tempfile.TemporaryDirectory(prefix="sosampler-ui-", ignore_cleanup_errors=True) as folder, _ended_by_signals():
         service = Service(
             controls,

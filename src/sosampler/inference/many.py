@@ -315,9 +315,9 @@ def _tile(frame: np.ndarray) -> Image.Image:
     return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
 
 
-def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
-    """Write one block for each video, one below the other."""
-    columns = min(8, max(len(row.tiles) for row in rows))
+def draw_contact_sheet(rows: Sequence[SheetRow], max_columns: int = 8) -> Image.Image:
+    """Draw one block for each video, one below the other."""
+    columns = min(max_columns, max(len(row.tiles) for row in rows))
     width = 2 * _MARGIN + columns * _TILE_WIDTH + (columns - 1) * _GAP
     blocks = [_draw_row(row, columns, width) for row in rows]
     sheet = Image.new("RGB", (width, sum(block.height for block in blocks) + _MARGIN), _PAPER)
@@ -325,6 +325,12 @@ def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
     for block in blocks:
         sheet.paste(block, (0, top))
         top += block.height
+    return sheet
+
+
+def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
+    """Write the contact sheet of some videos as an image file."""
+    sheet = draw_contact_sheet(rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_image(sheet, path)

@@ -51,6 +51,8 @@ def select(
     auto_min: int | None = None,
     auto_max: int | None = None,
     auto_tolerance: float | None = None,
+    query: str | None = None,
+    query_model: Any = None,
 ) -> Selection:
     """Choose `num_frames` of the `num_candidates` candidate frames of a video.
 
@@ -82,6 +84,10 @@ def select(
             video with fewer frames returns all it has.
         auto_tolerance: for num_frames="auto", how much lower the expected accuracy may be for the sake of fewer
             frames; 0.005 if not given.
+        query: a question or a concept; the frames that fit it are chosen, or, where no part of the video fits it better
+            than the rest, frames that cover the video. `policy` is then "query+mmr", or "query" with another method.
+        query_model: the image-text model that reads the query: a folder or a hub name; the environment variable
+            SOSAMPLER_QUERY_MODEL if not given.
 
     Examples:
         >>> import sosampler as so
@@ -122,7 +128,8 @@ def select_with(
         choice = choose_frames(video, options, frames)
         read = partial(opened.read, size=shown) if options.decode and video.frames is None else None
         selection = build_selection(video, options, choice, read)
-        return replace(selection, **opened.summary())
+        summary = opened.summary()
+        return replace(selection, **{**summary, "notes": (*summary["notes"], *selection.notes)})
 
 
 def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames | None) -> Choice:

@@ -227,7 +227,7 @@ class OnnxSampler:
     """
 
     def __init__(self, model: bytes, *, name: str = MODEL, threads: int | None = None) -> None:
-        self._session = _open(model, name, threads)
+        self._session = open_session(model, name, threads)
         self.metadata = _read_metadata(self._session, name)
         self.config: dict[str, Any] = self.metadata["settings"]
         self._name = name
@@ -343,7 +343,10 @@ def weights_digest(folder: Path) -> str | None:
         return hashlib.file_digest(weights, "sha256").hexdigest()
 
 
-def _open(model: bytes, name: str, threads: int | None) -> Any:
+def open_session(
+    model: bytes | str, name: str, threads: int | None = None, advice: str = "export it again with `sosampler export`"
+) -> Any:
+    """Return an ONNX Runtime session of a file's bytes or path, which messages call `name`."""
     try:
         onnxruntime = import_module("onnxruntime")
     except ImportError as error:
@@ -359,8 +362,7 @@ def _open(model: bytes, name: str, threads: int | None) -> Any:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except _problems() as error:
         raise WeightsError(
-            f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); "
-            "export it again with `sosampler export`"
+            f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); {advice}"
         ) from error
 
 

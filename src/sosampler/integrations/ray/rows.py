@@ -22,6 +22,7 @@ from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
 from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
+from sosampler.policies.query import QueryPolicy
 from sosampler.policies.registry import get_policy, is_policy_name
 from sosampler.video.limits import Limits
 
@@ -188,7 +189,10 @@ def select_on_ray(
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
     identity = options.identity()
-    if not _has_network(policy, options.policy):
+    if isinstance(policy, QueryPolicy):
+        # Workers that decode load the model once each, from the same folder.
+        step = DecodeStep(replace(options, query_model=str(policy.relevance.model.folder)))
+    elif not _has_network(policy, options.policy):
         if device is not None:
             raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {policy.name!r}")
         step = DecodeStep(replace(options, policy=policy.spec or options.policy))

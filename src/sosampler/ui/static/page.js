@@ -44,7 +44,9 @@ const policy = () => about.policies.find(one => one.name === find("policy").valu
 function explain() {
   find("policy-text").textContent = policy().description;
   find("candidates-text").textContent = about.modes.find(one => one.name === find("candidates").value).description;
-  const { diversity } = policy();
+  const asked = find("query").value.trim() !== "";
+  find("policy").disabled = asked;
+  const diversity = asked || policy().diversity;
   find("diversity").disabled = !diversity;
   const chosen = about.diversities.find(one => one.name === find("diversity").value);
   find("diversity-text").textContent = diversity ? chosen.description : "for policies that give scores";
@@ -57,7 +59,8 @@ function settings() {
     num_candidates: number("num-candidates"),
     policy: find("policy").value,
     candidates: find("candidates").value || null,
-    diversity: policy().diversity ? find("diversity").value : "none",
+    diversity: find("diversity").disabled ? "none" : find("diversity").value,
+    query: find("query").value.trim(),
   };
 }
 
@@ -84,6 +87,8 @@ function prepareControls() {
   fill("policy", about.policies, first.policy);
   fill("candidates", about.modes, first.candidates);
   fill("diversity", about.diversities, first.diversity);
+  find("query-field").hidden = !about.queries;
+  find("query").value = first.query ?? "";
   for (const id of ["frames-range", "num-frames"]) {
     find(id).max = about.max_frames;
     find(id).value = first.num_frames;
