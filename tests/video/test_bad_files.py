@@ -81,9 +81,9 @@ class TestUnreadable:
         monkeypatch.chdir(tmp_path)
         assert len(so.select("12:30 match.mp4", policy="uniform")) == 8
 
-    @pytest.mark.parametrize("fps", [1e8, 1e14, 1e300])
-    def test_more_moments_than_a_video_may_have_frames(self, clip: Path, fps: float) -> None:
-        refuse(clip, "asks for .* over the limit max_frames=10000000; lower fps", fps=fps)
+    def test_more_moments_than_a_video_may_have_frames(self, clip: Path) -> None:
+        limits = so.Limits(max_frames=1000)
+        refuse(clip, "asks for 3e.04 frames .* over the limit max_frames=1000; lower fps", fps=10_000, limits=limits)
 
     def test_audio_only(self) -> None:
         refuse(audio_only(), r"no video stream \(it holds: audio\)")

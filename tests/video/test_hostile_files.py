@@ -112,6 +112,11 @@ class TestMemory:
         )
         assert time.process_time() - began < 20
 
+    def test_a_shape_that_cannot_be_resized(self) -> None:
+        data = bytearray(tiny_gif(8, 5))
+        data[6:10] = struct.pack("<HH", 1, 8000)
+        refuse(bytes(data), "FFmpeg cannot convert frames of 1x8000 to 56x40 pixels", size=(40, 56), policy="uniform")
+
     @pytest.mark.parametrize("on_short", ["repeat", "fewer"])
     def test_a_rate_over_a_gap(self, reader: str, on_short: str) -> None:
         """30 frames with an hour before the last one are 108,000 moments."""

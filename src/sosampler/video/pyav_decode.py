@@ -15,6 +15,7 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from sosampler._util.arrays import Frames
+from sosampler.errors import VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit
 from sosampler.video.pyav_index import DISCARDED, ContainerIndex, PacketTable
 
@@ -85,14 +86,20 @@ class FrameConverter:
         return self._rgb(frame, self._to, _RESIZING if resized else None)
 
     def _rgb(self, frame: Any, size: tuple[int, int], interpolation: Interpolation | None) -> Frames:
-        image = self._reformatter.reformat(
-            frame,
-            width=size[0],
-            height=size[1],
-            format="rgb24",
-            interpolation=interpolation,
-            threads=1,  # swscale would otherwise start a thread per core for every frame
-        )
+        try:
+            image = self._reformatter.reformat(
+                frame,
+                width=size[0],
+                height=size[1],
+                format="rgb24",
+                interpolation=interpolation,
+                threads=1,  # swscale would otherwise start a thread per core for every frame
+            )
+        except av.error.FFmpegError as error:  # of sizes between which swscale has no filter
+            raise VideoError(
+                f"{self._name}: FFmpeg cannot convert frames of {frame.width}x{frame.height} to {size[0]}x{size[1]} "
+                "pixels; the file is probably damaged, otherwise ask for another size"
+            ) from error
         return np.asarray(image.to_ndarray(), dtype=np.uint8)
 
 
