@@ -105,18 +105,19 @@ class SamplerRecipe:
     crop_per: str  # "video": the same crop for all of its frames; "frame": one each
     flip: bool  # half of the videos (or frames) are mirrored
     seed: int
-    # A first stage: the backbone learns the labels of the train split. `to_dict` leaves these out at their defaults, so
-    # that recipes and runs of versions without them stay equal.
-    pretrain: int = 0  # its epochs; 0: none
+    # `to_dict` leaves these out at their defaults, so that recipes and runs of versions without them stay equal.
+    pretrain: int = 0  # epochs of a first stage, in which the backbone learns the labels of the train split; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
+    freeze: float = 0.0  # first layers of the backbone that do not learn, as a share of its parameters; 1: all
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
             raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the area of the frame")
-        if self.lam > 1:
-            raise InvalidArgument(f"lam={self.lam} must be from 0 to 1")
+        for name in ("lam", "freeze"):
+            if getattr(self, name) > 1:
+                raise InvalidArgument(f"{name}={getattr(self, name)} must be from 0 to 1")
         if self.loss in SCALE_FREE and (self.prediction != "raw" or self.tau is not None):
             raise InvalidArgument(
                 f"loss={self.loss!r} needs raw scores, not prediction={self.prediction!r} and tau={self.tau}; "
@@ -349,7 +350,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(
         ("tau", "clip", "pretrain_lr"), lambda name, value: None if value is None else _above_0(name, value)
     ),
-    **dict.fromkeys(("margin", "lam", "distill", "calibrate", "weight_decay"), _at_least_0),
+    **dict.fromkeys(("margin", "lam", "distill", "calibrate", "weight_decay", "freeze"), _at_least_0),
     **dict.fromkeys(("dropout", "momentum", "warmup", "ema"), check_fraction),
     **dict.fromkeys(("class_head", "weighted", "flip"), check_bool),
     **dict.fromkeys(("crop_scale", "crop_ratio"), check_range),

@@ -37,7 +37,7 @@ from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, c
 from sosampler.training.dev import DevSet, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, is_finite, make_optimizer, sampler_precision
+from sosampler.training.optim import diverged, freeze_first, is_finite, make_optimizer, sampler_precision
 from sosampler.training.pretrain import pretrain
 from sosampler.training.rewards import (
     ClipClassifier,
@@ -292,8 +292,14 @@ class SamplerLoop(TrainingLoop):
         self.sampler_loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
         self.crops = NormalisedCrops(sampler.preprocessing, batches.source.sizes, device)
         self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, device)
+        self.frozen = freeze_first(sampler.backbone, recipe.freeze)
         optimizer, scheduler = make_optimizer(sampler, recipe, len(batches), momentum=recipe.momentum)
         super().__init__(sampler, batches, options, optimizer, scheduler)
+
+    def start_epoch(self, epoch: int) -> None:
+        super().start_epoch(epoch)
+        for layer in self.frozen:
+            layer.eval()
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised crops [B, T, 3, h, w], the teacher's probabilities [B, T, C] and the labels [B, C]."""
