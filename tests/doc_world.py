@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import sosampler as so
+from benchmarks.accuracy.query import train_model
 from sosampler.video.synthetic import encode_video, numbered_frame, numbered_video
 from tests.doc_blocks import TINY
 
@@ -28,6 +29,7 @@ def make_world(folder: Path) -> None:
     _write_images(folder)
     _write_official_files(folder)
     _write_weights(folder)
+    train_model(folder / "models/clip", steps=20)
     trained = so.train_classifier(
         folder / "videos.csv", TINY, out=folder / "runs/mine", input_size=32, epochs=1, num_frames=2, workers=0
     )

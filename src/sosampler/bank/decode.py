@@ -203,9 +203,9 @@ class VideoDecoder(ProcessPool):
 
         return in_order(self.submit, tasks, has_room)
 
-    def call(self, task: DecodeTask) -> Any:
+    def call(self, task: DecodeTask, timeout: float | None = None) -> Any:
         try:
-            return super().call(task)
+            return super().call(task, timeout or task.limits.timeout)
         except WorkerDied as died:
             return Failure(died.over(task.path))
 

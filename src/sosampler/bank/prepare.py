@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.hardware import import_torch, usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
@@ -125,7 +126,7 @@ def prepare(
     import_pyarrow()
     folder = BankFolder(Path(out))
     if workers is not None:
-        check_int("workers", workers, at_least=0)
+        check_count("workers", workers, "MAX_THREADS", at_least=0)
     if manifest is None:
         _refuse_without_manifest(given)
         opened = Bank(folder.path)  # raises where it cannot be read

@@ -106,6 +106,7 @@ def reels_command(
     typer.echo(json.dumps(bank_info(out)) if json_output else f"{made!r}")
 
 
+@shared.stoppable()
 def demo_command(
     out: Annotated[Path, Option("--out", "-o", help="A new folder; a killed demonstration resumes in it.")] = Path(
         "demo"

@@ -146,13 +146,18 @@ class Policy:
         """
         return None
 
+    def query_result(self, batch: Batch) -> dict[str, Any] | None:
+        """Return whether the text of a query has its moments in a single video, ready for JSON; None without one."""
+        return None
+
     def auto_refusal(self) -> str | None:
         """Return why num_frames="auto" cannot be used, or None where it can."""
         if type(self).expected is not Policy.expected:
             return None
         return (
-            f"num_frames={AUTO!r} is for trained samplers, which expect an accuracy of each number of frames, and not "
-            f"for the policy {self.name!r}; give a number, or the folder of a sampler without a method behind it"
+            f"num_frames={AUTO!r} is for trained samplers, which expect an accuracy of each number of frames, and for "
+            f"'general', not for the policy {self.name!r}; give a number, or the folder of a sampler without a method "
+            "behind it"
         )
 
     def gmacs(self, num_candidates: int) -> float | None:
@@ -219,6 +224,7 @@ class Choice(NamedTuple):
     positions: Indices  # [N] in time order
     scores: Scores | None = None  # [T], where the policy has scores
     expected: NDArray[np.float64] | None = None  # [T], of the k best at k - 1, where it decided on N
+    query: dict[str, Any] | None = None  # what `query_result` gives
 
 
 def choose(policy: Policy, batch: Batch, num_frames: int) -> Indices:
@@ -272,7 +278,8 @@ def choose_one(
         num_frames = int(count_frames(expected, replace(auto, min=min(auto.min, largest), max=largest))[0])
     positions = choose(policy, batch, num_frames)[0]
     scores = scores_of(policy, batch) if policy.has_scores else None
-    return Choice(positions, None if scores is None else scores[0], None if expected is None else expected[0])
+    expected_here = None if expected is None else expected[0]
+    return Choice(positions, None if scores is None else scores[0], expected_here, policy.query_result(batch))
 
 
 # ---- the accuracy expected of the k best frames, and the number of frames to choose by it

@@ -15,8 +15,9 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler._util.files import plain
+from sosampler._util.files import plain, remove_leftovers
 from sosampler._util.hardware import usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work
@@ -158,7 +159,7 @@ def make_reels(
         )
     chosen = reel_recipe(preset, recipe)
     render.check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
-    num_workers = usable_cores() if workers is None else check_int("workers", workers)
+    num_workers = usable_cores() if workers is None else check_count("workers", workers, "MAX_THREADS")
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
         return write_reel_bank(out, splits, quality=quality, workers=num_workers, on_progress=on_progress)
@@ -251,6 +252,7 @@ def _write_files(out: Path, splits: Sequence[ReelSplit], crf: int, on_progress: 
             name = f"{part.split}-{reel.id}-{reel.digest(source, render.RENDER_VERSION, crf)}"
             path = videos / f"{name}.mp4"
             if not path.exists():  # written under another name first, so one that is there is complete
+                remove_leftovers(path, only_of_dead=True)
                 render.write_reel(path, reel, part.pictures, crf=crf)
             items.append(Item(name, f"videos/{path.name}", (reel.label,), part.split))
             segments[name] = [

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from sosampler._util.arrays import Frames
-from sosampler._util.files import plain, write_text
+from sosampler._util.files import plain, remove_leftovers, write_text
 from sosampler._util.hardware import usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import check_int, one_of
+from sosampler._util.validation import one_of
 from sosampler._util.workers import Work
 from sosampler.datasets.manifest import Item, Manifest
 from sosampler.datasets.segments import SEGMENTS_FILE, Segment, write_segments
@@ -63,7 +64,7 @@ def make_streams(
     on_progress: OnProgress | None,
 ) -> Manifest:
     """Write mp4 files and what is known about them, as `make_reels` describes it; every split has its own seed."""
-    num_workers = usable_cores() if workers is None else check_int("workers", workers)
+    num_workers = usable_cores() if workers is None else check_count("workers", workers, "MAX_THREADS")
     render.check_file_options(0, crf)
     sets = open_clips(
         clips, background, classifier_share=classifier_share, workers=num_workers, on_progress=on_progress
@@ -183,6 +184,7 @@ def writer(cache_bytes: int) -> Work:
 
     def write(task: tuple[str, Stream, int]) -> SosamplerError | None:
         path, stream, crf = task
+        remove_leftovers(Path(path), only_of_dead=True)
         frames = stream_frames(stream, cache)
         return attempt(path, lambda: render.write_mp4(Path(path), frames, fps=stream.recipe.fps, crf=crf))
 
