@@ -26,6 +26,7 @@ from sosampler.inference.decode import PROCESSES_FROM, attempt
 from sosampler.reels.recipe import DISTRACTOR
 from sosampler.reels.streams import MIN_SECONDS, Clip, ClipPool
 from sosampler.video.discover import expand
+from sosampler.video.limits import Limits
 from sosampler.video.source import open_video
 
 Source = str | os.PathLike[str] | Manifest
@@ -280,9 +281,9 @@ def _probe(
 class ClipProcesses(ProcessPool):
     """Processes for tasks that begin with a path; a file that kills its process is an error of that task alone."""
 
-    def call(self, task: tuple[Any, ...]) -> Any:
+    def call(self, task: tuple[Any, ...], timeout: float | None = None) -> Any:
         try:
-            return super().call(task)
+            return super().call(task, timeout or Limits().timeout)
         except WorkerDied as died:
             return VideoError(died.over(task[0]))
 
