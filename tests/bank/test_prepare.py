@@ -346,7 +346,7 @@ def test_other_settings_or_videos_are_refused(videos: Path, tmp_path: Path) -> N
         ({"seed": -1}, "seed=-1"),
         ({"folder_fps": float("nan")}, "folder_fps=nan"),
         ({"folder_fps": -5.0}, "folder_fps=-5.0"),
-        ({"num_candidates": None, "fps": 1e9}, "at most 10000 frames a second"),
+        ({"num_candidates": None, "fps": 1e9}, r"fps=1000000000.0 must be at most 10000 \(limits.MAX_FPS\)"),
     ],
 )
 def test_bad_arguments_leave_nothing_behind(videos: Path, tmp_path: Path, options: dict[str, Any], said: str) -> None:

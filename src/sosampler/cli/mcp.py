@@ -24,6 +24,8 @@ def mcp_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
 ) -> None:
     """Let an assistant watch videos: a server of the Model Context Protocol on standard input and output."""
     given = locals()

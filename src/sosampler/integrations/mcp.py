@@ -44,8 +44,6 @@ _JPEG_QUALITY = 85
 _TOLERANCE = 0.02  # of the number "auto": so little of what the video shows may be missing
 _MIN_AUTO = 2
 _LISTED = 20  # videos that a message names
-# Files that make FFmpeg open other files, which may lie elsewhere.
-_PLAYLISTS = (b"#EXTM3U", b"ffconcat", b"<?xml", b"<MPD", b"<SmilR", b"v=0")
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,6 @@ class VideoTools:
             except (OSError, RuntimeError, ValueError):  # missing, a loop of links, a zero byte
                 continue
             if file.is_file() and any(file.is_relative_to(folder) for folder in self.folders):
-                _check_no_playlist(file)
                 return file
         there = list(islice(self._videos(), _LISTED + 1))
         names = f"{', '.join(there[:_LISTED])}{', ...' if len(there) > _LISTED else ''}"
@@ -180,13 +177,6 @@ class VideoTools:
             for file in sorted(folder.rglob("*")):
                 if file.suffix.lower() in VIDEO_SUFFIXES and file.is_file():
                     yield str(file.relative_to(folder))
-
-
-def _check_no_playlist(file: Path) -> None:
-    with open(file, "rb") as stream:
-        head = stream.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if head.startswith(_PLAYLISTS):
-        raise InvalidArgument(f"{file.name}: is a playlist, which names other files; give a video file")
 
 
 # ---- images that fit
