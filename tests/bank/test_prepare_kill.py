@@ -157,8 +157,8 @@ def test_killed_again_and_again_it_ends_as_unbroken(wanted: int, victims: Victim
     assert victims.ended() == 0
     takes = time.monotonic() - began
     expected = contents(tmp_path / "unbroken")
-    # Heads, lock, failures and root; frames; failures by shard; answers; checksums.
-    assert len(expected) == 5 + 12 + 4 + 13 + 24
+    # Heads, failures and root; frames; failures by shard; answers; checksums. The lock is removed.
+    assert len(expected) == 4 + 12 + 4 + 13 + 24
 
     rng = random.Random(11)
     out, kills, at_kill = tmp_path / "killed", 0, set()
