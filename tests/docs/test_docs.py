@@ -27,7 +27,9 @@ def test_the_json_of_the_documents_has_the_right_keys(clip: Path) -> None:
 
 
 def test_every_policy_is_in_the_documents_with_its_words() -> None:
-    for name, says in describe_policies().items():
+    told = describe_policies()
+    told.pop("last", None)  # which a block of the pages registers as an example
+    for name, says in told.items():
         assert f"| `{name}` | {says}" in (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
