@@ -17,7 +17,7 @@ import pytest
 
 import sosampler as so
 from sosampler.video.synthetic import numbered_video
-from tests._util.test_files import holding
+from tests._util.test_locks import holding
 from tests.cli.conftest import Ran
 from tests.factories import TINY, make_bank
 

@@ -234,6 +234,25 @@ def test_timestamps_that_pretend_a_deep_reordering(name: str, monkeypatch: pytes
     assert [read_number(frame) for frame in batch.frames] == [5, 44]
 
 
+def test_threads_decode_a_dialect_of_mpeg4_as_one_does() -> None:
+    """The tag of the container says that it is Xvid's, whose rounding differs: without it pictures drift."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="avi") as container:
+        stream = container.add_stream("mpeg4", rate=25, options={"flags": "+bitexact", "g": "10"})
+        stream.width, stream.height, stream.pix_fmt = 50, 38, "yuv420p"
+        stream.codec_context.codec_tag = "XVID"
+        small = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        large = np.asarray(Image.fromarray(small).resize((200, 200), Image.Resampling.BICUBIC))
+        for number in range(40):
+            moved = np.roll(large, (3 * number, 5 * number), (0, 1))[:38, :50]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(moved), "rgb24")))
+        container.mux(stream.encode(None))
+    with av.open(io.BytesIO(file.getvalue())) as container:
+        expected = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    batch = open_video(file.getvalue(), threads=3).read(np.arange(40))
+    np.testing.assert_array_equal(batch.frames, expected)
+
+
 # --- what a source may be --------------------------------------------------------------------------------------------
 
 
