@@ -118,6 +118,8 @@ class TestPlan:
         again = json.loads(json.dumps(reel.to_dict()))
         assert again["label"] == reel.label
         assert ReelRecipe(**again["recipe"]) == reel.recipe  # lists become tuples again
+        assert again["id"] == reel.id == f"{reel.seed}-{reel.number:06d}"
+        assert len(reel.digest()) == 8  # hexadecimal digits
         assert reel.digest() == plan(PRESETS["demo"], 2)[0].digest()
         assert len({reel.digest(), plan(PRESETS["demo"], 2)[1].digest(), reel.digest("x")}) == 3
 

@@ -86,6 +86,24 @@ class TestGrids:
         if count <= total < 2 * count:
             assert np.diff(places).max(initial=1) <= 2  # gaps of one frame at most
 
+    @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 1000))
+    def test_jitter_by_its_rule(self, total: int, count: int, seed: int) -> None:
+        drawn = np.random.RandomState(seed)
+        if total < count:
+            start = drawn.randint(total)
+            expected = sorted((start + number) % total for number in range(count))
+        elif total < 2 * count:
+            skipped = set(drawn.choice(count + 1, total - count, replace=False).tolist())
+            expected = [number + len([gap for gap in skipped if gap <= number]) for number in range(count)]
+        else:
+            edges = [number * total // count for number in range(count + 1)]
+            lengths = [end - begin for begin, end in itertools.pairwise(edges)]
+            expected = [begin + offset for begin, offset in zip(edges, drawn.randint(lengths), strict=False)]
+        assert authors_jitter(total, count, seed).tolist() == expected
+
+    def test_a_short_video_repeats_its_frames_evenly_in_training_too(self) -> None:
+        assert stratified_random(3, 5, 0).tolist() == [0, 0, 1, 2, 2]
+
     @pytest.mark.parametrize("grid", GRIDS)
     @given(total=totals, count=counts)
     def test_every_grid_gives_distinct_frames_in_order_where_there_are_enough(
@@ -142,6 +160,11 @@ class TestKeyframes:
         )
         assert cost == best
 
+    def test_nothing_to_match_and_too_little_to_match_with(self) -> None:
+        assert nearest_in_order([], [4, 5]).tolist() == []
+        with pytest.raises(ValueError, match="2 targets need as many options, got 1"):
+            nearest_in_order([1, 2], [1])
+
     def test_one_keyframe_each_even_where_one_is_nearest_to_two(self) -> None:
         assert keyframe_positions([10, 12], [0, 11, 40]).tolist() == [0, 1]
 
@@ -171,6 +194,10 @@ class TestSnap:
 
     def test_a_keyframe_goes_to_its_nearest_target(self) -> None:
         assert self.run([18, 21], [20], tolerance=1.0) == [18, 20]
+
+    def test_of_two_at_the_same_distance_the_earlier(self) -> None:
+        assert self.run([5], [0, 10], tolerance=1.0) == [0]
+        assert self.run([18, 22], [20], tolerance=1.0) == [20, 22]
 
     def test_twins_of_a_short_video_move_together(self) -> None:
         assert self.run([3, 3, 6], [4], tolerance=1.0) == [4, 4, 6]
