@@ -17,7 +17,7 @@ from sosampler.datasets.manifest import read_manifest
 from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Pictures, ProceduralPictures
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
-from sosampler.reels.render import Renderer, candidate_frames, crop, frames_of, layers, plan_from, write_reel
+from sosampler.reels.render import Renderer, candidate_frames, crop, frames_of, layers, plan_from, write_mp4, write_reel
 
 SMALL = ReelRecipe(num_shots=5, num_candidates=5, size=48, picture_size=48, seconds_per_shot=1.0, fps=8)
 
@@ -446,3 +446,12 @@ class TestFiles:
         with pytest.raises(InvalidArgument, match="crf=99"):
             write_reel(tmp_path / "odd.mp4", reels[0], pictures, crf=99)
         assert not list(tmp_path.iterdir())
+
+
+def test_keyframes_every_four_seconds_and_less_detail_with_a_higher_crf(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+    for crf in (10, 40):
+        write_mp4(tmp_path / f"{crf}.mp4", [noise] * 50, fps=5, crf=crf)
+    timeline = so.open_video(tmp_path / "10.mp4").timeline()
+    assert timeline.keyframe_indices.tolist() == [0, 20, 40]
+    assert 2 * (tmp_path / "40.mp4").stat().st_size < (tmp_path / "10.mp4").stat().st_size

@@ -189,8 +189,7 @@ def _budget_of_first_half(first: Scores, second: Scores, budget: int) -> int:
     half = budget // 2
     if budget % 2 == 0:
         return half
-    if half == len(first) or half == len(second):
-        return half if half == len(first) else half + 1
+    # The budget is not all there is, so both halves have one more frame than this.
     return half + bool(np.sort(first)[-1 - half] >= np.sort(second)[-1 - half])
 
 
