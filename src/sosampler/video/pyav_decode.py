@@ -18,7 +18,14 @@ from sosampler._util.arrays import Frames
 from sosampler.errors import VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit
 from sosampler.video.pyav_index import DISCARDED, ContainerIndex, PacketTable
-from sosampler.video.pyav_versions import RESIZING, index_entries, reorder_depth_of, set_reorder_depth, to_rgb
+from sosampler.video.pyav_versions import (
+    RESIZING,
+    index_entries,
+    reorder_depth_of,
+    reordering_options,
+    set_reorder_depth,
+    to_rgb,
+)
 
 # A context can be built beside the container's own, with its extradata alone, for these decoders.
 _COPYABLE_CODECS = frozenset(
@@ -169,7 +176,7 @@ def own_context(stream: Any, *, limits: Limits) -> Any:
     """The container's own codec context, in one thread. It alone knows how the image is rotated."""
     context = stream.codec_context
     if not context.is_open:
-        context.options, context.thread_count = _options(limits), 1
+        context.options, context.thread_count = _options(context, limits), 1
     return context
 
 
@@ -184,14 +191,14 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     context.colorspace, context.color_range = own.colorspace, own.color_range
     context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
     set_reorder_depth(context, reorder_depth_of(own))
-    context.options, context.thread_count = _options(limits), threads
+    context.options, context.thread_count = _options(own, limits), threads
     if threads > 1:  # see `decode_runs`
-        context.options, context.thread_type = {**_options(limits), "err_detect": "explode"}, "FRAME"
+        context.options, context.thread_type = {**_options(own, limits), "err_detect": "explode"}, "FRAME"
     return context
 
 
-def _options(limits: Limits) -> dict[str, str]:
-    return {"max_pixels": str(limits.max_pixels)}
+def _options(context: Any, limits: Limits) -> dict[str, str]:
+    return {"max_pixels": str(limits.max_pixels), **reordering_options(context.codec.name)}
 
 
 def most_threads(threads: int, width: int, height: int) -> int:

@@ -9,8 +9,8 @@ import av
 from av.video.reformatter import VideoReformatter
 
 _VERSION = tuple(int(part) for part in av.__version__.split(".")[:2])
-# Bilinear with the filter widened to the scale (anti-aliased), chroma at full width: PIL's pixels in one pass. These are
-# swscale's SWS_BILINEAR, SWS_ACCURATE_RND and SWS_FULL_CHR_H_INT; the last two have names from PyAV 18 on.
+# Bilinear with the filter widened to the scale (anti-aliased), chroma at full width: PIL's pixels in one
+# pass. These are SWS_BILINEAR, SWS_ACCURATE_RND and SWS_FULL_CHR_H_INT; PyAV has names for the last two from 18 on.
 RESIZING = 0x2 | 0x40000 | 0x2000
 # From PyAV 17 on swscale reads the colours of the frame, and takes a number of threads.
 _READS_COLOURS = _VERSION >= (17, 0)
@@ -23,8 +23,8 @@ def open_for_reading(file: Any, options: dict[str, str], timeout: tuple[float, f
     Before, PyAV writes those beyond its memory where streams appear only while they are probed, as in MPEG.
     """
     how: dict[str, Any] = {"options" if _VERSION >= (17, 1) else "container_options": options}
-    # Titles and comments may hold any bytes. Up to PyAV 18 those that are not UTF-8 raise without this argument; PyAV 19
-    # accepts them and no longer takes it.
+    # Titles and comments may hold any bytes. Up to PyAV 18 those that are not UTF-8 raise without this argument, which
+    # PyAV 19 no longer takes.
     if _VERSION < (19, 0):
         how["metadata_errors"] = "ignore"
     return av.open(file, mode="r", timeout=timeout, **how)
@@ -58,10 +58,19 @@ def to_rgb(reformatter: VideoReformatter, frame: Any, width: int, height: int, i
 
 
 def reorder_depth_of(context: Any) -> int:
-    """Return how many frames the decoder holds back to put them into presentation order."""
+    """Return how many frames the decoder holds back to put them into presentation order; 0 where PyAV does not say."""
     return int(getattr(context, "reorder_depth", 0))
 
 
 def set_reorder_depth(context: Any, depth: int) -> None:
+    """Let the decoder hold back so many frames. Before PyAV 17 `reordering_options` serve instead."""
     if hasattr(context, "reorder_depth"):
         context.reorder_depth = depth
+
+
+def reordering_options(codec: str) -> dict[str, str]:
+    """Return options of a decoder whose depth cannot be set: H.264 then holds back as many frames as its level allows.
+
+    Without that, frames of a stream that does not state its depth are dropped behind a seek.
+    """
+    return {"strict": "1"} if _VERSION < (17, 0) and codec == "h264" else {}
