@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
 
+from tests.clips import CLIPS
 from tests.conftest import unavailable
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "torchvision", "torchcodec", "transformers", "timm", "pyarrow", "matplotlib", "sklearn")
 
 
-def run(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def run(*command: str, python: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
     # A venv of its own must find the installed wheel, not the source tree.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or python == sys.executable}
-    return subprocess.run([python, *command], capture_output=True, text=True, check=False, timeout=120, env=environment)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or python == sys.executable} | environment
+    return subprocess.run([python, *command], capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -219,7 +225,7 @@ def chosen_here(clip_bytes: bytes, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.light
-@pytest.mark.parametrize("version", ["running", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["running", "3.13", "3.14"])
 def test_unconstrained_install_chooses_the_same_frames(
     version: str, wheel: Path, clip: Path, tmp_path: Path, chosen_here: dict[tuple[str, str], list[int]]
 ) -> None:
@@ -227,6 +233,46 @@ def test_unconstrained_install_chooses_the_same_frames(
     interpreter = sys.executable if version == "running" else other_python(version)
     python = install(wheel, tmp_path / "venv", interpreter=interpreter)
     assert {pair: chosen(clip, *pair, python=python) for pair in chosen_here} == chosen_here
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All clips as files, since an older PyAV cannot write each of them."""
+    folder = tmp_path_factory.mktemp("zoo")
+    for video in CLIPS:
+        (folder / video.name).write_bytes(video.data)
+    return folder
+
+
+def saved(video: Path, out: Path, python: str = sys.executable) -> NDArray[np.int64]:
+    """Three frames of a video as the command writes them, [3, H, W, 3]."""
+    options = ("-n", "3", "--policy", "uniform", "--image-format", "png", "--save-frames", str(out))
+    done = run("-m", "sosampler", "select", str(video), *options, python=python)
+    assert done.returncode == 0, done.stderr
+    return np.stack([np.asarray(Image.open(path)) for path in sorted(out.rglob("*.png"))]).astype(np.int64)
+
+
+# The oldest, the first with a container's index, and the newest, which is not made for Python 3.11.
+@pytest.mark.light
+@pytest.mark.parametrize(("pyav", "version"), [("==15.0.0", "running"), ("==17.0.0", "running"), (">=19", "3.12")])
+def test_each_pyav_reads_the_same_frames(
+    pyav: str, version: str, wheel: Path, clip: Path, tmp_path: Path, zoo: Path, chosen_here: dict[tuple[str, str], Any]
+) -> None:
+    interpreter = sys.executable if version == "running" else other_python(version)
+    python = install(wheel, tmp_path / "venv", f"av{pyav}", "pytest", "pytest-timeout", interpreter=interpreter)
+    assert {pair: chosen(clip, *pair, python=python) for pair in chosen_here} == chosen_here
+
+    # The colours too, where only the container says which matrix they have.
+    ours = saved(zoo / "container_colours", tmp_path / "ours")
+    theirs = saved(zoo / "container_colours", tmp_path / "theirs", python)
+    assert len(ours) == 3
+    assert np.abs(ours - theirs).max() <= 2
+
+    tests = ("tests/video/test_readers.py", "-k", "pyav-2-threads and (number or times or metadata or keyframe)")
+    quiet = ("-q", "-p", "no:cacheprovider", "--no-header")
+    done = run("-m", "pytest", *quiet, *tests, python=python, SOSAMPLER_TESTS_CLIPS=str(zoo))
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * len(CLIPS)  # type: ignore[index]
 
 
 @pytest.mark.light
