@@ -97,7 +97,7 @@ sys.meta_path.insert(0, Hide())
 from sosampler.cli.main import main
 main()
 """
-HIDDEN = (*HEAVY, "accelerate", "yaml", "safetensors", "jinja2")
+HIDDEN = (*HEAVY, "accelerate", "yaml", "safetensors", "jinja2", "huggingface_hub")
 # Arguments with which each command would begin its work, and the extra that it then asks for; None: it needs none.
 COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "select": (["{video}", "-n", "3"], None),
