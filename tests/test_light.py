@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,11 @@ def test_help_loads_no_numpy_and_answers_at_once() -> None:
     }
     took = []
     for _ in range(7):
-        begin = time.perf_counter()
+        before = os.times()
         assert "Pick the few frames" in run("-m", "sosampler", "--help").stdout
-        took.append(time.perf_counter() - begin)
-    assert min(took) < 0.4, took
+        after = os.times()  # of the processor: on a quiet machine as long as on the clock, and on a busy one too
+        took.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(took) < 0.3, took
 
 
 def test_every_public_name_is_there() -> None:
@@ -97,7 +98,7 @@ sys.meta_path.insert(0, Hide())
 from sosampler.cli.main import main
 main()
 """
-HIDDEN = (*HEAVY, "accelerate", "yaml", "safetensors", "jinja2", "huggingface_hub")
+HIDDEN = (*HEAVY, "accelerate", "safetensors", "jinja2", "huggingface_hub")
 # Arguments with which each command would begin its work, and the extra that it then asks for; None: it needs none.
 COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "select": (["{video}", "-n", "3"], None),
@@ -140,6 +141,40 @@ def test_commands_say_what_they_lack(command: str, clip: Path, tmp_path: Path) -
     if extra is not None:
         assert len(done.stderr.splitlines()) == 1
         assert (f"sosampler[{extra}]" in done.stderr) == (extra == "train"), done.stderr
+
+
+def test_a_download_says_what_it_lacks(clip: Path) -> None:
+    query = ("--query", "a red car", "--query-model", "someone/model")
+    done = run("-c", _WITHOUT.format(hidden=HIDDEN), "select", str(clip), *query)
+    assert done.returncode == 2
+    assert "someone/model: no such folder" in done.stderr
+    assert "pip install 'sosampler[hub]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_install_hints_name_what_exists() -> None:
+    """Every `sosampler[EXTRA]` in the source is an extra, and brings the package that is missing."""
+    from sosampler.cli.main import _EXTRAS
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+
+    def brought_by(extra: str) -> set[str]:
+        names = set()
+        for requirement in extras[extra]:
+            name, inner = re.fullmatch(r"([\w.-]+)(?:\[([\w,]+)\])?.*", requirement).groups()  # type: ignore[union-attr]
+            names |= set().union(*map(brought_by, inner.split(","))) if name == "sosampler" else {name}
+        return names
+
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
+    hints = [hint for text in sources.values() for hint in re.findall(r"sosampler\[([a-z,{}]+)\]", text)]
+    assert len(hints) > 15
+    named = {extra for hint in hints for extra in hint.split(",") if "{" not in extra}
+    assert named <= set(extras)
+    assert {"hub", "train", "parquet", "ray"} <= named
+    distributions = {"sklearn": "scikit-learn"}
+    for package, extra in _EXTRAS.items():
+        assert distributions.get(package, package) in brought_by(extra), package
 
 
 def test_what_is_not_the_programs_fault_ends_with_a_sentence(
@@ -288,9 +323,10 @@ def test_light_install_in_a_venv_of_its_own(wheel: Path, tmp_path: Path, clip: P
         "torchcodec",
         "pyarrow",
         "transformers",
+        "huggingface-hub",
     }
     size = sum(file.stat().st_size for file in (venv / "lib").rglob("*") if file.is_file())
-    assert size < 400 * 2**20, f"{size / 2**20:.0f} MB"
+    assert size < 330 * 2**20, f"{size / 2**20:.0f} MB"
 
     sheet = tmp_path / "sheet.png"
     done = run(
