@@ -1,4 +1,4 @@
-"""What differs between PyAV 15 and 19. Each function asks for the feature, not for the version."""
+"""What differs between PyAV 15 and 19, in one place. The rest of `video/` is written for the newest."""
 
 from __future__ import annotations
 
