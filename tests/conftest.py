@@ -1,7 +1,7 @@
 """Switches and fixtures that all tests share.
 
 A test that cannot run on this machine skips and says why. Where SOSAMPLER_TESTS_REQUIRE names what it needs
-(comma-separated: torchcodec, light, pytorchvideo, docs, browser, vllm, mcp), it fails instead, so that a skip cannot
+(comma-separated: torchcodec, light, docs, browser, vllm, mcp), it fails instead, so that a skip cannot
 hide a broken job.
 """
 

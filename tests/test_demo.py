@@ -161,7 +161,9 @@ def test_what_is_not_installed_is_told_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(demo, "_NEEDED", ("json", "no_such_package"))
-    with pytest.raises(MissingDependency, match=r"needs no_such_package; install sosampler\[train\]"):
+    with pytest.raises(
+        MissingDependency, match=r"needs no_such_package; install it with: pip install 'sosampler\[train\]'"
+    ):
         run_demo(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

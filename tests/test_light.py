@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
 
+from tests.clips import BY_NAME
 from tests.conftest import unavailable
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "torchvision", "torchcodec", "transformers", "timm", "pyarrow", "matplotlib", "sklearn")
 
 
-def run(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def run(*command: str, python: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
     # A venv of its own must find the installed wheel, not the source tree.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or python == sys.executable}
-    return subprocess.run([python, *command], capture_output=True, text=True, check=False, timeout=120, env=environment)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or python == sys.executable} | environment
+    return subprocess.run([python, *command], capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -64,10 +70,11 @@ def test_help_loads_no_numpy_and_answers_at_once() -> None:
     }
     took = []
     for _ in range(7):
-        begin = time.perf_counter()
+        before = os.times()
         assert "Pick the few frames" in run("-m", "sosampler", "--help").stdout
-        took.append(time.perf_counter() - begin)
-    assert min(took) < 0.4, took
+        after = os.times()  # of the processor: on a quiet machine as long as on the clock, and on a busy one too
+        took.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(took) < 0.3, took
 
 
 def test_every_public_name_is_there() -> None:
@@ -91,7 +98,7 @@ sys.meta_path.insert(0, Hide())
 from sosampler.cli.main import main
 main()
 """
-HIDDEN = (*HEAVY, "accelerate", "yaml", "safetensors", "jinja2")
+HIDDEN = (*HEAVY, "accelerate", "safetensors", "jinja2", "huggingface_hub")
 # Arguments with which each command would begin its work, and the extra that it then asks for; None: it needs none.
 COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "select": (["{video}", "-n", "3"], None),
@@ -134,6 +141,40 @@ def test_commands_say_what_they_lack(command: str, clip: Path, tmp_path: Path) -
     if extra is not None:
         assert len(done.stderr.splitlines()) == 1
         assert (f"sosampler[{extra}]" in done.stderr) == (extra == "train"), done.stderr
+
+
+def test_a_download_says_what_it_lacks(clip: Path) -> None:
+    query = ("--query", "a red car", "--query-model", "someone/model")
+    done = run("-c", _WITHOUT.format(hidden=HIDDEN), "select", str(clip), *query)
+    assert done.returncode == 2
+    assert "someone/model: no such folder" in done.stderr
+    assert "pip install 'sosampler[hub]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_install_hints_name_what_exists() -> None:
+    """Every `sosampler[EXTRA]` in the source is an extra, and brings the package that is missing."""
+    from sosampler.cli.main import _EXTRAS
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+
+    def brought_by(extra: str) -> set[str]:
+        names = set()
+        for requirement in extras[extra]:
+            name, inner = re.fullmatch(r"([\w.-]+)(?:\[([\w,]+)\])?.*", requirement).groups()  # type: ignore[union-attr]
+            names |= set().union(*map(brought_by, inner.split(","))) if name == "sosampler" else {name}
+        return names
+
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
+    hints = [hint for text in sources.values() for hint in re.findall(r"sosampler\[([a-z,{}]+)\]", text)]
+    assert len(hints) > 15
+    named = {extra for hint in hints for extra in hint.split(",") if "{" not in extra}
+    assert named <= set(extras)
+    assert {"hub", "train", "parquet", "ray"} <= named
+    distributions = {"sklearn": "scikit-learn"}
+    for package, extra in _EXTRAS.items():
+        assert distributions.get(package, package) in brought_by(extra), package
 
 
 def test_what_is_not_the_programs_fault_ends_with_a_sentence(
@@ -219,7 +260,7 @@ def chosen_here(clip_bytes: bytes, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.light
-@pytest.mark.parametrize("version", ["running", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["running", "3.13", "3.14"])
 def test_unconstrained_install_chooses_the_same_frames(
     version: str, wheel: Path, clip: Path, tmp_path: Path, chosen_here: dict[tuple[str, str], list[int]]
 ) -> None:
@@ -227,6 +268,52 @@ def test_unconstrained_install_chooses_the_same_frames(
     interpreter = sys.executable if version == "running" else other_python(version)
     python = install(wheel, tmp_path / "venv", interpreter=interpreter)
     assert {pair: chosen(clip, *pair, python=python) for pair in chosen_here} == chosen_here
+
+
+# One of each kind that takes a path of its own through PyAV.
+ZOO = ["h264", "deep_b_pyramid", "unstated_reordering", "open_gop", "variable_rate", "edit_list", "rotated_90"]
+ZOO += ["ten_bit", "interlaced", "container_colours", "fragmented", "hevc", "vp9_webm", "mpeg4_avi_b_frames"]
+ZOO += ["mkv_without_cues", "mpeg_ts", "mpeg2_ps", "raw_h264", "one_frame"]
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clips as files, since an older PyAV cannot write each of them."""
+    folder = tmp_path_factory.mktemp("zoo")
+    for name in ZOO:
+        (folder / name).write_bytes(BY_NAME[name].data)
+    return folder
+
+
+def saved(video: Path, out: Path, python: str = sys.executable) -> NDArray[np.int64]:
+    """Three frames of a video as the command writes them, [3, H, W, 3]."""
+    options = ("-n", "3", "--policy", "uniform", "--image-format", "png", "--save-frames", str(out))
+    done = run("-m", "sosampler", "select", str(video), *options, python=python)
+    assert done.returncode == 0, done.stderr
+    return np.stack([np.asarray(Image.open(path)) for path in sorted(out.rglob("*.png"))]).astype(np.int64)
+
+
+# The oldest, the first with a container's index, and the newest, which is not made for Python 3.11.
+@pytest.mark.light
+@pytest.mark.parametrize(("pyav", "version"), [("==15.0.0", "running"), ("==17.0.0", "running"), (">=19", "3.12")])
+def test_each_pyav_reads_the_same_frames(
+    pyav: str, version: str, wheel: Path, clip: Path, tmp_path: Path, zoo: Path, chosen_here: dict[tuple[str, str], Any]
+) -> None:
+    interpreter = sys.executable if version == "running" else other_python(version)
+    python = install(wheel, tmp_path / "venv", f"av{pyav}", "pytest", "pytest-timeout", interpreter=interpreter)
+    assert {pair: chosen(clip, *pair, python=python) for pair in chosen_here} == chosen_here
+
+    # The colours too, where only the container says which matrix they have.
+    ours = saved(zoo / "container_colours", tmp_path / "ours")
+    theirs = saved(zoo / "container_colours", tmp_path / "theirs", python)
+    assert len(ours) == 3
+    assert np.abs(ours - theirs).max() <= 2
+
+    tests = ("tests/video/test_readers.py", "-k", "pyav-2-threads and (number or times or metadata or keyframe)")
+    quiet = ("-q", "-p", "no:cacheprovider", "--no-header")
+    done = run("-m", "pytest", *quiet, *tests, python=python, SOSAMPLER_TESTS_CLIPS=str(zoo))
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 3 * len(ZOO)  # type: ignore[index]
 
 
 @pytest.mark.light
@@ -242,9 +329,10 @@ def test_light_install_in_a_venv_of_its_own(wheel: Path, tmp_path: Path, clip: P
         "torchcodec",
         "pyarrow",
         "transformers",
+        "huggingface-hub",
     }
     size = sum(file.stat().st_size for file in (venv / "lib").rglob("*") if file.is_file())
-    assert size < 400 * 2**20, f"{size / 2**20:.0f} MB"
+    assert size < 330 * 2**20, f"{size / 2**20:.0f} MB"
 
     sheet = tmp_path / "sheet.png"
     done = run(

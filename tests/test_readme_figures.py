@@ -25,6 +25,7 @@ NOT_MEASURED = {
     "CC BY 4.0": 1,
     "licenses/by/4.0/": 1,
     "Python 3.11": 1,
+    "PyAV 15 to 19": 1,
     "BMVC 2024": 1,
     "arxiv.org/abs/2409.05260": 1,
     "isno0907/sosampler": 1,

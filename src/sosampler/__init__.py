@@ -193,7 +193,9 @@ def __getattr__(name: str) -> Any:
             raise
         from sosampler.errors import MissingDependency
 
-        raise MissingDependency(f"sosampler.{name} needs {missing}; install sosampler[train]") from error
+        raise MissingDependency(
+            f"sosampler.{name} needs {missing}; install it with: pip install 'sosampler[train]'"
+        ) from error
     globals()[name] = value
     return value
 

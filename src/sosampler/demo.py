@@ -81,7 +81,9 @@ def run_demo(
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingDependency(f"the demonstration needs {', '.join(missing)}; install sosampler[train]")
+        raise MissingDependency(
+            f"the demonstration needs {', '.join(missing)}; install it with: pip install 'sosampler[train]'"
+        )
     from sosampler.bank.prepare import prepare
     from sosampler.classifiers.factory import WEIGHTS
     from sosampler.evaluation.evaluate import evaluate

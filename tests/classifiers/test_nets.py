@@ -1,12 +1,12 @@
-"""The video networks against pytorchvideo, a plain I3D written out, 2-D networks and real videos."""
+"""The video networks against outputs of pytorchvideo, a plain I3D written out, 2-D networks and real videos."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from sosampler.classifiers.nets.i3d import I3D, MIXED, _ShiftNorm, same_padding
 from sosampler.classifiers.nets.resnet3d import SlowOnly, inflate_resnet50
 from sosampler.classifiers.nets.x3d import X3D
 from sosampler.errors import InvalidArgument
-from tests.conftest import unavailable
+from tests.classifiers import pytorchvideo_outputs as peer
 
 NETS = {"slowonly_r50": SlowOnly, "x3d_s": X3D, "i3d": I3D}
 
@@ -68,58 +68,41 @@ def same_weights_every_time() -> None:
 
 
 @pytest.fixture(scope="module")
-def hub() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its torch.jit is deprecated
-            import pytorchvideo.models.hub
-    except ImportError as error:
-        unavailable("pytorchvideo", f"pytorchvideo cannot be imported: {error}")
-    return pytorchvideo.models.hub
+def kept() -> dict[str, np.ndarray]:
+    with np.load(peer.FILE) as file:
+        return dict(file)
 
 
 class TestAgainstPytorchvideo:
-    @pytest.mark.parametrize(("build", "peer"), [(SlowOnly, "slow_r50"), (X3D, "x3d_s")])
-    def test_names_and_shapes_agree(self, hub: Any, build: Callable[..., nn.Module], peer: str) -> None:
-        ours, theirs = on_meta(build), on_meta(getattr(hub, peer), pretrained=False)
-        assert shapes(ours) == shapes(theirs)
-        assert list(ours.state_dict()) == list(theirs.state_dict())
+    @pytest.mark.parametrize(("build", "name"), [(SlowOnly, "slow_r50"), (X3D, "x3d_s")])
+    def test_names_and_shapes_agree(
+        self, kept: dict[str, np.ndarray], build: Callable[..., nn.Module], name: str
+    ) -> None:
+        theirs = zip(kept[f"{name}/names"].tolist(), kept[f"{name}/shapes"].tolist(), strict=True)
+        expected = [(key, tuple(map(int, shape.split()))) for key, shape in theirs]
+        assert list(shapes(on_meta(build)).items()) == expected
 
-    def test_slowonly_logits_agree(self, hub: Any) -> None:
-        ours, theirs = SlowOnly(num_classes=11), scatter(hub.slow_r50(pretrained=False, model_num_class=11))
-        ours.load_state_dict(theirs.state_dict(), strict=True)
-        theirs.load_state_dict(ours.state_dict(), strict=True)
-        ours.eval()
-        # 193 to 224 pixels leave 7 places, one window; then two windows along time times two along the width.
-        for shape in ((8, 193, 193), (9, 193, 240)):
-            clips = noise(1, 3, *shape)
+    def test_slowonly_logits_agree(self, kept: dict[str, np.ndarray]) -> None:
+        ours = peer.fill(SlowOnly(num_classes=peer.NUM_CLASSES))
+        for number, shape in enumerate(peer.SLOW_CLIPS):
+            expected = torch.from_numpy(kept[f"slow_r50/{number}"])
             with torch.no_grad():
-                torch.testing.assert_close(ours(clips), theirs(clips), atol=1e-4, rtol=0)
+                torch.testing.assert_close(ours(peer.clips(1, 3, *shape)), expected, atol=1e-4, rtol=0)
+            assert expected.std() > 0.1
 
-    def test_x3d_probabilities_agree(self, hub: Any) -> None:
-        ours, theirs = X3D(num_classes=11), scatter(hub.x3d_s(pretrained=False, model_num_class=11))
-        ours.load_state_dict(theirs.state_dict(), strict=True)
-        theirs.load_state_dict(ours.state_dict(), strict=True)
-        ours.eval()
-        # 129 to 160 pixels leave 5 places, one window; 182 is what the published figures are tested at.
-        for shape in ((13, 129, 129), (13, 182, 182), (15, 129, 200)):
-            clips = noise(1, 3, *shape)
+    def test_x3d_probabilities_agree(self, kept: dict[str, np.ndarray]) -> None:
+        ours = peer.fill(X3D(num_classes=peer.NUM_CLASSES))
+        for number, shape in enumerate(peer.X3D_CLIPS):
+            expected = torch.from_numpy(kept[f"x3d_s/{number}"])  # the mean over windows of each one's probabilities
             with torch.no_grad():
-                expected = theirs(clips)  # the mean over windows of each one's probabilities
-                torch.testing.assert_close(ours(clips).softmax(1), expected, atol=1e-4, rtol=0)
+                torch.testing.assert_close(ours(peer.clips(1, 3, *shape)).softmax(1), expected, atol=1e-4, rtol=0)
             assert expected.std(dim=1).min() > 0.05  # far from the same probability for every class
 
-    def test_x3d_averages_probabilities(self, hub: Any) -> None:
-        ours, theirs = X3D(num_classes=11), scatter(hub.x3d_s(pretrained=False, model_num_class=11))
-        ours.load_state_dict(theirs.state_dict(), strict=True)
-        # What enters the head: each column of its own, so that the windows disagree.
-        features = noise(2, 192, 1, 1, 25).mul(3).expand(-1, -1, 14, 6, -1)
-        logits = []
+    def test_x3d_averages_probabilities(self, kept: dict[str, np.ndarray]) -> None:
+        ours, expected = peer.fill(X3D(num_classes=peer.NUM_CLASSES)), torch.from_numpy(kept["x3d_s/head"])
         with torch.no_grad():
-            theirs.blocks[5].proj.register_forward_hook(lambda layer, given, result: logits.append(result))
-            expected = theirs.blocks[5](features)
-            torch.testing.assert_close(ours.eval().blocks[5](features).softmax(1), expected, atol=1e-5, rtol=0)
-        assert (logits[0].mean(dim=(1, 2, 3)).softmax(1) - expected).abs().max() > 0.01
+            torch.testing.assert_close(ours.blocks[5](peer.head_input()).softmax(1), expected, atol=1e-5, rtol=0)
+        assert np.abs(kept["x3d_s/head_of_mean_logits"] - kept["x3d_s/head"]).max() > 0.01
 
     def test_a_single_window_leaves_the_logits_unnormalised(self) -> None:
         net = scatter(X3D(num_classes=4))

@@ -398,7 +398,7 @@ def test_a_tokenizer_json_reads_the_same(shapes_model: Path, tmp_path: Path, mon
     with pytest.raises(InvalidArgument, match=r"is no tokenizer"):
         load_image_text(folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingDependency, match=r"install sosampler\[query\]"):
+    with pytest.raises(MissingDependency, match=r"pip install 'sosampler\[query\]'"):
         OnnxImageText(folder)
 
 

@@ -327,7 +327,7 @@ def test_errors_without_torch(clip: Path, folder: Path, tmp_path: Path) -> None:
     assert len(lines) == len(calls)
     assert f"write it with `sosampler export {bare}` where torch is installed" in lines[0]
     assert "has format 7" in lines[1]
-    assert "device='cuda' needs torch; install sosampler[train]" in lines[2]
+    assert "device='cuda' needs torch; install it with: pip install 'sosampler[train]'" in lines[2]
     assert "num_frames=20 is more than num_candidates=5" in lines[3]
     assert "there" in lines[4] or "frames" in lines[4]
 

@@ -191,7 +191,7 @@ def _shown_of(bank: Bank, segments: Mapping[str, Sequence[Segment]]) -> dict[str
 
 def _require_pyav() -> None:
     if importlib.util.find_spec("av") is None:
-        raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install av")
+        raise MissingDependency("preparing a bank from videos needs PyAV; install it with: pip install sosampler")
 
 
 def header_of(manifest: Manifest, arguments: Mapping[str, Any]) -> tuple[BankHeader, FrameSettings]:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosampler._util.files import load_json
+from sosampler._util.hub import download
 from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import Classifier, ClipLength, names_for, numbered_names, unwrap_output
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
@@ -253,10 +254,8 @@ def _local_folder(source: str | Path, revision: str | None) -> Path:
         raise InvalidArgument(f"{source}: is a file; give the folder with config.json and {_WEIGHTS}")
     if isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise InvalidArgument(f"{source}: no such folder; give one with config.json and {_WEIGHTS}, or a hub id")
-    from huggingface_hub import snapshot_download
-
     try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=list(_DOWNLOADS)))
+        return download(source, list(_DOWNLOADS), revision=revision)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{source}: is neither a folder nor available from the Hugging Face hub ({first_line(error)}); check the "

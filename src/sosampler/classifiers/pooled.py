@@ -146,7 +146,7 @@ def import_timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise MissingDependency("2-D classifiers need timm; install sosampler[train]") from error
+        raise MissingDependency("2-D classifiers need timm; install it with: pip install 'sosampler[train]'") from error
 
 
 def check_timm_name(name: str) -> Any:

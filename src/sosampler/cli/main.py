@@ -71,8 +71,9 @@ app.add_typer(bench.app, name="bench")
 
 
 # Which extra brings a package that the light core lacks.
-_EXTRAS = {name: name for name in ("torchcodec", "ray", "openvino", "onnx")} | {"transformers": "hf"}
-_EXTRAS |= dict.fromkeys(("torch", "torchvision", "timm", "accelerate", "yaml", "safetensors", "pyarrow"), "train")
+_EXTRAS = {name: name for name in ("torchcodec", "ray", "openvino", "onnx")}
+_EXTRAS |= {"transformers": "hf", "huggingface_hub": "hub"}
+_EXTRAS |= dict.fromkeys(("torch", "torchvision", "timm", "accelerate", "safetensors", "pyarrow"), "train")
 _EXTRAS |= dict.fromkeys(("sklearn", "matplotlib", "jinja2"), "train")
 
 

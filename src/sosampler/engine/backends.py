@@ -109,7 +109,9 @@ class OpenVINONet:
             import_module("openvino.preprocess")
             openvino = import_module("openvino")
         except ImportError as error:
-            raise MissingDependency("backend='openvino' needs OpenVINO; install sosampler[openvino]") from error
+            raise MissingDependency(
+                "backend='openvino' needs OpenVINO; install it with: pip install 'sosampler[openvino]'"
+            ) from error
         height, width = preprocessing.size
         if isinstance(net, Path):
             model = openvino_core().read_model(net)
@@ -187,7 +189,9 @@ def import_exporter(feature: str = "backend='onnxruntime'") -> None:
         for name in ("onnx", "onnxscript", "onnxruntime"):  # torch writes with the first two
             import_module(name)
     except ImportError as error:
-        raise MissingDependency(f"{feature} needs onnxruntime, onnx and onnxscript; install sosampler[onnx]") from error
+        raise MissingDependency(
+            f"{feature} needs onnxruntime, onnx and onnxscript; install it with: pip install 'sosampler[onnx]'"
+        ) from error
 
 
 # ---- int8: classifiers as `quantize_classifier` writes them

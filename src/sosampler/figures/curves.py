@@ -316,7 +316,7 @@ def import_matplotlib() -> tuple[Any, Any, Any]:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure as MatplotlibFigure
     except ImportError as error:
-        raise MissingDependency("figures need matplotlib; install sosampler[train]") from error
+        raise MissingDependency("figures need matplotlib; install it with: pip install 'sosampler[train]'") from error
     return matplotlib, MatplotlibFigure, FigureCanvasSVG
 
 

@@ -24,6 +24,7 @@ from PIL import Image
 from sosampler._util.arrays import Frames
 from sosampler._util.files import load_json, parse_json, read_text
 from sosampler._util.hardware import resolve_device
+from sosampler._util.hub import download
 from sosampler._util.limits import check_count
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, WeightsError, first_line
@@ -197,7 +198,7 @@ def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
             tokenizers = import_module("tokenizers")
         except ImportError as error:
             raise MissingDependency(
-                f"{folder}: has {TOKENIZER}, which needs the package tokenizers; install sosampler[query]"
+                f"{folder}: has {TOKENIZER}, which needs tokenizers; install it with: pip install 'sosampler[query]'"
             ) from error
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER))
@@ -327,7 +328,11 @@ def _loading(folder: Path, package: str, extra: str | None) -> Iterator[Any]:
         module = import_module(package)
         import_module("torch")
     except ImportError as error:
-        install = f"install sosampler[{extra},train]" if extra else "pip install open_clip_torch safetensors"
+        install = (
+            f"install them with: pip install 'sosampler[{extra},train]'"
+            if extra
+            else "install them with: pip install open_clip_torch safetensors"
+        )
         raise MissingDependency(
             f"{folder}: an image-text model of {package} needs torch and {package}; {install}, or export both encoders "
             "to ONNX, which needs neither"
@@ -398,15 +403,9 @@ def _folder_of(source: str | os.PathLike[str]) -> Path:
         what = "is a file" if path.exists() else "no such folder"
         raise InvalidArgument(f"query_model {text}: {what}; give the folder or the hub name of an image-text model")
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingDependency(
-            f"query_model {text}: no such folder, and downloading needs huggingface_hub; give a folder, or install it"
-        ) from error
-    try:
-        folder = Path(snapshot_download(text, allow_patterns=list(_DOWNLOADS)))
+        folder = download(text, list(_DOWNLOADS))
         if not (folder / CONFIG).is_file() and not any(folder.glob("model*.safetensors")):
-            folder = Path(snapshot_download(text, allow_patterns=[*_DOWNLOADS, _OPEN_CLIP_WEIGHTS]))
+            folder = download(text, [*_DOWNLOADS, _OPEN_CLIP_WEIGHTS])
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"query_model {text}: is neither a folder nor available from the Hugging Face hub ({first_line(error)}); "

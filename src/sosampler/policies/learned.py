@@ -283,7 +283,9 @@ def check_light_device(device: Any) -> None:
     if device is None or str(device) in (ONNX, "cpu"):
         return
     if not _installed(_TORCH):
-        raise MissingDependency(f"device={str(device)!r} needs torch; install sosampler[train], or leave it out")
+        raise MissingDependency(
+            f"device={str(device)!r} needs torch; install it with: pip install 'sosampler[train]', or leave it out"
+        )
     raise InvalidArgument(
         f"device={str(device)!r} is not for a sampler that onnxruntime runs; give cpu, or leave it out; "
         f"on torch it runs from a folder with {WEIGHTS}"

@@ -290,7 +290,7 @@ def _template() -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise MissingDependency("a report needs jinja2; install sosampler[train]") from error
+        raise MissingDependency("a report needs jinja2; install it with: pip install 'sosampler[train]'") from error
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sosampler.report", "templates"),
         autoescape=True,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sosampler._util.files import check_place, saved_kind, write_text
+from sosampler._util.hub import download
 from sosampler.classifiers.weights import State, build_within, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.samplers.recipe import title_of
@@ -100,12 +101,9 @@ def local_folder(source: str | Path, **options: Any) -> Path:
         raise WeightsError(
             f"{source}: no such folder; give the folder of a saved sampler, or an id OWNER/NAME on the Hugging Face hub"
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
     try:
-        return Path(snapshot_download(source, allow_patterns=[CONFIG, WEIGHTS, CARD, MODEL], **options))
-    except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        return download(source, [CONFIG, WEIGHTS, CARD, MODEL], **options)
+    except (OSError, ValueError) as error:
         raise WeightsError(
             f"{source}: is no local folder, and the Hugging Face hub has no such sampler ({first_line(error)}); "
             "check the name, the connection and, for a private one, the login; without a network, copy the sampler's "

@@ -247,7 +247,7 @@ class OnnxSampler:
         if not file.is_file():
             raise MissingDependency(
                 f"{folder}: has no {MODEL}, which a sampler needs without torch; write it with `sosampler export "
-                f"{folder}` where torch is installed, or install sosampler[train]"
+                f"{folder}` where torch is installed, or install it here with: pip install 'sosampler[train]'"
             )
         sampler = cls(read_bytes(file, "MAX_LIST_BYTES"), name=str(file), threads=threads)
         _check_belongs(sampler.metadata, config, folder)

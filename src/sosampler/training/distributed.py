@@ -126,7 +126,9 @@ def _accelerator(*, cpu: bool) -> Any:
             InitProcessGroupKwargs,
         )
     except ImportError as error:
-        raise MissingDependency("training in several processes needs accelerate; install sosampler[train]") from error
+        raise MissingDependency(
+            "training in several processes needs accelerate; install it with: pip install 'sosampler[train]'"
+        ) from error
     # The loop does autocast, batches and schedules itself.
     # The loss reaches every head, but some networks of timm have weights that no output depends on.
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)

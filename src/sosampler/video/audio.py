@@ -20,6 +20,7 @@ from sosampler._util.arrays import Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import Limits, TimeLimit
 from sosampler.video.pyav_index import open_container
+from sosampler.video.pyav_versions import discard_others
 
 SAMPLE_RATE = 16_000  # samples a second, one channel
 SECONDS = 1.0  # around each frame
@@ -121,9 +122,7 @@ def _audio_stream(container: Any) -> Any:
     context = stream.codec_context
     if context is None or not context.is_decoder:
         raise VideoError("its audio codec is unknown to the bundled FFmpeg")
-    for other in container.streams:
-        if other.index != stream.index:
-            other.discard = av.stream.Discard.all
+    discard_others(container, stream)
     return stream
 
 

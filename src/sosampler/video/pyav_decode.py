@@ -12,12 +12,20 @@ from typing import Any
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.reformatter import VideoReformatter
 
 from sosampler._util.arrays import Frames
 from sosampler.errors import VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit
 from sosampler.video.pyav_index import DISCARDED, ContainerIndex, PacketTable
+from sosampler.video.pyav_versions import (
+    RESIZING,
+    index_entries,
+    reorder_depth_of,
+    reordering_options,
+    set_reorder_depth,
+    to_rgb,
+)
 
 # A context can be built beside the container's own, with its extradata alone, for these decoders.
 _COPYABLE_CODECS = frozenset(
@@ -31,8 +39,6 @@ _DEEPEST_REORDERING = 16
 _MAX_PIXELS_IN_THREADS = 4 * 7680 * 4320
 # Runs up to this length are handed to threads whole; a longer one would hold too many packets in memory.
 _LONGEST_BUFFERED_RUN = 600
-# Bilinear with the filter widened to the scale (anti-aliased), chroma at full width: PIL's pixels in one pass.
-_RESIZING = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 
 
 @dataclass(frozen=True)
@@ -83,18 +89,11 @@ class FrameConverter:
         if resized and frame.interlaced_frame:
             # swscale shrinks the two fields apart, which tears the image; a plain RGB frame is shrunk whole.
             frame = av.VideoFrame.from_ndarray(self._rgb(frame, (frame.width, frame.height), None), format="rgb24")
-        return self._rgb(frame, self._to, _RESIZING if resized else None)
+        return self._rgb(frame, self._to, RESIZING if resized else None)
 
-    def _rgb(self, frame: Any, size: tuple[int, int], interpolation: Interpolation | None) -> Frames:
+    def _rgb(self, frame: Any, size: tuple[int, int], interpolation: int | None) -> Frames:
         try:
-            image = self._reformatter.reformat(
-                frame,
-                width=size[0],
-                height=size[1],
-                format="rgb24",
-                interpolation=interpolation,
-                threads=1,  # swscale would otherwise start a thread per core for every frame
-            )
+            image = to_rgb(self._reformatter, frame, size[0], size[1], interpolation)
         except av.error.FFmpegError as error:  # of sizes between which swscale has no filter
             raise VideoError(
                 f"{self._name}: FFmpeg cannot convert frames of {frame.width}x{frame.height} to {size[0]}x{size[1]} "
@@ -126,14 +125,14 @@ class RunDecoder:
         self._knows_rotation = knows_rotation
         self._time = time
         # Damaged timestamps can pretend any depth, and beyond its own limit FFmpeg aborts the process.
-        self._reorder_depth = min(max(reorder_depth, context.reorder_depth), _DEEPEST_REORDERING)
+        self._reorder_depth = min(max(reorder_depth, reorder_depth_of(context)), _DEEPEST_REORDERING)
         self._skips = context.codec.name in _SKIPPING_CODECS
 
     def __call__(self, packets: Iterable[Any], wanted: frozenset[int], *, skip_others: bool = True) -> RunResult:
         context, result, remaining = self._context, RunResult(), set(wanted)
         context.flush_buffers()
         # Flushing makes FFmpeg forget how far frames are reordered, and hierarchical B-frames would be dropped.
-        context.reorder_depth = self._reorder_depth
+        set_reorder_depth(context, self._reorder_depth)
         skipping = False
         for number, packet in enumerate(packets):
             self._time.check()
@@ -177,7 +176,7 @@ def own_context(stream: Any, *, limits: Limits) -> Any:
     """The container's own codec context, in one thread. It alone knows how the image is rotated."""
     context = stream.codec_context
     if not context.is_open:
-        context.options, context.thread_count = _options(limits), 1
+        context.options, context.thread_count = _options(context, limits), 1
     return context
 
 
@@ -191,15 +190,15 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     # Often only the container knows the colour space.
     context.colorspace, context.color_range = own.colorspace, own.color_range
     context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
-    context.reorder_depth = own.reorder_depth
-    context.options, context.thread_count = _options(limits), threads
+    set_reorder_depth(context, reorder_depth_of(own))
+    context.options, context.thread_count = _options(own, limits), threads
     if threads > 1:  # see `decode_runs`
-        context.options, context.thread_type = {**_options(limits), "err_detect": "explode"}, "FRAME"
+        context.options, context.thread_type = {**_options(own, limits), "err_detect": "explode"}, "FRAME"
     return context
 
 
-def _options(limits: Limits) -> dict[str, str]:
-    return {"max_pixels": str(limits.max_pixels)}
+def _options(context: Any, limits: Limits) -> dict[str, str]:
+    return {"max_pixels": str(limits.max_pixels), **reordering_options(context.codec.name)}
 
 
 def most_threads(threads: int, width: int, height: int) -> int:
@@ -278,7 +277,7 @@ _MAX_HIDDEN = 20_000
 
 def can_seek(stream: Any) -> bool:
     """Return whether seeks take a sensible time; otherwise packets are read in their order."""
-    entries, step = stream.index_entries, _MAX_HIDDEN // 2
+    entries, step = index_entries(stream), _MAX_HIDDEN // 2
     hidden = [bool(entries[number].flags & DISCARDED) for number in range(0, len(entries), step)]
     return not any(one and other for one, other in pairwise(hidden))
 

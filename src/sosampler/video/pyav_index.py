@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
+from sosampler.video.pyav_versions import discard_others, index_entries, open_for_reading
 from sosampler.video.reader import Timeline
 from sosampler.video.source import refuse_text
 
@@ -28,9 +29,6 @@ NO_TIMESTAMP = -(2**63)
 KEYFRAME, DISCARDED = 1, 2
 # A stream without any clock is played at this rate by FFmpeg's own tools.
 NOMINAL_RATE = 25
-# Titles and comments may hold any bytes. PyAV 18 raises on those that are not UTF-8 unless it gets this argument;
-# PyAV 19 accepts them and no longer takes it.
-_LENIENT_METADATA: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 # Demuxers that open other files or addresses, which a file or its name tells them to.
 _OPENS_OTHERS = frozenset(
     {"concat", "concatf", "dash", "dvdvideo", "hls", "image2", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
@@ -58,7 +56,7 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
         time.begin_step(limits.timeout)
         # FFmpeg looks at the clock whenever it reads from a file that it opened itself.
         timeout = limits.timeout, min(limits.timeout, MAX_PACKET_SECONDS)  # to open it, and for each packet
-        return av.open(file, mode="r", options=options, timeout=timeout, **_LENIENT_METADATA)
+        return open_for_reading(file, options, timeout)
     except (av.error.FFmpegError, OSError, ValueError) as error:
         time.check()  # the file ends when the time is over
         if isinstance(error, av.error.InvalidDataError):
@@ -132,15 +130,13 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
         raise VideoError(f"{name}: the image size cannot be found, so the file is damaged or no video; copy it again")
-    claimed = len(stream.index_entries)
+    claimed = len(index_entries(stream))
     if claimed > container.size > 0:
         raise VideoError(
             f"{name}: its index names {claimed} frames, which {container.size} bytes cannot hold; the file is damaged, "
             "copy it again"
         )
-    for other in container.streams:
-        if other.index != stream.index:
-            other.discard = av.stream.Discard.all
+    discard_others(container, stream)
     return stream
 
 
@@ -165,9 +161,9 @@ def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, t
                 f"{name}: its header announces {stream.frames} frames, which {container.size} bytes cannot hold; use "
                 "decoder='pyav', which counts those that are there"
             )
-        if len(stream.index_entries) > stream.frames:  # an edit list shows some several times
-            check_packet_bytes(name, sum(entry.size for entry in stream.index_entries), container.size)
-        shown = sum(not entry.flags & DISCARDED for entry in stream.index_entries)
+        if len(index_entries(stream)) > stream.frames:  # an edit list shows some several times
+            check_packet_bytes(name, sum(entry.size for entry in index_entries(stream)), container.size)
+        shown = sum(not entry.flags & DISCARDED for entry in index_entries(stream))
         is_complete = container_index(container, stream, name=name, limits=limits) is not None
         return Claims(stream.index, container.size, shown, is_complete)
 
@@ -332,7 +328,7 @@ class ContainerIndex:
 
 def container_index(container: Any, stream: Any, *, name: str, limits: Limits) -> ContainerIndex | None:
     """The index of an MP4 or MOV file if it is complete, else None, and a scan is needed."""
-    entries = stream.index_entries
+    entries = index_entries(stream)
     count = len(entries)
     # A fragmented file announces no frames up front and indexes only the fragments seen so far.
     if "mp4" not in container.format.name.split(",") or count < 2 or stream.frames != count:
