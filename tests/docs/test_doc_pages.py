@@ -34,6 +34,8 @@ ONLY_CHECKED = {
 }
 # Run by the tests of the integrations, which make small transformers models for them.
 RUN_WITH_TRANSFORMERS = ("docs/integrations.md", "docs/video_llm.md")
+# These train.
+SLOW = ("docs/baselines.md", "docs/classifiers.md", "docs/sampler.md")
 # Python code that would take a test too long.
 _SMALLER = {
     r'so\.train\(("?\w+"?), (.*?)weights="mobilenet_v2\.safetensors"': (
@@ -84,7 +86,14 @@ def given(page: str) -> dict[str, Any]:
     return {"module": Net()}
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in pages()
+        if page not in RUN_WITH_TRANSFORMERS and blocks_of(page)
+    ],
+)
 def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:  # policies that a page registers are not for other tests
         patched.setattr(registry, "_POLICIES", dict(registry._POLICIES))

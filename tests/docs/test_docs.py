@@ -69,6 +69,7 @@ def test_published_ratios_are_those_of_the_times() -> None:
             assert row["met"] in (None, True)
 
 
+@pytest.mark.slow
 def test_classifier_table_is_what_is_counted() -> None:
     pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location(
