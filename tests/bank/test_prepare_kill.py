@@ -149,7 +149,6 @@ def victims(manifest: Path) -> Iterator[Victims]:
     found.close()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("wanted", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_killed_again_and_again_it_ends_as_unbroken(wanted: int, victims: Victims, tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ class TestOptimal:
         assert (beam <= found.log_bound + 1e-9).all()
         assert (beam > found.log_confidence - 0.1).all()
 
-    @pytest.mark.slow
     def test_its_result_adds_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         options = ["--classes", "4", "--videos", "20", "--certified-videos", "2", "--rounds", "2"]
         monkeypatch.setattr("sys.argv", ["optimal.py", *options, "--out", str(tmp_path / "r.json")])
@@ -70,6 +69,7 @@ class TestTrain:
         ]
         assert max(nearest) < 1.0
 
+    @pytest.mark.slow
     def test_its_result_adds_up(self, tmp_path: Path) -> None:
         small = read_recipe(
             "paper", backbone="timm:test_resnet.r160_in1k", shift=0, input_size=32, num_candidates=4, batch_size=3
