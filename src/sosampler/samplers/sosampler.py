@@ -16,6 +16,7 @@ from sosampler._util.validation import check_bool, check_float, check_fraction, 
 from sosampler.classifiers.base import PRECISIONS, count_gmacs, digest_of, label_shares, read_names
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.samplers.answer import check_answer
 from sosampler.samplers.backbones import MOBILENET, create_backbone
 from sosampler.samplers.folder import local_folder, read_folder, write_folder
 from sosampler.samplers.losses import saliency
@@ -44,6 +45,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         about: facts for the model card (classifier, recipe, dev score, ...), any JSON values.
         budget: the largest number of frames that a budget head knows, which predicts how many a video needs; None for
             no such head.
+        answer: how the classifier's answers for the chosen frames become one, with what was fitted for that
+            (`samplers.answer.check_answer`); None for their mean.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         calibration: Sequence[float] | None = None,
         about: dict[str, Any] | None = None,
         budget: int | None = None,
+        answer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.input_size = check_int("input_size", input_size, at_least=_MIN_SIDE)
@@ -72,6 +76,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             )
         self.multi_label = check_bool("multi_label", multi_label)
         self.calibration = calibration
+        self.answer = answer
         self.about = about
         self.precision = "float32"
         self.backbone = create_backbone(backbone, shift=shift, input_size=self.input_size)
@@ -218,6 +223,16 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         self._calibration = value
 
     @property
+    def answer(self) -> dict[str, Any] | None:
+        return self._answer
+
+    @answer.setter
+    def answer(self, value: dict[str, Any] | None) -> None:
+        if value is not None:
+            value = check_answer(value, multi_label=self.multi_label, class_head=self.num_classes is not None)
+        self._answer = value
+
+    @property
     def precision(self) -> str:
         """Precision of `look`, `score` and `choose`: "float32", or "bfloat16" and "float16" by autocast."""
         return self._precision
@@ -250,6 +265,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
             "about": self.about,
             # Left out where there is none, so that samplers without one keep their fingerprint.
             **({} if self.budget is None else {"budget": self.budget}),
+            **({} if self.answer is None else {"answer": copy_json("answer", self.answer)}),
         }
 
     @property
@@ -270,7 +286,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return self._gmacs[count] + budget
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that change with the weights and every setting that affects scores."""
+        """Return 16 hexadecimal digits that change with the weights and every setting that affects scores or answers."""
         settings = {key: value for key, value in self.config.items() if key not in ("about", "class_names")}
         return digest_of(settings, self.state_dict())
 
