@@ -125,6 +125,22 @@ def confidences(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.floa
     return np.asarray(np.exp((logs * truth).sum(1) / truth.sum(1)))
 
 
+def calibration_error(probabilities: ArrayLike, targets: ArrayLike, num_bins: int = 15) -> float:
+    """Return the expected calibration error (ECE): how far the probability of the most probable class is from its truth.
+
+    Rows are put into `num_bins` bins of equal width by that probability. The error is the mean over rows of the
+    distance between the share of hits and the mean probability of their bin.
+
+    >>> round(calibration_error([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]], [[1, 0], [0, 1], [0, 1]]), 3)
+    0.4
+    """
+    scores = np.asarray(probabilities, dtype=np.float64)
+    highest, hits = scores.max(1), top1_hits(scores, targets)
+    bins = np.minimum((highest * num_bins).astype(np.int64), num_bins - 1)
+    gaps = np.bincount(bins, hits, num_bins) - np.bincount(bins, highest, num_bins)
+    return float(np.abs(gaps).sum() / len(scores))
+
+
 def shared_share(chosen: ArrayLike, best: ArrayLike) -> NDArray[np.float64]:
     """Return the fidelity of each row: the share of the best set [B, N] that was chosen [B, N], as sets.
 
@@ -396,6 +412,9 @@ class EvaluationRow:
     gap: dict[str, float] | None = None  # of the optimal policy: bound on what its search missed, in probability
     method: str | None = None  # how the optimal policy searched
     other_gmacs: dict[str, float] | None = None  # the whole cost of a baseline counted otherwise, by name
+    # "mean", "weighted" or "fused" of the chosen frames; "sampler": its class head; None: a baseline, which answers itself
+    answer: str | None = None
+    ece: float | None = None  # expected calibration error of the answers, 15 bins of equal width
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; `other_gmacs` only where there are any."""

@@ -158,12 +158,14 @@ def _activate(logits: Numbers, multi_label: bool) -> Numbers:
 # ---- one frame after another
 
 
-def beliefs_in_order(settings: dict[str, Any], evidence: Evidence, logits: Numbers, order: Indices) -> Numbers:
+def beliefs_in_order(
+    settings: dict[str, Any], evidence: Evidence, logits: Numbers, order: Indices, *, multi_label: bool = False
+) -> Numbers:
     """Return the belief after the classifier saw the first 1, 2, ..., K frames of `order` [B, K]: [B, K, C].
 
-    Where a video has fewer real candidates, the belief stays as it is after the last. Exclusive classes only.
+    Where a video has fewer real candidates, the belief stays as it is after the last.
     """
-    of_seen, of_rest = frame_evidence(settings, evidence, logits)
+    of_seen, of_rest = frame_evidence(settings, evidence, logits, multi_label=multi_label)
     real, videos = evidence.real.sum(1), np.arange(len(order))
     seen, rest = np.zeros_like(of_seen[:, 0]), of_rest.sum(1)
     beliefs = np.empty((*order.shape, of_seen.shape[2]))
@@ -172,7 +174,7 @@ def beliefs_in_order(settings: dict[str, Any], evidence: Evidence, logits: Numbe
         seen = seen + np.where(there, of_seen[videos, frames], 0.0)
         rest = rest - np.where(there, of_rest[videos, frames], 0.0)
         asked = np.minimum(step + 1, real)
-        beliefs[:, step] = _belief(settings, [seen, rest], [asked, real - asked], False)
+        beliefs[:, step] = _belief(settings, [seen, rest], [asked, real - asked], multi_label)
     return beliefs
 
 

@@ -22,6 +22,7 @@ from sosampler._util.validation import (
     one_of,
 )
 from sosampler.errors import InvalidArgument, first_line
+from sosampler.samplers.answer import ANSWERS
 from sosampler.samplers.registry import TITLES
 
 REWARDS = ("confidence", "label")
@@ -54,6 +55,7 @@ class OCSamplerSettings:
 TARGETS = ("label", "max")
 TARGET_SPACES = ("probability", "log")
 GUIDANCE = ("logits", "probabilities", "frames")
+BEST = "best"  # of the answers, on dev
 SCALE_FREE = ("logistic", "listwise", "reinforce")  # losses of raw scores and of targets not normalised over T
 
 _NAMES = ("default", "paper", "authors", "ocsampler", "scsampler-rank", "scsampler-ac")
@@ -103,10 +105,12 @@ class SamplerRecipe:
     crop_per: str  # "video": the same crop for all of its frames; "frame": one each
     flip: bool  # half of the videos (or frames) are mirrored
     seed: int
-    # A first stage: the backbone learns the labels of the train split. `to_dict` leaves these out at their defaults, so
-    # that recipes and runs of versions without them stay equal.
+    # `to_dict` leaves the following out at their defaults, so that recipes and runs of versions without them stay equal.
+    # A first stage: the backbone learns the labels of the train split
     pretrain: int = 0  # its epochs; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
+    # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", or "best" on dev
+    answer: str = "mean"
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -327,6 +331,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "loss": partial(one_of, allowed=("hinge", "mse", "l2", "logistic", "listwise", "reinforce")),
     "prediction": partial(one_of, allowed=("softmax", "softmax-sigmoid", "sigmoid", "raw")),
     "guidance": partial(one_of, allowed=GUIDANCE),
+    "answer": partial(one_of, allowed=(BEST, *ANSWERS)),
     "optimizer": partial(one_of, allowed=("sgd", "adamw")),
     "crop_per": partial(one_of, allowed=("video", "frame")),
     **dict.fromkeys(("shift", "seed", "pretrain"), partial(check_int, at_least=0)),
