@@ -55,7 +55,7 @@ from sosampler.evaluation.result import (
     shared_share,
 )
 from sosampler.policies.auto import AUTO, Auto
-from sosampler.policies.base import Batch, Policy, choose, count_frames, scores_of
+from sosampler.policies.base import AnswerSource, Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer, with_answer
 from sosampler.samplers.answer import FUSED, MEAN, WEIGHTED, frames_to_ask
 from sosampler.samplers.recipe import title_of
@@ -111,8 +111,8 @@ def evaluate(
             values, "FOLDER@uniform" (or "FOLDER@uniform@N") rows of its own layers on N evenly spread frames instead of
             its search. What `train` returns stands for the sampler or the baseline in it. "FOLDER+answer" is the answer
             of the sampler's own class head, without the classifier; "FOLDER+mean", "FOLDER+weighted" and "FOLDER+fused"
-            say how the classifier's answers for the chosen frames become one. "class-frames" is for banks that know which frames
-            show the class, as those of reels do.
+            say how the classifier's answers for the chosen frames become one. "class-frames" is for banks that know
+            which frames show the class, as those of reels do.
         num_frames, num_candidates: N and T; all combinations of what is given. A baseline decides how many frames it
             needs, so it has one row for each T. "auto" or an `Auto` among the N gives each sampler rows NAME+auto, for
             which it decides on N video by video.
@@ -174,9 +174,8 @@ def evaluate(
     _check_lengths(videos, [count for _, count in all_pairs], note)
     chosen_policies, baselines = Resolver(device, where, precision).resolve(policies)
     _check_policies(chosen_policies, part, teacher, note)
-    facts_of = {"pooled": not clips.needs_frames, "class_names": part.classes, "multi_label": teacher.multi_label}
-    facts_of["classifier"] = teacher.about["name"]
-    chosen_policies = [with_answer(policy, answer, note, **facts_of) for policy in chosen_policies]
+    asked = AnswerSource(not clips.needs_frames, part.classes, teacher.multi_label, str(teacher.about["name"]))
+    chosen_policies = [with_answer(policy, answer, asked, note) for policy in chosen_policies]
     if any(isinstance(_scorer(policy), ClassFrames) for policy in chosen_policies):
         videos.shows_class = _class_frames(part, positions)
     autos = autos_of(num_frames, pairs, auto_min, auto_max, auto_tolerance, auto_sure)
@@ -412,7 +411,10 @@ class Measuring:
         return self._measured[cell]
 
     def row(self, cell: Cell, spent: Spent, answer: str | None, *, against: int | None) -> EvaluationRow:
-        """Return the row of a cell, `answer` being how it answers; `against`: N of the uniform and semi-optimal choices that it is compared with."""
+        """Return the row of a cell with its kind of `answer`.
+
+        `against`: N of the uniform and semi-optimal choices that it is compared with.
+        """
         tally, measured = self._tallies[cell], self._of(cell)
         gmacs = None
         if spent.sampler_gmacs is not None and spent.classifier_gmacs is not None:

@@ -126,7 +126,7 @@ def confidences(probabilities: ArrayLike, targets: ArrayLike) -> NDArray[np.floa
 
 
 def calibration_error(probabilities: ArrayLike, targets: ArrayLike, num_bins: int = 15) -> float:
-    """Return the expected calibration error (ECE): how far the probability of the most probable class is from its truth.
+    """Return the expected calibration error (ECE) of the probability of each row's most probable class.
 
     Rows are put into `num_bins` bins of equal width by that probability. The error is the mean over rows of the
     distance between the share of hits and the mean probability of their bin.
@@ -412,7 +412,7 @@ class EvaluationRow:
     gap: dict[str, float] | None = None  # of the optimal policy: bound on what its search missed, in probability
     method: str | None = None  # how the optimal policy searched
     other_gmacs: dict[str, float] | None = None  # the whole cost of a baseline counted otherwise, by name
-    # "mean", "weighted" or "fused" of the chosen frames; "sampler": its class head; None: a baseline, which answers itself
+    # "mean", "weighted" or "fused" of the chosen frames; "sampler": its class head's; None for baselines
     answer: str | None = None
     ece: float | None = None  # expected calibration error of the answers, 15 bins of equal width
 

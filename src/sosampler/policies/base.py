@@ -24,6 +24,15 @@ Numbers = NDArray[np.float64]
 _T = TypeVar("_T")
 
 
+class AnswerSource(NamedTuple):
+    """What an answer must know of the classifier that it is made with."""
+
+    pooled: bool  # whether it has answers for single frames
+    class_names: Sequence[str]
+    multi_label: bool
+    name: str
+
+
 @dataclass(eq=False)
 class Batch:
     """The candidates of B videos, T each; short videos are padded at the end."""
@@ -170,9 +179,7 @@ class Policy:
             "folder of a sampler"
         )
 
-    def answer_refusal(
-        self, *, pooled: bool, class_names: Sequence[str], multi_label: bool, classifier: str
-    ) -> str | None:
+    def answer_refusal(self, source: AnswerSource) -> str | None:
         """Return why its answer cannot be made with a classifier, or None where it can."""
         return None
 
@@ -188,8 +195,8 @@ class Policy:
         """Return the belief at which it stops to ask; None where it decides on the number of frames beforehand."""
         if auto.sure is not None:
             raise InvalidArgument(
-                f"auto_sure={auto.sure:g} is for samplers with answer={FUSED!r}, which ask for one frame after another, "
-                f"and not for {self.name!r} with answer={self.answer!r}; leave it out"
+                f"auto_sure={auto.sure:g} is for samplers with answer={FUSED!r} and exclusive classes, which ask for "
+                f"one frame after another, and not for {self.name!r} with answer={self.answer!r}; leave it out"
             )
         return None
 

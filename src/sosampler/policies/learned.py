@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,15 @@ from sosampler._util.arrays import Indices
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.policies.auto import AUTO, Auto
-from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
+from sosampler.policies.base import (
+    AnswerSource,
+    Batch,
+    Numbers,
+    Policy,
+    Scores,
+    expected_by_belief,
+    expected_by_confidence,
+)
 from sosampler.policies.visual import typical_order
 from sosampler.samplers.answer import ANSWERS, FUSED, MEAN, Evidence, beliefs_in_order, combine, sure_for
 from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
@@ -135,7 +142,7 @@ class LearnedPolicy(Policy):
     def answering(self, answer: str) -> LearnedPolicy:
         if one_of("answer", answer, ANSWERS) not in (MEAN, *self._answer_settings):
             raise InvalidArgument(
-                f"{self.name}: this sampler has no answer {answer!r}, which is fitted on the dev split in training, for "
+                f"{self.name}: this sampler has no answer {answer!r}, which training fits on the dev split for "
                 f"a classifier that averages the logits of single frames{_FUSED_NEEDS if answer == FUSED else ''}; "
                 f"train it again on such a bank, or give {MEAN!r}"
             )
@@ -143,28 +150,29 @@ class LearnedPolicy(Policy):
         changed._answer = answer
         return changed
 
-    def answer_refusal(
-        self, *, pooled: bool, class_names: Sequence[str], multi_label: bool, classifier: str
-    ) -> str | None:
+    def answer_refusal(self, source: AnswerSource) -> str | None:
         config = getattr(self.sampler, "config", None) or {}
         if self.answer == MEAN:
             return None
-        if not pooled:
-            return f"the classifier {classifier} sees whole clips and has no answers for single frames"
-        if config["multi_label"] != multi_label:
+        if not source.pooled:
+            return f"the classifier {source.name} sees whole clips and has no answers for single frames"
+        if config["multi_label"] != source.multi_label:
             return "one of sampler and classifier has classes that exclude each other, and the other has not"
-        names, count = config.get("class_names"), config["num_classes"]
-        known = count == len(class_names) and (names is None or list(names) == list(class_names))
-        if self.answer == FUSED and not known:
-            return f"the sampler has other classes ({count}) than the classifier ({len(class_names)}), or another order"
+        names, wanted = config.get("class_names"), list(source.class_names)
+        if self.answer == FUSED and (config["num_classes"] != len(wanted) or (names and list(names) != wanted)):
+            return f"the sampler has other classes ({config['num_classes']}) than the classifier ({len(wanted)})"
         return None
 
     def evidence(self, batch: Batch) -> Evidence | None:
         if self.answer == MEAN:
             return None
-        outputs, (slope, offset) = self.outputs(batch), self.sampler.calibration
-        logits = None if outputs.class_logits is None else _array(outputs.class_logits).astype(np.float64)
-        return Evidence(sigmoid(slope * self.scores(batch).astype(np.float64) + offset), logits, batch.mask)
+        return self.evidence_of(self.scores(batch), self.outputs(batch).class_logits, batch.mask)
+
+    def evidence_of(self, scores: Any, class_logits: Any, real: NDArray[np.bool_]) -> Evidence:
+        """Return the evidence by outputs of the sampler: scores [B, T], class logits [B, T, C]."""
+        slope, offset = self.sampler.calibration
+        relevance = sigmoid(slope * _array(scores).astype(np.float64) + offset)
+        return Evidence(relevance, None if class_logits is None else _array(class_logits).astype(np.float64), real)
 
     def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> Numbers:
         settings, multi_label = self._answer_settings[self.answer], self.sampler.config["multi_label"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib import import_module
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sosampler._util.arrays import Indices
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Batch, Policy, Scores, scores_of, top
+from sosampler.policies.base import AnswerSource, Batch, Policy, Scores, scores_of, top
 from sosampler.policies.learned import General, LearnedPolicy, check_light_device, load_policy, policy_of
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
 from sosampler.policies.score_rules import METHODS, dpp, gaussian_kernel, median_bandwidth, mmr
@@ -166,8 +166,8 @@ class MethodPolicy(Policy):
         changed.base = self.base.answering(answer)
         return changed
 
-    def answer_refusal(self, **facts: Any) -> str | None:
-        return self.base.answer_refusal(**facts)
+    def answer_refusal(self, source: AnswerSource) -> str | None:
+        return self.base.answer_refusal(source)
 
     def evidence(self, batch: Batch) -> Evidence | None:
         return self.base.evidence(batch)
@@ -250,16 +250,7 @@ def with_method(policy: Policy, method: str) -> Policy:
     return MethodPolicy(policy, method)
 
 
-def with_answer(
-    policy: Policy,
-    answer: str | None,
-    note: Callable[[str], None],
-    *,
-    pooled: bool,
-    class_names: Sequence[str],
-    multi_label: bool,
-    classifier: str,
-) -> Policy:
+def with_answer(policy: Policy, answer: str | None, source: AnswerSource, note: Callable[[str], None]) -> Policy:
     """Return the policy with the answer that is asked for, or else with the best on dev that this classifier allows.
 
     Policies without a sampler have the mean whatever is asked for. An answer that was asked for and cannot be given is
@@ -269,9 +260,7 @@ def with_answer(
         one_of("answer", answer, ANSWERS)
         if policy.answer_given is None and isinstance(_sampler_policy(policy), LearnedPolicy):
             policy = policy.answering(answer)
-    refusal = policy.answer_refusal(
-        pooled=pooled, class_names=class_names, multi_label=multi_label, classifier=classifier
-    )
+    refusal = policy.answer_refusal(source)
     if refusal is None:
         return policy
     if policy.answer_given is not None:

@@ -10,11 +10,12 @@ frames, and settings that `train` fits on dev. Relevance r is the calibrated con
 "fused": the sampler's belief about the class (`Scoring`), renewed by the classifier. With probability r a frame shows
 the class, otherwise it says nothing. So it is evidence for class c of
 
-    e_t(c) = log(1 - r_t + r_t p_t(c) / prior),    belief = softmax(seen * sum_{seen} e_t + rest * sum_{rest} e_t),
+    e_t(c) = log(1 - r_t^power + r_t^power p_t(c) / prior),    belief = softmax(strength * sum_t e_t).
 
-with p of the rest ~ q^sampler, by the sampler's class head q, and p of a frame that the classifier saw ~ f^classifier
-q^sampler, f being its answer. The prior is 1 / C. Classes that do not exclude each other are judged one by one: with
-sigmoid for softmax, the evidence for c minus that against it, and one prior that is fitted.
+p ~ q^sampler is by the sampler's class head q; for a frame that the classifier saw p ~ f^classifier q^sampler, where f
+is its answer. Of the frames that it saw at most ten count, and as many of the rest. The prior is 1 / C. Classes that do
+not exclude each other are judged one by one: with sigmoid for softmax, the evidence for c minus that against it, and
+one prior that is fitted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD,
 MEAN, WEIGHTED, FUSED = "mean", "weighted", "fused"
 ANSWERS = (MEAN, WEIGHTED, FUSED)
 # What is fitted for each; fused has a prior besides where classes do not exclude each other.
-FITTED = {WEIGHTED: ("power", "scale"), FUSED: ("seen", "rest", "classifier", "sampler")}
+FITTED = {WEIGHTED: ("power", "scale"), FUSED: ("power", "strength", "classifier", "sampler")}
 PRIOR = "prior"
 _SMALLEST_PROBABILITY = 1e-30  # of the classifier, before the logarithm: float32 has no smaller ones
 _LEAST_RELEVANCE = 1e-6  # so that weights can be normalised
@@ -52,8 +53,8 @@ class Evidence(NamedTuple):
 def check_answer(value: Any, *, multi_label: bool = False, class_head: bool = True) -> dict[str, Any]:
     """Return a copy of a sampler's settings of answers, which must be complete.
 
-    {"default": one of `ANSWERS`, "weighted": {power, scale}, "fused": {seen, rest, classifier, sampler}, "sure":
-    [[tolerance, belief], ...]}; all but the default may be missing.
+    {"default": one of `ANSWERS`, "weighted": {power, scale}, "fused": {power, strength, classifier,
+    sampler}, "sure": [[tolerance, belief], ...]}; all but the default may be missing.
     """
     settings = copy_json("answer", value)
     if unknown := sorted(set(settings) - {"default", "sure", *FITTED}):
@@ -123,7 +124,7 @@ def frame_evidence(
     """Return the evidence of each frame if the classifier saw it, and if it did not, [B, T, C] each; 0 for padding."""
     assert evidence.class_logits is not None, "a sampler that fuses has a class head"
     own = np.where(evidence.real[..., None], evidence.class_logits, 0.0) * settings["sampler"]
-    relevance = np.where(evidence.real, evidence.relevance, 0.0)[..., None]
+    relevance = np.where(evidence.real, evidence.relevance ** settings["power"], 0.0)[..., None]
     both = own + settings["classifier"] * logits
     if multi_label:
         prior = settings[PRIOR]
@@ -142,10 +143,10 @@ def _log_likelihood(relevance: Numbers, probs: Numbers, prior: float) -> Numbers
 def _belief(settings: dict[str, Any], sums: list[Numbers], counts: list[Indices], multi_label: bool) -> Numbers:
     """Return the belief [B, C] by sums of evidence [B, C] over frames that were seen and over the rest."""
     total = np.zeros_like(sums[0])
-    for strength, evidence, count in zip((settings["seen"], settings["rest"]), sums, counts, strict=True):
+    for evidence, count in zip(sums, counts, strict=True):
         # Many frames of one video repeat each other: beyond ten they count as ten.
         share = np.minimum(count, MAX_EVIDENCE_FRAMES) / np.maximum(count, 1)
-        total += strength * share[:, None] * evidence
+        total += settings["strength"] * share[:, None] * evidence
     if multi_label:
         total += math.log(settings[PRIOR]) - math.log1p(-settings[PRIOR])
     return _activate(total, multi_label)

@@ -105,7 +105,7 @@ class SamplerRecipe:
     crop_per: str  # "video": the same crop for all of its frames; "frame": one each
     flip: bool  # half of the videos (or frames) are mirrored
     seed: int
-    # `to_dict` leaves the following out at their defaults, so that recipes and runs of versions without them stay equal.
+    # `to_dict` leaves the rest out at its defaults, so that recipes and runs of versions without them stay equal.
     # A first stage: the backbone learns the labels of the train split
     pretrain: int = 0  # its epochs; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)

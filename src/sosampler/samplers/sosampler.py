@@ -286,7 +286,7 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         return self._gmacs[count] + budget
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that change with the weights and every setting that affects scores or answers."""
+        """Return 16 hexadecimal digits that change with the weights and settings that affect scores or answers."""
         settings = {key: value for key, value in self.config.items() if key not in ("about", "class_names")}
         return digest_of(settings, self.state_dict())
 

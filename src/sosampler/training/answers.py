@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices
-from sosampler.evaluation.result import calibration_error, mean_average_precision, top1
+from sosampler.evaluation.result import calibration_error, mean_average_precision, top1, top1_hits
 from sosampler.policies.auto import DEFAULT_MAX
 from sosampler.samplers.answer import (
     FITTED,
@@ -94,6 +94,11 @@ class DevAnswers:
             return float(-np.where(truth > 0, logs, np.log(np.maximum(1 - probs, _SMALLEST_PROBABILITY))).mean())
         return float(-(logs * truth / truth.sum(2, keepdims=True)).sum(2).mean())
 
+    def hits(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return for how many of `numbers` each video is named right, as a share [V]."""
+        each = [top1_hits(probs[:, index], self.labels) for index in range(probs.shape[1])]
+        return np.mean(each, axis=0)
+
     def score(self, probs: NDArray[np.float64]) -> list[float]:
         """Return the metric of probabilities [V, K, C] for each of `numbers`."""
         measure = mean_average_precision if self.metric == "mAP" else top1
@@ -102,7 +107,7 @@ class DevAnswers:
 
 def fit(kind: str, dev: DevAnswers) -> dict[str, float]:
     """Return the numbers of an answer that have the lowest log loss, over all numbers of frames together."""
-    from scipy.optimize import minimize
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     names = (*FITTED[kind], PRIOR) if kind == FUSED and dev.multi_label else FITTED[kind]
     begin = np.log([_FIRST.get(name, 1.0) for name in names])
@@ -120,8 +125,8 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of all answers, the default among them, and what each measures on dev.
 
     What is measured, and what is kept, goes by videos that the fit has not seen: groups of dev in five parts, each
-    answered by what was fitted on the others. Another answer than the mean is kept where its metric is higher and its
-    log loss lower, both as means over `NUM_FRAMES`.
+    answered by what was fitted on the others, with all of `NUM_FRAMES`. The default has the lowest log loss, unless the
+    metric of another is higher by more than chance: two standard errors of top-1, paired by video.
     """
     if len(dev) > _MAX_VIDEOS:
         dev = dev.rows(np.linspace(0, len(dev) - 1, _MAX_VIDEOS).astype(np.int64))
@@ -144,10 +149,10 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     for kind, each in probs.items():
         errors = [calibration_error(each[:, index], dev.labels) for index in range(each.shape[1])]
         measured[kind] = {"score": dev.score(each), "log_loss": dev.loss(each), "ece": errors}
-    best = MEAN
-    for kind in kinds:
-        higher = np.mean(measured[kind]["score"]) > np.mean(measured[best]["score"])
-        if higher and measured[kind]["log_loss"] < measured[best]["log_loss"]:
+    best = min(probs, key=lambda kind: measured[kind]["log_loss"])
+    for kind in probs:
+        ahead = np.mean(measured[kind]["score"]) - np.mean(measured[best]["score"])
+        if ahead > 2 * _standard_error(dev.hits(probs[kind]) - dev.hits(probs[best])):
             best = kind
     answer: dict[str, Any] = {"default": best, **{kind: fit(kind, dev) for kind in kinds}}
     if FUSED in kinds and not dev.multi_label:
@@ -155,17 +160,19 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     return answer, measured
 
 
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std() / np.sqrt(len(values)))
+
+
 def _folds(groups: Sequence[Hashable]) -> Indices:
     """Return the part [V] that each video is in; those of a group are in one."""
     number: dict[Hashable, int] = {}
     group_of = np.array([number.setdefault(group, len(number)) for group in groups])
-    part_of = np.random.default_rng(0).permutation(len(number)) % _FOLDS
-    return part_of[group_of]
+    part_of: Indices = np.random.default_rng(0).permutation(len(number)) % _FOLDS
+    return np.asarray(part_of[group_of])
 
 
-def find_sure(
-    beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: Indices
-) -> list[list[float]]:
+def find_sure(beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: Indices) -> list[list[float]]:
     """Return [tolerance, belief] pairs: from that belief on, stopping loses at most the tolerance of top-1.
 
     `beliefs` [V, K, C] after each frame; the reference asks for all K, or as many as the video has, `counts` [V].

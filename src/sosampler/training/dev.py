@@ -100,7 +100,7 @@ class DevSet:
             if output.class_logits is not None:
                 class_logits.append(output.class_logits.float())
         parts = [torch.cat(part)[: len(self)].cpu() if part else None for part in (scores, features, class_logits)]
-        return DevOutputs(*parts)  # type: ignore[arg-type]  # the first two are there
+        return DevOutputs(*parts)
 
     def answers(self, sampler: SOSampler, outputs: DevOutputs) -> DevAnswers | None:
         """Return what answers of these videos are made of; None where the classifier has no logits of single frames."""
