@@ -531,7 +531,9 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
     whole = any(row.gmacs is not None for row in rows)
     cost = "gmacs" if whole else "sampler_gmacs"
     some_cost = any(getattr(row, cost) for row in rows)
-    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded"]
+    heads += ["fidelity %", "recovered %", "GMACs" if whole else "sampler GMACs", "decoded", "answer", "ECE %"]
+    # Both columns are of interest where rows differ in their answers.
+    answers = any(row.answer not in (None, "mean") for row in rows)
     lines = [heads]
     for row in rows:
         versus, price = row.versus_uniform or {}, getattr(row, cost)
@@ -542,6 +544,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
         cells += [_percent(getattr(row, metric)), _bounds(row.ci95.get(metric)), _percent(getattr(row, other))]
         cells += [difference, _bounds(versus.get("ci95"), sign=True), _percent(row.fidelity), _percent(row.recovered)]
         cells += [f"{price:.2f}" if some_cost and price is not None else "", _frames(row.frames_decoded)]
+        cells += [row.answer or "", _percent(row.ece)] if answers else ["", ""]
         lines.append(cells)
     # Empty columns are left out.
     shown = [column for column in range(len(heads)) if any(line[column] for line in lines[1:])]

@@ -97,7 +97,7 @@ class DevAnswers:
     def hits(self, probs: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return for how many of `numbers` each video is named right, as a share [V]."""
         each = [top1_hits(probs[:, index], self.labels) for index in range(probs.shape[1])]
-        return np.mean(each, axis=0)
+        return np.asarray(np.mean(each, axis=0))
 
     def score(self, probs: NDArray[np.float64]) -> list[float]:
         """Return the metric of probabilities [V, K, C] for each of `numbers`."""
