@@ -253,6 +253,9 @@ def test_what_cannot_be(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(InvalidArgument, match=r"other classes \(3\) than the classifier \(2\)"):
         Pipeline(folder, other, num_frames=2, answer="fused")
     assert Pipeline(folder, other, num_frames=2, answer="weighted").answer == "weighted"
+    raw = SOSampler(backbone="timm:test_resnet.r160_in1k", input_size=32, num_classes=3, answer=SETTINGS)
+    with pytest.raises(InvalidArgument, match="is not calibrated"):
+        Pipeline(raw, world.classifier, num_frames=2, answer="weighted")
     for options, text in (
         (
             {"answer": "mean", "num_frames": "auto", "auto_sure": 0.9},

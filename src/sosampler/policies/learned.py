@@ -154,6 +154,8 @@ class LearnedPolicy(Policy):
         config = getattr(self.sampler, "config", None) or {}
         if self.answer == MEAN:
             return None
+        if self.sampler.calibration is None:
+            return "this sampler is not calibrated, so that it cannot tell how relevant a frame is"
         if not source.pooled:
             return f"the classifier {source.name} sees whole clips and has no answers for single frames"
         if config["multi_label"] != source.multi_label:

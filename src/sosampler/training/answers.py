@@ -28,7 +28,8 @@ from sosampler.samplers.answer import (
 NUM_FRAMES = (1, 2, 3, 6)  # that one set of numbers is fitted for
 TOLERANCES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.05)  # of accuracy, for each of which the belief to stop at is found
 MIN_VIDEOS = 20  # fewer are too few to fit on
-_MAX_VIDEOS = 2000  # more change nothing but the time
+# More videos, or logits, change little but the time: with these a fit takes a minute at most.
+_MAX_VIDEOS, _MAX_NUMBERS = 2000, 1 << 20
 _FOLDS = 5
 _BOUNDS = (0.02, 20.0)  # of every number but the prior
 _PRIOR_BOUNDS = (1e-4, 0.5)
@@ -128,8 +129,9 @@ def fit_answers(dev: DevAnswers) -> tuple[dict[str, Any], dict[str, Any]]:
     answered by what was fitted on the others, with all of `NUM_FRAMES`. The default has the lowest log loss, unless the
     metric of another is higher by more than chance: two standard errors of top-1, paired by video.
     """
-    if len(dev) > _MAX_VIDEOS:
-        dev = dev.rows(np.linspace(0, len(dev) - 1, _MAX_VIDEOS).astype(np.int64))
+    most = min(_MAX_VIDEOS, max(MIN_VIDEOS, _MAX_NUMBERS // dev.logits[0].size))
+    if len(dev) > most:
+        dev = dev.rows(np.linspace(0, len(dev) - 1, most).astype(np.int64))
     kinds = [WEIGHTED] if dev.evidence.class_logits is None else [WEIGHTED, FUSED]
     folds = _folds(dev.groups)
     probs = {MEAN: dev.answers(MEAN, {})}
