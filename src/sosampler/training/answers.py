@@ -36,7 +36,8 @@ _PRIOR_BOUNDS = (1e-4, 0.5)
 _FIRST = {PRIOR: 0.05}  # where the fit begins; the others at 1
 _RIDGE = 1e-3  # on logarithms of what is fitted: keeps them finite where dev is answered without a mistake
 _SMALLEST_PROBABILITY = 1e-12
-_SURE = 1 - np.logspace(np.log10(0.8), -4, 60)  # beliefs to stop at, ascending
+# Beliefs to stop at, ascending. Where small dev splits say that even less than a half is enough, that is chance.
+_SURE = 1 - np.logspace(np.log10(0.5), -4, 50)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ def _folds(groups: Sequence[Hashable]) -> Indices:
 def find_sure(beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: Indices) -> list[list[float]]:
     """Return [tolerance, belief] pairs: from that belief on, stopping loses at most the tolerance of top-1.
 
-    `beliefs` [V, K, C] after each frame; the reference asks for all K, or as many as the video has, `counts` [V].
+    `beliefs` [V, K, C] after each frame, of videos that have `counts` [V] frames. The reference is the best fixed number.
     """
     videos = np.arange(len(beliefs))
 
@@ -185,7 +186,7 @@ def find_sure(beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: I
         asked = frames_to_ask(beliefs, sure, counts=counts)
         return top1(beliefs[videos, asked - 1], labels)
 
-    reference = top1(beliefs[:, -1], labels)
+    reference = max(top1(beliefs[:, step], labels) for step in range(beliefs.shape[1]))
     lost = np.array([reference - accuracy(sure) for sure in _SURE])
     pairs = []
     for tolerance in TOLERANCES:
