@@ -178,7 +178,7 @@ def _folds(groups: Sequence[Hashable]) -> Indices:
 def find_sure(beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: Indices) -> list[list[float]]:
     """Return [tolerance, belief] pairs: from that belief on, stopping loses at most the tolerance of top-1.
 
-    `beliefs` [V, K, C] after each frame, of videos that have `counts` [V] frames. The reference is the best fixed number.
+    `beliefs` [V, K, C] after each frame; the reference asks for all K, or as many as the video has, `counts` [V].
     """
     videos = np.arange(len(beliefs))
 
@@ -186,7 +186,7 @@ def find_sure(beliefs: NDArray[np.float64], labels: NDArray[np.bool_], counts: I
         asked = frames_to_ask(beliefs, sure, counts=counts)
         return top1(beliefs[videos, asked - 1], labels)
 
-    reference = max(top1(beliefs[:, step], labels) for step in range(beliefs.shape[1]))
+    reference = top1(beliefs[:, -1], labels)
     lost = np.array([reference - accuracy(sure) for sure in _SURE])
     pairs = []
     for tolerance in TOLERANCES:
