@@ -175,7 +175,7 @@ def test_recipes() -> None:
     answers = {name: so.read_recipe(name).answer for name in so.list_recipes()}
     assert answers.pop("default") == "best"
     assert set(answers.values()) == {"mean"}
-    assert "answer" not in so.read_recipe("paper").to_dict()  # as runs of earlier versions have it
+    assert "answer" not in so.read_recipe("default").to_dict()  # as recipes of earlier versions
     with pytest.raises(so.InvalidArgument, match="choose one of: best, mean, weighted, fused"):
         so.read_recipe("default", answer="all")
 

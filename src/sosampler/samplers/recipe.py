@@ -110,7 +110,7 @@ class SamplerRecipe:
     pretrain: int = 0  # its epochs; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
     # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", or "best" on dev
-    answer: str = "mean"
+    answer: str = BEST
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
