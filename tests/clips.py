@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -98,6 +99,24 @@ def trimmed_by_edit_list(skip: int, num_frames: int = 60) -> bytes:
     media_time += skip * timescale // FPS
     data[entry + 8 : entry + 16] = struct.pack(">II", duration, media_time)
     return bytes(data)
+
+
+def index_first(data: bytes) -> bytes:
+    """The same MP4 with its index in front, as for the web; PyAV writes that to a file alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        with (
+            av.open(io.BytesIO(data)) as source,
+            av.open(str(path), "w", options={"movflags": "faststart"}) as container,
+        ):
+            copy = container.add_stream_from_template(source.streams.video[0])
+            for packet in source.demux(video=0):
+                if packet.dts is not None:
+                    packet.stream = copy
+                    container.mux(packet)
+        moved = path.read_bytes()
+    assert moved.find(b"moov") < moved.find(b"mdat")
+    return moved
 
 
 def with_damage(data: bytes, *, packets: set[int], share: float = 0.6) -> bytes:

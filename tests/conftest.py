@@ -1,7 +1,7 @@
 """Switches and fixtures that all tests share.
 
 A test that cannot run on this machine skips and says why. Where SOSAMPLER_TESTS_REQUIRE names what it needs
-(comma-separated: torchcodec, light, pytorchvideo, docs, browser, shared, vllm), it fails instead, so that a skip cannot
+(comma-separated: torchcodec, light, pytorchvideo, docs, browser, vllm, mcp), it fails instead, so that a skip cannot
 hide a broken job.
 """
 
@@ -22,6 +22,12 @@ os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder is talkative
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests run side by side already: threads of two torches on the same cores wait for each other most of the time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "MUTANT_UNDER_TEST" in os.environ:  # mutmut calls the same test several times in one process
+    import hypothesis
+
+    allowed = [hypothesis.HealthCheck.differing_executors]
+    hypothesis.settings.register_profile("mutants", suppress_health_check=allowed, database=None)
+    hypothesis.settings.load_profile("mutants")
 REQUIRED = set(filter(None, os.environ.get("SOSAMPLER_TESTS_REQUIRE", "").split(",")))
 
 
@@ -99,3 +105,13 @@ def clip(tmp_path: Path, clip_bytes: bytes) -> Path:
     path = tmp_path / "clip.mp4"
     path.write_bytes(clip_bytes)
     return path
+
+
+@pytest.fixture(scope="session")
+def shapes_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small image-text model of drawn shapes, as a folder of ONNX files; it is trained in seconds."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnx")
+    from benchmarks.accuracy.query import train_model
+
+    return train_model(tmp_path_factory.mktemp("shapes") / "model")

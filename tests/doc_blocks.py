@@ -227,6 +227,8 @@ def run_command(words: Sequence[str], where: str) -> str:
     assert words[0] == "sosampler", f"{where}: {words[0]} cannot be run here; mark the block with <!-- not run: why -->"
     if words[1] == "ui":
         return _open_page(words, where)
+    if words[1] == "mcp":
+        return _start_server(words, where)
     done = CliRunner().invoke(app, small(words[1:]), prog_name="sosampler")
     if done.exit_code:
         error = done.exception if not isinstance(done.exception, SystemExit) else done.stderr
@@ -258,6 +260,8 @@ def small(words: Sequence[str]) -> list[str]:
         for split in ("train", "dev", "test"):
             rest = _with(rest, f"--count-{split}", "2")
         rest = _with(rest, "--size", "48")
+        if "streams" in rest:
+            rest += ["--num-shots", "4", "4"]
     elif command == "prepare":
         rest = _with(rest, "--workers", "1")
     return [command, *rest]
@@ -269,6 +273,13 @@ def _with(words: list[str], option: str, value: str) -> list[str]:
         index = words.index(option) + 1
         return [*words[:index], value, *words[index + 1 :]]
     return [*words, option, value]
+
+
+def _start_server(words: Sequence[str], where: str) -> str:
+    """Start the server for assistants with nothing to read, so that it ends at once."""
+    done = subprocess.run([sys.executable, "-m", *words], input="", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+    return done.stdout
 
 
 def _open_page(words: Sequence[str], where: str) -> str:

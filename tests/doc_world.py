@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import sosampler as so
+from benchmarks.accuracy.query import train_model
 from sosampler.video.synthetic import encode_video, numbered_frame, numbered_video
 from tests.doc_blocks import TINY
 
@@ -24,9 +25,11 @@ _WEIGHTS = ("resnet50.safetensors", "resnet34.safetensors", "resnet18.safetensor
 def make_world(folder: Path) -> None:
     """Write videos, images, frame folders, manifests, a classifier, a bank, a sampler and one evaluation."""
     _write_videos(folder)
+    _write_clips(folder)
     _write_images(folder)
     _write_official_files(folder)
     _write_weights(folder)
+    train_model(folder / "models/clip", steps=20)
     trained = so.train_classifier(
         folder / "videos.csv", TINY, out=folder / "runs/mine", input_size=32, epochs=1, num_frames=2, workers=0
     )
@@ -65,6 +68,20 @@ def _write_videos(folder: Path) -> None:
         lines.append(f"{path},{CLASSES[item.labels[0]]},{item.split}")
     (folder / "reels").rename(folder / "labelled")  # the pages make their own reels
     (folder / "videos.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_clips(folder: Path) -> None:
+    """Write clips.csv, a manifest of trimmed clips, and background in others/."""
+    clip = numbered_video(num_frames=12, width=96, height=64, fps=10)
+    lines = ["path,label,group,split"]
+    for number, split in enumerate(["train"] * 4 + ["dev"] * 2 + ["test"] * 2):
+        for name in CLASSES:
+            path = f"clips/{name}{number}.mp4"
+            _at(folder, path).write_bytes(clip)
+            lines.append(f"{path},{name},{name} {number},{split}")
+    for number in range(10):
+        _at(folder, f"others/{number}.mp4").write_bytes(clip)
+    (folder / "clips.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _write_images(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,11 @@ def test_imports_go_up(path: Path) -> None:
 def test_every_folder_has_a_layer() -> None:
     there = {path.name.removesuffix(".py") for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert there - {"__init__", "__pycache__", "py.typed"} == set(ORDER)
+
+
+def test_no_test_reads_files_beside_the_repository() -> None:
+    root = Path(__file__).parents[1]
+    for path in sorted(root.glob("tests/**/*.py")):
+        depth = len(path.relative_to(root).parts)
+        for match in re.finditer(r"__file__\)(?:\.resolve\(\))?\.parents\[(\d+)\]", path.read_text(encoding="utf-8")):
+            assert int(match[1]) < depth, f"{path}: {match[0]} lies outside of the repository"

@@ -108,6 +108,7 @@ COMMANDS: dict[str, tuple[list[str], str | None]] = {
     "export": (["{folder}"], "train"),
     "quantize": (["resnet50", "--bank", "{folder}"], "train"),
     "ui": (["--help"], None),
+    "mcp": (["--help"], None),
     "reels": (["{folder}/reels", "--help"], None),
     "demo": (["--out", "{folder}/demo"], "train"),
     "bench": (["--help"], None),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sosampler.policies.registry import list_policies, register_policy
     from sosampler.reels.make import make_reels
     from sosampler.reels.recipe import ReelRecipe
+    from sosampler.reels.streams import StreamRecipe
     from sosampler.samplers.recipe import SamplerRecipe, list_recipes, read_recipe
     from sosampler.samplers.registry import load_sampler
     from sosampler.samplers.sosampler import SOSampler
@@ -73,6 +74,7 @@ _HOMES = {
     "subset": "sosampler.bank.from_arrays",
     "make_reels": "sosampler.reels.make",
     "ReelRecipe": "sosampler.reels.recipe",
+    "StreamRecipe": "sosampler.reels.streams",
     "train_classifier": "sosampler.training.train_classifier",
     "TrainedClassifier": "sosampler.training.train_classifier",
     "ClassifierRecipe": "sosampler.training.classifier_data",
@@ -139,6 +141,7 @@ __all__ = [
     "SamplerRecipe",
     "Selection",
     "SosamplerError",
+    "StreamRecipe",
     "TrainedClassifier",
     "TrainedSampler",
     "TrainedSystem",

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from sosampler._util.progress import Progress
 from sosampler.bank.bank import Bank, decode_jpeg
+from sosampler.bank.format import BankHeader
 from sosampler.bank.from_arrays import FrameEntry, subset, write_frames
 from sosampler.bank.inspect import bank_info, verify_bank
+from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.video.candidates import stratified_positions, uniform_positions
 from tests.factories import CLASSES, contents, entries, frames, teacher_by_hand
@@ -388,3 +390,14 @@ def test_what_frames_show_must_fit(tmp_path: Path) -> None:
     with pytest.raises(SosamplerError, match="has 2 flags for 3 stored frames"):
         _ = Bank(bank.path)[0].shows_class
     assert verify_bank(bank.path) == [f"{bank.folder.shown_jsonl}: has 2 flags for the 3 frames of 'v0'"]
+
+
+@given(st.integers(0, 30), st.integers(1, 9))
+def test_shards_hold_all_items_in_turn_and_none_is_empty(num_items: int, per_shard: int) -> None:
+    header = BankHeader("arrays", {}, CLASSES, False, num_items, per_shard)
+    ranges = [header.shard_range(shard) for shard in range(header.num_shards)]
+    assert [number for each in ranges for number in each] == list(range(num_items))
+    assert all(len(each) == per_shard for each in ranges[:-1])
+    assert all(len(each) for each in ranges)
+    items = [Item(str(number), "x.mp4", (0,)) for number in range(num_items)]
+    assert [[int(item.id) for item in header.shard_items(items, k)] for k in range(len(ranges))] == [*map(list, ranges)]

@@ -54,7 +54,10 @@ def test_what_is_no_bank_is_refused(tmp_path: Path, bank: Bank) -> None:
 
 
 def test_one_writer_at_a_time(bank: Bank) -> None:
-    with writing_bank(BankFolder(bank.path)), pytest.raises(SosamplerError, match="another process is writing"):
+    with (
+        writing_bank(BankFolder(bank.path)),
+        pytest.raises(SosamplerError, match=r"process \d+, this one, is writing this bank"),
+    ):
         write_frames(bank.path, entries(), classes=CLASSES, videos_per_shard=4)
     write_frames(bank.path, entries(), classes=CLASSES, videos_per_shard=4)
 

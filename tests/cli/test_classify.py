@@ -220,11 +220,11 @@ def test_a_run_that_breaks_off_leaves_the_old_file_and_goes_on(
 ) -> None:
     out = tmp_path / f"rows.{suffix}"
     out.write_text("old")
-    cli(videos, "--out", out, "--batch-size", 1)
+    cli(videos, "--out", out, "--batch-size", 1, "--overwrite")
     assert len(stopping) == 3
     assert out.read_text() == "old"
     stopping.clear()
-    again = cli(videos, "--out", out, "--batch-size", 1, "--json")
+    again = cli(videos, "--out", out, "--batch-size", 1, "--overwrite", "--json")
     assert again.code == 0
     assert len(stopping) == 1
     assert "continuing: 2 of 3 videos are done" in again.err

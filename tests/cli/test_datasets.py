@@ -128,6 +128,19 @@ def test_import_with_independent_classes(dataset: Path) -> None:
     assert "exclusive" not in out.read_text()  # the default of sets of labels
 
 
+def test_an_import_that_was_killed_can_be_run_again(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = dataset / "m.csv"
+    arguments = ("import", "activitynet", dataset / "anet.json", "--videos", dataset / "videos", "--out", out)
+    (dataset / ".m.csv.missing.1000000000.part.txt").write_text("half")
+    with monkeypatch.context() as killing:
+        killing.setattr("sosampler.datasets.importers.build.write_text", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(*arguments)
+    run(*arguments)
+    assert sorted(path.name for path in dataset.glob(".*")) == []
+    assert len(read_manifest(out)) == 3
+
+
 def test_importing_again_replaces_what_was_missing(dataset: Path) -> None:
     out = dataset / "m.csv"
     arguments: list[str | Path] = [
@@ -144,6 +157,10 @@ def test_importing_again_replaces_what_was_missing(dataset: Path) -> None:
     run(*arguments)
     assert Path(f"{out}.missing.txt").read_text() == ""
     assert len(read_manifest(out)) == 4
+    Path(f"{out}.missing.txt").unlink()  # as beside a manifest that was written by hand
+    with pytest.raises(InvalidArgument, match=r"m\.csv: exists and does not hold an imported data set"):
+        run(*arguments)
+    run(*arguments, "--overwrite")
 
 
 @pytest.mark.parametrize(

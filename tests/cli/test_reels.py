@@ -14,6 +14,7 @@ from sosampler.bank.bank import Bank
 from sosampler.cli.main import main
 from sosampler.datasets.manifest import read_manifest
 from sosampler.reels.make import make_reels
+from tests.reels.clip_world import make_clips
 
 FEW = ["--count-train", 3, "--count-dev", 1, "--count-test", 2, "--classes", 2, "--workers", 1]
 SMALL = ["--size", 48, "--num-shots", 3, 3, "--fps", 6, "-t", 4]
@@ -122,3 +123,76 @@ def test_help_is_light() -> None:
     loaded = {name.split(".")[0] for name in subprocess.check_output([sys.executable, "-c", code], text=True).split()}
     assert "typer" in loaded
     assert not loaded & {"numpy", "torch", "pyarrow", "av", "PIL", "rich"}
+
+
+# ---- streams
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    make_clips(folder)
+    return folder / "clips.csv"
+
+
+OF_STREAMS = ["--to", "mp4", "--preset", "streams", "--fps", 10, "--size", 48, "--num-shots", 4, 4, "--workers", 1]
+
+
+def test_streams(run: Any, clips: Path, tmp_path: Path) -> None:
+    out = tmp_path / "streams"
+    counts = ["--count-train", 2, "--count-dev", 0, "--count-test", 1]
+    arguments = [clips, "--out", out, *OF_STREAMS, *counts, "--fades", 0, "--share", 0.3, 0.5]
+    code, said, progress = run(*arguments, "--json")
+    assert code == 0, progress
+    assert json.loads(said)["splits"] == {"train": 2, "test": 1}
+    assert "making reels (clips): 36 of 36 videos" in progress
+    assert "making reels: 3 of 3 videos" in progress
+    recipe = json.loads((out / "reels.json").read_text())["recipe"]
+    assert (recipe["size"], recipe["fps"], recipe["fades"], recipe["share"]) == (48, 10, 0.0, [0.3, 0.5])
+    code, said, progress = run(*arguments)
+    assert (code, said) == (0, f"{out}/manifest.csv: Manifest(3 videos, 2 classes: 2 train, 1 test)\n")
+    videos = sorted((out / "videos").iterdir())
+    videos[0].unlink()
+    code, _, progress = run(*arguments)
+    assert code == 0
+    assert "continuing: 2 of 3 videos are done" in progress
+
+
+def rows_without(clips: Path, *words: str) -> list[str]:
+    lines = clips.read_text().splitlines()
+    return [lines[0], *(f"{clips.parent}/{line}" for line in lines[1:] if not any(word in line for word in words))]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "more", "arguments", "said"),
+    [
+        (["other"], [], [], "there is no background for streams of train; give videos without a class"),
+        (["ant2", "ant3", "ant4", "ant5", "ant6", "ant7"], [], [], "class 'ant' has one group only (anttrain0)"),
+        ([], ["x.mp4,ant,anttest1,train"], [], "groups are in two splits: 'anttest1' (test, train); put all"),
+        ([], ["x.mp4,ant;bee,g,train"], [], "x.mp4: shows ant, bee; a clip must have one label"),
+        ([], [], ["--size", 63], "both an even number of pixels"),
+        ([], [], ["--to", "bank"], "composes mp4 files from a manifest of clips; give to='mp4' (--to mp4)"),
+        ([], [], ["--preset", "demo"], "for clips give one of: streams, long-streams"),
+        ([], [], ["--pan", 0.1], "a name in recipe='pan' is unknown"),
+        ([], [], ["--classifier-share", 1], "classifier_share=1.0 must be at least 0 and below 1"),
+        ([], [], ["--background", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        ([], [], ["--share", 0.05, 0.05], "share=0.05 cannot be reached by 4 shots"),
+        (["train/"], [], [], "there is no clip with a label for streams of train"),
+    ],
+)
+def test_bad_input_of_streams(
+    run: Any, clips: Path, tmp_path: Path, left_out: list[str], more: list[str], arguments: list[Any], said: str
+) -> None:
+    (tmp_path / "clips.csv").write_text("\n".join([*rows_without(clips, *left_out), *more]))
+    code, out, error = run(tmp_path / "clips.csv", "--out", tmp_path / "out", *OF_STREAMS, *arguments)
+    assert (code, out) == (2, "")
+    assert said in error
+    assert error.splitlines()[-1].startswith("sosampler: ")
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_background_of_one_of_the_classes(run: Any, clips: Path, tmp_path: Path) -> None:
+    code, _, error = run(clips, "--background", clips, "--out", tmp_path / "out", *OF_STREAMS)
+    assert code == 2
+    assert "is background of class 'ant', which the clips have too; remove it" in error

@@ -8,11 +8,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 import sosampler as so
 from sosampler.policies import registry
+from tests.conftest import unavailable
 from tests.doc_blocks import LANGUAGES, ROOT, TINY, Block, blocks_of, check, commands_of, pages, run_page
 from tests.doc_world import make_world
 
@@ -20,9 +22,11 @@ from tests.doc_world import make_world
 ONLY_CHECKED = {
     "README.md": 2,
     "docs/add_policy.md": 1,
+    "docs/assistant.md": 1,
     "docs/baselines.md": 4,
     "docs/cli.md": 1,
     "docs/integrations.md": 1,
+    "docs/query.md": 1,
     "docs/quick_start.md": 1,
     "docs/reproduce.md": 1,
     "docs/sampler.md": 1,
@@ -64,6 +68,8 @@ def folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def given(page: str) -> dict[str, Any]:
     """Python names that a page assumes."""
+    if page == "docs/assistant.md":
+        return {"client": MagicMock()}
     if page != "docs/classifiers.md":
         return {}
     import torch
@@ -82,9 +88,20 @@ def given(page: str) -> dict[str, Any]:
 def test_the_blocks_of_a_page_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:  # policies that a page registers are not for other tests
         patched.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+        if page == "docs/assistant.md":
+            _pass_the_path_on(patched)
         names = run_page(page, given(page), smaller)
     if page in _AFTER:
         _AFTER[page](names)
+
+
+def _pass_the_path_on(patched: pytest.MonkeyPatch) -> None:
+    """The SDK starts servers with little of the environment; here the package may be found by PYTHONPATH alone."""
+    try:
+        from mcp.client import stdio
+    except ImportError:
+        unavailable("mcp", "mcp is not installed")
+    patched.setattr(stdio, "DEFAULT_INHERITED_ENV_VARS", [*stdio.DEFAULT_INHERITED_ENV_VARS, "PYTHONPATH"])
 
 
 def _after_readme(names: dict[str, Any]) -> None:

@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 
 import sosampler as so
+from sosampler.datasets.segments import read_segments
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.registry import describe_policies
 from tests.doc_blocks import ROOT, blocks_of
 
 
 def test_the_json_of_the_documents_has_the_right_keys(clip: Path) -> None:
-    (block,) = blocks_of("docs/files.md", "json")
+    block, segments = blocks_of("docs/files.md", "json")
     shown, real = json.loads(block.code), so.select(clip, 2, policy="uniform").to_dict()
     assert list(shown) == list(real)
     assert list(shown["candidates"]) == list(real["candidates"])
+    line = json.dumps(json.loads(segments.code))
+    (clip.parent / "segments.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert len(read_segments(clip.parent / "segments.jsonl", ["match/a.mp4"])["match/a.mp4"]) == 2
 
 
 def test_every_policy_is_in_the_documents_with_its_words() -> None:

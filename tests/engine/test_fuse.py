@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import sosampler as so
 from benchmarks.speed.frames import lively_sampler
+from sosampler.engine import fuse
 from sosampler.engine.fuse import fuse_network, replace_max_pools
 from sosampler.engine.kernels.blocks import FusedConv, SpaceToDepth, set_conv_backend, use_space_to_depth
 from sosampler.engine.networks import TorchFeatures
@@ -67,6 +69,42 @@ def test_fused_networks_agree(backend: str) -> None:
         for layout in (torch.contiguous_format, torch.channels_last):
             assert torch.allclose(made(frames.to(memory_format=layout)), net(frames), atol=1e-5)
             assert torch.allclose(made(frames[:1]), net(frames[:1]), atol=1e-5)
+
+
+class TestGuard:
+    """Fused and plain outputs are compared on the example; beyond a thousandth of the largest value it runs unfused."""
+
+    @pytest.mark.parametrize(("wrong", "fused"), [(1.01, False), (1.0001, True)])
+    def test_a_wrong_fusion_is_not_used(
+        self, wrong: float, fused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+            made = fuse_conv_bn_eval(conv, norm)
+            made.weight.data *= wrong
+            made.bias.data *= wrong
+            return made
+
+        monkeypatch.setattr(fuse, "fuse_conv_bn_eval", fold)
+        net = random_statistics(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+        made = fuse_network(net, (torch.randn(2, 3, 8, 8),), name="net")
+        assert any(isinstance(layer, FusedConv) for layer in made.modules()) == fused
+        assert ("net: fused convolutions give different values; it runs unfused" in caplog.text) != fused
+        if not fused:
+            frames = torch.randn(3, 3, 8, 8)
+            assert torch.equal(made(frames), net(frames))
+
+    @pytest.mark.parametrize("padding", [{"padding": 1, "padding_mode": "reflect"}, {"padding": "same"}])
+    def test_padding_that_fused_convolutions_do_not_know(
+        self, padding: dict[str, Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Such a convolution stays as it is, and the others are fused all the same."""
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3, **padding), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
+        made = fuse_network(net, (torch.randn(2, 3, 8, 8),), name="net")
+        assert [type(made.get_submodule(name)) for name in ("0", "2")] == [nn.Conv2d, FusedConv]
+        assert not caplog.text
+        frames = torch.randn(3, 3, 9, 7)
+        torch.testing.assert_close(made(frames), net(frames), atol=1e-5, rtol=1e-5)
 
 
 class ValueDependent(nn.Module):

@@ -206,8 +206,22 @@ def test_clip_classifiers_are_refused(sampler: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_killed_before_the_end_it_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier, out = scattered_classifier(), tmp_path / "new"
+    frames = smooth_frames(1, 4, SIZE)
+    with monkeypatch.context() as killing:
+        killing.setattr("sosampler.engine.quantize.replacing", lambda path: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            so.quantize_classifier(classifier, frames, out)
+    for _ in range(2):  # also over its own result
+        so.quantize_classifier(scattered_classifier(), frames, out)
+        assert {file.name for file in out.iterdir()} == {INT8_MODEL, WEIGHTS, "config.json"}
+
+
 def test_errors_leave_no_files_and_overwrite_none(folder: Path, tmp_path: Path) -> None:
     classifier = scattered_classifier()
+    with torch.no_grad():
+        classifier.net.fc.bias.add_(1)  # another one than that in the folder
     frames = smooth_frames(1, 4, SIZE)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(InvalidArgument, match="holds a saved classifier"):

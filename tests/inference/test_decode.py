@@ -217,7 +217,7 @@ def test_a_worker_that_dies_costs_its_video_alone(folder: Path, capfd: pytest.Ca
     told = dict(zip(names, outcomes, strict=True))
     assert "ended with signal SIGSEGV; the file may be damaged, or memory ran out" in str(told["deadly-11"])
     assert "deadly-9.mp4: the process that decoded it ended with signal SIGKILL" in str(told["deadly-9"])
-    assert "odd.mp4: cannot be decoded (ZeroDivisionError: by zero)" in str(told["odd"])
+    assert "odd.mp4: an unexpected error (ZeroDivisionError: by zero)" in str(told["odd"])
     assert [isinstance(outcome, CandidateFrames) for outcome in outcomes] == [
         not isinstance(outcome, SosamplerError) for outcome in outcomes
     ]

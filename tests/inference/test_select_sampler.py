@@ -311,7 +311,8 @@ class TestMethods:
 
     def test_wrong_ones_are_named(self, folder: Path, tmp_path: Path, clip: Path) -> None:
         with pytest.raises(
-            InvalidArgument, match=r"first\+best' is unknown; .*\+aks, \+its, \+nms, \+mmr, \+dpp go behind such"
+            InvalidArgument,
+            match=r"first\+best' is unknown; .*\+aks, \+its, \+nms, \+mmr, \+dpp, \+facility go behind such",
         ):
             so.select(clip, policy=f"{folder}+best")
         with pytest.raises(InvalidArgument, match=r"nope\+nms' is unknown; "):

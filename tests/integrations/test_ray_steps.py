@@ -115,13 +115,14 @@ def test_what_is_wrong_is_told_with_the_name() -> None:
     assert attempt("a.mp4", fails(named)) is named
     for error, text in (
         (so.InvalidArgument("too short"), "a.mp4: too short"),
-        (MemoryError(), "a.mp4: does not fit into memory; ask for fewer or smaller frames"),
+        (MemoryError(), "a.mp4: the frames do not fit into memory; ask for fewer"),
         (PermissionError(13, "denied"), "a.mp4: cannot be read (denied); check its permissions"),
-        (ZeroDivisionError("odd"), "a.mp4: cannot be decoded (ZeroDivisionError: odd); the file may be damaged"),
+        (ZeroDivisionError("odd"), "a.mp4: an unexpected error (ZeroDivisionError: odd); the file may be damaged"),
     ):
         failure = attempt("a.mp4", fails(error))
         assert isinstance(failure, (VideoError, so.InvalidArgument))
-        assert str(failure) == text
+        assert str(failure).startswith(text)
+        assert "\n" not in str(failure)
         assert failure.__cause__ is error
     with pytest.raises(MissingDependency):  # no other video would be spared
         attempt("a.mp4", fails(MissingDependency("no torchcodec")))

@@ -217,7 +217,7 @@ def test_select_command(clip: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-n", "auto"), "not for the policy 'general'"),
+        (("-n", "auto", "--policy", "uniform"), "not for the policy 'uniform'"),
         (("-n", "3", "--auto-max", "4"), "auto_max=4 is for num_frames='auto'"),
         (("-n", "0"), "num_frames=0"),
     ],

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 import sosampler as so
 from sosampler.errors import InvalidArgument
-from sosampler.policies.base import Choice, choose_one
+from sosampler.policies.base import Batch, Choice, choose_one
 from sosampler.policies.learned import CHOICE, FOLDER, GENERAL_SIZE, general_sampler
 from sosampler.policies.registry import get_policy
 from sosampler.policies.visual import typical_order, typicality, unrest
@@ -302,6 +302,22 @@ def test_greedy_by_hand(count: int, dimensions: int, seed: int, weights: tuple[f
         }
         assert worth[pick] == pytest.approx(max(worth.values()), abs=1e-9)
         chosen.append(pick)
+
+
+def test_auto_takes_more_frames_of_a_video_that_shows_more() -> None:
+    first, *others = photographs()
+    still, scenes = np.stack([first] * 12), np.repeat([first, *others[:3]], 3, axis=0)
+    policy = get_policy("general")
+    numbers = []
+    for frames in (still, scenes):
+        choice = choose_one(policy, 12, 12, frames, auto=so.Auto(max=12))
+        assert choice.expected is not None
+        assert (np.diff(choice.expected) >= -1e-12).all()
+        assert choice.expected[-1] == pytest.approx(1)
+        numbers.append(len(choice.positions))
+    assert numbers == [1, 4]
+    padded = Batch(12, np.array([12, 5]), np.stack([scenes, scenes]))
+    assert np.isneginf(policy.expected(padded)[1, 5:]).all()  # type: ignore[index]
 
 
 def test_the_theme_comes_before_the_stray() -> None:

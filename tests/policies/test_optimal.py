@@ -194,6 +194,28 @@ class TestOptimal:
         assert optimal_mean_logits(logits, labels, 3, max_subsets=1).positions.tolist() == [[1, 2, 4]]
         assert optimal_mean_logits(logits, labels, 6, max_subsets=1).positions.tolist() == [[0, 1, 2, 4, 5, 7]]
 
+    @pytest.mark.parametrize("block", [1, 2, 100])
+    @pytest.mark.parametrize(("gain", "winner"), [(5e-13, 0), (5e-12, 1)])
+    def test_sums_in_another_order_are_ties(self, gain: float, winner: int, block: int) -> None:
+        """Values closer than rounding go to the earlier subset, within a block of subsets and across blocks."""
+        values = torch.tensor([-1.0, -1.0 + gain, -2.0], dtype=torch.float64)
+        best = optimal_by_enumeration(lambda p: values[p[..., 0]], 1, 3, 1, block=block)
+        assert best.positions.tolist() == [[winner]]
+
+    @pytest.mark.parametrize("block", [1, 4])
+    def test_exact_ties_go_to_the_earliest_subset(self, block: int) -> None:
+        best = optimal_by_enumeration(lambda p: torch.zeros(p.shape[:2], dtype=torch.float64), 2, 5, 3, block=block)
+        assert best.positions.tolist() == [[0, 1, 2]] * 2
+
+    def test_as_many_subsets_as_allowed_are_enumerated(self) -> None:
+        logits, labels = torch.randn(2, 6, 3), torch.tensor([[1, 0, 0], [0, 1, 0]])
+        assert optimal_mean_logits(logits, labels, 3, max_subsets=20).method == "enumeration"
+        assert optimal_mean_logits(logits, labels, 3, max_subsets=19).method == "certified"
+        values = lambda p: torch.zeros(p.shape[:2])  # noqa: E731
+        assert optimal_by_enumeration(values, 1, 6, 3, max_subsets=20).method == "enumeration"
+        with pytest.raises(InvalidArgument, match="20 subsets, more than max_subsets=19"):
+            optimal_by_enumeration(values, 1, 6, 3, max_subsets=19)
+
     def test_frames_in_another_order_are_chosen_all_the_same(self) -> None:
         generator = torch.Generator().manual_seed(5)
         logits = 3 * torch.randn(20, 10, 5, dtype=torch.float64, generator=generator)

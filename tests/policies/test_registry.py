@@ -24,6 +24,7 @@ from sosampler.policies.score_rules import (
     aks,
     difference_peaks,
     dpp,
+    facility_location,
     gaussian_kernel,
     inverse_transform,
     median_bandwidth,
@@ -208,7 +209,7 @@ def test_names() -> None:
         ("dpp+nms", "'dpp' has no scores"),
         (
             "frame-difference+best",
-            r"is unknown, did you mean 'frame-difference'\?.*\+aks, \+its, \+nms, \+mmr, \+dpp go",
+            r"is unknown, did you mean 'frame-difference'\?.*\+aks, \+its, \+nms, \+mmr, \+dpp, \+facility go",
         ),
         ("+nms", "is unknown; choose one of"),
         ("frame-difference+nms+nms", r"'frame-difference\+nms' has a method already"),
@@ -292,7 +293,7 @@ class TestOwnPolicies:
         else:
             features = policy.features(batch)
             kernel = gaussian_kernel(features, median_bandwidth(features))
-            pick = {"mmr": mmr, "dpp": dpp}[method]
+            pick = {"mmr": mmr, "dpp": dpp, "facility": facility_location}[method]
             expected = pick(policy.unit_scores(batch).astype(np.float32), kernel.astype(np.float32), 4)[0]
         choice = choose_one(policy, 12, 4, frames)
         assert choice.positions.tolist() == expected.tolist()

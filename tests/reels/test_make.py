@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import sosampler as so
 from sosampler.datasets.manifest import read_manifest
 from sosampler.errors import InvalidArgument
-from sosampler.reels.images import Pictures, ProceduralPictures, open_reel_set
+from sosampler.reels.images import Pictures, ProceduralPictures
 from sosampler.reels.recipe import DISTRACTOR, PRESETS, SPORTS22, Reel, ReelRecipe, plan_reels
 from sosampler.reels.render import Renderer, candidate_frames, crop, frames_of, layers, plan_from, write_reel
 
@@ -197,19 +197,6 @@ class TestSports22:
             expected = rows[:, column] + right[:, None] * (rows[:, column + 1] - rows[:, column])
             np.testing.assert_array_equal(crop(picture, (left, top, side), size, flip=flip), np.rint(expected))
 
-    @pytest.mark.slow
-    def test_the_real_pictures_are_split_as_then(self) -> None:
-        root = Path(__file__).parents[3] / "shared" / "data" / "sports22"
-        if not root.is_dir():
-            pytest.skip("the pictures are not here")
-        opened = {name: open_reel_set(root, reel_set, size=192) for name, reel_set in SPORTS22.items()}
-        assert all(source.per_class == (50,) * 22 for source in opened.values())
-        assert [source.num_distractors for source in opened.values()] == [400, 400, 200]
-        shown = [{key for label, key in source.listing() if label != DISTRACTOR} for source in opened.values()]
-        assert sum(map(len, shown)) == len(set.union(*shown)) == 3 * 22 * 50
-        reel = plan_from(opened["test"], PRESETS["sports22"], count=1, seed=2)[0]
-        assert candidate_frames(reel, opened["test"]).shape == (10, 176, 176, 3)
-
 
 class TestBadRecipes:
     @pytest.mark.parametrize(
@@ -281,12 +268,13 @@ class TestFrames:
         half = crop(picture, (0.25, 0.5, 0.5), 24)
         assert (half == picture[24:, 12:36]).all()
 
-    def test_without_moves_a_shot_is_one_picture(self, pictures: ProceduralPictures) -> None:
-        reel = one_shot(pictures)
+    @pytest.mark.parametrize("flip", [0.0, 1.0])
+    def test_without_moves_a_shot_is_one_picture(self, pictures: ProceduralPictures, flip: float) -> None:
+        reel = one_shot(pictures, flip=flip)
         frames = list(frames_of(reel, pictures))
         assert len(frames) == reel.total_num_frames == 16
         for number, shot in enumerate(reel.shots):
-            expected = crop(pictures.get(shot.label, shot.picture), shot.start, 48, flip=shot.flip)
+            expected = crop(pictures.get(shot.label, shot.picture), shot.start, 48, flip=flip == 1)
             assert all((frame == expected).all() for frame in frames[number * 8 : number * 8 + 8])
         assert (frames[7] != frames[8]).any()
 
@@ -309,6 +297,31 @@ class TestFrames:
         if "blur" in move:
             first_is_sharper = shot.blur[0] < shot.blur[1]
             assert (sharpness(frames[0]) > sharpness(frames[7])) == first_is_sharper
+
+    def test_a_zoom_keeps_its_centre_unless_the_picture_ends(self) -> None:
+        kept = 0
+        for shot in (shot for reel in plan(replace(SMALL, zoom=0.5), 50) for shot in reel.shots):
+            (left, top, side), (new_left, new_top, new_side) = shot.start, shot.end
+            shift = (side - new_side) / 2
+            if min(left + shift, top + shift) >= 0 and max(left, top) + shift + new_side <= 1:
+                assert (new_left, new_top) == pytest.approx((left + shift, top + shift))
+                kept += new_side != side
+            assert min(new_left, new_top) >= 0
+            assert max(new_left, new_top) + new_side <= 1 + 1e-12
+        assert kept > 100
+
+    def test_shots_are_mirrored_as_often_as_asked(self) -> None:
+        for flip in (0.0, 0.2, 0.8, 1.0):
+            mirrored = [shot.flip for reel in plan(replace(SMALL, flip=flip), 200) for shot in reel.shots]
+            assert np.mean(mirrored) == pytest.approx(flip, abs=0.05)
+
+    def test_a_fade_takes_at_most_its_share_of_the_shorter_shot(self) -> None:
+        recipe = replace(SMALL, fade=0.5, seconds_per_shot=(1.0, 4.0))
+        shares = []
+        for before, shot in (pair for reel in plan(recipe, 100) for pair in pairwise(reel.shots)):
+            shares.append(shot.fade / min(before.num_frames, shot.num_frames))
+        assert max(shares) <= 0.5
+        assert max(shares) > 0.45
 
     def test_pan_shows_what_lies_at_the_side(self, pictures: ProceduralPictures) -> None:
         reel = one_shot(pictures, pan=0.5)

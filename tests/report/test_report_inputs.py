@@ -291,7 +291,7 @@ def test_places_that_are_no_run_are_refused(tmp_path: Path, run: Path) -> None:
 def test_what_cannot_be_read_or_written_is_told_in_a_sentence(tmp_path: Path, run: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000)
-    with pytest.raises(InvalidArgument, match=r"deep\.json: is nested too deeply"):
+    with pytest.raises(InvalidArgument, match=r"deep\.json: .*nested too deeply"):
         text_of(deep, out=tmp_path)
     with pytest.raises(InvalidArgument, match="File name too long"):
         text_of(tmp_path / ("a" * 300), out=tmp_path)

@@ -33,7 +33,6 @@ ABOUT = {
     "seed": 3,
     "recipe": {"name": "default", "lr": 0.0003, "num_candidates": [4, 16]},
 }
-SHARED = Path(__file__).parents[3] / "shared"
 
 
 @pytest.fixture(scope="module")
@@ -428,14 +427,3 @@ def test_weights_that_cannot_be_downloaded_are_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(theirs.MobileNet_V2_Weights, "get_state_dict", offline)
     with pytest.raises(WeightsError, match=r"no route to host.*load a file of weights"):
         load_backbone_weights(create_backbone("mobilenet_v2"), "pretrained")
-
-
-@pytest.mark.slow
-def test_real_weights_fit() -> None:
-    path = SHARED / "weights" / "mobilenetv2_imagenet.safetensors"
-    if not path.is_file():
-        pytest.skip("the shared weights are not here")
-    sampler = SOSampler(shift=10)
-    load_backbone_weights(sampler.backbone, path)
-    assert same_weights(sampler.backbone, load_file(path))
-    assert sampler.look(pictures(1, 4, 3, 128, 128)).features.std() > 0.1

@@ -59,6 +59,7 @@ REFUSED: dict[str, list[Any]] = {
     "seed": [-1, 0.5, None],
     "pretrain": [-1, 1.5, None],
     "pretrain_lr": [0, -1, "x"],
+    "freeze": [-0.1, 1.1, None],
     "answer": ["all", "", None],
 }
 

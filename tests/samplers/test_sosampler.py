@@ -385,7 +385,13 @@ def test_fingerprint_changes_with_everything_that_affects_scores() -> None:
     with torch.no_grad():
         other.importance_head.bias.add_(1e-6)
     assert other.fingerprint() != first == sampler.fingerprint()
-    assert SOSampler(shift=8).config != SOSampler(shift=10).config
+    scoring = {"belief": 2.0, "relevance": [4.0, 1.0], "importance": 0.2}
+    for change in ({"scoring": scoring}, {"scoring": scoring | {"importance": 0.3}}, {"calibration": (1.0, 0.5)}):
+        other = scattered(num_classes=2, **change)
+        other.load_state_dict(sampler.state_dict())
+        assert other.fingerprint() != first
+        first = other.fingerprint()
+    assert SOSampler(shift=8).fingerprint() != SOSampler(shift=10).fingerprint()
 
 
 def test_repr_and_freeze() -> None:

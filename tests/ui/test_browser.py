@@ -14,7 +14,7 @@ import pytest
 
 import sosampler as so
 from sosampler.ui.server import Server, Service
-from sosampler.ui.view import Controls
+from sosampler.ui.view import Controls, make_controls
 from sosampler.video.synthetic import numbered_video
 from tests.report.test_browser import browser  # noqa: F401
 
@@ -143,6 +143,25 @@ def test_policies_candidates_and_diversity(opened: Opened, clip: Path) -> None:
     assert not page.locator(".error").is_visible()
 
 
+def test_a_query_takes_the_place_of_the_policy(
+    browser: Any, opened: Opened, server: Server, clip: Path, shapes_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not opened.page.locator("#query").is_visible()
+    monkeypatch.setattr(server.service, "controls", make_controls(query_model=str(shapes_model)))
+    asking = Opened(browser, server)
+    asking.drop(clip)
+    asking.page.fill("#num-frames", "3")
+    asking.page.fill("#query", "a red circle")
+    asking.page.wait_for_selector(".policy:has-text('query')")
+    assert asking.page.locator("#policy").is_disabled()
+    assert len(asking.shown(3)) == 3
+    asking.page.fill("#query", "")
+    asking.page.wait_for_selector(".policy:has-text('general')")
+    assert not asking.page.locator("#policy").is_disabled()
+    assert not asking.said
+    asking.page.close()
+
+
 def test_what_is_no_video_gets_a_sentence(opened: Opened, clip: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.mp4").write_text("Nothing to see here. " * 20)
     (tmp_path / "long.mp4").write_bytes(clip.read_bytes() + bytes(300_000))
@@ -173,6 +192,20 @@ def test_several_videos_come_and_go(opened: Opened, server: Server, clip: Path, 
     assert len(list(server.service.videos.folder.iterdir())) == 1
     page.get_by_label("Remove other.mp4").click()
     assert page.locator("#empty").is_visible()
+
+
+def test_a_reload_shows_the_same_at_once(
+    opened: Opened, server: Server, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.drop(clip)
+    opened.page.fill("#num-frames", "3")
+    opened.page.wait_for_selector(".of-chosen .strip[style*='--columns: 4']")
+    frames = opened.shown(3)
+    with server.service._one_at_a_time:  # nothing can be computed
+        opened.page.reload()
+        assert opened.shown(3) == frames
+    assert opened.page.locator("#num-frames").input_value() == "3"
+    assert opened.said == []
 
 
 def test_a_name_is_only_text(opened: Opened, clip: Path, tmp_path: Path) -> None:

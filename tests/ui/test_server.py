@@ -160,7 +160,7 @@ def test_questions_that_make_no_sense(server: Server, clip_bytes: bytes) -> None
     error_of(ask(server, "DELETE", "/"), 404)
     error_of(ask(server, "POST", "/nothing", b""), 404)
     key = json.loads(ask(server, "POST", "/videos", clip_bytes, X_Name="a.mp4")[1])["id"]
-    assert "must be JSON" in error_of(ask(server, "POST", f"/videos/{key}/select", b"{"), 422)
+    assert "is not JSON" in error_of(ask(server, "POST", f"/videos/{key}/select", b"{"), 422)
     assert "too long" in error_of(ask(server, "POST", f"/videos/{key}/select", b" " * 100_000), 413)
     assert "frame='x'" in error_of(ask(server, "GET", f"/videos/{key}/frames/x.jpg"), 422)
     assert ask(server, "GET", f"/videos/{key}/frames/{10**19}.jpg")[0].status == 200  # the last one
@@ -232,6 +232,7 @@ def test_the_command(clip: Path, tmp_path: Path) -> None:
     [
         ({"max_upload": "lots"}, "'lots' is not a size"),
         ({"max_videos": 0}, "--max-videos=0"),
+        ({"max_upload_seconds": 0.0}, "--max-upload-seconds=0.0"),
         ({"videos": ["nothing.mp4"]}, "nothing.mp4: no such file"),
         ({"sampler": [Path("no-such-folder")]}, "no-such-folder"),
         ({"host": "203.0.113.7"}, "cannot listen on 203.0.113.7"),

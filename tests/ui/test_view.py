@@ -212,9 +212,9 @@ def test_uploads_are_bounded(service: Service, clip_bytes: bytes, tmp_path: Path
 
 
 def test_limits_hold_for_uploads(tmp_path: Path, clip_bytes: bytes) -> None:
-    videos = Videos(tmp_path, max_upload=10_000_000, max_videos=2, limits=Limits(max_pixels=1000))
+    service = Service(Controls(limits=Limits(max_pixels=1000)), tmp_path, max_upload=10_000_000, max_videos=2)
     with pytest.raises(LimitExceeded, match=r"^clip\.mp4: .*--max-pixels"):
-        videos.add_upload("clip.mp4", len(clip_bytes), reading(clip_bytes))
+        service.videos.add_upload("clip.mp4", len(clip_bytes), reading(clip_bytes))
 
 
 def test_many_at_once(service: Service, clip_bytes: bytes) -> None:
@@ -254,6 +254,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"policy": "uniform", "diversity": "nms"}, "which the policy 'uniform' does not give"),
     ({"diversity": "most"}, "diversity='most' is unknown"),
     ({"candidates": "some"}, "candidates='some' is unknown"),
+    ({"query": "a dog"}, "query='a dog' must be a text, on a page that was started with --query-model"),
+    ({"query": 3}, "query=3 must be a text"),
     ({"policy": "keyframe", "diversity": BEST, "candidates": "exact"}, "leave candidates out"),
     ({"limits": None}, "a setting='limits' is unknown"),
 ]
@@ -298,6 +300,19 @@ def test_a_trained_sampler_is_offered_first(tmp_path: Path, clip_bytes: bytes) -
         make_controls([tmp_path])
 
 
+def test_a_query_takes_the_place_of_the_policy(shapes_model: Path, tmp_path: Path, clip_bytes: bytes) -> None:
+    controls = make_controls(query_model=str(shapes_model))
+    assert controls.to_dict()["queries"]
+    (tmp_path / "uploads").mkdir()
+    service = Service(controls, tmp_path / "uploads", max_upload=10_000_000, max_videos=5)
+    given = {"num_frames": 3, "policy": "uniform", "diversity": "aks", "query": "a red circle"}
+    shown = service.select(upload(service, clip_bytes), given)
+    expected = so.select(clip_bytes, 3, query="a red circle", query_model=shapes_model, policy="query+aks")
+    assert [one["frame"] for one in shown["chosen"]["pictures"]] == expected.frame_indices.tolist()
+    assert shown["chosen"]["policy"] == "query+aks"
+    assert str(shapes_model.parent) not in json.dumps(service.selections([shown["result"]]))
+
+
 def test_uniform_is_decoded_once_while_policies_are_tried(
     clip: Path, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,9 +322,9 @@ def test_uniform_is_decoded_once_while_policies_are_tried(
     asked: list[str] = []
     select_with = view_module.select_with
 
-    def spy(video: Any, options: Any) -> Any:
+    def spy(video: Any, options: Any, **shown: Any) -> Any:
         asked.append(options.resolved_policy.name)
-        return select_with(video, options)
+        return select_with(video, options, **shown)
 
     monkeypatch.setattr(view_module, "select_with", spy)
     controls = Controls()

@@ -3,34 +3,73 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import hashlib
 import io
 import json
 import os
+import platform
 import shutil
+import sys
+import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import wraps
+from glob import escape as glob_escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
+from sosampler._util import limits
+from sosampler._util.text import log
+from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
+
+FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""Errors of the system when nothing more can be written: no space, largest file, quota."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; rename it to `path` on success, remove it on failure.
 
-    The suffix stays the same, because writers choose the format by it.
+    The suffix stays the same, because writers choose the format by it. A killed process leaves the temporary file; see
+    `remove_leftovers`.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, temporary, str(temporary)):
+            error.filename = str(path)  # a write that fails does not name its file, for the message
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(*paths: Path, only_of_dead: bool = False) -> None:
+    """Remove what killed processes left of `replacing` these files.
+
+    `only_of_dead`: where no lock keeps other processes away, leave the files of those that live.
+    """
+    for path in paths:
+        for leftover in path.parent.glob(f".{glob_escape(path.stem)}.*.part{glob_escape(path.suffix)}"):
+            if not only_of_dead or not _is_alive(leftover.name[len(path.stem) + 2 :].partition(".")[0]):
+                leftover.unlink(missing_ok=True)
+
+
+def _is_alive(pid: str) -> bool:
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # of another user
+    return True
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
@@ -49,7 +88,7 @@ def saved_kind(path: Any) -> str | None:
     if not isinstance(path, (str, Path)) or not (Path(path) / _CONFIG).is_file():
         return None
     try:
-        kind = json.loads((Path(path) / _CONFIG).read_text(encoding="utf-8"))["kind"]
+        kind = load_json(Path(path) / _CONFIG)["kind"]
     except (ValueError, OSError, KeyError, TypeError):
         return ""
     return kind if isinstance(kind, str) else ""
@@ -73,17 +112,31 @@ def at(path: Path, line: int) -> str:
     return f"{path}, line {line}"
 
 
-def read_text(path: Path) -> str:
+def read_bytes(path: Path, limit: str) -> bytes:
+    """Return a file that has at most as many bytes as the limit of this name, also where it is a pipe without end.
+
+    `.gz` is unpacked. Raises `InvalidArgument`, or OSError where the file cannot be read.
+    """
+    most: int = getattr(limits, limit)
+    with open(path, "rb") as file:
+        if path.suffix.lower() != ".gz":
+            data = file.read(most + 1)
+        else:
+            try:
+                data = gzip.GzipFile(fileobj=file).read(most + 1)
+            except (OSError, EOFError, zlib.error) as error:
+                raise InvalidArgument(f"{path}: is not a complete gzip file ({error}); download it again") from error
+    if len(data) > most:
+        raise InvalidArgument(f"{path}: has more than {most} bytes (limits.{limit}); give a smaller file")
+    return data
+
+
+def read_text(path: Path, limit: str = "MAX_LIST_BYTES") -> str:
     """Return a file as text; `.gz` is unpacked."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, limit)
     except OSError as error:
         raise InvalidArgument(f"{path}: cannot be read ({error.strerror}); check the path") from error
-    if path.suffix.lower() == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InvalidArgument(f"{path}: is not a complete gzip file ({error}); download it again") from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -114,6 +167,27 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
+def load_json(path: Path, limit: str = "MAX_TEXT_BYTES") -> Any:
+    """Return the JSON of a file, for callers that describe what they expected.
+
+    Raises OSError where it cannot be read, and ValueError with the reason where it is too large, nested too deeply or
+    not JSON.
+    """
+    return parse_line(read_bytes(path, limit).decode("utf-8-sig"))
+
+
+def parse_line(text: str | bytes) -> Any:
+    """Return a JSON value; raise ValueError with the reason where it is nested too deeply or not JSON."""
+    too_deep = f"nested too deeply, more than {limits.MAX_DEPTH} levels (limits.MAX_DEPTH)"
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    if _is_too_deep(text, value):
+        raise ValueError(too_deep)
+    return value
+
+
 def parse_json(text: str, where: str) -> Any:
     """Parse JSON in which no key occurs twice in one object; otherwise the last would win silently."""
 
@@ -124,8 +198,12 @@ def parse_json(text: str, where: str) -> Any:
             raise InvalidArgument(f"{where}: the key {twice!r} occurs twice in one object; remove one of them")
         return values
 
+    too_deep = (
+        f"{where}: lists and objects are nested too deeply; at most {limits.MAX_DEPTH} levels are read "
+        "(limits.MAX_DEPTH)"
+    )
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        value = json.loads(text, object_pairs_hook=unique)
     except InvalidArgument:
         raise
     except json.JSONDecodeError as error:
@@ -133,8 +211,32 @@ def parse_json(text: str, where: str) -> Any:
         raise InvalidArgument(
             f"{where}{line}: is not JSON ({error.msg} at column {error.colno}); check the file"
         ) from error
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
-        raise InvalidArgument(f"{where}: the JSON cannot be read ({error}); check the file") from error
+    except RecursionError as error:
+        raise InvalidArgument(too_deep) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidArgument(f"{where}: the JSON cannot be read ({first_line(error)}); check the file") from error
+    if _is_too_deep(text, value):
+        raise InvalidArgument(too_deep)
+    return value
+
+
+def _is_too_deep(text: str | bytes, value: Any) -> bool:
+    """Return whether a value has too many levels; counting the brackets of its text first is cheap."""
+    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    return sum(map(text.count, brackets)) > limits.MAX_DEPTH and _depth(value) > limits.MAX_DEPTH  # type: ignore[arg-type]
+
+
+def _depth(value: Any) -> int:
+    """Return how many lists and objects of a JSON value lie inside each other.
+
+    >>> _depth(1), _depth([]), _depth({"a": [1, {}]})
+    (0, 1, 3)
+    """
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, (list, dict))]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def checksum_path(shard: Path) -> Path:
@@ -166,22 +268,43 @@ def import_parquet() -> tuple[Any, Any]:
 _MIN_FREE_BYTES = 16 << 20
 
 
-@contextmanager
-def locked(lock: Path, what: str) -> Iterator[None]:
-    """Hold a folder for writing, by a lock file in it; the system releases it even where the process is killed."""
-    from filelock import FileLock, Timeout
+# Lock files that this process holds: POSIX locks keep processes apart, but not the threads of one.
+_held: set[str] = set()
+_held_guard = threading.Lock()
+# Errors of file systems without locks, such as some network file systems.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
+
+@contextmanager
+def locked(lock: Path, what: str, *, file: Path | None = None) -> Iterator[None]:
+    """Hold a folder for writing, or a `file` in it, by a lock file; the second process is refused.
+
+    The lock file names the process that holds it, and is removed in the end. The system releases the lock where a
+    process is killed; then the file stays and means nothing. Without locks in the file system this only warns.
+    """
     folder = lock.parent
+    where, kind = (folder, "folder") if file is None else (file, "file")
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    key = os.path.realpath(lock)
+    with _held_guard:
+        holder = f"process {os.getpid()}, this one," if key in _held else ""
+        handle = None
+        if not holder:
+            try:
+                handle = _open_locked(lock)
+            except BlockingIOError:
+                holder = _holder(lock)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    text = f"cannot be locked against other writers ({error.strerror}); use a {kind} on another disk"
+                    raise SosamplerError(f"{where}: {text}") from error
+                log.warning("%s: the file system has no locks; do not start a second run here", where)
+        if holder:
+            text = f"{holder} is writing {what}; wait until it ends, or give another {kind}"
+            raise SosamplerError(f"{where}: {text}")
+        _held.add(key)
     try:
-        held = FileLock(lock).acquire(timeout=0)
-    except Timeout as error:
-        text = f"another process is writing {what}; wait until it ends, or give another folder"
-        raise SosamplerError(f"{folder}: {text}") from error
-    except (OSError, NotImplementedError) as error:
-        text = f"cannot be locked against other writers ({error}); use a folder on another disk"
-        raise SosamplerError(f"{folder}: {text}") from error
-    with held:
         free = shutil.disk_usage(folder).free
         if free < _MIN_FREE_BYTES:
             raise SosamplerError(
@@ -189,6 +312,139 @@ def locked(lock: Path, what: str) -> Iterator[None]:
                 f"{_MIN_FREE_BYTES / 1e6:.0f} MB and run the same command again, or give another folder"
             )
         yield
+    finally:
+        with _held_guard:
+            _held.discard(key)
+            with suppress(OSError):  # the folder may be gone
+                lock.unlink()
+            if handle is not None:
+                os.close(handle)
+            if is_new:
+                with suppress(OSError):  # not empty: something was written
+                    folder.rmdir()
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Hold a file for writing, by a hidden lock file beside it, and remove what a killed process left of it."""
+    with locked(path.with_name(f".{path.name}.lock"), "this file", file=path):
+        remove_leftovers(path)
+        yield
+
+
+def locked_folder(folder: Path) -> AbstractContextManager[None]:
+    """Hold a folder for writing, by a hidden lock file in it."""
+    return locked(folder / ".lock", "here")
+
+
+def _open_locked(lock: Path) -> int:
+    """Open and lock a file, and write this process into it; raise BlockingIOError where another one has it."""
+    while True:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock_handle(handle)
+            # Its last holder may have removed it between the two calls: then the lock is of a file without a name.
+            if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
+                os.ftruncate(handle, 0)
+                os.write(handle, f"{os.getpid()} {platform.node()}\n".encode())
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _lock_handle(handle: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, 1 << 20, os.SEEK_SET)  # behind the text, which others may then read
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(error.errno, error.strerror) from error
+        os.lseek(handle, 0, os.SEEK_SET)
+    else:
+        import fcntl
+
+        try:
+            # Not flock: processes that are forked, such as those of a data loader, would hold it after a kill.
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except PermissionError as error:  # POSIX allows EACCES for "another process has it"
+            raise BlockingIOError(error.errno, error.strerror) from error
+
+
+def _holder(lock: Path) -> str:
+    """Return which process holds a lock, for a message."""
+    try:
+        number, _, machine = lock.read_text(encoding="utf-8", errors="replace").strip().partition(" ")
+    except OSError:
+        number = machine = ""
+    if not number.isdecimal():
+        return "another process"
+    return f"process {number}" + ("" if machine == platform.node() else f" on {machine}")
+
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def one_run_at_a_time(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Let a function hold the folder of its argument `out`, so that a second run in it is refused.
+
+    Of several processes that a launcher started for one run, the first holds it for all.
+    """
+
+    @wraps(function)
+    def with_lock(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        if os.environ.get("RANK", "0") != "0":
+            return function(*args, **kwargs)
+        folder = Path(kwargs["out"])  # type: ignore[arg-type]
+        if folder.exists() and not folder.is_dir():
+            raise InvalidArgument(f"{folder}: is a file; give a folder")
+        with locked_folder(folder):
+            return function(*args, **kwargs)
+
+    return with_lock
+
+
+# ---- files that a command may replace
+
+
+def check_replaceable(path: Path, what: str, is_own: Callable[[Path], bool], *, overwrite: bool = False) -> None:
+    """Refuse to replace a file that the command did not write; an empty file holds nothing that could be lost.
+
+    `is_own`: whether the file holds what the command writes; errors of reading it mean that it does not.
+    """
+    if overwrite or not path.is_file() or path.stat().st_size == 0:
+        return
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        if is_own(path):
+            return
+    raise InvalidArgument(f"{path}: exists and does not hold {what}; give another name, or add --overwrite")
+
+
+def starts_with(text: str) -> Callable[[Path], bool]:
+    """Return a function for `check_replaceable`: whether a file begins with this text."""
+
+    def begins(path: Path) -> bool:
+        with open(path, "rb") as file:
+            return file.read(len(text.encode())) == text.encode()
+
+    return begins
+
+
+def is_json_with(*keys: str) -> Callable[[Path], bool]:
+    """Return a function for `check_replaceable`: whether a file holds a JSON object with these keys."""
+
+    def has_keys(path: Path) -> bool:
+        content = parse_json(read_text(path), str(path))
+        return isinstance(content, dict) and content.keys() >= set(keys)
+
+    return has_keys
+
+
+# ---- settings
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -212,7 +468,7 @@ def read_settings(file: Path) -> Any:
     if not file.is_file():
         return None
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return load_json(file)
     except ValueError as error:
         raise InvalidArgument(f"{file}: is not JSON ({error}); give another folder") from error
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util import limits
 from sosampler.errors import InvalidArgument, MissingDependency, first_line
 
 if TYPE_CHECKING:
@@ -112,6 +113,21 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+# ---- forked processes
+
+
+def _use_one_thread() -> None:
+    """Let a forked process run networks with one thread: the others of the parent's pool are not there, and a parallel
+    step would wait for them for ever. torch does the same in the workers of its data loader."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_use_one_thread)
 
 
 # ---- devices
@@ -224,6 +240,29 @@ def keep_memory() -> bool:
         return False
     libc = ctypes.CDLL(None)
     return all(libc.mallopt(name, value) == 1 for name, value in _SETTINGS.items())
+
+
+# ---- ONNX Runtime
+
+
+def onnx_options(onnxruntime: Any) -> Any:
+    """Return options of a session whose activations share a limited memory with those of all such sessions.
+
+    A file of a few bytes can describe a constant of terabytes.
+    """
+    _limit_onnx_memory()
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    return options
+
+
+@cache
+def _limit_onnx_memory() -> None:
+    import onnxruntime as ort
+
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    # A limit on its own: the other settings are ONNX Runtime's defaults.
+    ort.create_and_register_allocator(kind, ort.OrtArenaCfg({"max_mem": limits.MAX_ONNX_BYTES}))
 
 
 def import_torch() -> Any:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeVar
@@ -94,6 +94,57 @@ class WorkerDied(SosamplerError):
         return f"{name}: the process that decoded it {self._ended}; {why}"
 
 
+class WorkerTimedOut(WorkerDied):
+    """A child process took too long over a task, and was ended."""
+
+    def __init__(self, code: int, work: str, timeout: float) -> None:
+        super().__init__(code, work)
+        self._timeout = timeout
+
+    def over(self, name: str) -> str:
+        return did_not_return(name, self._timeout)
+
+
+def did_not_return(name: str, timeout: float) -> str:
+    """Return the failure of a video over which a decoder did not return."""
+    return (
+        f"{name}: the decoder did not return within the limit timeout={timeout:g} seconds, so the file is probably "
+        "damaged; if you trust it, raise the limit with --timeout or Limits(timeout=...)"
+    )
+
+
+# Readers look at the clock themselves. Where a decoder does not return to them, it is given up this much later.
+GRACE_SECONDS = 5.0
+_abandoned: list[threading.Thread] = []
+
+
+def within(timeout: float, work: Callable[[], Result]) -> Result:
+    """Do the work in a thread, and raise `TimeoutError` where it does not return.
+
+    That thread is left as it is: it ends with the process, for which see `abandoned_threads`.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="sosampler-watched", daemon=True)
+    thread.start()
+    wait([done], _seconds(timeout))
+    if not done.done():
+        _abandoned.append(thread)
+        raise TimeoutError
+    return done.result()
+
+
+def abandoned_threads() -> bool:
+    """Return whether threads that `within` gave up still run: the interpreter would wait for them at its end."""
+    return any(thread.is_alive() for thread in _abandoned)
+
+
 class ProcessPool:
     """Worker processes, started when they are first needed and killed with the `with` block, also in mid-task.
 
@@ -133,32 +184,43 @@ class ProcessPool:
         for process in self._processes:
             _close(process)
 
-    def submit(self, task: Any) -> Future[Any]:
+    def submit(self, task: Any, timeout: float | None = None) -> Future[Any]:
         """Start a task; the future raises the error with which it ended."""
-        return self.threads.submit(self.call, task)
+        return self.threads.submit(self.call, task, timeout)
 
     def results(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yield results in the order of the tasks, of which few are taken ahead."""
         return in_order(self.submit, tasks, lambda pending: len(pending) <= 2 * self.num_threads)
 
-    def call(self, task: Any) -> Any:
-        """Run a task in the process of this thread, which must be one of `threads`."""
-        if self._here is not None:
-            return self._here(task)
+    def call(self, task: Any, timeout: float | None = None) -> Any:
+        """Run a task in the process of this thread, which must be one of `threads`.
+
+        A process that does not return within `timeout` seconds and a few more is ended.
+        """
+        if (here := self._here) is not None:
+            try:
+                return here(task) if timeout is None else within(timeout, lambda: here(task))
+            except TimeoutError:
+                raise WorkerTimedOut(1, self._name, timeout or 0.0) from None
         process: subprocess.Popen[bytes] | None = getattr(self._of_thread, "process", None)
         if process is None:
             process = self._of_thread.process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
+        watchdog = _Watchdog(process, timeout)
         try:
             pickle.dump(task, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
-            succeeded, result = pickle.load(process.stdout)
+            pickle.load(process.stdout)  # it has begun: what it imports does not count
+            with watchdog:
+                succeeded, result = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             self._of_thread.process = None
             with self._lock:
                 self._processes.remove(process)
             _close(process)
+            if timeout is not None and watchdog.has_barked:
+                raise WorkerTimedOut(process.returncode, self._name, timeout) from None
             raise WorkerDied(process.returncode, self._name) from None
         if not succeeded:
             raise result
@@ -182,6 +244,33 @@ class ProcessPool:
         return process
 
 
+class _Watchdog:
+    """Ends a process that is still at work when the time is over; without a time it does nothing."""
+
+    def __init__(self, process: subprocess.Popen[bytes], timeout: float | None) -> None:
+        self.has_barked = False
+        self._process = process
+        self._timer = None if timeout is None else threading.Timer(_seconds(timeout), self._bark)
+
+    def _bark(self) -> None:
+        self.has_barked = True
+        self._process.kill()
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(self, *_: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _seconds(timeout: float) -> float:
+    """Return when to give up; Python's clocks do not take more than some centuries."""
+    return min(timeout + GRACE_SECONDS, threading.TIMEOUT_MAX)
+
+
 def _close(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -200,12 +289,17 @@ def _serve() -> None:
     with suppress(EOFError):
         work = _work_of(*pickle.load(sys.stdin.buffer))
         while True:
-            result = _attempt(work, pickle.load(sys.stdin.buffer))
-            try:
-                pickle.dump(result, results, protocol=pickle.HIGHEST_PROTOCOL)
-                results.flush()
-            except BrokenPipeError:
-                os._exit(1)  # the parent is gone: no traceback
+            task = pickle.load(sys.stdin.buffer)
+            _send(None, results)  # from here on its time counts
+            _send(_attempt(work, task), results)
+
+
+def _send(message: Any, results: Any) -> None:
+    try:
+        pickle.dump(message, results, protocol=pickle.HIGHEST_PROTOCOL)
+        results.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the parent is gone: no traceback
 
 
 def _work_of(server: str, config: Any) -> Work:

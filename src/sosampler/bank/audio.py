@@ -75,9 +75,9 @@ class AudioReader(ProcessPool):
     def __init__(self, workers: int) -> None:
         super().__init__(workers, _SERVER, work="reading sound")
 
-    def call(self, task: AudioTask) -> Any:
+    def call(self, task: AudioTask, timeout: float | None = None) -> Any:
         try:
-            return super().call(task)
+            return super().call(task, timeout or task.limits.timeout)
         except WorkerDied as died:
             return _undecoded(task, died.over(task.path))
 

@@ -51,6 +51,7 @@ class BankItem:
         self._batch, self._shown = batch, shown
         self.frame_indices: Indices = batch.column("frame_indices").values.to_numpy()  # [T] in the video
         self.pts_seconds: Seconds = batch.column("pts_seconds").values.to_numpy()  # [T]
+        self.start_seconds: float = self._value("start_seconds")  # timestamp at which the video or that part begins
         self.duration: float = self._value("duration")  # seconds of the video, or of its part in the manifest
         self.fps: float = self._value("fps")
         self.total_num_frames: int = self._value("total_num_frames")
@@ -71,7 +72,7 @@ class BankItem:
     @property
     def positions(self) -> NDArray[np.float32]:
         """[T] in 0..1: the share of the video that has passed when each frame is shown."""
-        return positions_of(self.pts_seconds, self._value("start_seconds"), self.duration)
+        return positions_of(self.pts_seconds, self.start_seconds, self.duration)
 
     @property
     def shows_class(self) -> NDArray[np.bool_] | None:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices, Seconds
-from sosampler._util.files import write_text
+from sosampler._util.files import load_json, parse_line, write_text
 from sosampler._util.validation import check_int
 from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
@@ -368,7 +368,7 @@ def read_header(folder: BankFolder) -> BankHeader:
 
 def read_json(path: Path, kind: str, remedy: str) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path)
     except OSError as error:
         raise SosamplerError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
@@ -431,7 +431,7 @@ def _read_lines(path: Path, parse: Callable[[dict[str, Any]], _T]) -> list[_T]:
     try:
         with open(path, encoding="utf-8", newline="\n") as lines:
             for line, text in enumerate(lines, start=1):  # noqa: B007
-                parsed.append(parse(json.loads(text)))
+                parsed.append(parse(parse_line(text)))
     except OSError as error:
         raise SosamplerError(f"{path}: cannot be read ({error.strerror}); copy or prepare the bank again") from error
     except (ValueError, TypeError, KeyError) as error:

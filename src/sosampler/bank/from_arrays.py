@@ -33,11 +33,10 @@ from sosampler.bank.format import (
     StoredVideo,
     import_pyarrow,
     items_text,
-    read_shown,
     shown_text,
 )
 from sosampler.bank.outputs import FrameOutputs
-from sosampler.bank.writer import Results, begin, make_shards, writing_bank, writing_shard
+from sosampler.bank.writer import Results, begin, make_shards, write_shown, writing_bank, writing_shard
 from sosampler.datasets.manifest import SPLITS, Item, Manifest
 from sosampler.errors import InvalidArgument
 
@@ -156,21 +155,6 @@ def write_entries(
         make_shards(folder, begin(folder, header, items), items, produce, on_progress=on_progress)
         write_shown(folder, {entry.id: _shown_of(entry) for entry in listed})
     return Bank(folder.path)
-
-
-def write_shown(folder: BankFolder, shown: dict[str, Shown]) -> None:
-    """Write what is known about the contents of the videos of a finished bank, also of one that was written without.
-
-    Call it locked. A bank about which nothing is known has no such file.
-    """
-    known = {name: each for name, each in shown.items() if each != Shown()}
-    if known and folder.shown_jsonl.exists() and read_shown(folder) != known:
-        raise InvalidArgument(
-            f"{folder.path}: its shown.jsonl knows other shows_class or sources of these videos; give the same again, "
-            "or another folder for a new bank"
-        )
-    if known and not folder.shown_jsonl.exists():
-        write_text(folder.shown_jsonl, shown_text(known))
 
 
 def _shown_of(entry: FrameEntry) -> Shown:

@@ -74,6 +74,18 @@ class FrameOutputs(Sequence[Output]):
     def _output(self, batch: Any) -> Output: ...
 
 
+# Videos whose answers are compared; a sound classifier differs within the first few.
+_REMARKED_VIDEOS = 1000
+
+
+def same_answer(classifier: str, label: str) -> str:
+    """Return the remark about a classifier that answers the same for every video."""
+    return (
+        f"the classifier {classifier} answers {label!r} for every video, although their labels differ; check its "
+        "weights and the order of its classes"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class TeacherItem:
     """Outputs of a classifier for the frames of one video."""
@@ -99,6 +111,22 @@ class Teacher(FrameOutputs[TeacherItem]):
 
     def __repr__(self) -> str:
         return f"Teacher({self.about['name']!r}, fingerprint={self.fingerprint!r}, {len(self)} videos)"
+
+    def remark(self) -> str | None:
+        """Return a sentence where the classifier answers the same for every video although their labels differ.
+
+        Answers are those of the mean over frames, for videos all over the bank.
+        """
+        labelled = [row for row, item in enumerate(self.bank.items) if item.labels]
+        rows = labelled[:: max(1, len(labelled) // _REMARKED_VIDEOS)]
+        if len({self.bank.items[row].labels for row in rows}) < 2:
+            return None
+        answers: set[int] = set()
+        for row in rows:
+            answers.add(int(self[row].frame_probs.astype(np.float32).mean(0).argmax()))
+            if len(answers) > 1:
+                return None
+        return same_answer(self.about["name"], self.bank.classes[answers.pop()])
 
     def _output(self, batch: Any) -> TeacherItem:
         features = matrix_of(batch, "features") if self.about["features"] else None

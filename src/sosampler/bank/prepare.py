@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.hardware import import_torch, usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
@@ -22,12 +23,22 @@ from sosampler.bank.format import (
     VIDEOS_PER_SHARD,
     BankFolder,
     BankHeader,
+    Shown,
     import_pyarrow,
     read_header,
     read_items,
 )
-from sosampler.bank.writer import Results, begin, check_root, make_shards, retry_failures, writing_bank
+from sosampler.bank.writer import (
+    Results,
+    begin,
+    check_root,
+    make_shards,
+    retry_failures,
+    write_shown,
+    writing_bank,
+)
 from sosampler.datasets.manifest import Item, Manifest, read_manifest
+from sosampler.datasets.segments import SEGMENTS_FILE, Segment, class_flags, read_segments, sources_between
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.video.limits import Limits, Size
 
@@ -72,7 +83,8 @@ def prepare(
 
     Killed at any moment and called again with the same arguments it resumes, and ends with the same bytes. Called with
     another classifier it runs that one on the stored frames; no video is opened. Videos that cannot be read are listed
-    in `failed.jsonl` with the reason.
+    in `failed.jsonl` with the reason. A `segments.jsonl` in the manifest's folder (`root`), which says when videos show
+    their class, becomes `shows_class` and `sources` of the bank.
 
     Args:
         manifest: a CSV, a JSONL, a folder of class folders or a `Manifest`; None for a bank that is there already.
@@ -114,7 +126,7 @@ def prepare(
     import_pyarrow()
     folder = BankFolder(Path(out))
     if workers is not None:
-        check_int("workers", workers, at_least=0)
+        check_count("workers", workers, "MAX_THREADS", at_least=0)
     if manifest is None:
         _refuse_without_manifest(given)
         opened = Bank(folder.path)  # raises where it cannot be read
@@ -128,6 +140,7 @@ def prepare(
     if not manifest.items:
         raise InvalidArgument("the manifest is empty; give at least one video")
     header, settings = header_of(manifest, given)
+    segments = read_segments(manifest.root / SEGMENTS_FILE, (item.id for item in manifest.items))
     annotators: list[Annotator] = []
     if classifier is not None:
         import_torch()
@@ -148,6 +161,8 @@ def prepare(
         if retry_failed:
             header = retry_failures(folder, header, manifest.items, decoded)
         make_shards(folder, header, manifest.items, decoded, annotators, on_progress)
+        if segments:
+            write_shown(folder, _shown_of(Bank(folder.path), segments))
         if audio:
             stack.close()  # the processes that decode frames make room for those that read sound
             _require_pyav()
@@ -160,6 +175,18 @@ def prepare(
                 on_progress=on_progress,
             )
     return Bank(folder.path)
+
+
+def _shown_of(bank: Bank, segments: Mapping[str, Sequence[Segment]]) -> dict[str, Shown]:
+    """Return what is known of the stored frames, by their true times, of the videos that have segments."""
+    shown = {}
+    for position, row in enumerate(bank.rows):
+        if row.item.id in segments:
+            video, listed = bank[position], segments[row.item.id]
+            end = video.start_seconds + video.duration
+            flags = class_flags(listed, video.pts_seconds)
+            shown[row.item.id] = Shown(tuple(flags.tolist()), sources_between(listed, video.start_seconds, end))
+    return shown
 
 
 def _require_pyav() -> None:

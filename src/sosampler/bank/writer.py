@@ -5,7 +5,6 @@ Every file gets its name when it is complete, so a run that was killed resumes w
 
 from __future__ import annotations
 
-import errno
 import json
 import operator
 import os
@@ -17,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.files import checksum_path, checksum_text, differences, locked, replacing, write_text
+from sosampler._util.files import FULL, checksum_path, checksum_text, differences, locked, replacing, write_text
 from sosampler._util.progress import OnProgress, Progress
 from sosampler.bank.format import (
     COUNTS,
@@ -25,6 +24,7 @@ from sosampler.bank.format import (
     BankFolder,
     BankHeader,
     Failure,
+    Shown,
     StoredVideo,
     failed_ids,
     frames_batch,
@@ -36,6 +36,8 @@ from sosampler.bank.format import (
     read_header,
     read_row,
     read_shard,
+    read_shown,
+    shown_text,
 )
 from sosampler.datasets.manifest import Item
 from sosampler.errors import InvalidArgument, SosamplerError
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
 Results = Iterator[StoredVideo | Failure]
 """Of the items that were given, in their order."""
 
-# Errors of the system when nothing more can be written: no space, quota, largest file.
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # What a killed run may leave; see `sosampler._util.files.replacing` for the names.
 _LEFTOVER = re.compile(
     r"\.(bank|items|failed|shown|videos_root|teacher|features|audio|\d+(\.failed|\.retry)?)\.\d+\.part\.(json|jsonl|txt|arrow|sha256)"
@@ -65,7 +65,7 @@ def writing_bank(folder: BankFolder) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
             raise SosamplerError(
                 f"{folder.path}: cannot be written any further ({os.strerror(error.errno or 0)}), "
@@ -83,7 +83,7 @@ def _check_foreign_files(folder: BankFolder) -> None:
     if folder.bank_json.exists():
         read_header(folder)  # raises where it is not a bank's
         return
-    # A bank that was killed at its very beginning has a lock and an empty folder for frames.
+    # A bank that was killed at its very beginning has a lock, and perhaps an empty folder for frames.
     expected: set[Path] = set()
     if folder.lock.exists():
         expected = {folder.items_jsonl, folder.frames_folder, folder.lock, *_leftovers(folder)}
@@ -109,8 +109,13 @@ def begin(folder: BankFolder, header: BankHeader, items: Sequence[Item]) -> Bank
         _check_same(folder, saved, header, items)
         return saved
     folder.frames_folder.mkdir(exist_ok=True)
-    write_text(folder.items_jsonl, items_text(items))
-    header.write(folder)  # last: where it is, the rest is
+    try:
+        write_text(folder.items_jsonl, items_text(items))
+        header.write(folder)  # last: where it is, the rest is
+    except BaseException:
+        folder.items_jsonl.unlink(missing_ok=True)  # without a header it would be a foreign file
+        folder.frames_folder.rmdir()
+        raise
     return header
 
 
@@ -201,6 +206,22 @@ def _join_failures(folder: BankFolder, header: BankHeader) -> None:
             "`sosampler bank verify` reports which shard must be deleted"
         )
     write_text(folder.failed_jsonl, lines)
+
+
+def write_shown(folder: BankFolder, shown: dict[str, Shown]) -> None:
+    """Write what is known about the contents of the videos of a finished bank, also of one that was written without.
+
+    Call it locked. A bank about which nothing is known has no such file.
+    """
+    known = {name: each for name, each in shown.items() if each != Shown()}
+    saved = read_shown(folder)
+    if any(saved[name] != known[name] for name in saved.keys() & known.keys()):
+        raise InvalidArgument(
+            f"{folder.path}: its shown.jsonl knows other shows_class or sources of these videos; give the same again, "
+            "or another folder for a new bank"
+        )
+    if known.keys() - saved.keys():  # also videos that could not be read before
+        write_text(folder.shown_jsonl, shown_text(known | saved))
 
 
 # ---- shards

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosampler._util.files import check_place, saved_kind, write_text
+from sosampler._util.files import check_place, load_json, saved_kind, write_text
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import check_int
 from sosampler.baselines.registry import baseline_arguments, create_baseline, list_systems
 from sosampler.classifiers.base import label_shares
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
-from sosampler.classifiers.weights import load_weights, read_state, some_of, write_state
+from sosampler.classifiers.weights import build_within, check_numbers, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.samplers.backbones import MOBILENET, load_backbone_weights
 from sosampler.samplers.folder import not_finite
@@ -503,6 +503,7 @@ def load_system(folder: str | Path, device: str | None = None) -> Baseline:
             f"{folder / CONFIG}: holds unknown settings ({some_of(unknown)}); allowed are {', '.join(allowed)}; "
             "if a newer sosampler wrote them, install that one"
         )
+    check_numbers(config, str(folder / CONFIG))
     if not (folder / WEIGHTS).is_file():
         raise WeightsError(f"{folder}: has no {WEIGHTS}; copy the whole folder, or train the baseline again")
     state = read_state(folder / WEIGHTS, names_as_they_are=True)
@@ -513,7 +514,7 @@ def load_system(folder: str | Path, device: str | None = None) -> Baseline:
         )
     try:
         with torch.random.fork_rng(devices=[]):  # layers are drawn before they are filled
-            baseline = create_baseline(name, **config)
+            baseline = build_within(lambda: create_baseline(name, **config), folder / WEIGHTS, folder / CONFIG)
     except (InvalidArgument, TypeError) as error:
         raise WeightsError(f"{folder / CONFIG}: {first_line(error)}; fix it, or train the baseline again") from error
     load_weights(baseline, state, where=str(folder / WEIGHTS))
@@ -553,7 +554,7 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     if not path.is_file():
         raise WeightsError(f"{folder}: has no {CONFIG}, so it is no trained baseline; give a folder of `train`")
     try:
-        config_file = json.loads(path.read_text(encoding="utf-8"))
+        config_file = load_json(path)
     except (ValueError, OSError) as error:
         raise WeightsError(
             f"{path}: is not JSON ({first_line(error)}); train the baseline again, or copy the file again"

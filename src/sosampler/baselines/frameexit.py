@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_bool, check_float, check_int
 from sosampler.baselines.base import Baseline, BaselineOutput, Loss, Rng, Views, candidates_of_ranks, matrix_gmacs
 from sosampler.classifiers.weights import State, frameexit_classifiers, is_frameexit_release, load_weights, read_state
@@ -56,7 +57,7 @@ class FrameExit(Baseline):
         config = {
             "heavy_width": check_int("heavy_width", heavy_width),
             "num_classes": check_int("num_classes", num_classes),
-            "max_frames": check_int("max_frames", max_frames),
+            "max_frames": check_count("max_frames", max_frames, "MAX_LAYERS"),
             "neck_width": None if neck_width is None else check_int("neck_width", neck_width),
             "gate_widths": [check_int("gate_widths", width) for width in gate_widths],
             "beta": check_float("beta", beta, above=0),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +19,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from sosampler._util.files import read_text
 from sosampler._util.hardware import autocast
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_int
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
 from sosampler.errors import ClassifierError, InvalidArgument
@@ -48,12 +51,12 @@ def read_names(given: Names) -> tuple[str, ...]:
             raise InvalidArgument(
                 f"class_names={str(given)!r}: no such file; give a list, or a file with one name per line"
             )
-        given = [line.strip() for line in Path(given).read_text(encoding="utf-8").splitlines() if line.strip()]
+        given = [line.strip() for line in read_text(Path(given)).splitlines() if line.strip()]
     names = list(given)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidArgument(f"class_names={names!r} must be strings that are not empty; give at least one")
     if len(set(names)) < len(names):
-        repeated = min(name for name in names if names.count(name) > 1)
+        repeated = min(name for name, count in Counter(names).items() if count > 1)
         raise InvalidArgument(f"class_names holds {repeated!r} more than once; give each class a name of its own")
     return tuple(names)
 
@@ -61,7 +64,7 @@ def read_names(given: Names) -> tuple[str, ...]:
 def read_classes(num_classes: int | None, class_names: Names | None) -> tuple[int | None, tuple[str, ...] | None]:
     """Return the number of classes and their names; None for what is not given."""
     if num_classes is not None:
-        num_classes = check_int("num_classes", num_classes)
+        num_classes = check_count("num_classes", num_classes, "MAX_CONFIG_NUMBER")
     if class_names is None:
         return num_classes, None
     names = read_names(class_names)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import write_text
+from sosampler._util.files import load_json, write_text
 from sosampler._util.hardware import check_device
 from sosampler._util.validation import one_of
 from sosampler.classifiers.any_precision import AnyPrecisionClassifier, build_any_precision, from_plain
@@ -23,6 +23,7 @@ from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Pre
 from sosampler.classifiers.spacetime import build_i3d, build_slowonly, build_torchvision, build_x3d, torchvision_names
 from sosampler.classifiers.weights import (
     State,
+    check_network_size,
     classes_of,
     from_frameexit_release,
     is_frameexit_release,
@@ -31,7 +32,7 @@ from sosampler.classifiers.weights import (
     without_head,
     write_state,
 )
-from sosampler.errors import InvalidArgument, WeightsError
+from sosampler.errors import InvalidArgument, WeightsError, first_line
 
 CONFIG, WEIGHTS, INT8_MODEL = "config.json", "model.safetensors", "model.int8.onnx"
 PRETRAINED = "pretrained"
@@ -308,7 +309,7 @@ class SavedSettings:
 def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
     """Read the settings of a saved classifier; `for_weights` alone the folder of a wrapped network is accepted too."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = load_json(folder / CONFIG)
         kind = config.get("kind")
     except (ValueError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: is not the JSON of a classifier ({error}); save it again") from error
@@ -322,6 +323,8 @@ def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
         class_names = read_names(list(config["class_names"]))
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{folder / CONFIG}: {error} is missing or wrong; save the classifier again") from error
+    except ValueError as error:
+        raise WeightsError(f"{folder / CONFIG}: {first_line(error)}; save the classifier again") from error
     if "layout" in options and not for_weights:
         raise InvalidArgument(
             f"{folder}: holds the weights of a wrapped network {name!r}, which only your own code can build; "
@@ -329,13 +332,18 @@ def read_settings(folder: Path, *, for_weights: bool = False) -> SavedSettings:
         )
     source: Any = name
     if "hf_config" in options:
-        source = config_from_dict(options.pop("hf_config"))
+        source = config_from_dict(options.pop("hf_config"), str(folder / CONFIG))
+    elif not isinstance(name, str) or name.startswith("hf:"):  # which would be fetched
+        raise WeightsError(f"{folder / CONFIG}: has the name {name!r} but no hf_config; save the classifier again")
     return SavedSettings(name, source, class_names, multi_label, preprocessing, options)
 
 
 def _from_folder(folder: Path) -> Classifier:
     saved = read_settings(folder)
-    classifier = _builder(saved.source)(saved.name, len(saved.class_names), saved.options)
+    build = partial(_builder(saved.source), saved.name, len(saved.class_names), saved.options)
+    weights = folder / WEIGHTS
+    check_network_size(lambda: build().net, weights.stat().st_size if weights.is_file() else 0, folder / CONFIG)
+    classifier = build()
     classifier.name, classifier.class_names = saved.name, saved.class_names
     classifier.preprocessing = saved.preprocessing
     set_input_size(classifier)

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sosampler._util.files import load_json
 from sosampler._util.validation import check_int, one_of
 from sosampler.classifiers.base import Classifier, ClipLength, names_for, numbered_names, unwrap_output
 from sosampler.classifiers.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Triple
-from sosampler.classifiers.weights import counted, some_of
+from sosampler.classifiers.weights import check_network_size, check_numbers, counted, some_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, WeightsError, first_line
 
 log = logging.getLogger("sosampler")
@@ -195,8 +197,11 @@ def config_to_dict(config: Any) -> dict[str, Any]:
     return {"model_type": config.model_type, "num_labels": config.num_labels, **network}
 
 
-def config_from_dict(values: dict[str, Any]) -> Any:
-    """Return the transformers config that `config_to_dict` described."""
+def config_from_dict(values: Any, where: str = "the config") -> Any:
+    """Return the transformers config that `config_to_dict` described; `where` is its file, for messages."""
+    if not isinstance(values, dict):
+        raise WeightsError(f"{where}: hf_config is not an object; save the classifier again")
+    check_numbers(values, where)
     version, kind = import_transformers().__version__, values.get("model_type")
     problem = f"transformers {version} cannot build a config of model type {kind!r}"
     with _transformers(problem, "use the version that the classifier was saved with") as transformers:
@@ -263,6 +268,11 @@ def _read_config(folder: Path, where: Any) -> Any:
     if not (folder / "config.json").is_file():
         raise InvalidArgument(f"{where}: has no config.json; give a folder or hub id of a transformers checkpoint")
     problem = f"{where}: config.json is not of a network in transformers"
+    try:
+        values = load_json(folder / "config.json")
+    except ValueError as error:
+        raise InvalidArgument(f"{problem} ({first_line(error)}); download it again") from error
+    check_numbers(values if isinstance(values, dict) else {}, str(folder / "config.json"))
     with _transformers(problem, "give a checkpoint of a video classifier that transformers itself contains") as hf:
         config = hf.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _check_config(config, where)
@@ -276,6 +286,9 @@ def _load_net(folder: Path, config: Any, where: Any, new_head: bool) -> nn.Modul
             "save_pretrained, or give the revision= of the hub that holds safetensors"
         )
     with _transformers(f"{where}: the weights cannot be read", "download or save them again", WeightsError) as hf:
+        num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        build = partial(hf.AutoModelForVideoClassification.from_config, config)
+        check_network_size(build, num_bytes, folder / "config.json")
         net, report = hf.AutoModelForVideoClassification.from_pretrained(
             folder,
             config=config,

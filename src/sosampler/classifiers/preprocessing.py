@@ -12,7 +12,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as pixels
 
-from sosampler._util.validation import check_float, check_int, one_of
+from sosampler._util.limits import check_count
+from sosampler._util.validation import check_float, one_of
 from sosampler.errors import InvalidArgument
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,7 +41,11 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", height_and_width("size", self.size))
         short_side = isinstance(self.resize, numbers.Integral)
-        resize = check_int("resize", self.resize) if short_side else height_and_width("resize", self.resize)
+        resize = (
+            check_count("resize", self.resize, "MAX_INPUT_SIDE")
+            if short_side
+            else height_and_width("resize", self.resize)
+        )
         object.__setattr__(self, "resize", resize)
         object.__setattr__(self, "mean", _triple("mean", self.mean))
         object.__setattr__(self, "std", _triple("std", self.std, above=0.0))
@@ -115,7 +120,9 @@ def height_and_width(name: str, value: Any) -> tuple[int, int]:
         value = (value, value)
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidArgument(f"{name}={value!r} must be one integer or (height, width)")
-    height, width = (check_int(f"{name}[{index}]", side, at_least=_MIN_SIDE) for index, side in enumerate(value))
+    height, width = (
+        check_count(f"{name}[{index}]", side, "MAX_INPUT_SIDE", at_least=_MIN_SIDE) for index, side in enumerate(value)
+    )
     return height, width
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from sosampler._util import limits
 from sosampler._util.files import replacing
-from sosampler.errors import WeightsError
+from sosampler._util.hardware import free_memory
+from sosampler.errors import WeightsError, first_line
 
 State = dict[str, Tensor]
 
@@ -23,14 +27,65 @@ _INNER = ("state_dict", "model_state", "model_state_dict", "model")
 _MAX_SHOWN = 4
 
 
+Network = TypeVar("Network", bound=nn.Module)
+_SLACK = 1 << 20  # numbers that a network may have more than its file has bytes, such as constants that are not saved
+
+
+def check_numbers(values: dict[str, Any], where: str) -> None:
+    """Refuse sizes of a stranger's config that would take hours or gigabytes even without weights."""
+    level: list[tuple[str, Any]] = list(values.items())
+    while level:
+        for key, value in level:
+            if isinstance(value, int) and abs(value) > limits.MAX_CONFIG_NUMBER:
+                raise WeightsError(
+                    f"{where}: {key}={value} must be at most {limits.MAX_CONFIG_NUMBER} (limits.MAX_CONFIG_NUMBER)"
+                )
+            if isinstance(value, int) and ("layers" in key or "depth" in key) and value > limits.MAX_LAYERS:
+                raise WeightsError(f"{where}: {key}={value} must be at most {limits.MAX_LAYERS} (limits.MAX_LAYERS)")
+        level = [
+            (key if isinstance(value, list) else str(inner[0]), inner[1])
+            for key, value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.items() if isinstance(value, dict) else enumerate(value))
+        ]
+
+
+def build_within(build: Callable[[], Network], weights: Path, config: Path) -> Network:
+    """Build the network that a stranger's `config` describes, if its `weights` file could fill it.
+
+    It is built without memory first: a few digits in a config could ask for terabytes.
+    """
+    check_network_size(build, weights.stat().st_size if weights.is_file() else 0, config)
+    return build()
+
+
+def check_network_size(build: Callable[[], nn.Module], num_bytes: int, config: Path) -> None:
+    """Refuse a network that has more numbers than its weights file has bytes; no memory is taken for it."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            numbers = sum(tensor.numel() for tensor in build().state_dict().values())
+    except RuntimeError as error:  # torch cannot even count the bytes of one layer
+        raise WeightsError(f"{config}: describes a network that cannot be built ({first_line(error)})") from error
+    if numbers > num_bytes + _SLACK:
+        raise WeightsError(
+            f"{config}: describes a network of {numbers} numbers, but its weights file has only {num_bytes} bytes; "
+            "copy both files again"
+        )
+
+
 def read_state(path: str | Path, *, names_as_they_are: bool = False) -> State:
     """Return all tensors of a weights file, on the CPU, floating-point ones in float32."""
     path = Path(path)
     if not path.is_file():
         raise WeightsError(f"{path}: no such file; give a .safetensors file or a torch file of weights")
+    size, free = path.stat().st_size, free_memory()
+    if size > free:
+        raise WeightsError(f"{path}: has {size >> 20} MiB, but {free >> 20} MiB of memory are free; free some")
     state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not state:
         raise WeightsError(f"{path}: holds no tensors; give a file with a network's weights")
+    if sum(tensor.numel() for tensor in state.values()) > 4 * size + _SLACK:  # 4: tensors may share their numbers
+        raise WeightsError(f"{path}: holds tensors larger than the file, by repeating numbers; save them in full")
     if not names_as_they_are and all(key.startswith("module.") for key in state):  # DataParallel's
         state = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
@@ -47,6 +102,13 @@ def _read_safetensors(path: Path) -> State:
 
 
 def _read_torch(path: Path) -> State:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
+        unpacked = 0  # of an old version, or no file of torch, which is found below
+    if unpacked > path.stat().st_size:
+        raise WeightsError(f"{path}: is compressed, as torch.save writes none; unpack it, and save it again")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -28,13 +28,14 @@ def decode_command(
     rounds: Rounds = 3,
     hour: Annotated[bool, Option("--hour/--no-hour", help="Also measure memory on a one-hour video.")] = True,
     out: Out = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Decode candidates, against torchcodec.
 
     Keyframe and exact candidates are timed. It takes minutes, mostly to encode the videos.
     """
-    _check_files(clips)
+    _check_files(clips, out, overwrite)
     from sosampler.bench.decode import bench_decode, table
 
     result = bench_decode(clips, work=work, rounds=rounds, hour=hour, say=shared.say)
@@ -54,22 +55,24 @@ def pipeline_command(
     streamed: Annotated[int, Option(min=0, help="Videos for one and two decoders.")] = 24,
     device: shared.Device = None,
     out: Out = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Go from file to label, against uniform frames.
 
     Keyframe candidates and a sampler are compared with uniform frames and the same classifier.
     """
-    options = shared.without(locals(), "out", "json_output")
-    _check_files(clips)
+    options = shared.without(locals(), "out", "overwrite", "json_output")
+    _check_files(clips, out, overwrite)
     from sosampler.bench.pipeline import bench_pipeline, table
 
     result = bench_pipeline(**options, say=shared.say)
     _write(result, table(result), out, json_output)
 
 
-def _check_files(clips: list[Path]) -> None:
-    """Raise where one is no video, before anything is encoded."""
+def _check_files(clips: list[Path], out: Path | None, overwrite: bool) -> None:
+    """Raise where one is no video, or --out holds something else, before anything is encoded."""
+    from sosampler._util.files import check_replaceable, is_json_with
     from sosampler.errors import VideoError
     from sosampler.video.source import open_video
 
@@ -77,6 +80,8 @@ def _check_files(clips: list[Path]) -> None:
         if clip.is_dir():
             raise VideoError(f"{clip}: is a folder; give a natural video to measure with")
         open_video(clip).close()
+    if out is not None:
+        check_replaceable(out, "a benchmark", is_json_with("machine", "versions"), overwrite=overwrite)
 
 
 def _write(result: dict[str, Any], text: str, out: Path | None, json_output: bool) -> None:

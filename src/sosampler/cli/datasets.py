@@ -54,13 +54,19 @@ def import_command(
     dev_share: Annotated[float, Option(help="Share of train that becomes dev.")] = 0.0,
     seed: Annotated[int, Option(help="Random seed of the dev split.")] = 0,
     exclusive: shared.Exclusive = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace OUT where it exists.")] = False,
     json_output: shared.Json = False,
 ) -> None:
     """Turn a data set's official files into a manifest. Missing videos are counted and listed in OUT.missing.txt."""
-    options = shared.without(locals(), "dataset", "annotations", "subset", "split_map", "out", "json_output")
-    from sosampler.datasets.importers.build import check_out, import_dataset
+    options = shared.without(
+        locals(), "dataset", "annotations", "subset", "split_map", "out", "overwrite", "json_output"
+    )
+    from sosampler._util.files import check_replaceable, locked_file
+    from sosampler.datasets.importers.build import check_out, import_dataset, missing_list
 
     check_out(out, [*map(Path, annotations), *(subset or []), *([classes] if classes else [])])
+    # A manifest that was written by hand looks the same, but has no list of missing videos beside it.
+    check_replaceable(out, "an imported data set", lambda file: missing_list(file).exists(), overwrite=overwrite)
     mapping = {}
     for pair in split_map or []:
         word, equals, split = pair.partition("=")
@@ -68,7 +74,8 @@ def import_command(
             raise InvalidArgument(f"--map {pair!r} is not SUBSET=SPLIT; write for example --map validation=dev")
         mapping[word] = split
     imported = import_dataset(dataset, annotations, subset=subset or (), split_map=mapping, **options)
-    classes_file, missing_file = imported.write(out)
+    with locked_file(out):
+        classes_file, missing_file = imported.write(out)
     files = {"classes_file": str(classes_file), "missing_file": str(missing_file)}
     result = {"dataset": dataset, "out": str(out), **files, **imported.to_dict()}
     shared.echo(result, _describe(result), json_output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,13 +63,14 @@ def evaluate_command(
     out: Annotated[Path | None, Option("--out", "-o", help="Write everything into this JSON file.")] = None,
     curve: Annotated[Path | None, Option(help="Draw accuracy against cost into this .svg or .png file.")] = None,
     run: Annotated[Path | None, Option(help="Folder for results of every video, for `sosampler report`.")] = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Measure policies on the videos of a bank.
 
     Policies, trained samplers and baselines are compared by accuracy, cost and their distance to the optimum.
     """
-    options = shared.without(locals(), "policies", "policy", "csv", "out", "curve", "run", "json_output")
+    options = shared.without(locals(), "policies", "policy", "csv", "out", "curve", "run", "overwrite", "json_output")
     names = [*shared.listed(policies), *(policy or [])]
     if policies is not None and not shared.listed(policies):
         raise InvalidArgument("--policies is empty; name some policies, or leave it out for the default")
@@ -86,20 +88,48 @@ def evaluate_command(
 
     from sosampler import evaluate  # raises with what to install
 
-    with shared.show_progress("evaluating") as on_progress:
-        evaluation = evaluate(**options, on_progress=on_progress, say=lambda text: shared.say(f"note: {text}"))
-    # Printed first, so that the numbers are not lost if a file cannot be written.
-    if json_output:
-        typer.echo(json.dumps(evaluation.to_dict()))
-    else:
-        facts = evaluation.facts
-        shared.say(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}")
-        typer.echo(evaluation.table())
-        if titles := samplers_in_words(facts.get("samplers")):
-            shared.say(titles)
-    for name, path in {"csv": csv, "json": out, "curve": curve, "run": run}.items():
-        if path is not None:
-            getattr(evaluation, f"write_{name}")(path)
+    with ExitStack() as stack:
+        _hold_files(stack, csv, out, curve, run, overwrite=overwrite)
+        with shared.show_progress("evaluating") as on_progress:
+            evaluation = evaluate(**options, on_progress=on_progress, say=lambda text: shared.say(f"note: {text}"))
+        # Printed first, so that the numbers are not lost if a file cannot be written.
+        if json_output:
+            typer.echo(json.dumps(evaluation.to_dict()))
+        else:
+            facts = evaluation.facts
+            shared.say(f"{facts['num_videos']} videos of {facts['split']}, classifier {facts['teacher']['name']}")
+            typer.echo(evaluation.table())
+            if titles := samplers_in_words(facts.get("samplers")):
+                shared.say(titles)
+        for name, path in {"csv": csv, "json": out, "curve": curve, "run": run}.items():
+            if path is not None:
+                getattr(evaluation, f"write_{name}")(path)
+
+
+def _hold_files(
+    stack: ExitStack, csv: Path | None, out: Path | None, curve: Path | None, run: Path | None, *, overwrite: bool
+) -> None:
+    """Refuse files of others, and a second evaluation that writes the same, until the stack is closed."""
+    from sosampler._util.files import (
+        check_replaceable,
+        is_json_with,
+        locked_file,
+        locked_folder,
+        remove_leftovers,
+        starts_with,
+    )
+    from sosampler.evaluation.result import CSV_BEGIN, EVALUATION_FILE, VIDEOS_FILE
+
+    own = {out: is_json_with("rows", "num_candidates"), csv: starts_with(CSV_BEGIN)}
+    for path in (path for path in (csv, out, curve) if path is not None):
+        if path in own:
+            check_replaceable(path, "an evaluation", own[path], overwrite=overwrite)
+        stack.enter_context(locked_file(path))
+    if run is not None:
+        file = run / EVALUATION_FILE
+        check_replaceable(file, "an evaluation", is_json_with("rows", "num_candidates"), overwrite=overwrite)
+        stack.enter_context(locked_folder(run))
+        remove_leftovers(file, run / VIDEOS_FILE)
 
 
 def _check_files(options: dict[str, Path | None]) -> None:
@@ -170,25 +200,32 @@ def independence_command(
     device: shared.Device = None,
     precision: shared.Precision = None,
     out: Annotated[Path | None, Option("--out", "-o", help="Folder for independence.json and .png.")] = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Find the frame rate up to which frames are independent.
 
     Exit code 1 if some videos could not be read.
     """
-    options = shared.without(locals(), "videos", "classifier", "weights", "rates", "out", "json_output")
+    options = shared.without(locals(), "videos", "classifier", "weights", "rates", "out", "overwrite", "json_output")
     from sosampler import independence  # raises with what to install
 
     if rates is not None:
         options["rates"] = _floats("--rates", rates, "0.5,1,2,4")
     if weights:
         options["weights"] = [None if file.lower() == "none" else file for file in weights]
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # fails before the long work
-    measured = independence(
-        videos[0] if len(videos) == 1 else videos, classifiers=classifier, **options, say=shared.say
-    )
-    written = [] if out is None else [str(path) for path in measured.write(out)]
+    with ExitStack() as stack:
+        if out is not None:  # fails before the long work
+            from sosampler._util.files import check_replaceable, is_json_with, locked_folder, remove_leftovers
+
+            values = out / "independence.json"
+            check_replaceable(values, "such a result", is_json_with("rows", "classifiers"), overwrite=overwrite)
+            stack.enter_context(locked_folder(out))
+            remove_leftovers(values, out / "independence.png")
+        measured = independence(
+            videos[0] if len(videos) == 1 else videos, classifiers=classifier, **options, say=shared.say
+        )
+        written = [] if out is None else [str(path) for path in measured.write(out)]
     shared.say_failures(measured.failures)
     text = "\n".join([measured.table(), *(f"wrote {path}" for path in written)])
     shared.echo({**measured.to_dict(), "files": written}, text, json_output)
@@ -207,13 +244,16 @@ def report_command(
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     videos: Annotated[int, Option(help="Maximum number of videos shown of each run.")] = 12,
     bank: Annotated[Path | None, Option(help="Bank with the frames, if it is not where the run names it.")] = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Make one HTML page of one or several runs.
 
     It has the main comparison, tables, curves, and videos with the chosen frames.
     """
+    from sosampler._util.files import check_replaceable, locked_file
     from sosampler.paper.page import experiments_part
+    from sosampler.report.page import is_report
     from sosampler.report.run_report import write_run_report
 
     notes: list[str] = []
@@ -222,7 +262,10 @@ def report_command(
         notes.append(text)
         shared.say(f"note: {text}")
 
-    path = write_run_report(runs, out, title=title, videos=videos, bank=bank, experiments=experiments_part, say=note)
+    check_replaceable(out, "a report", is_report, overwrite=overwrite)
+    options: dict[str, Any] = {"title": title, "videos": videos, "bank": bank}
+    with locked_file(out):
+        path = write_run_report(runs, out, **options, experiments=experiments_part, say=note)
     size = path.stat().st_size
     result = {"report": str(path), "bytes": size, "notes": notes}
     shared.echo(result, f"{path}: {size / 1e6:.1f} MB", json_output, err=True)

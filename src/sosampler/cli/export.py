@@ -16,6 +16,7 @@ def export_command(
     format: Annotated[str, Option("--format", "-f", help="onnx.")] = "onnx",
     out: Annotated[Path | None, Option("--out", "-o", help=".onnx file or folder.  [default: RUN/model.onnx]")] = None,
     half: Annotated[bool, Option("--half", help="Round weights to half precision: a file of half the size.")] = False,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
 ) -> None:
     """Export a trained sampler to ONNX, for any number of videos and candidates.
@@ -24,8 +25,15 @@ def export_command(
     """
     if format != "onnx":  # checked before torch is imported
         raise InvalidArgument(f"--format {format} must be onnx; other runtimes read such a file")
+    from sosampler._util.files import check_replaceable
     from sosampler.samplers.export import export_sampler
+    from sosampler.samplers.onnx_sampler import ABOUT
 
+    if out is not None:
+        # The key of the metadata that `export` writes.
+        check_replaceable(
+            out, "an exported sampler", lambda file: ABOUT.encode() in file.read_bytes(), overwrite=overwrite
+        )
     done = export_sampler(sampler, format=format, out=out, half=half)
     text = f"{done.file}: {done.bytes / 1e6:.1f} MB; its scores differ from torch's by {done.difference:.1e} at most"
     shared.echo(done.to_dict(), text, json_output, err=True)

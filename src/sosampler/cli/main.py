@@ -10,7 +10,9 @@ import typer
 from typer.core import TyperGroup
 
 from sosampler import __version__
-from sosampler.cli import bench, datasets, evaluate, export, prepare, reels, reproduce, select, train, ui
+from sosampler._util.files import FULL
+from sosampler._util.text import escaped
+from sosampler.cli import bench, datasets, evaluate, export, mcp, prepare, reels, reproduce, select, train, ui
 from sosampler.errors import SosamplerError, first_line
 
 
@@ -62,6 +64,7 @@ app.command("report")(evaluate.report_command)
 app.command("export")(export.export_command)
 app.command("quantize")(export.quantize_command)
 app.command("ui")(ui.ui_command)
+app.command("mcp")(mcp.mcp_command)
 app.command("reels")(reels.reels_command)
 app.command("demo")(reels.demo_command)
 app.add_typer(bench.app, name="bench")
@@ -79,10 +82,30 @@ def main() -> None:
     # running, and they burn its time: a training took five to twenty times as long. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        _main()
+    except SystemExit as end:
+        _leave_stuck_threads(end.code)
+        raise
+
+
+def _leave_stuck_threads(code: Any) -> None:
+    """End now where a decoder has not returned: Python would wait for it."""
+    workers = sys.modules.get("sosampler._util.workers")
+    if workers is not None and workers.abandoned_threads():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _main() -> None:
+    try:
         app()
     except SosamplerError as error:
         _end(str(error))
     except OSError as error:
+        if error.errno in FULL:
+            where = "standard output or a file" if error.filename is None else str(error.filename)
+            _end(f"{where}: cannot be written ({error.strerror}); make room, and run the same command again")
         if error.filename is None:
             raise  # no file of the user is involved: a bug
         _end(f"{error.filename}: {error.strerror}; give a path that can be read and written")
@@ -106,7 +129,7 @@ def _gpu_is_full(error: RuntimeError) -> bool:
 
 
 def _end(sentence: str) -> NoReturn:
-    typer.echo(f"sosampler: {sentence}", err=True)
+    typer.echo(f"sosampler: {escaped(sentence)}", err=True)
     sys.exit(2)
 
 

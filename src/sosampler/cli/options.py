@@ -6,7 +6,11 @@ Defaults come from `SelectOptions`. Nothing heavy is imported here: `sosampler -
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,10 +22,12 @@ import typer
 from typer import Argument, Option
 
 from sosampler._util.progress import Bar, OnProgress, Progress, progress_bar
+from sosampler._util.text import escaped
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import SelectOptions
 from sosampler.policies.auto import AUTO, DEFAULT_MAX, DEFAULT_MIN, DEFAULT_TOLERANCE
+from sosampler.video.limits import TIMEOUT, Limits
 
 if TYPE_CHECKING:
     from sosampler.inference.many import RunSummary
@@ -96,11 +102,14 @@ FolderFps = Annotated[float | None, Option(help="Rate of a folder of frame image
 MaxPixels = Annotated[int | None, Option(help="Refuse larger frames.")]
 MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")]
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
+MaxBytes = Annotated[int | None, Option(help="Refuse to decode more bytes.  [default: 4 GiB, less for tiny files]")]
+Timeout = Annotated[float | None, Option(help=f"Seconds for one video.  [default: {TIMEOUT:g}]")]
 Out = Annotated[
     Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
 Bootstrap = Annotated[int, Option(help="Resamples for 95 % intervals; 0 for none.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Start again where --out holds another run.")]
+Replace = Annotated[bool, Option("--overwrite", help="Replace what --out holds of something else.")]
 Exclusive = Annotated[
     bool | None,
     Option(
@@ -132,10 +141,8 @@ def select_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def limits_of(options: dict[str, Any]) -> Any:
-    """Return the `Limits` that the options --max-* set."""
-    from sosampler.video.limits import Limits
-
-    return Limits(**given(options, "max_pixels", "max_frames", "max_duration"))
+    """Return the `Limits` that the options --max-* and --timeout set."""
+    return Limits(**given(options, *(field.name for field in fields(Limits))))
 
 
 def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | None:
@@ -203,8 +210,8 @@ def check_engine(engine: str, address: str | None) -> bool:
     return on_ray
 
 
-def check_ray_out(out: Path | None, **unsupported: Any) -> Path:
-    """Return --out; `unsupported` are options, by name, that a cluster cannot do."""
+def check_ray_out(out: Path | None, what: str, *, overwrite: bool = False, **unsupported: Any) -> Path:
+    """Return --out for `what`, checked; `unsupported` are options, by name, that a cluster cannot do."""
     from sosampler.inference.rows import check_out
 
     for option in given(unsupported, *unsupported):
@@ -215,7 +222,7 @@ def check_ray_out(out: Path | None, **unsupported: Any) -> Path:
         raise InvalidArgument(
             "--engine ray prints no rows; write them with --out FOLDER, or to a .parquet, .jsonl or .csv file"
         )
-    return check_out(out)
+    return check_out(out, what, overwrite=overwrite)
 
 
 # ---- progress
@@ -224,12 +231,13 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 def say(text: str) -> None:
-    typer.echo(text, err=True)
+    """Print one line on standard error."""
+    typer.echo(escaped(text), err=True)
 
 
 def echo(result: dict[str, Any], text: str, json_output: bool, *, err: bool = False) -> None:
     """Print a result as one JSON object, or as text; with `err` the text goes to standard error."""
-    typer.echo(json.dumps(result) if json_output else text, err=err and not json_output)
+    typer.echo(json.dumps(result) if json_output else escaped(text, lines=True), err=err and not json_output)
 
 
 @contextmanager
@@ -278,6 +286,58 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# ---- Ctrl-C
+
+_SECONDS_TO_STOP = 0.8  # for what is under way; then the process ends as if it was killed, which loses nothing more
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """End soon after Ctrl-C a command that resumes; decorates the command, because importing torch takes seconds too.
+
+    Python raises KeyboardInterrupt only after the step of torch that is under way, which may take many seconds, and
+    then waits for threads and processes that decode. Files are replaced whole, so that nothing breaks by ending early.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    # A thread learns of the signal at once, through the socket that Python's own handler writes to.
+    signalled = threading.Event()
+    thread = threading.Thread(target=_end_after_signal, args=(reader, signalled), daemon=True)
+    try:
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    except ValueError:  # not in the main thread, which alone gets signals
+        yield
+        return
+    thread.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if signalled.wait(0.1):
+            _stop_now()
+        raise
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+
+
+def _end_after_signal(reader: socket.socket, signalled: threading.Event) -> None:
+    with reader:
+        while data := reader.recv(64):  # nothing where the other end is closed
+            if signal.SIGINT in data:
+                signalled.set()
+                time.sleep(_SECONDS_TO_STOP)
+                _stop_now()
+
+
+def _stop_now() -> NoReturn:
+    if os.environ.get("RANK", "0") == "0":
+        say("sosampler: stopped; run the same command again to resume")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(_INTERRUPTED)  # without waiting for threads that decode, and for torch
 
 
 # ---- results
@@ -334,7 +394,9 @@ def run_and_report(
             summary |= {"out": str(done.out), "num_written": done.num_rows, "num_done_before": done.num_before}
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
-        typer.echo(f"{done.num_rows} {what} written to {done.out}", err=json_output or one)
+        typer.echo(escaped(f"{done.num_rows} {what} written to {done.out}"), err=json_output or one)
+    if done.same_label is not None:
+        say(f"note: all videos got the label {done.same_label!r}; if they show different things, check the classifier")
     say_failures(done.failures)
     if done.failures:
         rest = "; the rest are done" if len(done.failures) < done.num_videos else ""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from sosampler._util.text import escaped
 from sosampler.cli import options as shared
 from sosampler.errors import InvalidArgument
 
@@ -60,6 +61,8 @@ def prepare_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     json_output: shared.Json = False,
     engine: Annotated[str, Option(help="local, or ray: on a cluster that shares the bank's folder.")] = "local",
     address: shared.Address = None,
@@ -81,11 +84,11 @@ def prepare_command(
         from sosampler.integrations.ray.bank import Teacher, prepare_on_ray
         from sosampler.integrations.ray.cluster import RaySettings
 
-        teacher = None if classifier is None else Teacher(classifier, settings, **annotation)
+        network = None if classifier is None else Teacher(classifier, settings, **annotation)
         cluster = RaySettings(address, decoders=workers)
         with shared.show_progress("preparing") as on_progress:
             bank = prepare_on_ray(
-                manifest, teacher, out, settings=cluster, device=device, on_progress=on_progress, **arguments
+                manifest, network, out, settings=cluster, device=device, on_progress=on_progress, **arguments
             )
     else:
         from sosampler import create_classifier
@@ -95,8 +98,12 @@ def prepare_command(
         with shared.show_progress("preparing") as on_progress:
             bank = prepare(manifest, loaded, out, workers=workers, on_progress=on_progress, **annotation, **arguments)
     failures = bank.failures
+    info = bank_info(out)
+    for teacher in info["teachers"]:
+        if teacher["complete"] and (remark := bank.teacher(teacher["folder"]).remark()):
+            shared.say(f"note: {remark}")
     if json_output:
-        typer.echo(json.dumps({**bank_info(out), "failures": failures}))
+        typer.echo(json.dumps({**info, "failures": failures}))
     else:
         typer.echo(f"{bank!r}")
         if audio and (silent := count_silent(bank)):
@@ -135,7 +142,7 @@ def verify_command(bank: BankArgument, json_output: shared.Json = False) -> None
 
     problems = verify_bank(bank)
     result = {"path": str(bank), "sound": not problems, "problems": problems}
-    shared.echo(result, "\n".join(problems) or f"{bank}: sound", json_output)
+    shared.echo(result, "\n".join(map(escaped, problems)) or f"{bank}: sound", json_output)
     raise typer.Exit(1 if problems else 0)
 
 
@@ -210,4 +217,4 @@ def _described(info: dict[str, Any]) -> str:
             f"  sound {audio['name']}: {audio['bands']} bands x {audio['columns']} columns for the "
             f"{audio['seconds']:g} s around each frame, {audio['bytes'] / 1e6:.1f} MB{silent}"
         )
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))

@@ -15,6 +15,7 @@ from sosampler.errors import InvalidArgument
 LIST = "list"
 
 
+@shared.stoppable()
 def reproduce_command(
     names: Annotated[
         list[str],

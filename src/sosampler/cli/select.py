@@ -34,11 +34,17 @@ def select_command(
         Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
             "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, a "
-            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr or +dpp behind one with scores spreads "
-            "the choice.  [default: general; uniform with --no-decode and where all candidates are taken]"
+            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility behind one with "
+            "scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates are "
+            "taken; query+mmr with --query]"
         ),
     ] = None,
     sampler: shared.Sampler = None,
+    query: Annotated[str | None, Option(help="A question or a concept: choose the frames that fit it.")] = None,
+    query_model: Annotated[
+        str | None,
+        Option(help="Image-text model for --query: a folder or hub name.  [default: $SOSAMPLER_QUERY_MODEL]"),
+    ] = None,
     device: shared.Device = None,
     candidates: shared.Candidates = None,
     grid: shared.Grid = SelectOptions.grid,
@@ -52,6 +58,7 @@ def select_command(
     decode: Annotated[bool, Option(help="Decode the chosen frames, or give numbers and times only.")] = True,
     json_output: shared.Json = False,
     out: shared.Out = None,
+    overwrite: shared.Replace = False,
     frames_folder: Annotated[Path | None, Option("--save-frames", help="Write the frames into this folder.")] = None,
     image_format: Annotated[str, Option(help="jpg or png, for --save-frames.")] = "jpg",
     sheet: Annotated[Path | None, Option("--contact-sheet", help="Write an image of all chosen frames.")] = None,
@@ -62,6 +69,8 @@ def select_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
@@ -69,7 +78,13 @@ def select_command(
     arguments = shared.select_arguments(locals())
     on_ray = shared.check_engine(engine, address)
     chosen: Any = shared.policy_or_sampler(policy, sampler)
-    if device is not None and not on_ray:
+    if device is not None and query is not None:
+        from sosampler.policies.query import query_policy
+
+        if on_ray:
+            raise InvalidArgument(f"--device {device} does not go with --query and --engine ray; leave it out")
+        chosen = query_policy(query, query_model, chosen, device=device)
+    elif device is not None and not on_ray:
         from sosampler.policies.registry import get_policy
 
         chosen = get_policy(chosen or DEFAULT_POLICY, device=device)
@@ -80,16 +95,18 @@ def select_command(
     options = SelectOptions(policy=chosen, **arguments)
     work: Any
     if on_ray:
-        out = shared.check_ray_out(out, save_frames=frames_folder, contact_sheet=sheet)
+        out = shared.check_ray_out(
+            out, "selections", overwrite=overwrite, save_frames=frames_folder, contact_sheet=sheet
+        )
         from sosampler.integrations.ray.cluster import RaySettings
         from sosampler.integrations.ray.rows import select_on_ray
 
         settings = RaySettings(address, decoders=workers)
-        work = partial(select_on_ray, out=out, options=options, settings=settings, device=device)
+        work = partial(select_on_ray, out=out, options=options, settings=settings, device=device, overwrite=overwrite)
     else:
         from sosampler.inference.many import SelectJob
 
-        work = SelectJob(options, out, frames_folder, image_format, sheet, workers).run
+        work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
     paths = listed_videos(videos, leave_out=frames_folder)
@@ -133,7 +150,10 @@ def classify_command(
     max_pixels: shared.MaxPixels = None,
     max_frames: shared.MaxFrames = None,
     max_duration: shared.MaxDuration = None,
+    max_bytes: shared.MaxBytes = None,
+    timeout: shared.Timeout = None,
     out: shared.Out = None,
+    overwrite: shared.Replace = False,
     json_output: shared.Json = False,
     engine: shared.Engine = "local",
     address: shared.Address = None,
@@ -147,7 +167,8 @@ def classify_command(
     from sosampler.inference.rows import check_out
     from sosampler.video.discover import listed_videos
 
-    target: Any = shared.check_ray_out(out) if on_ray else out and check_out(out)
+    checked: Any = shared.check_ray_out if on_ray else check_out
+    target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
     paths = listed_videos(videos)
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
@@ -171,9 +192,11 @@ def classify_command(
         from sosampler.integrations.ray.rows import classify_on_ray
 
         settings = RaySettings(address, decoders=workers, batch_size=batch_size)
-        work = partial(classify_on_ray, out=target, pipeline=pipeline, settings=settings, device=device)
+        work = partial(
+            classify_on_ray, out=target, pipeline=pipeline, settings=settings, device=device, overwrite=overwrite
+        )
     else:
         from sosampler.inference.many import classify_videos
 
-        work = partial(classify_videos, pipeline, out=target)
+        work = partial(classify_videos, pipeline, out=target, overwrite=overwrite)
     shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray)

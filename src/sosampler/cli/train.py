@@ -18,6 +18,7 @@ from sosampler.samplers.registry import TITLES
 _SETTINGS = ("epochs", "batch_size", "lr", "seed")  # of the recipe, with options of their own
 
 
+@shared.stoppable()
 def train_command(
     bank: Annotated[Path, Argument(help="A bank with outputs of a classifier, from `sosampler prepare`.")],
     out: Annotated[Path, Option(help="Folder for the sampler or baseline, the log and the result.")],
@@ -118,6 +119,7 @@ def train_command(
         typer.echo(json.dumps({"folder": str(trained.folder), **trained.result}))
 
 
+@shared.stoppable()
 def train_classifier_command(
     data: Annotated[Path, Argument(help="A folder of class folders (images or videos), a CSV or JSONL, or a bank.")],
     out: Annotated[Path, Option(help="Folder for the best weights, the log and the result.")],
@@ -133,6 +135,9 @@ def train_classifier_command(
     label_smoothing: Annotated[float | None, Option(help="0 to below 1 (0.1).")] = None,
     crop_scale: Annotated[tuple[float, float] | None, Option(help="Min and max area of random crops (0.3 1).")] = None,
     trainable: Annotated[str | None, Option(help="all, or only the head.")] = None,
+    freeze: Annotated[float | None, Option(help="First layers that do not learn, as a share (0).")] = None,
+    mixup: Annotated[float | None, Option(help="Mixing of clips in pairs; 0.2 is usual (0).")] = None,
+    ema: Annotated[float | None, Option(help="Decay of the moving average of the weights, as 0.999 (0).")] = None,
     num_frames: Annotated[int | None, Option("--num-frames", "-n", help="Frames per clip of a video (8).")] = None,
     dev_share: Annotated[float | None, Option(help="Share of train for dev, where there is none (0.1).")] = None,
     exclusive: shared.Exclusive = None,

@@ -57,8 +57,11 @@ class Table:
     exclusive: bool | None = None  # None: not stated
 
 
-def read_rows(path: Path, *, multi_label: bool | None) -> Table:
-    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: decided by the columns, `labels` or `label`."""
+def read_rows(path: Path, *, multi_label: bool | None, needs_label: bool = True) -> Table:
+    """Read a `.csv` or `.jsonl` manifest. `multi_label` None: decided by the columns, `labels` or `label`.
+
+    With `needs_label` False these columns may be missing.
+    """
     suffix = path.suffix.lower()
     if suffix not in MANIFEST_SUFFIXES:
         raise InvalidArgument(
@@ -68,7 +71,8 @@ def read_rows(path: Path, *, multi_label: bool | None) -> Table:
     rows: list[Row] = []
     several = False
     exclusive: dict[bool | None, int] = {}  # the first line of each value
-    for line, several, entry in (_csv_entries if suffix == ".csv" else _json_entries)(path, bool(multi_label)):
+    entries = _csv_entries if suffix == ".csv" else _json_entries
+    for line, several, entry in entries(path, bool(multi_label), needs_label):
         where = (path, line)
         exclusive.setdefault(_exclusive(entry, where), line)
         rows.append(
@@ -98,11 +102,11 @@ _Entry = tuple[int, bool, dict[str, Any]]
 """A line, whether it may have several labels, and its values by the names of `COLUMNS`."""
 
 
-def _csv_entries(path: Path, multi_label: bool) -> Iterator[_Entry]:
+def _csv_entries(path: Path, multi_label: bool, needs_label: bool) -> Iterator[_Entry]:
     lines = csv_lines(path)
     line, names = next(lines, (1, []))
     header = [name.strip().lower() for name in names]
-    several = _check_columns(header, at(path, line))
+    several = _check_columns(header, at(path, line), needs_label)
     column = {name: header.index(name) for name in COLUMNS if name in header}
     for line, cells in lines:
         if len(cells) != len(header):
@@ -123,7 +127,7 @@ def _csv_entries(path: Path, multi_label: bool) -> Iterator[_Entry]:
         yield line, several, entry
 
 
-def _json_entries(path: Path, _: bool) -> Iterator[_Entry]:
+def _json_entries(path: Path, _: bool, needs_label: bool) -> Iterator[_Entry]:
     before: bool | None = None
     for line, content in filled_lines(path):
         where = at(path, line)
@@ -131,7 +135,7 @@ def _json_entries(path: Path, _: bool) -> Iterator[_Entry]:
         if not isinstance(entry, dict):
             raise InvalidArgument(f"{where}: is not a JSON object; write one {{...}} with path and label per line")
         entry = {key: value for key, value in entry.items() if value is not None}
-        several = _check_columns(list(entry), where)
+        several = _check_columns(list(entry), where, needs_label)
         if before is not None and several != before:
             raise InvalidArgument(
                 f"{where}: has {'labels' if several else 'label'!r} where the lines before have "
@@ -141,7 +145,7 @@ def _json_entries(path: Path, _: bool) -> Iterator[_Entry]:
         yield line, several, entry
 
 
-def _check_columns(header: list[str], where: str) -> bool:
+def _check_columns(header: list[str], where: str, needs_label: bool) -> bool:
     """Return whether there may be several labels; raise an error where the columns do not fit."""
     known = [name for name in header if name in COLUMNS]
     for name in known:
@@ -153,7 +157,7 @@ def _check_columns(header: list[str], where: str) -> bool:
             "'labels' for any number of them"
         )
     missing = ["path"] if "path" not in known else []
-    missing += ["label' or 'labels"] if not {"label", "labels"} & set(known) else []
+    missing += ["label' or 'labels"] if needs_label and not {"label", "labels"} & set(known) else []
     if missing:
         names = ", ".join(header) or "nothing"
         raise InvalidArgument(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import threading
 import warnings
@@ -17,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sosampler._util.files import parse_line
+from sosampler._util.hardware import onnx_options
 from sosampler.classifiers.base import INT8
 from sosampler.classifiers.factory import INT8_MODEL
 from sosampler.classifiers.pooled import PooledClassifier
@@ -148,7 +149,7 @@ class OrtNet:
         import onnxruntime
 
         self._inputs = InputMaker(preprocessing)
-        options = onnxruntime.SessionOptions()
+        options = onnx_options(onnxruntime)
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
         # Idle threads that spin would take the cores from torch's, which run next.
@@ -246,12 +247,12 @@ def check_pooled(classifier: Any) -> PooledClassifier:
 def _read_metadata(file: Path) -> dict[str, Any]:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
+    options = onnx_options(onnxruntime)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
-        about: dict[str, Any] = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+        about: dict[str, Any] = parse_line(session.get_modelmeta().custom_metadata_map[ABOUT])
         known = about["format"] == FORMAT
     except Exception as error:  # onnxruntime has no common base class for the errors of a damaged file
         raise WeightsError(

@@ -15,10 +15,18 @@ import torch
 from torch import Tensor
 
 from sosampler import __version__
-from sosampler._util.files import check_place, replacing
+from sosampler._util.files import check_place, remove_leftovers, replacing
 from sosampler._util.progress import Bar, progress_bar
 from sosampler.classifiers.base import Classifier, activate, check_finite
-from sosampler.classifiers.factory import INT8_MODEL, KIND, create_classifier, save_classifier, saved_folder
+from sosampler.classifiers.factory import (
+    CONFIG,
+    INT8_MODEL,
+    KIND,
+    WEIGHTS,
+    create_classifier,
+    save_classifier,
+    saved_folder,
+)
 from sosampler.classifiers.pooled import PooledClassifier
 from sosampler.engine.backends import ABOUT, FORMAT, INPUT, check_pooled, import_exporter, int8_net, onnx_of
 from sosampler.engine.networks import InputMaker, channels_first, float_copy
@@ -65,7 +73,7 @@ def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: s
     """
     pooled = check_pooled(create_classifier(classifier) if isinstance(classifier, (str, Path)) else classifier)
     source = None if pooled.folder is None else Path(pooled.folder)
-    folder = _output_folder(source, out)
+    folder = _output_folder(pooled, source, out)
     import_exporter("precision='int8'")
     pixels = resized_pixels(pooled, frames)
     held_out = torch.arange(len(pixels)) % _HELD_OUT == _HELD_OUT - 1
@@ -83,10 +91,12 @@ def quantize_classifier(classifier: str | Path | Classifier, frames: Any, out: s
         file = Path(work) / INT8_MODEL
         file.write_bytes(model.SerializeToString(deterministic=True))
         quantized = classify_pixels(pooled, int8_net(file, pooled.preprocessing, "onnxruntime"), pixels[held_out])
-        if folder != source:
-            save_classifier(pooled, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(*(folder / name for name in (INT8_MODEL, WEIGHTS, CONFIG)), only_of_dead=True)
         with replacing(folder / INT8_MODEL) as temporary:
             temporary.write_bytes(file.read_bytes())
+        if folder != source:
+            save_classifier(pooled, folder)  # last: a folder without a config is taken again after a kill
     pooled.folder = folder
     return Quantized(
         classifier=pooled.name,
@@ -168,7 +178,7 @@ def classify_pixels(classifier: PooledClassifier, net: Callable[[Tensor], Tensor
     return check_finite(torch.cat(parts), classifier.name)
 
 
-def _output_folder(source: Path | None, out: str | Path | None) -> Path:
+def _output_folder(pooled: Classifier, source: Path | None, out: str | Path | None) -> Path:
     """Return the folder to write into, checked before the work begins."""
     if out is None:
         if source is None:
@@ -178,7 +188,10 @@ def _output_folder(source: Path | None, out: str | Path | None) -> Path:
     if source is not None and folder.exists() and folder.samefile(source):
         return source
     check_place(folder, KIND, "classifier")
-    if saved_folder(folder) is not None:
+    saved = saved_folder(folder)
+    # What it wrote before may be written again.
+    is_own = saved is not None and (folder / INT8_MODEL).is_file()
+    if saved is not None and not (is_own and create_classifier(saved).fingerprint() == pooled.fingerprint()):
         raise InvalidArgument(
             f"{folder} holds a saved classifier, which would be lost; give that folder as the classifier to quantize "
             "it, or another folder to write into"

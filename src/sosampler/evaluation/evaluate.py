@@ -18,6 +18,7 @@ from sosampler import __version__
 from sosampler._util.arrays import Indices
 from sosampler._util.environment import circumstances
 from sosampler._util.hardware import check_device
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress, progress_bar
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
@@ -162,11 +163,13 @@ def evaluate(
     where = check_device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     if precision is not None:
         one_of("precision", precision, PRECISIONS)
-    seed, draws = check_int("seed", seed, at_least=0), check_int("bootstrap", bootstrap, at_least=0)
+    seed, draws = check_int("seed", seed, at_least=0), check_count("bootstrap", bootstrap, "MAX_RESAMPLES", at_least=0)
     beam_width = check_int("beam_width", beam_width)
     all_pairs = pairs_of(num_frames, num_candidates, pairs)
     part, name = _split_of(bank, split, note)
     network, teacher = _classifier_of(part, classifier, views, where, precision)
+    if remark := teacher.remark():
+        note(remark)
     clips = clips_for(teacher, network)
     positions = _labelled(part, note)
     labels = multi_hot([part.rows[position].item.labels for position in positions], len(part.classes))
@@ -364,7 +367,8 @@ def _class_frames(bank: Bank, positions: Sequence[int]) -> list[NDArray[np.bool_
             raise InvalidArgument(
                 f"{bank.path}: does not know which frames of {bank.rows[position].item.id!r} show its class, which "
                 "'class-frames' needs; use a bank of so.make_reels (called again with the same arguments it adds this "
-                "to an older one) or of so.write_frames with shows_class, or leave the policy out"
+                "to an older one), of videos with a segments.jsonl, or of so.write_frames with shows_class, or leave "
+                "the policy out"
             )
         flags.append(known)
     return flags

@@ -511,7 +511,7 @@ def _draw_panel(axes: Any, facts: Any, rows: Any, colours: Any) -> None:
     top = min(tallest, _CLIP * max(height.max() for height in heights[len(rows) :]))
     passed = "no measured rate" if facts.verdict is None else f"up to {facts.verdict:g} fps"
     warning = "; RANDOM WEIGHTS" if facts.untrained else ""
-    axes.set_title(f"{facts.classifier}, bandwidth {facts.bandwidth:.3g}{warning}", fontsize="medium")
+    axes.set_title(f"{facts.classifier}, bandwidth {facts.bandwidth:.3g}{warning}", fontsize="medium", parse_math=False)
     axes.set_xlabel(f"kernel of two frames\nframes stand by themselves: {passed}")
     axes.set_ylabel("density" if top == tallest else "density (higher peaks are clipped)")
     axes.set_xlim(grid[0], 1)

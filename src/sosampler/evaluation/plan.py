@@ -21,7 +21,8 @@ from torch import Tensor
 
 from sosampler._util.arrays import Indices
 from sosampler._util.files import saved_kind
-from sosampler._util.validation import check_float, check_int
+from sosampler._util.limits import check_count
+from sosampler._util.validation import check_float
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Features, Teacher
 from sosampler.bank.pixels import StoredFrames, StoredSpectra
@@ -90,7 +91,8 @@ def pairs_of(num_frames: Any, num_candidates: Any, pairs: Any = None) -> list[Pa
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InvalidArgument(f"pairs hold {pair!r}; give (num_frames, num_candidates), for example (8, 30)")
         decides = isinstance(pair[0], Auto) or pair[0] == AUTO
-        result.append((None if decides else check_int("num_frames", pair[0]), check_int("num_candidates", pair[1])))
+        frames = None if decides else check_count("num_frames", pair[0], "MAX_CANDIDATES")
+        result.append((frames, check_count("num_candidates", pair[1], "MAX_CANDIDATES")))
     if not result:
         raise InvalidArgument("pairs are empty; give at least one pair of num_frames and num_candidates")
     for frames, candidates in result:

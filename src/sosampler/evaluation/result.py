@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sosampler._util.arrays import Indices
 from sosampler._util.files import replacing, write_text
+from sosampler._util.text import csv_cell, escaped
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sosampler.bank.outputs import Teacher
 
 EVALUATION_FILE, VIDEOS_FILE = "evaluation.json", "videos.jsonl"
+CSV_BEGIN = "policy,num_frames,num_candidates,"  # of the table that `write_csv` writes
 KIND, VERSION = "sosampler videos", 2
 _DIGITS = 5  # of every number in the file but times
 _MILLISECONDS = 3  # digits behind the point of times, which may be far from 0
@@ -540,7 +542,7 @@ def text_table(rows: Sequence[EvaluationRow], metric: str) -> str:
         difference = _percent(versus.get("difference"), sign=True)
         if versus and versus["num_frames"] != row.num_frames:
             difference += f" (N={versus['num_frames']})"
-        cells = [row.policy, _frames(row.frames_classified), str(row.num_candidates)]
+        cells = [escaped(row.policy), _frames(row.frames_classified), str(row.num_candidates)]
         cells += [_percent(getattr(row, metric)), _bounds(row.ci95.get(metric)), _percent(getattr(row, other))]
         cells += [difference, _bounds(versus.get("ci95"), sign=True), _percent(row.fidelity), _percent(row.recovered)]
         cells += [f"{price:.2f}" if some_cost and price is not None else "", _frames(row.frames_decoded)]
@@ -582,7 +584,7 @@ def _bounds(bounds: Sequence[float] | None, *, sign: bool = False) -> str:
 
 def csv_text(rows: Sequence[EvaluationRow]) -> str:
     """Return one line a row, one column a number; what is unknown is empty."""
-    flat = [_flat(row) for row in rows]
+    flat = [{name: csv_cell(value) for name, value in _flat(row).items()} for row in rows]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(flat[0]) if flat else [], lineterminator="\n")
     writer.writeheader()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.files import replacing
+from sosampler._util.text import escaped
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency
 from sosampler.policies.registry import (
@@ -391,7 +392,7 @@ def _label_ends(axes: Any, lines: Sequence[Line], looks: Mapping[str, Look], lev
 
 def shortened(policy: str) -> str:
     """Return the end of a long name: samplers are often named by their folder."""
-    name = policy.encode(errors="replace").decode()  # file names may hold lone surrogates, which cannot be drawn
+    name = escaped(policy)  # also lone surrogates of file names, which cannot be drawn
     return name if len(name) <= _LABEL_LETTERS else f"…{name[1 - _LABEL_LETTERS :]}"
 
 
@@ -492,9 +493,9 @@ def cost_figure(rows: Sequence[Row], metric: str, *, title: str | None = None) -
         last.xaxis.get_major_locator().set_params(integer=True)
         _add_legend(figure, entries, handles)
         text = _remarks(rows, priced, decoded, looks)
-        figure.supxlabel(text, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left")
+        figure.supxlabel(text, fontsize=8.5, color=COLOURS["faint"], x=0.01, ha="left", parse_math=False)
         if title:
-            figure.suptitle(title, fontsize=11.5, color=COLOURS["ink"], x=0.01, ha="left")
+            figure.suptitle(escaped(title), fontsize=11.5, color=COLOURS["ink"], x=0.01, ha="left", parse_math=False)
     return figure
 
 

@@ -11,19 +11,29 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from sosampler._util.arrays import Frames
 from sosampler._util.hardware import usable_cores
-from sosampler._util.workers import CAN_SHARE_MEMORY, ProcessPool, WorkerDied, in_order, unnamed_memory
-from sosampler.errors import InvalidArgument, SosamplerError, VideoError, first_line
+from sosampler._util.workers import (
+    CAN_SHARE_MEMORY,
+    ProcessPool,
+    WorkerDied,
+    did_not_return,
+    in_order,
+    unnamed_memory,
+    within,
+)
+from sosampler.errors import InvalidArgument, LimitExceeded, SosamplerError, VideoError, errors_of
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.select import open_candidates, select_with
 from sosampler.inference.selection import CandidateFrames, Selection
+from sosampler.video.limits import Limits
 from sosampler.video.source import source_name
 
 # From this many videos on, starting processes pays off.
@@ -41,31 +51,25 @@ _T = TypeVar("_T")
 
 
 def attempt(name: str, work: Callable[[], _T]) -> _T | SosamplerError:
-    """Return what `work` returns, or the error of this video as a sentence with its name.
-
-    Errors that every other video would meet too, such as a missing package, are raised.
-    """
-    cause: Exception
-    kind: type[SosamplerError] = VideoError
+    """Return what `work` returns, or the error of this video; `errors_of` tells which are raised nevertheless."""
     try:
-        return work()
+        with errors_of(name):
+            return work()
     except (VideoError, InvalidArgument) as error:
-        # Arguments can be invalid for one video only, by its length or range. Then the text lacks the name.
-        if name in str(error):
-            return error
-        cause, kind, reason = error, type(error), str(error)
-    except SosamplerError:
-        raise
-    except MemoryError as error:
-        cause, kind, reason = error, InvalidArgument, "does not fit into memory; ask for fewer or smaller frames"
-    except OSError as error:
-        cause, reason = error, f"cannot be read ({error.strerror or error}); check its permissions"
-    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to, the other videos continue
-        cause = error
-        reason = f"cannot be decoded ({type(error).__name__}: {first_line(error)}); the file may be damaged"
-    failure = kind(f"{name}: {reason}")
-    failure.__cause__ = cause
-    return failure
+        return error
+
+
+def attempt_each(names: Sequence[str], work: Callable[[slice], Sequence[_T]]) -> list[_T | SosamplerError]:
+    """Return what `work` returns for all videos together; where it fails, for each alone, or that one's error."""
+    if len(names) > 1:
+        outcome = attempt(names[0], lambda: work(slice(None)))
+        if not isinstance(outcome, SosamplerError):
+            return list(outcome)
+    return [attempt(name, partial(_first, work, row)) for row, name in enumerate(names)]
+
+
+def _first(work: Callable[[slice], Sequence[_T]], row: int) -> _T:
+    return work(slice(row, row + 1))[0]
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,18 @@ class Unfit:
 Outcome = Selection | CandidateFrames | Unfit | SosamplerError
 
 
+class Step(Protocol):
+    """A function of a video that can be pickled, for engines that send work to other processes or machines."""
+
+    @property
+    def options(self) -> SelectOptions: ...
+
+    def __call__(self, source: Any, /) -> Any: ...
+
+
 @dataclass(frozen=True)
 class DecodeStep:
-    """Decode a video: the frames that the options' policy chooses, or all candidates for a network.
-
-    A plain function of a video that can be pickled, for any engine that sends work to other processes or machines.
-    """
+    """Decode a video: the frames that the options' policy chooses, or all candidates for a network."""
 
     options: SelectOptions
     choose: bool = True
@@ -109,26 +119,33 @@ class FrameTask:
     """One video and what to do with it."""
 
     source: Any
-    step: Callable[[Any], Outcome]
+    step: Step
     otherwise: DecodeStep | None = None  # where the candidates are unfit: choose in this process
 
-    def run(self) -> Outcome:
-        """Do it in this process."""
-        return self.settle(self.step(self.source))
+    @property
+    def timeout(self) -> float:
+        """Seconds that it may take."""
+        return (self.step.options.limits or Limits()).timeout
 
-    def settle(self, outcome: Outcome) -> Outcome:
+    def run(self) -> Any:
+        """Do it in this process."""
+        try:
+            return within(self.timeout, lambda: self.settle(self.step(self.source)))
+        except TimeoutError:
+            return LimitExceeded(did_not_return(source_name(self.source), self.timeout))
+
+    def settle(self, outcome: Any) -> Any:
         """Return the outcome of the step, or of the other one where the candidates are unfit."""
         return self.otherwise(self.source) if isinstance(outcome, Unfit) and self.otherwise else outcome
 
     def can_travel(self) -> bool:
-        """Return whether another process can do it."""
-        named = isinstance(self.step, DecodeStep) and isinstance(self.step.options.policy, str)
-        return named and isinstance(self.source, (str, Path, bytes))
+        """Return whether another process can do it: it finds the policy by its name."""
+        return isinstance(self.step.options.policy, str) and isinstance(self.source, (str, Path, bytes))
 
 
 # ---- in the decoding process
 
-_Answer = tuple[Outcome, tuple[int, ...] | None]  # and the shape of the frames that are in the slot
+_Answer = tuple[Any, tuple[int, ...] | None]  # the outcome, and the shape of the frames that are in the slot
 
 
 def serve(slots: list[int]) -> Callable[[tuple[FrameTask, int]], _Answer]:
@@ -243,7 +260,7 @@ class FramePool:
         if self._in_process or not task.can_travel():
             return task.run(), None
         try:
-            outcome, shape = self._pool.call((replace(task, otherwise=None), slot))
+            outcome, shape = self._pool.call((replace(task, otherwise=None), slot), task.timeout)
         except WorkerDied as died:
             return VideoError(died.over(source_name(task.source))), None
         return task.settle(outcome), shape

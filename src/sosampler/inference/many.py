@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import io
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,21 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from sosampler._util.files import replacing
+from sosampler._util.files import remove_leftovers, replacing
 from sosampler._util.hardware import usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
-from sosampler._util.validation import check_int, one_of
+from sosampler._util.text import escaped
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.decode import MAX_WORKERS, FramePool, FrameTask, Outcome, attempt
+from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, FrameTask, attempt
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
+from sosampler.policies.registry import can_travel
 from sosampler.video.discover import labels
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline
 
+_MANY = 10  # videos with the same label that are remarked on
 Work = Callable[[list[str]], Generator[Row, None, None]]
 """Videos -> a row for each, in any order; rows of videos that failed have "video" and "error"."""
 
@@ -40,6 +46,7 @@ class RunSummary:
     num_rows: int  # written, those of earlier runs included
     failures: list[Row]  # video and error
     damaged: Sequence[int] = ()  # numbers of Parquet files that were damaged and made again
+    same_label: str | None = None  # that all of many videos of this run got
 
     @property
     def failed_path(self) -> Path | None:
@@ -60,15 +67,18 @@ def run(
     on_progress: OnProgress | None = None,
     repeat: bool = False,
     strict: bool = False,
+    overwrite: bool = False,
 ) -> RunSummary:
     """Do the videos that have no row in `out` yet (`repeat`: all), and write their rows as they come.
 
     Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
     where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
-    are written, and with that of a single video. `strict` raises the first failure.
+    are written, and with that of a single video. `strict` raises the first failure. `overwrite`: replace
+    what `out` holds of something else.
     """
     failures: list[Row] = []
-    with nullcontext() if out is None else open_rows(out, what, identity or {}) as rows:
+    labels: Counter[str] = Counter()  # of predictions
+    with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
         todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
         before = len(videos) - len(todo)
         progress = Progress(len(videos), done=before, before=before)
@@ -80,6 +90,8 @@ def run(
                     failures.append(row)
                     progress.failed += 1
                 else:
+                    if "label" in row:
+                        labels[row["label"]] += 1
                     if rows is not None:
                         rows.add(row)
                     if on_row is not None and (rows is None or len(videos) == 1):
@@ -87,10 +99,11 @@ def run(
                 progress.done += 1
                 if on_progress is not None:
                     on_progress(progress)
+        same = next(iter(labels)) if len(labels) == 1 and labels.total() >= _MANY else None
         if rows is None:
-            return RunSummary(None, len(videos), 0, 0, failures)
+            return RunSummary(None, len(videos), 0, 0, failures, same_label=same)
         rows.finish(failures, videos)
-        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged)
+        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same)
 
 
 def row_of(video: str, outcome: Any) -> Row:
@@ -111,18 +124,19 @@ class SelectJob:
     image_format: str = "jpg"
     sheet: Path | None = None
     workers: int | None = None
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         """Refuse before the first video what would fail at every one."""
         one_of("--image-format", self.image_format, IMAGE_FORMATS)
         if self.workers is not None:
-            check_int("--workers", self.workers)
+            check_count("--workers", self.workers, "MAX_THREADS")
         if (self.frames_folder or self.sheet) and not self.options.decode:
             raise InvalidArgument(
                 "--no-decode gives no pixels for --save-frames or --contact-sheet; leave one of them out"
             )
         if self.out is not None:
-            check_out(self.out)
+            check_out(self.out, "selections", overwrite=self.overwrite)
 
     def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
         """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
@@ -146,6 +160,7 @@ class SelectJob:
             identity={**self.options.identity(), **where},
             repeat=self.sheet is not None or is_single,  # a contact sheet needs the pixels of all
             strict=is_single,
+            overwrite=self.overwrite,
             **callbacks,
         )
         if self.sheet is not None and sheet_rows:
@@ -162,29 +177,46 @@ class SelectJob:
         # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
         many = len(videos) > 1
         options = replace(self.options, threads=self.options.threads or 1) if many else self.options
-
-        def work(video: str) -> Selection:
-            selection = select_with(video, options)
-            if folders:
-                save_frames(selection, folders[video], image_format=self.image_format)
-            if sheet_rows is not None and self.sheet is not None:
-                sheet_rows[video] = SheetRow.of(selection)
-            return replace(selection, frames=None)
-
-        def step(video: str) -> Outcome:
-            return attempt(video, lambda: work(video))
-
+        # In processes a file that kills its decoder costs one video.
+        processes = len(videos) >= PROCESSES_FROM and can_travel(options.resolved_policy)
+        if processes:
+            options = replace(options, policy=options.resolved_policy.spec)
+        step = SelectStep(options, folders or {}, self.image_format, tiles=sheet_rows is not None and bool(self.sheet))
         workers = self.workers or min(usable_cores(), MAX_WORKERS) if many else 1
-        with FramePool(workers, processes=False, ahead=2 * workers, held=1) as pool:
+        with FramePool(workers, processes=processes, ahead=2 * workers, held=1) as pool:
             for video, decoded in zip(videos, pool.decoded(FrameTask(one, step) for one in videos), strict=True):
-                yield row_of(video, decoded.outcome)
+                outcome: Any = decoded.outcome
+                if isinstance(outcome, SheetRow):
+                    assert sheet_rows is not None
+                    sheet_rows[video] = outcome
+                    outcome = outcome.selection
+                yield row_of(video, outcome)
+
+
+@dataclass(frozen=True)
+class SelectStep:
+    """Select from a video and write its frames: the selection without pixels, or its row on a contact sheet."""
+
+    options: SelectOptions
+    folders: Mapping[str, Path]  # video -> folder for its frames; empty: they are not written
+    image_format: str
+    tiles: bool
+
+    def __call__(self, video: str) -> Selection | SheetRow | SosamplerError:
+        return attempt(video, lambda: self._select(video))
+
+    def _select(self, video: str) -> Selection | SheetRow:
+        selection = select_with(video, self.options)
+        if self.folders:
+            save_frames(selection, self.folders[video], image_format=self.image_format)
+        return SheetRow.of(selection) if self.tiles else replace(selection, frames=None)
 
 
 # ---- predictions
 
 
 def classify_videos(
-    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, **callbacks: Any
+    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
 ) -> RunSummary:
     """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
 
@@ -202,6 +234,7 @@ def classify_videos(
         identity=None if out is None else pipeline.identity(),
         repeat=len(videos) == 1,
         strict=len(videos) == 1,
+        overwrite=overwrite,
         **callbacks,
     )
 
@@ -231,7 +264,7 @@ def describe_row(row: Row) -> str:
         for index, seconds, score in zip(selection["frame_indices"], selection["pts_seconds"], scores, strict=True):
             suffix = "" if score is None else f"  score {score:.4f}"
             lines.append(f"  frame {index:>7}  {seconds:>10.3f} s{suffix}")
-    return "\n".join(lines + [f"  note: {note}" for note in selection["notes"]])
+    return "\n".join(escaped(line) for line in [*lines, *(f"  note: {note}" for note in selection["notes"])])
 
 
 # ---- image files: the chosen frames, and a contact sheet of them above a timeline
@@ -259,7 +292,7 @@ class SheetRow:
     @property
     def title(self) -> str:
         of = f"{len(self.selection)} of {self.selection.num_candidates} {self.selection.candidates.mode} candidates"
-        return f"{Path(self.selection.video).name}: {of}, policy {self.selection.policy}"
+        return escaped(f"{Path(self.selection.video).name}: {of}, policy {self.selection.policy}")
 
     @property
     def captions(self) -> list[str]:
@@ -282,9 +315,9 @@ def _tile(frame: np.ndarray) -> Image.Image:
     return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
 
 
-def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
-    """Write one block for each video, one below the other."""
-    columns = min(8, max(len(row.tiles) for row in rows))
+def draw_contact_sheet(rows: Sequence[SheetRow], max_columns: int = 8) -> Image.Image:
+    """Draw one block for each video, one below the other."""
+    columns = min(max_columns, max(len(row.tiles) for row in rows))
     width = 2 * _MARGIN + columns * _TILE_WIDTH + (columns - 1) * _GAP
     blocks = [_draw_row(row, columns, width) for row in rows]
     sheet = Image.new("RGB", (width, sum(block.height for block in blocks) + _MARGIN), _PAPER)
@@ -292,10 +325,15 @@ def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
     for block in blocks:
         sheet.paste(block, (0, top))
         top += block.height
+    return sheet
+
+
+def write_contact_sheet(rows: Sequence[SheetRow], path: Path) -> None:
+    """Write the contact sheet of some videos as an image file."""
+    sheet = draw_contact_sheet(rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            sheet.save(temporary)
+        _write_image(sheet, path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(
             f"{path}: the contact sheet cannot be written ({error}); give a path such as sheet.png"
@@ -334,6 +372,20 @@ def _draw_row(row: SheetRow, columns: int, width: int) -> Image.Image:
     return block
 
 
+def _write_image(image: Image.Image, path: Path, **options: Any) -> None:
+    """Write an image in the format of its suffix; by way of memory, as Pillow does not notice when a disk is full."""
+    suffix = path.suffix.lower()
+    # Asking Pillow imports all of its formats.
+    image_format = {".jpg": "JPEG", ".png": "PNG"}.get(suffix) or Image.registered_extensions().get(suffix)
+    if image_format is None:
+        raise ValueError(f"unknown file extension: {suffix}")
+    data = io.BytesIO()
+    image.save(data, image_format, **options)
+    remove_leftovers(path, only_of_dead=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data.getvalue())
+
+
 IMAGE_FORMATS = ("jpg", "png")
 
 
@@ -348,11 +400,10 @@ def save_frames(selection: Selection, folder: Path, *, image_format: str = "jpg"
             zip(selection.frames, selection.frame_indices, selection.pts_seconds, strict=True)
         ):
             path = folder / f"{position:03d}_frame{index:06d}_{seconds:.3f}s.{image_format}"
-            with replacing(path) as temporary:
-                Image.fromarray(frame).save(temporary, quality=95)
+            _write_image(Image.fromarray(frame), path, quality=95)
             paths.append(path)
     except OSError as error:
         raise InvalidArgument(
-            f"{folder}: frames cannot be written there ({error}); give a folder that can be"
+            f"{folder}: frames cannot be written there ({error.strerror}); make room, or give another folder"
         ) from error
     return paths

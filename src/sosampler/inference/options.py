@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from sosampler._util.limits import check_below, check_count
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_NUM_FRAMES = 8
 # benchmarks/results/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
 DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
+DEFAULT_QUERY_POLICY = "query+mmr"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class SelectOptions:
     auto_min: int | None = None
     auto_max: int | None = None
     auto_tolerance: float | None = None
+    query: str | None = None
+    query_model: Any = None  # a folder, a hub name, or an image-text model
 
     def __post_init__(self) -> None:
         from sosampler.video.candidates import GRIDS, MODES, ON_SHORT
@@ -55,10 +59,10 @@ class SelectOptions:
 
         for name in ("num_frames", "num_candidates", "threads"):
             if getattr(self, name) is not None and (name != "num_frames" or self.auto is None):
-                check_int(name, getattr(self, name))
+                check_count(name, getattr(self, name), "MAX_THREADS" if name == "threads" else "MAX_CANDIDATES")
         for name in ("fps", "folder_fps"):
             if getattr(self, name) is not None:
-                check_float(name, getattr(self, name), above=0)
+                check_below(name, check_float(name, getattr(self, name), above=0), "MAX_FPS")
         for name in ("start", "end"):
             if getattr(self, name) is not None:
                 check_float(name, getattr(self, name))
@@ -71,11 +75,23 @@ class SelectOptions:
         if self.decoder is not None:
             one_of("decoder", self.decoder, DECODERS)
         check_size(self.size)
+        if self.query is None:
+            self._check_no_query()
+        elif self.policy is None:
+            object.__setattr__(self, "policy", DEFAULT_QUERY_POLICY)
         if self.policy is None:
             takes_all = self.num_frames is None and self.fps is not None
             takes_all = takes_all or (self.num_frames or DEFAULT_NUM_FRAMES) == self.num_candidates
             object.__setattr__(self, "policy", FALLBACK_POLICY if takes_all or not self.decode else DEFAULT_POLICY)
         self._check_together()
+
+    def _check_no_query(self) -> None:
+        if self.query_model is not None:
+            raise InvalidArgument(
+                f"query_model={self.query_model!r} was given without a query; give query, or leave it out"
+            )
+        if isinstance(self.policy, str) and self.policy.partition("+")[0] == "query":
+            raise InvalidArgument(f"policy={self.policy!r} chooses for a text; give query too, or take another policy")
 
     def _check_together(self) -> None:
         """Refuse arguments that contradict each other."""
@@ -117,6 +133,10 @@ class SelectOptions:
     @cached_property
     def resolved_policy(self) -> Policy:
         """The policy object, loaded once, so that the same weights choose from all videos."""
+        if self.query is not None:
+            from sosampler.policies.query import query_policy
+
+            return query_policy(self.query, self.query_model, self.policy)
         from sosampler.policies.registry import get_policy
 
         return get_policy(self.policy)
@@ -158,7 +178,8 @@ class SelectOptions:
 
     def with_all_candidates(self) -> SelectOptions:
         """Return options that list the same candidates and take all of them, without this policy."""
-        changes: dict[str, Any] = dict.fromkeys(("num_frames", "auto_min", "auto_max", "auto_tolerance"))
+        names = ("num_frames", "auto_min", "auto_max", "auto_tolerance", "query", "query_model")
+        changes: dict[str, Any] = dict.fromkeys(names)
         changes |= {"policy": "all", "num_candidates": self.resolved_candidates, "candidates": self.mode}
         if self.num_candidates is None:  # T is the policy's default: short videos list what they have
             changes["min_candidates"] = self.resolved_frames
@@ -171,11 +192,18 @@ class SelectOptions:
             bounds = {f"auto_{name}": value for name, value in asdict(self.auto).items() if name != "sure"}
             values |= {"num_frames": AUTO, **bounds}
         limits = None if self.limits is None else asdict(self.limits)
+        model = values.pop("query_model")
+        if self.query is None:
+            del values["query"]  # rows of earlier versions, which had no queries, resume
+        elif model is not None:
+            values["query_model"] = str(getattr(model, "name", model))
         return {**values, "policy": self.resolved_policy.name, "limits": limits}
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal for the rows of two runs to belong together: also the weights of a sampler."""
-        values, fingerprint = {**self.to_dict(), "threads": None}, self.resolved_policy.fingerprint()
+        # Limits decide which videos fail, not what the rows of the others hold, and failures are tried again.
+        values = {**self.to_dict(), "threads": None, "limits": None}
+        fingerprint = self.resolved_policy.fingerprint()
         return values if fingerprint is None else {**values, "policy_identity": fingerprint}
 
 

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from sosampler._util.hardware import check_device, resolve_device
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_bool, check_int, one_of
 from sosampler.classifiers.base import INT8, PRECISIONS, VideoClassifier, check_finite
 from sosampler.engine.backends import int8_classifier, int8_file_of
 from sosampler.errors import InvalidArgument, SosamplerError
-from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, decoded_batches
+from sosampler.inference.decode import Decoded, DecodeStep, FrameTask, attempt, attempt_each, decoded_batches
 from sosampler.inference.options import SelectOptions, auto_of
 from sosampler.inference.select import choose_frames
 from sosampler.inference.selection import CandidateFrames, Selection, build_selection
@@ -178,9 +179,8 @@ class BatchClassifier:
             return False
         return bool((np.diff(video.frame_indices) > 0).all())
 
-    def _run_engine(self, group: Sequence[Decoded]) -> list[Prediction]:
+    def _run_engine(self, group: Sequence[Decoded]) -> list[Prediction | SosamplerError]:
         """Score, choose and classify candidates of one shape in one call."""
-        begin = time.perf_counter()
         # A GPU is prepared for each shape anew, so shared calls are all of one size there, padded with black videos.
         if len(group) == 1:
             frames = group[0].take()[None]  # without a copy where it was decoded in this process
@@ -193,25 +193,33 @@ class BatchClassifier:
         positions = np.zeros(frames.shape[:2], dtype=np.float32)  # [B, T]
         for row, video in enumerate(videos):
             positions[row] = self._positions(video)
-        assert self.classifier is not None, "an engine has a classifier"
-        output = self.engine.run(frames, torch.from_numpy(positions)).check(self.classifier.name)
-        chosen, scores = output.chosen.cpu().numpy(), output.scores.float().cpu().numpy()
-        choices = map(Choice, chosen, scores)
-        selections = [
-            build_selection(replace(video, frames=own), self.options, choice)
-            for video, own, choice in zip(videos, frames, choices, strict=False)
-        ]
-        if self.answer == MEAN:
-            return self._predictions(selections, output.probabilities, begin)
+
+        def run(rows: slice) -> list[Prediction]:
+            begin = time.perf_counter()
+            assert self.classifier is not None, "an engine has a classifier"
+            output = self.engine.run(frames[rows], torch.from_numpy(positions[rows])).check(self.classifier.name)
+            chosen, scores = output.chosen.cpu().numpy(), output.scores.float().cpu().numpy()
+            choices = map(Choice, chosen, scores)
+            selections = [
+                build_selection(replace(video, frames=own), self.options, choice)
+                for video, own, choice in zip(videos[rows], frames[rows], choices, strict=False)
+            ]
+            if self.answer == MEAN:
+                return self._predictions(selections, output.probabilities, begin)
+            return self._predictions(selections, self._combined(output, chosen, scores)[: len(selections)], begin)
+
+        return attempt_each([video.video for video in videos], run)
+
+    def _combined(self, output: Any, chosen: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Return the answers [B, C] from what an engine found about the frames chosen [B, N] by scores [B, T]."""
         assert isinstance(self.policy, LearnedPolicy), "an engine is for a sampler"
-        count = len(selections)  # without black videos
         evidence = self.policy.evidence_of(scores, output.class_logits, np.ones(scores.shape, dtype=bool))
         logits = self._logits(output.frame_probabilities)
         seen = np.zeros(scores.shape, dtype=bool)
         np.put_along_axis(seen, chosen, True, axis=1)
         table = np.zeros((*scores.shape, logits.shape[2]))  # [B, T, C]
         np.put_along_axis(table, chosen[..., None], logits, axis=1)
-        return self._predictions(selections, self.policy.combined(evidence, table, seen)[:count], begin)
+        return self.policy.combined(evidence, table, seen)
 
     def _choose(self, decoded: Decoded) -> Selection | SosamplerError:
         """Return the selection of one video, by the policy where its frames are not chosen yet."""
@@ -222,29 +230,34 @@ class BatchClassifier:
             return replace(outcome, frames=frames)
         assert isinstance(outcome, CandidateFrames)
         video = replace(outcome, frames=frames)
-        try:
-            return build_selection(video, self.options, choose_frames(video, self.options, frames))
-        except InvalidArgument as error:  # too few frames
-            return error
+        return attempt(
+            video.video, lambda: build_selection(video, self.options, choose_frames(video, self.options, frames))
+        )
 
-    def _classify(self, group: Sequence[Any]) -> Sequence[Prediction | Selection]:
+    def _classify(self, group: Sequence[Any]) -> Sequence[Prediction | Selection | SosamplerError]:
         """Classify selections of one shape in one call."""
         if self.classifier is None:
             return [replace(selection, frames=None) for selection in group]
-        begin = time.perf_counter()
-        frames = torch.stack([selection.to_torch() for selection in group])  # [B, N, 3, H, W]
-        positions = torch.from_numpy(np.stack([self._positions(selection) for selection in group]))  # [B, N]
-        if self.answer == MEAN:
-            outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
-            return self._predictions(group, outputs, begin)
-        logits = self._frame_logits(frames.flatten(0, 1), positions.flatten()).reshape(*frames.shape[:2], -1)
-        tables = [_FrameAnswers(selection, own) for selection, own in zip(group, logits, strict=True)]
-        return self._predictions(group, np.stack([table.combined(self.policy) for table in tables]), begin)
 
-    def _ask(self, selections: Sequence[Any]) -> Sequence[Prediction]:
+        def run(rows: slice) -> list[Prediction]:
+            begin, selections = time.perf_counter(), group[rows]
+            assert self.classifier is not None
+            frames = torch.stack([selection.to_torch() for selection in selections])  # [B, N, 3, H, W]
+            positions = torch.from_numpy(np.stack([self._positions(selection) for selection in selections]))  # [B, N]
+            if self.answer == MEAN:
+                outputs = check_finite(self._run_classifier(frames, positions), self.classifier.name)
+                return self._predictions(selections, outputs, begin)
+            logits = self._frame_logits(frames.flatten(0, 1), positions.flatten()).reshape(*frames.shape[:2], -1)
+            tables = [_FrameAnswers(selection, own) for selection, own in zip(selections, logits, strict=True)]
+            return self._predictions(selections, np.stack([table.combined(self.policy) for table in tables]), begin)
+
+        return attempt_each([selection.video for selection in group], run)
+
+    def _ask(self, group: Sequence[Any]) -> list[Prediction | SosamplerError]:
         """Classify one frame of each selection after another, the best first, until the belief about it is sure."""
-        if not selections:
-            return []
+        return attempt_each([selection.video for selection in group], lambda rows: self._ask_all(group[rows]))
+
+    def _ask_all(self, selections: Sequence[Any]) -> list[Prediction]:
         assert self._asking is not None
         begin = time.perf_counter()
         answers = [_FrameAnswers(selection) for selection in selections]
@@ -424,8 +437,8 @@ class Pipeline:
     ) -> None:
         self.batch_size = check_int("batch_size", batch_size)
         self.top = check_int("top", top)
-        self.workers = None if workers is None else check_int("workers", workers, at_least=0)
-        self.num_candidates = check_int("num_candidates", num_candidates)
+        self.workers = None if workers is None else check_count("workers", workers, "MAX_THREADS", at_least=0)
+        self.num_candidates = check_count("num_candidates", num_candidates, "MAX_CANDIDATES")
         if size is not None:
             check_int("size", size)
         self.policy = _answering(get_policy(sampler, device=device), answer)

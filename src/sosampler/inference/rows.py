@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
@@ -20,7 +20,21 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import differences, import_parquet, locked, plain, read_settings, replacing, write_text
+from sosampler._util.files import (
+    FULL,
+    check_replaceable,
+    differences,
+    import_parquet,
+    locked,
+    locked_file,
+    parse_json,
+    plain,
+    read_settings,
+    remove_leftovers,
+    replacing,
+    write_text,
+)
+from sosampler._util.text import csv_cell
 from sosampler.errors import InvalidArgument, first_line
 
 Row = dict[str, Any]
@@ -107,7 +121,7 @@ def _write_csv(path: Path, rows: Iterable[Row], columns: dict[str, Column]) -> N
         for row in rows:
             cells = [column.value(row) for column in columns.values()]
             # Lists become JSON inside their cell.
-            writer.writerow([json.dumps(cell) if isinstance(cell, list) else cell for cell in cells])
+            writer.writerow([json.dumps(cell) if isinstance(cell, list) else csv_cell(cell) for cell in cells])
 
 
 def write_rows(path: Path, rows: Iterable[Row], columns: dict[str, Column]) -> None:
@@ -129,8 +143,11 @@ def _write_json_lines(path: Path, rows: Iterable[Row]) -> None:
 # ---- where rows go
 
 
-def check_out(out: Path) -> Path:
-    """Return the path if rows can be written there: a file, or a folder where the name has no suffix."""
+def check_out(out: Path, what: str, *, overwrite: bool = False) -> Path:
+    """Return the path if rows can be written there: a file, or a folder where the name has no suffix.
+
+    A file that does not hold `what`, "selections" or "predictions", is replaced only with `overwrite`.
+    """
     suffix = out.suffix.lower()
     if out.is_dir() and suffix in (".jsonl", ".csv"):
         raise InvalidArgument(f"--out {out}: is a folder; give the name of a file")
@@ -144,20 +161,40 @@ def check_out(out: Path) -> Path:
             raise InvalidArgument(f"--out {out}: the folder {out.parent} does not exist; make it first")
     if suffix not in (".jsonl", ".csv"):
         import_parquet()
+    check_replaceable(out, what, lambda file: _columns_of(file) == set(COLUMNS[what]), overwrite=overwrite)
     return out
 
 
+_MAX_ROW = 64 << 20  # characters of a line of JSON that are read to recognise it
+# What only rows of each kind have, as JSON.
+_KEYS = {"selections": {"video", "frame_indices", "candidates"}, "predictions": {"video", "label", "selection"}}
+
+
+def _columns_of(file: Path) -> set[str]:
+    """Return the columns of a file of rows; of JSON lines those of the kind whose keys they have."""
+    if file.suffix.lower() == ".parquet":
+        return set(import_parquet()[1].read_schema(file).names)
+    with open(file, encoding="utf-8", newline="") as lines:
+        line = lines.readline(_MAX_ROW)
+    if file.suffix.lower() == ".csv":
+        return set(next(csv.reader([line])))
+    keys = set(parse_json(line, str(file)))
+    return next((set(COLUMNS[what]) for what in _KEYS if keys >= _KEYS[what]), keys)
+
+
 @contextmanager
-def open_rows(out: Path, what: str, options: dict[str, Any]) -> Iterator[Journal | Parts]:
+def open_rows(out: Path, what: str, options: dict[str, Any], *, overwrite: bool = False) -> Iterator[Journal | Parts]:
     """Open a file or a folder for rows; `what`: "selections" or "predictions".
 
-    `options` must be equal for a run to resume: with other ones a file begins anew, and a folder is refused.
+    `options` must be equal for a run to resume. With other ones a file begins anew; so does a folder with `overwrite`,
+    which is refused without.
     """
-    if check_out(out).suffix and not out.is_dir():
-        with closing(Journal(out, options, COLUMNS[what])) as journal:
+    if check_out(out, what, overwrite=overwrite).suffix and not out.is_dir():
+        with locked_file(out), closing(Journal(out, options, COLUMNS[what])) as journal:
             yield journal
     else:
-        with writing_parts(out, {"what": what, "options": options}, COLUMNS[what]) as parts:
+        about = {"what": what, "options": options}
+        with writing_parts(out, about, COLUMNS[what], overwrite=overwrite) as parts:
             yield parts
 
 
@@ -169,8 +206,9 @@ def _writing(out: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise  # of standard output
     except OSError as error:
-        reason = error.strerror or first_line(error)  # Arrow's errors have no number
-        raise InvalidArgument(f"--out {out}: cannot be written ({reason}); make room, or give another") from error
+        reason = error.strerror or first_line(error)  # some of Arrow's errors have no number
+        resume = "make room and run the same command again, or" if error.errno in FULL else "make room, or"
+        raise InvalidArgument(f"--out {out}: cannot be written ({reason}); {resume} give another") from error
 
 
 def _write_failures(path: Path, failures: Sequence[Row]) -> None:
@@ -188,6 +226,8 @@ class Journal:
     def __init__(self, out: Path, options: dict[str, Any], columns: dict[str, Column]) -> None:
         self.out, self._columns = out, columns
         self.path = out.with_name(f".{out.name}.journal")
+        self._failed = out.with_name(f"{out.name}.failed.jsonl")
+        remove_leftovers(self._failed)
         self._header = json.dumps({"options": options}, sort_keys=True)
         self._offsets: dict[str, int] = {}  # video -> where its last row begins
         valid = self._valid_length()
@@ -226,9 +266,10 @@ class Journal:
 
     def add(self, row: Row) -> None:
         with _writing(self.out):
-            self._offsets[row["video"]] = self._file.tell()
+            offset = self._file.tell()
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
+        self._offsets[row["video"]] = offset
         self.num_rows = len(self._offsets)
 
     def rows(self, videos: Iterable[str] | None = None) -> Iterator[Row]:
@@ -248,12 +289,13 @@ class Journal:
         with _writing(self.out):
             with replacing(self.out) as temporary:
                 write_rows(temporary, self.rows(wanted), self._columns)
-            _write_failures(self.out.with_name(self.out.name + ".failed.jsonl"), failures)
+            _write_failures(self._failed, failures)
         self.path.unlink()
 
     def close(self) -> None:
         """Close the journal; without a row there is nothing to resume, so it is removed."""
-        self._file.close()
+        with suppress(OSError):  # of a row that `add` could not write and has reported
+            self._file.close()
         if not self._offsets:
             self.path.unlink(missing_ok=True)
 
@@ -272,7 +314,9 @@ _LEFTOVER = re.compile(r"\.(part-\d+|_run|_failed)\.\d+\.part\.\w+")
 class Parts:
     """A folder, locked for writing: part-000000.parquet, ..., with the options in _run.json."""
 
-    def __init__(self, folder: Path, about: dict[str, Any], columns: dict[str, Column]) -> None:
+    def __init__(
+        self, folder: Path, about: dict[str, Any], columns: dict[str, Column], *, overwrite: bool = False
+    ) -> None:
         self.folder = folder
         self._columns = columns
         self._waiting: list[Row] = []
@@ -280,7 +324,7 @@ class Parts:
         for entry in list(folder.iterdir()):
             if _LEFTOVER.fullmatch(entry.name):
                 entry.unlink()  # what a killed run had not finished
-        self._check(about)
+        self._check(about, overwrite)
         self._numbers = sorted(int(match[1]) for entry in folder.iterdir() if (match := _PART.fullmatch(entry.name)))
         self._videos: set[str] = set()
         self.damaged = [number for number in self._numbers if not self._read(number)]
@@ -289,7 +333,7 @@ class Parts:
     def _path(self, number: int) -> Path:
         return self.folder / f"part-{number:06d}.parquet"
 
-    def _check(self, about: dict[str, Any]) -> None:
+    def _check(self, about: dict[str, Any], overwrite: bool) -> None:
         now = plain({"kind": KIND, "version": VERSION, **about})
         before = read_settings(self.folder / "_run.json")
         if before is None:
@@ -297,10 +341,18 @@ class Parts:
                 write_text(self.folder / "_run.json", json.dumps(now, indent=1) + "\n")
             return
         different = differences(*({**each, "options": None, **(each.get("options") or {})} for each in (before, now)))
-        if different:
+        if different and overwrite:
+            for entry in list(self.folder.iterdir()):
+                if _PART.fullmatch(entry.name):
+                    entry.unlink()
+            # Last: without the settings the rest would be foreign files.
+            for name in ("_failed.jsonl", "_run.json"):
+                (self.folder / name).unlink(missing_ok=True)
+            self._check(about, overwrite)
+        elif different:
             raise InvalidArgument(
-                f"{self.folder}: holds rows made with {'; '.join(different)}; give the same again to resume, or "
-                "another folder"
+                f"{self.folder}: holds rows made with {'; '.join(different)}; give the same again to resume, "
+                "another folder, or add --overwrite"
             )
 
     def _read(self, number: int) -> bool:
@@ -348,14 +400,19 @@ class Parts:
 
 
 @contextmanager
-def writing_parts(folder: Path, about: dict[str, Any], columns: dict[str, Column]) -> Iterator[Parts]:
-    """Lock the folder for one run at a time; rows that still wait are written when the block ends."""
+def writing_parts(
+    folder: Path, about: dict[str, Any], columns: dict[str, Column], *, overwrite: bool = False
+) -> Iterator[Parts]:
+    """Lock the folder for one run at a time; rows that still wait are written when the block ends.
+
+    `overwrite`: rows of another run are removed.
+    """
     import_parquet()
     _check_folder(folder)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / _LOCK, "here"):
-        parts = Parts(folder, about, columns)
+        parts = Parts(folder, about, columns, overwrite=overwrite)
         try:
             yield parts
         finally:

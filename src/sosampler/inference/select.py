@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler.errors import InvalidArgument
+from sosampler.errors import InvalidArgument, errors_of
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
 from sosampler.policies.auto import Auto
@@ -50,6 +51,8 @@ def select(
     auto_min: int | None = None,
     auto_max: int | None = None,
     auto_tolerance: float | None = None,
+    query: str | None = None,
+    query_model: Any = None,
 ) -> Selection:
     """Choose `num_frames` of the `num_candidates` candidate frames of a video.
 
@@ -75,12 +78,16 @@ def select(
         decode: False returns frame numbers and times without pixels.
         decoder: "pyav" (the default) or "torchcodec".
         threads: decoding threads; None takes those of the machine. Give 1 where many videos are read in parallel.
-        limits: guards against hostile files.
+        limits: guards against hostile files: size, length, memory and time.
         folder_fps: frame rate of a folder of images.
         auto_min, auto_max: for num_frames="auto", the minimum and maximum number of frames; 1 and 16 if not given. A
             video with fewer frames returns all it has.
         auto_tolerance: for num_frames="auto", how much lower the expected accuracy may be for the sake of fewer
             frames; 0.005 if not given.
+        query: a question or a concept; the frames that fit it are chosen, or, where no part of the video fits it better
+            than the rest, frames that cover the video. `policy` is then "query+mmr", or "query" with another method.
+        query_model: the image-text model that reads the query: a folder or a hub name; the environment variable
+            SOSAMPLER_QUERY_MODEL if not given.
 
     Examples:
         >>> import sosampler as so
@@ -97,10 +104,18 @@ def select(
     return select_with(source, SelectOptions(**options))
 
 
-def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Selection:
-    """Run `select` with its arguments in one object. Without `enlarge`, `size` never exceeds the video's own."""
+def select_with(
+    source: Any, options: SelectOptions, *, enlarge: bool = True, shown_size: int | None = None
+) -> Selection:
+    """Run `select` with its arguments in one object. Without `enlarge`, `size` never exceeds the video's own.
+
+    `shown_size`: short side of the chosen frames, where the policy did not need them in another size, never enlarged.
+    """
     with open_candidates(source, options, enlarge=enlarge) as opened:
         policy, video = options.resolved_policy, opened.video
+        shown = opened.size if shown_size is None else fit_size(shown_size, video.metadata)
+        if options.decode:
+            opened.check_output(options, shown)
         frames: Frames | None = None
         if policy.needs_frames and opened.can_score(policy.min_size):
             decoded = opened.decode()
@@ -111,9 +126,10 @@ def select_with(source: Any, options: SelectOptions, *, enlarge: bool = True) ->
             size = min(max(_SCORING_SIZE, policy.min_size or 0), video.metadata.width, video.metadata.height)
             frames = opened.read(video.frame_indices, size).frames
         choice = choose_frames(video, options, frames)
-        read = opened.read if options.decode and video.frames is None else None
+        read = partial(opened.read, size=shown) if options.decode and video.frames is None else None
         selection = build_selection(video, options, choice, read)
-        return replace(selection, **opened.summary())
+        summary = opened.summary()
+        return replace(selection, **{**summary, "notes": (*summary["notes"], *selection.notes)})
 
 
 def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames | None) -> Choice:
@@ -140,6 +156,7 @@ class OpenCandidates:
     reader: VideoReader
     video: CandidateFrames  # without pixels
     size: Size  # of the frames of the result
+    limits: Limits
     began: float  # time.perf_counter()
     notes: list[str]
 
@@ -151,9 +168,18 @@ class OpenCandidates:
         """
         width, height = self.video.metadata.width, self.video.metadata.height
         shown = target_size(width, height, self.size)
-        if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > MAX_KEPT_BYTES:
+        max_bytes = min(MAX_KEPT_BYTES, self.limits.bytes_for(self.reader.file_bytes))
+        if 3 * shown[0] * shown[1] * len(self.video.frame_indices) > max_bytes:
             return False
         return min_size is None or (not isinstance(self.size, tuple) and min(shown) >= min(min_size, width, height))
+
+    def check_output(self, options: SelectOptions, size: Size) -> None:
+        """Refuse a result that takes more memory than allowed, before anything is decoded."""
+        metadata, count = self.video.metadata, options.resolved_frames or len(self.video.candidates)
+        if options.on_short != "repeat":
+            count = min(count, len(self.video.frame_indices))
+        width, height = target_size(metadata.width, metadata.height, size)
+        self.limits.check_bytes(self.reader.name, count, width, height, self.reader.file_bytes)
 
     def decode(self) -> CandidateFrames:
         """Decode every distinct candidate once."""
@@ -164,7 +190,8 @@ class OpenCandidates:
 
     def read(self, indices: Indices, size: Size = None) -> FrameBatch:
         """Decode some frames, in the size of the result unless another is given."""
-        batch = self.reader.read(indices, size=size or self.size)
+        with errors_of(self.video.video):
+            batch = self.reader.read(indices, size=size or self.size)
         self.notes.extend(batch.notes)
         return batch
 
@@ -181,27 +208,25 @@ def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True
     """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
     began = time.perf_counter()
     how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
-    reader = open_video(source, **how)
+    name = source_name(source)
+    with errors_of(name):
+        reader = open_video(source, **how)
     try:
-        size = options.size if enlarge else fit_size(options.size, reader.metadata)
-        opened = time.perf_counter()
-        notes: list[str] = []
-        candidates = list_candidates(reader, options, notes)
-        distinct, first = np.unique(candidates.frame_indices, return_index=True)
-        video = CandidateFrames(
-            video=source_name(source),
-            candidates=candidates,
-            frame_indices=distinct,
-            pts_seconds=candidates.pts_seconds[first],
-            metadata=reader.metadata,
-            timing={"open": opened - began, "candidates": time.perf_counter() - opened},
-        )
-        yield OpenCandidates(reader, video, size, began, notes)
-    except MemoryError as error:
-        raise InvalidArgument(
-            f"{reader.name}: the frames do not fit into memory; "
-            "ask for fewer frames or candidates, a smaller size, or decode=False"
-        ) from error
+        with errors_of(name):
+            size = options.size if enlarge else fit_size(options.size, reader.metadata)
+            opened = time.perf_counter()
+            notes: list[str] = []
+            candidates = list_candidates(reader, options, notes)
+            distinct, first = np.unique(candidates.frame_indices, return_index=True)
+            video = CandidateFrames(
+                video=name,
+                candidates=candidates,
+                frame_indices=distinct,
+                pts_seconds=candidates.pts_seconds[first],
+                metadata=reader.metadata,
+                timing={"open": opened - began, "candidates": time.perf_counter() - opened},
+            )
+        yield OpenCandidates(reader, video, size, options.limits or Limits(), began, notes)
     finally:
         reader.close()
 
@@ -216,11 +241,11 @@ def fit_size(size: Size, metadata: VideoMetadata) -> Size:
 
 def list_candidates(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
     """Place candidates on the grid, moved to keyframes in these modes. Add to the notes what is short."""
-    first, last = _frame_range(reader, options)
-    targets = _targets(reader, options, first, last, notes)
     if options.mode == "keyframe":
-        return _keyframes(reader, options, targets, first, last, notes)
-    frame_indices, timeline = targets, reader.timeline()
+        return _keyframes(reader, options, notes)
+    timeline = reader.timeline()  # first: until then the number of frames may be what the container's index claims
+    first, last = _frame_range(reader, options)
+    targets = frame_indices = _targets(reader, options, first, last, notes)
     if options.mode == "snap":
         keys = timeline.keyframe_indices
         keys = keys[(keys >= first) & (keys < last)]
@@ -269,6 +294,7 @@ def _targets_at_rate(
     begins = max(float(timeline.seconds(first)), -np.inf if options.start is None else options.start)
     ends = timeline.end_pts if last == len(timeline) else timeline.pts[last]
     end = min(float(timeline.to_seconds(ends)), np.inf if options.end is None else options.end)
+    (options.limits or Limits()).check_moments(reader.name, fps, end - begins)
     times = rate_times(begins, end, fps)
     targets = np.clip(timeline.index_at(times), first, last - 1)
     distinct = np.unique(targets)
@@ -283,10 +309,14 @@ def _targets_at_rate(
     return distinct if options.on_short == "fewer" else targets
 
 
-def _keyframes(
-    reader: VideoReader, options: SelectOptions, targets: Indices, first: int, last: int, notes: list[str]
-) -> Candidates:
+def _keyframes(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Candidates:
+    if options.fps is not None:
+        reader.timeline()  # which the moments are counted on
     for _ in range(2):
+        short: list[str] = []
+        total = reader.total_num_frames
+        first, last = _frame_range(reader, options)
+        targets = _targets(reader, options, first, last, short)
         keys = reader.keyframe_indices()
         inside = np.flatnonzero((keys >= first) & (keys < last))
         if not len(inside):
@@ -295,9 +325,11 @@ def _keyframes(
             )
         positions = inside[keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))]
         frame_indices, pts_seconds = reader.locate_keyframes(positions)
-        if np.array_equal(frame_indices, keys[positions]):
+        if np.array_equal(frame_indices, keys[positions]) and reader.total_num_frames == total:
             break
-        reader.timeline()  # the container's index had other numbers (open groups of pictures): match again with these
+        # The container's index had other numbers (open groups of pictures, or frames that are not there): count again.
+        reader.timeline()
+    notes += short
     if len(inside) < len(targets):
         notes += _short(options, "keyframe", len(inside), f"{len(targets)} candidates")
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many

@@ -67,6 +67,9 @@ class Selection:
     notes: tuple[str, ...] = ()
     # For num_frames="auto": the bounds, and the accuracy that the policy expected of each number.
     asked: dict[str, Any] | None = None
+    # Of a query: its text and model, the share of the candidates that its scores are spread over, and whether that is
+    # a part of the video ("localised").
+    query: dict[str, Any] | None = None
     known: Known | None = field(default=None, repr=False)  # where the answer is not the mean of the frames' answers
 
     def __post_init__(self) -> None:
@@ -130,6 +133,7 @@ class Selection:
             "policy": self.policy,
             "num_frames": self.num_frames,
             **({} if self.asked is None else {"asked": dict(self.asked)}),
+            **({} if self.query is None else {"query": dict(self.query)}),
             "num_candidates": self.num_candidates,
             "frame_indices": self.frame_indices.tolist(),
             "pts_seconds": self.pts_seconds.tolist(),
@@ -181,7 +185,11 @@ def build_selection(
     if (np.diff(order) < 0).any():
         positions, frame_indices, pts_seconds = positions[order], frame_indices[order], pts_seconds[order]
         frames = None if frames is None else frames[order]
-    scores = choice.scores
+    scores, notes = choice.scores, video.notes
+    if choice.query is not None:
+        from sosampler.policies.query import flat_note
+
+        notes = tuple(filter(None, (*notes, flat_note(choice.query))))
     return Selection(
         video=video.video,
         policy=options.resolved_policy.name,
@@ -192,7 +200,8 @@ def build_selection(
         scores=None if scores is None else scores[positions],
         frames=frames,
         timing=video.timing,
-        notes=video.notes,
+        notes=notes,
         asked=None if options.auto is None else options.auto.to_dict(choice.expected),
+        query=choice.query,
         known=None if choice.evidence is None else Known(choice.evidence, positions),
     )

@@ -127,7 +127,7 @@ def _rows_of(key: str, keys: dict[str, Any], data: tuple[str, ...]) -> list[RowR
 def _read_experiments() -> tuple[dict[str, Experiment], dict[str, Any]]:
     """Return the experiments, and the changes to recipes: {recipe: {"all" or data set: settings}}."""
     text = files("sosampler.paper").joinpath("experiments.yaml").read_text(encoding="utf-8")
-    listed = read_mapping(text, "experiments.yaml")
+    listed = read_mapping(text, "experiments.yaml", aliases=True)
     changes = listed.pop("recipes")
     experiments = {}
     for name, values in listed.items():

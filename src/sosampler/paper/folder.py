@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sosampler._util.environment import circumstances
-from sosampler._util.files import plain, write_text
+from sosampler._util.files import load_json, plain, remove_leftovers, write_text
 from sosampler.baselines.recipe import BaselineRecipe
 from sosampler.classifiers.factory import WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
@@ -69,6 +69,7 @@ class ExperimentFolder:
     def begin(self, settings: dict[str, Any], device: str, begun: str) -> None:
         """Start or resume; `begun`: when training for it began."""
         self.check(settings)
+        remove_leftovers(*(self.folder / name for name in (RUN, EVALUATION, RESULT_FILE, *TABLES.values())))
         if (self.folder / RUN).exists() and self._read(RUN).get("settings") == plain(settings):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class ExperimentFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            values = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            values = load_json(self.folder / name, "MAX_LIST_BYTES")
         except ValueError as error:
             raise self._damaged(name, f"is not JSON ({error})") from error
         if not isinstance(values, dict):
@@ -209,7 +210,7 @@ class TrainingChecks:
     def _check_folder(self, training: Training, location: Location, folder: Path, seed: int) -> None:
         path = folder / SETTINGS
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = load_json(path)
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{path}: cannot be read ({error}); delete the folder to train again") from error
         wanted = self._settings(training, location, seed)

@@ -13,6 +13,7 @@ from typing import Any
 
 from sosampler._util.files import plain
 from sosampler._util.hardware import check_device
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.baselines.base import FRAMES, RAW, Baseline, refuse_baseline_folder
@@ -88,14 +89,14 @@ def checked_request(
         read_state(Path(weights))  # whether it fits shows with the networks that start from it
     loaded = {name: _loaded(f"--features {name}", source) for name, source in (features or {}).items()}
     request = Request(Path(out), chosen, changes, weights, _loaded("--light", light), loaded, **others)
-    check_int("bootstrap", request.bootstrap, at_least=0)
+    check_count("bootstrap", request.bootstrap, "MAX_RESAMPLES", at_least=0)
     check_int("num_cases", request.num_cases)
     if request.device is not None:
         check_device(request.device)
     if request.precision is not None:
         one_of("precision", request.precision, PRECISIONS)
     if request.workers is not None:
-        check_int("workers", request.workers, at_least=0)
+        check_count("workers", request.workers, "MAX_THREADS", at_least=0)
     return request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sosampler._util.files import locked_folder
 from sosampler._util.hardware import resolve_device
 from sosampler.bank.bank import Bank
 from sosampler.datasets.manifest import Manifest
@@ -109,11 +110,15 @@ def reproduce(
         num_cases: videos in figures of single videos.
     """
     plans = _checked_plans(**locals())
-    runner = _Runner(plans)
-    reproductions = []
-    for plan in plans:
-        reproductions.append(runner.run(plan))
-        write_overview(plan.folder)
+    with ExitStack() as stack:
+        # Each experiment, not all of `out`: others may be made at the same time.
+        for folder in {ExperimentFolder(plan).folder: None for plan in plans if not plan.refused}:
+            stack.enter_context(locked_folder(folder))
+        runner = _Runner(plans)
+        reproductions = []
+        for plan in plans:
+            reproductions.append(runner.run(plan))
+            write_overview(plan.folder)
     _check_any(reproductions)
     return reproductions
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sosampler._util.text import csv_cell, escaped
 from sosampler._util.validation import one_of
 from sosampler.report.load import Grid
 from sosampler.samplers.registry import TITLES
@@ -39,9 +40,10 @@ def table(result: dict[str, Any], style: str = "text") -> str:
     if style == "markdown":
         head = [f"## {grid.title}", "", *(f"{line}  " for line in grid.above)]
         parts = [*head, "", *_markdown(lines), "", *(f"- {line}" for line in grid.below)]
+        parts = [part.replace("<", "&lt;") for part in parts]
     else:
         parts = [grid.title, *grid.above, "", *_aligned(lines), "", *grid.below]
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join(map(escaped, parts)).rstrip() + "\n"
 
 
 def with_titles(result: dict[str, Any]) -> dict[str, Any]:
@@ -245,4 +247,4 @@ def _flat(row: Row, result: dict[str, Any]) -> Row:
             flat[f"{name}_low"], flat[f"{name}_high"] = value or (None, None)
         elif not isinstance(value, (dict, list)):
             flat[name] = value
-    return flat
+    return {name: csv_cell(value) for name, value in flat.items()}

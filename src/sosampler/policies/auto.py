@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument
 
@@ -35,7 +36,7 @@ class Auto:
 
     def __post_init__(self) -> None:
         check_int("auto_min", self.min)
-        check_int("auto_max", self.max)
+        check_count("auto_max", self.max, "MAX_CANDIDATES")
         check_float("auto_tolerance", self.tolerance, at_least=0)
         if self.sure is not None and check_float("auto_sure", self.sure, above=0) > 1:
             raise InvalidArgument(f"auto_sure={self.sure!r} must be above 0 and at most 1")

@@ -158,6 +158,10 @@ class Policy:
         """
         return None
 
+    def query_result(self, batch: Batch) -> dict[str, Any] | None:
+        """Return whether the text of a query has its moments in a single video, ready for JSON; None without one."""
+        return None
+
     # ---- the answer from the frames that it chooses, of a classifier with answers for single frames
 
     @property
@@ -209,8 +213,9 @@ class Policy:
         if type(self).expected is not Policy.expected:
             return None
         return (
-            f"num_frames={AUTO!r} is for trained samplers, which expect an accuracy of each number of frames, and not "
-            f"for the policy {self.name!r}; give a number, or the folder of a sampler without a method behind it"
+            f"num_frames={AUTO!r} is for trained samplers, which expect an accuracy of each number of frames, and for "
+            f"'general', not for the policy {self.name!r}; give a number, or the folder of a sampler without a method "
+            "behind it"
         )
 
     def gmacs(self, num_candidates: int) -> float | None:
@@ -277,6 +282,7 @@ class Choice(NamedTuple):
     positions: Indices  # [N] in time order
     scores: Scores | None = None  # [T], where the policy has scores
     expected: NDArray[np.float64] | None = None  # [T], of the k best at k - 1, where it decided on N
+    query: dict[str, Any] | None = None  # what `query_result` gives
     evidence: Evidence | None = None  # of a batch of this video, where the answer is not the mean
 
 
@@ -332,7 +338,7 @@ def choose_one(
     positions = choose(policy, batch, num_frames)[0]
     scores = scores_of(policy, batch) if policy.has_scores else None
     of_one = None if scores is None else scores[0], None if expected is None else expected[0]
-    return Choice(positions, *of_one, policy.evidence(batch))
+    return Choice(positions, *of_one, policy.query_result(batch), policy.evidence(batch))
 
 
 # ---- the accuracy expected of the k best frames, and the number of frames to choose by it

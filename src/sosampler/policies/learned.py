@@ -404,6 +404,8 @@ CHOICE: dict[str, float] = {
     "redundancy": 0.5,
     "alike": 0.7,
 }
+# Frames this similar show the same, for num_frames="auto".
+_SHOWN = 0.95
 
 
 @lru_cache(maxsize=1)
@@ -430,11 +432,31 @@ class General(Policy):
     def choose(self, batch: Batch, num_frames: int) -> Indices:
         return np.sort(self._ranked(batch)[0][:, :num_frames], axis=1)
 
-    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers, Numbers]:
-        """Return the order of choice and the value of each [B, T], and the features [B, T, D], once a batch."""
+    def quality(self, batch: Batch) -> Numbers:
+        """Return how clear each candidate is, 0..1, [B, T]."""
+        return self._ranked(batch)[3]
+
+    def expected(self, batch: Batch) -> Numbers:
+        """Return at [:, k - 1] the share of what the video shows that the first k of the order show, [B, T].
+
+        A candidate counts by its quality, and is shown where a chosen one has a similarity of `_SHOWN` or more.
+        """
+        order, _, features, quality = self._ranked(batch)
+        table = np.full(order.shape, -np.inf)
+        for row, count in enumerate(batch.counts.tolist()):
+            unit = features[row, :count] / np.maximum(
+                np.linalg.norm(features[row, :count], axis=1, keepdims=True), 1e-9
+            )
+            similarity = np.clip(unit @ unit[order[row, :count]].T / _SHOWN, 0, 1)  # [T, k]
+            weight = quality[row, :count] / max(quality[row, :count].sum(), 1e-9)
+            table[row, :count] = weight @ np.maximum.accumulate(similarity, axis=1)
+        return table
+
+    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers, Numbers, Numbers]:
+        """Return the order of choice and the value of each [B, T], features [B, T, D], quality [B, T], once a batch."""
         return batch.cached("general", lambda: self._rank(batch))
 
-    def _rank(self, batch: Batch) -> tuple[Indices, Numbers, Numbers]:
+    def _rank(self, batch: Batch) -> tuple[Indices, Numbers, Numbers, Numbers]:
         outputs = run_sampler(general_sampler(), batch)
         quality = sigmoid(outputs.scores.astype(np.float64))
         if not (np.isfinite(quality).all() and np.isfinite(outputs.features).all()):
@@ -444,7 +466,7 @@ class General(Policy):
         for row, count in enumerate(batch.counts.tolist()):
             features = outputs.features[row, :count]
             order[row, :count], value[row, :count] = typical_order(quality[row, :count], features, count, **CHOICE)
-        return order, value, outputs.features
+        return order, value, outputs.features, quality
 
     def gmacs(self, num_candidates: int) -> float:
         return GENERAL_GMACS * num_candidates

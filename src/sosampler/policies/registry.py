@@ -21,7 +21,7 @@ from sosampler.errors import InvalidArgument
 from sosampler.policies.base import AnswerSource, Batch, Policy, Scores, scores_of, top
 from sosampler.policies.learned import General, LearnedPolicy, check_light_device, load_policy, policy_of
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
-from sosampler.policies.score_rules import METHODS, dpp, gaussian_kernel, median_bandwidth, mmr
+from sosampler.policies.score_rules import METHODS, dpp, facility_location, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import (
     DifferencePeaks,
     Dpp,
@@ -117,7 +117,7 @@ _POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *
 for _policy in _POLICIES.values():
     _policy.spec = _policy.name  # registered ones are not known in other processes
 
-_REDUNDANCY: dict[str, Callable[..., Indices]] = {"mmr": mmr, "dpp": dpp}
+_REDUNDANCY: dict[str, Callable[..., Indices]] = {"mmr": mmr, "dpp": dpp, "facility": facility_location}
 METHOD_NAMES = (*METHODS, *_REDUNDANCY)
 OF_SAMPLER = "sampler"  # what rows of FOLDER+answer name as their answer
 ANSWER = "answer"  # behind the + of a sampler in `evaluate`: its own answer, without the classifier
@@ -446,6 +446,11 @@ def describe_policies() -> dict[str, str]:
 def is_policy_name(text: str) -> bool:
     """Return whether this names a policy of the table, alone or with a method behind it: no folder, no module."""
     return split_method(text)[0] in _POLICIES or text in _POLICIES
+
+
+def can_travel(policy: Policy) -> bool:
+    """Return whether another process can run it, by its `spec`: not those registered here, nor large networks."""
+    return policy.spec is not None and (not policy.has_weights or is_policy_name(policy.spec))
 
 
 # ---- names of the rows of baselines: NAME@VALUE, where VALUE is the threshold

@@ -1,4 +1,4 @@
-"""`make_reels`: untrimmed videos with labels, composed from pictures, as a bank or as mp4 files.
+"""`make_reels`: untrimmed videos with labels, composed from pictures or clips, as a bank or as mp4 files.
 
 For a bank several processes render. Each picture is decoded once, into memory that all of them share.
 """
@@ -6,7 +6,7 @@ For a bank several processes render. Each picture is decoded once, into memory t
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler._util.files import begin, differences, plain, read_settings
+from sosampler._util.files import plain, remove_leftovers
 from sosampler._util.hardware import usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.validation import check_int, one_of
 from sosampler._util.workers import CAN_SHARE_MEMORY, Pixels, ProcessPool, SharedPixels, Work
@@ -24,13 +25,16 @@ from sosampler.bank.bank import Bank
 from sosampler.bank.format import BankFolder, StoredVideo, read_header
 from sosampler.bank.from_arrays import FrameEntry, stored_by_threads, stored_entry, write_entries
 from sosampler.datasets.manifest import SPLITS, Item, Manifest
+from sosampler.datasets.manifest_io import MANIFEST_SUFFIXES
+from sosampler.datasets.segments import SEGMENTS_FILE, Segment, write_segments
 from sosampler.errors import InvalidArgument
 from sosampler.reels import render
+from sosampler.reels.clips import Background
 from sosampler.reels.images import PROCEDURAL, Picture, PictureCache, Pictures, open_sources, open_sports22
+from sosampler.reels.make_streams import make_streams, stream_recipe
 from sosampler.reels.recipe import PRESETS, SPORTS22, Reel, ReelRecipe, pair_of
-
-REELS_FILE = "reels.json"
-"""Beside the mp4 files: the settings they were made with."""
+from sosampler.reels.settings import begin_files, check_same_reels
+from sosampler.reels.streams import STREAM_PRESETS, StreamRecipe
 
 _COUNTS = {"train": 300, "dev": 100, "test": 100}
 _DEV_PER_TRAIN = 10  # sports22: one of so many reels for the sampler is for dev
@@ -56,21 +60,24 @@ class ReelSplit:
 
 
 def make_reels(
-    pictures: str | os.PathLike[str] | Pictures,
+    pictures: str | os.PathLike[str] | Pictures | Manifest,
     out: str | os.PathLike[str],
     *,
     to: str = "bank",
     preset: str | None = "demo",
-    recipe: ReelRecipe | Mapping[str, Any] | None = None,
+    recipe: ReelRecipe | StreamRecipe | Mapping[str, Any] | None = None,
     counts: Mapping[str, int] | None = None,
     seed: int = 0,
     num_classes: int | None = None,
+    background: Background = None,
+    classifier_share: float = 0.5,
     quality: int = 90,
     crf: int = 18,
     workers: int | None = None,
+    say: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Bank | Manifest:
-    """Make labelled untrimmed videos, in which only some shots show the class, out of labelled pictures.
+    """Make labelled untrimmed videos, in which only some shots show the class, out of labelled pictures or clips.
 
     Everything follows from the pictures, the recipe and the seed. Killed and called again with the same arguments it
     resumes; a folder with other reels is refused. Every reel is a group of its own (its id).
@@ -80,22 +87,38 @@ def make_reels(
     are dev. Dev there shares its pictures with train, in other reels, so it is somewhat easier than test, which shares
     none; counts={"train": 3000, "test": 3000} leaves dev out.
 
+    The presets "streams" (ten shots) and "long-streams" (60 shots, three to five minutes) compose mp4 files from video
+    clips: shots of one class, by different clips, among shots of background. A group of clips is never in two splits.
+    In train and dev, streams never show a group that is set apart for the classifier: those clips, and all of test,
+    are listed in `classifier.csv`, a manifest for `train_classifier`; background that is set apart likewise is in
+    `classifier_background.csv`. Clips that cannot be read or last less than a second are not shown, and are listed in
+    `skipped.jsonl`.
+
+    Beside mp4 files, `segments.jsonl` says when each video shows its class and what it is made of. `prepare` carries it
+    into the bank.
+
     Args:
         pictures: a folder with one folder per class, or with train/ and test/ (and dev/) that hold such folders;
             pictures without a class in a folder `distractors` beside them, which may be divided likewise. Or
-            "procedural": drawn pictures. Or an open source. The splits never share a picture (but see above).
+            "procedural": drawn pictures. Or an open source. The splits never share a picture (but see above). For
+            streams a manifest of clips, in which rows without a label are background; without splits its groups are
+            divided, a fifth each for dev and test.
         out: folder of the bank, or of the files and their manifest.csv.
-        to: "bank", the candidate frames alone, or "mp4", real files.
-        preset: "demo", "sports22", or None for the plain `ReelRecipe`.
+        to: "bank", the candidate frames alone, or "mp4", real files. Streams are always mp4.
+        preset: "demo", "sports22", "streams", "long-streams", or None for the plain `ReelRecipe`.
         recipe: changes to the preset's recipe, as {"share": (0.1, 0.3)}; or a complete recipe instead of it. A changed
             size changes picture_size with it, unless that is given too.
         counts: reels of each split, 0 where it is left out; None: the preset's, or 300, 100 and 100.
         seed: of the reels and of procedural pictures.
         num_classes: of procedural pictures; 8 where it is left out.
+        background: of streams: manifests (their labels do not matter) or folders of videos, one or a list.
+        classifier_share: of streams: share of the groups of each class, and of background, in train and dev that is
+            set apart for the classifier. It depends on the clips alone, not on seed or recipe.
         quality: of a bank's JPEGs.
         crf: x264's quality of mp4 files.
-        workers: processes that render for a bank, or threads where there are few reels; None: one per core. The bytes
-            do not depend on it. Files are written one after another.
+        workers: processes that render for a bank or write streams, or threads where there are few reels; None: one per
+            core. The bytes do not depend on it. Files of reels of pictures are written one after another.
+        say: called with a line of text about clips that are not shown.
         on_progress: called after each reel.
 
     Examples:
@@ -107,9 +130,36 @@ def make_reels(
         (6, 3, 2)
     """
     one_of("to", to, ("bank", "mp4"))
+    if preset is not None:
+        one_of("preset", preset, (*PRESETS, *STREAM_PRESETS))
+    if preset in STREAM_PRESETS or isinstance(recipe, StreamRecipe):
+        if to != "mp4" or isinstance(recipe, ReelRecipe) or isinstance(pictures, Pictures) or num_classes is not None:
+            raise InvalidArgument(
+                f"preset={preset!r} composes mp4 files from a manifest of clips; give to='mp4' (--to mp4), and nothing "
+                "that is for pictures"
+            )
+        check_int("seed", seed, at_least=0, at_most=2**30 - 1)
+        return make_streams(
+            pictures,
+            background,
+            Path(out),
+            stream_recipe(preset, recipe),
+            counts=_checked_counts(default_counts(preset) if counts is None else counts),
+            seeds={split: 3 * seed + own for split, own in _SEED_OF.items()},
+            classifier_share=classifier_share,
+            crf=crf,
+            workers=workers,
+            say=say,
+            on_progress=on_progress,
+        )
+    is_manifest = isinstance(pictures, (str, os.PathLike)) and Path(pictures).suffix.lower() in MANIFEST_SUFFIXES
+    if background is not None or isinstance(pictures, Manifest) or is_manifest:
+        raise InvalidArgument(
+            f"preset={preset!r} composes from folders of pictures; for clips give one of: {', '.join(STREAM_PRESETS)}"
+        )
     chosen = reel_recipe(preset, recipe)
     render.check_file_options(chosen.size if to == "mp4" else 0, crf)  # before anything is written
-    num_workers = usable_cores() if workers is None else check_int("workers", workers)
+    num_workers = usable_cores() if workers is None else check_count("workers", workers, "MAX_THREADS")
     splits = plan_splits(pictures, preset, chosen, counts=counts, seed=seed, num_classes=num_classes)
     if to == "bank":
         return write_reel_bank(out, splits, quality=quality, workers=num_workers, on_progress=on_progress)
@@ -186,29 +236,38 @@ def _checked_counts(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _write_files(out: Path, splits: Sequence[ReelSplit], crf: int, on_progress: OnProgress | None) -> Manifest:
-    """Write mp4 files and their manifest. File names change with the plan, the pictures and the quality."""
-    settings, file, videos = settings_of(splits, crf=crf), out / REELS_FILE, out / "videos"
-    saved = read_settings(file)
-    if saved is None:
-        begin(file, settings)
-    else:
-        check_same_reels(out, saved, settings)
+    """Write mp4 files, their manifest and segments. Names change with the plan, the pictures and the quality."""
+    videos = out / "videos"
+    begin_files(out, settings_of(splits, crf=crf))
     videos.mkdir(exist_ok=True)
     # Reels are written in order, so the files that are there are those of the first ones.
     before = sum(not file.name.startswith(".") for file in videos.glob("*.mp4"))
     progress = Progress(sum(len(part.reels) for part in splits), before=before)
     items = []
+    segments: dict[str, list[Segment]] = {}
     for part in splits:
         source = part.pictures.fingerprint()
+        name_of = lru_cache(maxsize=None)(part.pictures.name_of)
         for reel in part.reels:
             name = f"{part.split}-{reel.id}-{reel.digest(source, render.RENDER_VERSION, crf)}"
             path = videos / f"{name}.mp4"
             if not path.exists():  # written under another name first, so one that is there is complete
+                remove_leftovers(path, only_of_dead=True)
                 render.write_reel(path, reel, part.pictures, crf=crf)
             items.append(Item(name, f"videos/{path.name}", (reel.label,), part.split))
+            segments[name] = [
+                Segment(
+                    start=round(shot.first_frame / reel.recipe.fps, 6),
+                    end=round((shot.first_frame + shot.num_frames) / reel.recipe.fps, 6),
+                    shows_class=shot.shows_class,
+                    source=name_of(shot.label, shot.picture),
+                )
+                for shot in reel.shots
+            ]
             progress.done += 1
             if progress.done > before and on_progress is not None:
                 on_progress(progress)
+    write_segments(out / SEGMENTS_FILE, segments)
     manifest = Manifest(tuple(items), splits[0].pictures.class_names, root=out)
     manifest.write(out / "manifest.csv")
     return manifest
@@ -400,24 +459,3 @@ def settings_of(splits: Sequence[ReelSplit], **more: Any) -> dict[str, Any]:
             **more,
         }
     )
-
-
-def check_same_reels(path: Path, saved: Any, given: dict[str, Any]) -> None:
-    """Refuse to resume in a folder of other reels, and name what differs."""
-    if not isinstance(saved, dict) or saved.get("kind") != "reels":
-        raise InvalidArgument(f"{path}: holds something else than reels; give another folder")
-    different = differences(_flat(saved), _flat(given))
-    if saved.get("pictures") != given["pictures"]:
-        different.insert(0, "other pictures")  # their fingerprints mean nothing to people
-    if different:
-        raise InvalidArgument(
-            f"{path}: holds reels made with {'; '.join(different)}; give the same again to resume, "
-            "or another folder for new ones"
-        )
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with those of the recipe beside the others, and without fingerprints."""
-    recipe = settings.get("recipe")
-    others = {name: value for name, value in settings.items() if name not in ("recipe", "pictures")}
-    return {**(recipe if isinstance(recipe, dict) else {}), **others}

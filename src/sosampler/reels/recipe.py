@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,25 @@ _Number = TypeVar("_Number", int, float)
 
 # Max. ratio of the sides of pictures and frames: frames are sampled without anti-aliasing.
 _MAX_SHRINK = 1.5
+
+
+def number_or_pair(name: str, given: Any, *, at_least: float, maximum: float = math.inf, whole: bool = False) -> Any:
+    """Return a checked number, or a checked (low, high)."""
+    is_pair = isinstance(given, (tuple, list))
+    if is_pair and len(given) != 2:
+        raise InvalidArgument(f"{name}={given!r} must be one number, or (low, high)")
+    low, high = (
+        check_int(name, value, at_least=int(at_least)) if whole else check_float(name, value, at_least=at_least)
+        for value in (given if is_pair else (given, given))
+    )
+    if low > high or high > maximum:
+        bound = f" <= {maximum:g}" if math.isfinite(maximum) else ""
+        raise InvalidArgument(f"{name}={given!r} must be (low, high) with low <= high{bound}")
+    return (low, high) if is_pair else low
+
+
+def pair_of(value: _Number | tuple[_Number, _Number]) -> tuple[_Number, _Number]:
+    return value if isinstance(value, tuple) else (value, value)
 
 
 @dataclass(frozen=True)
@@ -102,19 +121,8 @@ class ReelRecipe:
 
     def _range(self, name: str, *, at_least: float, maximum: float, whole: bool = False) -> tuple[float, float]:
         """Check a number or a pair, store it as such, and return the pair."""
-        given = getattr(self, name)
-        is_pair = isinstance(given, (tuple, list))
-        if is_pair and len(given) != 2:
-            raise InvalidArgument(f"{name}={given!r} must be one number, or (low, high)")
-        low, high = (
-            check_int(name, value, at_least=int(at_least)) if whole else check_float(name, value, at_least=at_least)
-            for value in (given if is_pair else (given, given))
-        )
-        if low > high or high > maximum:
-            bound = f" <= {maximum:g}" if math.isfinite(maximum) else ""
-            raise InvalidArgument(f"{name}={given!r} must be (low, high) with low <= high{bound}")
-        self._keep(name, (low, high) if is_pair else low)
-        return low, high
+        self._keep(name, number_or_pair(name, getattr(self, name), at_least=at_least, maximum=maximum, whole=whole))
+        return pair_of(getattr(self, name))
 
     def _keep(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # plain numbers and tuples, whatever they were read from
@@ -190,19 +198,19 @@ class Shot:
         return self.start == self.end and self.blur[0] == self.blur[1]
 
 
-@dataclass(frozen=True)
-class Reel:
-    """The plan of one video: a class, and shots without gaps between them."""
+class ShotSequence:
+    """The plan of one video: a class, and shots without gaps between them, each with its `first_frame`, `num_frames`,
+    `fade` and `shows_class`."""
 
-    recipe: ReelRecipe
+    recipe: Any
     seed: int
     number: int
     label: int
-    shots: tuple[Shot, ...]
+    shots: tuple[Any, ...]
 
     def __repr__(self) -> str:
         shown = "".join("#" if shot.shows_class else "." for shot in self.shots)
-        return f"Reel({self.id}, class {self.label}, shots {shown}, {self.duration:g} s)"
+        return f"{type(self).__name__}({self.id}, class {self.label}, shots {shown}, {self.duration:g} s)"
 
     @property
     def id(self) -> str:
@@ -210,12 +218,12 @@ class Reel:
 
     @property
     def total_num_frames(self) -> int:
-        return self.shots[-1].first_frame + self.shots[-1].num_frames
+        return int(self.shots[-1].first_frame + self.shots[-1].num_frames)
 
     @property
     def duration(self) -> float:
         """Seconds."""
-        return self.total_num_frames / self.recipe.fps
+        return float(self.total_num_frames / self.recipe.fps)
 
     @cached_property
     def _starts(self) -> Indices:
@@ -225,9 +233,28 @@ class Reel:
         frames = np.asarray(frame_indices, dtype=np.int64)
         if frames.size and (frames.min() < 0 or frames.max() >= self.total_num_frames):
             raise InvalidArgument(
-                f"frames {frames.tolist()} are out of range; reel {self.id} has 0..{self.total_num_frames - 1}"
+                f"frames {frames.tolist()} are out of range; {self.id} has 0..{self.total_num_frames - 1}"
             )
         return np.asarray(np.searchsorted(self._starts, frames, side="right") - 1, dtype=np.int64)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"id": self.id} | asdict(cast(Any, self))
+
+    def digest(self, *more: str | int) -> str:
+        """Return eight hex digits that change with anything in the plan and with `more`."""
+        text = json.dumps([self.to_dict(), more], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, repr=False)
+class Reel(ShotSequence):
+    """The plan of one video that is composed from pictures."""
+
+    recipe: ReelRecipe
+    seed: int
+    number: int
+    label: int
+    shots: tuple[Shot, ...]
 
     @cached_property
     def candidate_indices(self) -> Indices:
@@ -238,14 +265,6 @@ class Reel:
     def candidate_seconds(self) -> Seconds:
         """[T] when they are shown; a reel begins at 0 and has a constant rate."""
         return self.candidate_indices / self.recipe.fps
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id} | asdict(self)
-
-    def digest(self, *more: str | int) -> str:
-        """Return eight hex digits that change with anything in the plan and with `more`."""
-        text = json.dumps([self.to_dict(), more], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def plan_reels(
@@ -373,7 +392,3 @@ def _moved(start: Box, recipe: ReelRecipe, right: float, down: float, wider: flo
         for corner, direction in ((left, right), (top, down))
     )
     return left, top, new_side
-
-
-def pair_of(value: _Number | tuple[_Number, _Number]) -> tuple[_Number, _Number]:
-    return value if isinstance(value, tuple) else (value, value)

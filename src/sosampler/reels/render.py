@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sosampler._util.arrays import Frames
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument
 from sosampler.reels.images import Picture, Pictures
-from sosampler.reels.recipe import Box, Reel, ReelRecipe, plan_reels
+from sosampler.reels.recipe import Box, Reel, ReelRecipe, ShotSequence, plan_reels
 from sosampler.video.synthetic import encode_video
 
 Frame = NDArray[np.uint8]
@@ -60,11 +60,16 @@ def check_file_options(size: int, crf: int) -> None:
 def write_reel(path: Path, reel: Reel, pictures: Pictures, *, crf: int = 18) -> None:
     """Write a reel as mp4; `crf` is x264's quality, 0 (lossless) to 51."""
     check_file_options(reel.recipe.size, crf)
+    write_mp4(path, frames_of(reel, pictures), fps=reel.recipe.fps, crf=crf)
+
+
+def write_mp4(path: Path, frames: Iterable[Frame], *, fps: int, crf: int) -> None:
+    """Encode frames; the same frames always give the same bytes."""
     # Keyframes every four seconds and at cuts, as in videos from the web.
     # mbtree=0: with it x264 does not give the same bytes every time, even in one thread.
-    parameters = f"keyint={4 * reel.recipe.fps}:min-keyint=1:mbtree=0:log-level=error"
+    parameters = f"keyint={4 * fps}:min-keyint=1:mbtree=0:log-level=error"
     options = {"preset": "veryfast", "crf": str(crf), "x264-params": parameters}
-    encode_video(frames_of(reel, pictures), path, fps=reel.recipe.fps, codec_options=options)
+    encode_video(frames, path, fps=fps, codec_options=options)
 
 
 def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:
@@ -75,7 +80,7 @@ def _check_size(pictures: Pictures, recipe: ReelRecipe) -> None:
         )
 
 
-def layers(reel: Reel, frame_index: int) -> list[tuple[int, float]]:
+def layers(reel: ShotSequence, frame_index: int) -> list[tuple[int, float]]:
     """Return the shots that are visible in a frame with their weights, which sum to 1: one, or two in a fade.
 
     The frame's own shot has more than half. Fades never overlap, since each takes at most half of a shot.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sosampler._util.files import load_json, parse_line
 from sosampler.errors import InvalidArgument, SosamplerError, first_line
 from sosampler.evaluation.result import EVALUATION_FILE, KIND, VERSION, VIDEOS_FILE, rows_digest
 from sosampler.figures.curves import METRIC_NAMES, Figure, Row
@@ -62,7 +62,7 @@ def independence_grid(folder: Path) -> Grid | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path, "MAX_LIST_BYTES")
         rows = []
         for row in values["rows"]:
             mean = "" if row["mean"] is None else f"{row['mean']:.3f}"
@@ -158,7 +158,7 @@ def read_run_videos(path: Path) -> RunVideos:
 
     def parse(number: int, line: str, make: Callable[[Any], Any]) -> Any:
         try:
-            return make(json.loads(line))
+            return make(parse_line(line))
         except _INVALID as error:
             raise InvalidArgument(
                 f"{path}, line {number}: is not of a {KIND} file of version {VERSION} ({type(error).__name__}: "
@@ -336,9 +336,7 @@ def is_folder(path: Path) -> bool:
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object that is not nested too deeply."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise InvalidArgument(f"{path}: is nested too deeply; write it again") from error
+        values = load_json(path, "MAX_LIST_BYTES")
     except ValueError as error:
         raise InvalidArgument(f"{path}: is not JSON ({first_line(error)}); write it again") from error
     except OSError as error:

@@ -219,6 +219,12 @@ def write_report(
     return write_page(Path(folder) / FILE, title, [part], intro=intro)
 
 
+def is_report(path: Path) -> bool:
+    """Return whether a file is a page that `write_page` wrote."""
+    with open(path, "rb") as file:
+        return b'<meta name="generator" content="sosampler report">' in file.read(4096)
+
+
 def write_page(path: str | os.PathLike[str], title: str, parts: Sequence[Part], *, intro: str = "") -> Path:
     """Write one file for one or several runs.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sosampler import __version__
-from sosampler._util.files import replacing
+from sosampler._util.files import locked_file, replacing
 from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, OnnxSampler, weights_digest
@@ -219,7 +219,7 @@ def export_sampler(
     sampler = on_cpu(source, half=half)
     model = onnx_bytes(sampler, weights=digest)
     difference = _max_difference(sampler, OnnxSampler(model), path)
-    with replacing(path) as temporary:
+    with locked_file(path), replacing(path) as temporary:
         temporary.write_bytes(model)
     return Exported(
         sampler=name,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sosampler._util.files import check_place, saved_kind, write_text
-from sosampler.classifiers.weights import State, load_weights, read_state, some_of, write_state
+from sosampler.classifiers.weights import State, build_within, load_weights, read_state, some_of, write_state
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 from sosampler.samplers.recipe import title_of
 from sosampler.samplers.registry import CONFIG, KIND, MODEL, WEIGHTS, read_config
@@ -66,7 +66,7 @@ def read_folder(folder: Path, build: type[Network], settings: dict[str, Any]) ->
             "train or download the sampler again"
         )
     try:
-        sampler: Network = build(**{**config, **settings})
+        sampler: Network = build_within(lambda: build(**{**config, **settings}), folder / WEIGHTS, folder / CONFIG)
     except (InvalidArgument, TypeError) as error:
         raise WeightsError(
             f"{folder / CONFIG}: {first_line(error)}; save the sampler again, or fix the file"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
+from threading import Timer
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sosampler._util.hardware import usable_cores
-from sosampler._util.validation import check_int
+from sosampler._util import limits
+from sosampler._util.files import parse_line, read_bytes
+from sosampler._util.hardware import onnx_options, usable_cores
+from sosampler._util.limits import check_below, check_count
+from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument, MissingDependency, WeightsError, first_line
 from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, read_config
 
@@ -224,10 +227,12 @@ class OnnxSampler:
     """
 
     def __init__(self, model: bytes, *, name: str = MODEL, threads: int | None = None) -> None:
-        self._session = _open(model, name, threads)
+        self._session = open_session(model, name, threads)
         self.metadata = _read_metadata(self._session, name)
         self.config: dict[str, Any] = self.metadata["settings"]
+        self._name = name
         check_scoring(self.config["scoring"], name)
+        _check_graph(self._session, self.config, name)
         self.preprocessing = LightPreprocessing(self.config["input_size"])
         calibration = self.config["calibration"]
         self.calibration: tuple[float, float] | None = None if calibration is None else tuple(calibration)
@@ -244,7 +249,7 @@ class OnnxSampler:
                 f"{folder}: has no {MODEL}, which a sampler needs without torch; write it with `sosampler export "
                 f"{folder}` where torch is installed, or install sosampler[train]"
             )
-        sampler = cls(file.read_bytes(), name=str(file), threads=threads)
+        sampler = cls(read_bytes(file, "MAX_LIST_BYTES"), name=str(file), threads=threads)
         _check_belongs(sampler.metadata, config, folder)
         return sampler
 
@@ -305,36 +310,68 @@ class OnnxSampler:
     def run_network(self, frames: Pixels, outputs: list[str] | None = None) -> dict[str, Scores]:
         """Return the file's own outputs by name, for uint8 frames [B, T, 3, h, w] of the input size."""
         names = self._outputs if outputs is None else outputs
-        return dict(zip(names, self._session.run(names, {INPUT: frames}), strict=True))
+        options = import_module("onnxruntime").RunOptions()
+        # A loop in a stranger's file may have no end.
+        timer = Timer(limits.ONNX_SECONDS, lambda: setattr(options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            values = self._session.run(names, {INPUT: frames}, options)
+        except _problems() as error:
+            raise WeightsError(
+                f"{self._name}: the network cannot be run, within {limits.ONNX_SECONDS:g} s (limits.ONNX_SECONDS) and "
+                f"{limits.MAX_ONNX_BYTES >> 20} MiB (limits.MAX_ONNX_BYTES): {first_line(error)}; export it again"
+            ) from error
+        finally:
+            timer.cancel()
+        for output, value in zip(names, values, strict=True):
+            # [B, T] of scores and importance, [B, T, C] of class logits, [B, T, D] of features
+            if value.shape[:2] != frames.shape[:2] or value.ndim != (2 if output in ("scores", "importance") else 3):
+                raise WeightsError(
+                    f"{self._name}: its output {output!r} has the shape {list(value.shape)} for frames "
+                    f"{list(frames.shape)}; export the sampler again"
+                )
+        return dict(zip(names, values, strict=True))
 
 
 def weights_digest(folder: Path) -> str | None:
     """Return the digest of a folder's weights file; None if it has none."""
     file = folder / WEIGHTS
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    if not file.is_file():
+        return None
+    with open(file, "rb") as weights:
+        return hashlib.file_digest(weights, "sha256").hexdigest()
 
 
-def _open(model: bytes, name: str, threads: int | None) -> Any:
+def open_session(
+    model: bytes | str, name: str, threads: int | None = None, advice: str = "export it again with `sosampler export`"
+) -> Any:
+    """Return an ONNX Runtime session of a file's bytes or path, which messages call `name`."""
     try:
         onnxruntime = import_module("onnxruntime")
     except ImportError as error:
         raise MissingDependency("onnxruntime is not installed; install it with: pip install sosampler") from error
-    problems = onnxruntime.capi.onnxruntime_pybind11_state
-    options = onnxruntime.SessionOptions()
+    options = onnx_options(onnxruntime)
     # By default it takes all cores of the machine, even where this process may use only some.
     limit = os.environ.get("OMP_NUM_THREADS", "")
     default = int(limit) if limit.isdecimal() and int(limit) else usable_cores()
-    options.intra_op_num_threads = default if threads is None else check_int("threads", threads)
+    options.intra_op_num_threads = default if threads is None else check_count("threads", threads, "MAX_THREADS")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle cores are free for decoding
     options.log_severity_level = 4  # failures raise the error below
-    broken = (problems.Fail, problems.InvalidArgument, problems.InvalidGraph, problems.InvalidProtobuf)
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except (*broken, problems.NoModel, problems.NotImplemented, problems.RuntimeException) as error:
+    except _problems() as error:
         raise WeightsError(
-            f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); "
-            "export it again with `sosampler export`"
+            f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); {advice}"
         ) from error
+
+
+@cache
+def _problems() -> tuple[type[Exception], ...]:
+    """Return the errors of ONNX Runtime over a file, which have no common base class."""
+    errors = import_module("onnxruntime").capi.onnxruntime_pybind11_state
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoModel", "NotImplemented")
+    return *(getattr(errors, name) for name in names), errors.RuntimeException, errors.EPFail
 
 
 def _read_metadata(session: Any, name: str) -> dict[str, Any]:
@@ -343,7 +380,7 @@ def _read_metadata(session: Any, name: str) -> dict[str, Any]:
     if text is None:
         raise WeightsError(f"{name}: was not written by `sosampler export`; export the sampler with it")
     try:
-        metadata = json.loads(text)
+        metadata = parse_line(text)
     except ValueError as error:
         raise WeightsError(f"{name}: its metadata are not JSON ({error}); export the sampler again") from error
     version = metadata.get("format") if isinstance(metadata, dict) else None
@@ -352,7 +389,37 @@ def _read_metadata(session: Any, name: str) -> dict[str, Any]:
             f"{name}: has format {version} but must have format {FORMAT}; "
             "export the sampler again with this version of sosampler, or install the one that exported it"
         )
+    try:
+        settings = metadata["settings"]
+        calibration, reach = settings["calibration"], check_int("reach", metadata["reach"], at_least=0)
+        check_below("reach", reach, "MAX_LAYERS")
+        check_count("input_size", settings["input_size"], "MAX_INPUT_SIDE")
+        if calibration is not None:
+            slope, offset = calibration
+            check_float("calibration[0]", slope), check_float("calibration[1]", offset)
+        if not isinstance(settings["scoring"], dict) or not isinstance(settings["multi_label"], bool):
+            raise InvalidArgument("scoring and multi_label are of another type")
+        _ = metadata["fingerprint"], metadata["weights"], settings["backbone"]
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise WeightsError(f"{name}: its metadata are not those of a sampler ({what}); export it again") from error
     return dict(metadata)
+
+
+def _check_graph(session: Any, settings: dict[str, Any], name: str) -> None:
+    """Raise an error if the network does not take frames of its input size, or lacks an output."""
+    size, needed = (
+        settings["input_size"],
+        ["importance", "features", *(["class_logits"] if settings["scoring"] else [])],
+    )
+    inputs = [(each.name, each.type, len(each.shape), each.shape[2:]) for each in session.get_inputs()]
+    outputs = {each.name for each in session.get_outputs()}
+    right = [(INPUT, "tensor(uint8)", 5, [3, size, size])]
+    if inputs != right or not outputs.issuperset(needed):
+        raise WeightsError(
+            f"{name}: takes {inputs} and returns {sorted(outputs)}, but must take {right} and return {needed}; export "
+            "the sampler again"
+        )
 
 
 def _check_belongs(metadata: dict[str, Any], config: dict[str, Any], folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from sosampler._util.files import read_bytes
 from sosampler._util.validation import (
     check_bool,
     check_float,
@@ -106,9 +108,9 @@ class SamplerRecipe:
     flip: bool  # half of the videos (or frames) are mirrored
     seed: int
     # `to_dict` leaves the rest out at its defaults, so that recipes and runs of versions without them stay equal.
-    # A first stage: the backbone learns the labels of the train split
-    pretrain: int = 0  # its epochs; 0: none
+    pretrain: int = 0  # epochs of a first stage, in which the backbone learns the labels of the train split; 0: none
     pretrain_lr: float | None = None  # None: 0.01 (sgd) or 0.001 (adamw)
+    freeze: float = 0.0  # first layers of the backbone that do not learn, as a share of its parameters; 1: all
     # How the classifier's answers for the chosen frames become one: "mean", "weighted", "fused", or "best" on dev
     answer: str = BEST
 
@@ -117,8 +119,9 @@ class SamplerRecipe:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.crop_scale[1] > 1:
             raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the area of the frame")
-        if self.lam > 1:
-            raise InvalidArgument(f"lam={self.lam} must be from 0 to 1")
+        for name in ("lam", "freeze"):
+            if getattr(self, name) > 1:
+                raise InvalidArgument(f"{name}={getattr(self, name)} must be from 0 to 1")
         if self.loss in SCALE_FREE and (self.prediction != "raw" or self.tau is not None):
             raise InvalidArgument(
                 f"loss={self.loss!r} needs raw scores, not prediction={self.prediction!r} and tau={self.tau}; "
@@ -253,7 +256,7 @@ def read_settings(texts: Iterable[str], allowed: Sequence[str] = SETTINGS) -> di
 def read_recipe_file(path: Path, names: Iterable[str]) -> dict[str, Any]:
     """Read a user's YAML file; `names` are the package's recipes, for the error message."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, "MAX_RECIPE_BYTES").decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(
             f"the recipe {str(path)!r} cannot be read ({first_line(error)}); "
@@ -265,12 +268,14 @@ def read_recipe_file(path: Path, names: Iterable[str]) -> dict[str, Any]:
 def check_known(names: Iterable[Any], allowed: Sequence[str], whose: str) -> None:
     """Raise an error if a name is not allowed."""
     if unknown := [str(name) for name in names if name not in allowed]:
-        raise InvalidArgument(f"{', '.join(unknown)}: no such setting in {whose}; choose from: {', '.join(allowed)}")
+        raise InvalidArgument(
+            f"{', '.join(unknown[:5])[:200]}: no such setting in {whose}; choose from: {', '.join(allowed)}"
+        )
 
 
-def read_mapping(text: str, whose: str) -> dict[str, Any]:
-    """Parse settings written as YAML."""
-    values = _load_yaml(text, whose)
+def read_mapping(text: str, whose: str, *, aliases: bool = False) -> dict[str, Any]:
+    """Parse settings written as YAML; `aliases` (&name, *name) only in files of the package."""
+    values = _load_yaml(text, whose, _Loader if aliases else _LoaderWithoutAliases)
     if not isinstance(values, dict):
         raise InvalidArgument(
             f"{whose} holds {type(values).__name__} but must hold settings; write one KEY: VALUE per line"
@@ -278,9 +283,9 @@ def read_mapping(text: str, whose: str) -> dict[str, Any]:
     return values
 
 
-def _load_yaml(text: str, whose: str) -> Any:
+def _load_yaml(text: str, whose: str, loader: Any = None) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # the safe loader, which makes plain values only
+        return yaml.load(text, Loader=loader or _LoaderWithoutAliases)  # safe loaders, which make plain values only
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InvalidArgument(f"{whose} is not YAML{line} ({error.problem}); fix it") from error
@@ -292,10 +297,19 @@ class _Loader(yaml.SafeLoader):
     """The safe loader, which also reads 3e-4 as a number (text in YAML 1.1) and refuses repeated keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if repeated := sorted({key for key in keys if keys.count(key) > 1}):
-            raise yaml.YAMLError(f"{', '.join(repeated)} is given twice")
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if repeated := sorted(key for key, count in keys.items() if count > 1):
+            raise yaml.YAMLError(f"{', '.join(repeated[:3])} is given twice")
         return dict(super().construct_mapping(node, deep))
+
+
+class _LoaderWithoutAliases(_Loader):
+    """Refuses aliases, by which a few lines can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"the alias *{self.peek_event().anchor}; write the value itself")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -341,7 +355,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(
         ("tau", "clip", "pretrain_lr"), lambda name, value: None if value is None else _above_0(name, value)
     ),
-    **dict.fromkeys(("margin", "lam", "distill", "calibrate", "weight_decay"), _at_least_0),
+    **dict.fromkeys(("margin", "lam", "distill", "calibrate", "weight_decay", "freeze"), _at_least_0),
     **dict.fromkeys(("dropout", "momentum", "warmup", "ema"), check_fraction),
     **dict.fromkeys(("class_head", "weighted", "flip"), check_bool),
     **dict.fromkeys(("crop_scale", "crop_ratio"), check_range),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.files import saved_kind
+from sosampler._util.files import load_json, saved_kind
 from sosampler.errors import InvalidArgument, WeightsError, first_line
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder}: has no {CONFIG}, so it is not a saved sampler; give a folder written by training"
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path)
     except (ValueError, OSError) as error:
         raise WeightsError(f"{path}: is not JSON ({first_line(error)}); save the sampler again") from error
     kind = config.pop("kind", None) if isinstance(config, dict) else None

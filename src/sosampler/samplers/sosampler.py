@@ -12,6 +12,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from sosampler._util.hardware import autocast
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_bool, check_float, check_fraction, check_int, copy_json, one_of
 from sosampler.classifiers.base import PRECISIONS, count_gmacs, digest_of, label_shares, read_names
 from sosampler.classifiers.preprocessing import Preprocessing, check_frames
@@ -66,8 +67,8 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         answer: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = check_int("input_size", input_size, at_least=_MIN_SIDE)
-        self.num_classes = None if num_classes is None else check_int("num_classes", num_classes)
+        self.input_size = check_count("input_size", input_size, "MAX_INPUT_SIDE", at_least=_MIN_SIDE)
+        self.num_classes = None if num_classes is None else check_count("num_classes", num_classes, "MAX_CONFIG_NUMBER")
         self.class_names = None if class_names is None else read_names(class_names)
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise InvalidArgument(
@@ -84,7 +85,9 @@ class SOSampler(nn.Module, PyTorchModelHubMixin):
         self.importance_head = nn.Linear(self.backbone.num_features, 1)
         self.class_head = None if self.num_classes is None else nn.Linear(self.backbone.num_features, self.num_classes)
         self.budget_head = (
-            None if budget is None else nn.Linear(self.backbone.num_features, check_int("budget", budget))
+            None
+            if budget is None
+            else nn.Linear(self.backbone.num_features, check_count("budget", budget, "MAX_CONFIG_NUMBER"))
         )
         self.scoring = Scoring(scoring, multi_label=self.multi_label, num_classes=self.num_classes)
         self._gmacs: dict[int, float] = {}

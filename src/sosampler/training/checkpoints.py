@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from sosampler._util.files import plain, replacing, write_text
+from sosampler._util.files import load_json, plain, remove_leftovers, replacing, write_text
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.factory import CONFIG, WEIGHTS
 from sosampler.errors import InvalidArgument, WeightsError, first_line
+from sosampler.samplers.folder import CARD
 
 SETTINGS, CHECKPOINT, LOG, RESULT, EVENTS = "run.json", "checkpoint.pt", "log.jsonl", "result.json", "tensorboard"
 _FILES = (RESULT, CHECKPOINT, LOG, WEIGHTS, CONFIG, SETTINGS)
@@ -43,6 +44,7 @@ class RunFolder:
         settings = ({} if self.kind is None else {"kind": self.kind}) | plain(settings)
         self._refuse_foreign()
         folders = (self.folder, self.folder / PRETRAIN)
+        remove_leftovers(*(folder / name for folder in folders for name in (*_FILES, CARD)))
         if overwrite:
             for name in _FILES:
                 for folder in folders:
@@ -50,10 +52,6 @@ class RunFolder:
             if (self.frames / "bank.json").exists():
                 shutil.rmtree(self.frames)
         if (self.folder / SETTINGS).exists():
-            for name in _FILES:  # what a killed run was writing, under the names that `replacing` gives
-                for folder in folders:
-                    for leftover in folder.glob(f".{Path(name).stem}.*.part{Path(name).suffix}"):
-                        leftover.unlink(missing_ok=True)
             # Where nothing would be lost or mixed up yet, the settings may still change.
             files = (CHECKPOINT, LOG, RESULT, WEIGHTS)
             if self.frames.exists() or any((folder / name).exists() for folder in folders for name in files):
@@ -74,7 +72,7 @@ class RunFolder:
     def _known_settings(self) -> dict[str, Any] | None:
         """Return the settings of the run in the folder; None where there are none that can be read."""
         try:
-            settings = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
+            settings = load_json(self.folder / SETTINGS)
         except (OSError, ValueError):
             return None
         return settings if isinstance(settings, dict) else None
@@ -110,8 +108,12 @@ class RunFolder:
         return [json.loads(line) for line in (self.folder / LOG).read_text(encoding="utf-8").splitlines()]
 
     def save(self, state: dict[str, Any]) -> None:
-        with replacing(self.folder / CHECKPOINT) as temporary:
-            torch.save(state, temporary)
+        with replacing(self.folder / CHECKPOINT) as temporary, open(temporary, "wb") as file:
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:
+                # Where the disk is full, torch reports its position in the file instead.
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def load(self) -> dict[str, Any] | None:
         """Read the last checkpoint to the CPU; networks and optimisers copy what they need to their device.
@@ -143,7 +145,7 @@ class RunFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            value = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            value = load_json(self.folder / name)
         except ValueError as error:
             value = error
         if not isinstance(value, dict):

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from sosampler._util.limits import check_count
 from sosampler._util.progress import progress_bar
 from sosampler._util.validation import check_bool, check_float, check_int, check_range, one_of
 from sosampler.bank.bank import Bank
@@ -58,6 +59,10 @@ class ClassifierRecipe:
     num_frames: int = 8  # of a clip from videos; images are clips of one frame
     dev_share: float = 0.1  # of train, where there is no dev split
     seed: int = 0
+    # `to_dict` leaves these out at their defaults, so that runs of versions without them resume.
+    freeze: float = 0.0  # first layers that do not learn, as a share of the network's parameters
+    mixup: float = 0.0  # clips are mixed in pairs with weights from Beta(mixup, mixup); 0: not mixed
+    ema: float = 0.0  # decay per step of the moving average of the weights, which is evaluated and kept; 0: none
 
     def __post_init__(self) -> None:
         check_int("epochs", self.epochs)
@@ -68,7 +73,8 @@ class ClassifierRecipe:
             check_float("lr", self.lr, above=0.0)
         if self.weight_decay is not None:
             check_float("weight_decay", self.weight_decay, at_least=0.0)
-        for name in ("warmup", "label_smoothing", "dev_share"):
+        check_float("mixup", self.mixup, at_least=0.0)
+        for name in ("warmup", "label_smoothing", "dev_share", "freeze", "ema"):
             if not 0 <= check_float(name, getattr(self, name)) < 1:
                 raise InvalidArgument(f"{name}={getattr(self, name)!r} must be a share from 0 to below 1")
         for name in ("crop_scale", "crop_ratio"):
@@ -77,7 +83,7 @@ class ClassifierRecipe:
             raise InvalidArgument(f"crop_scale={self.crop_scale} must be at most 1, the whole area")
         check_bool("flip", self.flip)
         one_of("trainable", self.trainable, TRAINABLE)
-        check_int("num_frames", self.num_frames)
+        check_count("num_frames", self.num_frames, "MAX_CANDIDATES")
         check_int("seed", self.seed, at_least=0)
 
     def filled(self, *, transformer: bool) -> ClassifierRecipe:
@@ -89,7 +95,7 @@ class ClassifierRecipe:
         return replace(self, optimizer=optimizer, lr=lr, weight_decay=decay)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value or name not in ("freeze", "mixup", "ema")}
 
 
 # ---- examples

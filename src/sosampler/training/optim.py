@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,20 @@ def make_optimizer(
         optimizer = torch.optim.SGD(groups, lr=recipe.lr, **sgd)
     steps = epoch_steps * recipe.epochs
     return optimizer, LambdaLR(optimizer, lambda step: warmup_cosine(step, steps, recipe.warmup))
+
+
+def freeze_first(network: nn.Module, share: float) -> list[nn.Module]:
+    """Freeze the first layers, as many as hold at most this share of the parameters, and return them.
+
+    Early layers are much the same for all images; with few videos a class they are better left as they were trained
+    on many. The caller keeps the returned layers in evaluation mode, so that batch norms do not follow the new data.
+    """
+    layers = [layer for layer in network.modules() if not any(layer.children())]
+    sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    first = [layer for layer, end in zip(layers, accumulate(sizes), strict=True) if end <= share * sum(sizes)]
+    for layer in first:
+        layer.requires_grad_(False)
+    return first
 
 
 def warmup_cosine(step: int, steps: int, warmup: float) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from sosampler._util.files import locked_folder
 from sosampler._util.hardware import autocast, resolve_device, usable_cores
-from sosampler._util.validation import check_int
+from sosampler._util.limits import check_count
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, activate, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (
@@ -37,13 +39,14 @@ from sosampler.training.classifier_data import (
     ClassifierBatches,
     ClassifierRecipe,
     ClipExamples,
+    DataSource,
     Example,
     evaluation_batches,
     open_source,
 )
 from sosampler.training.distributed import Processes
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, make_optimizer, settled_precision
+from sosampler.training.optim import diverged, freeze_first, make_optimizer, settled_precision
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def train_classifier(
     precision = settled_precision(target, precision)
     if workers is None:  # on a CPU the network needs cores too
         workers = max(1, min(8, usable_cores() // (2 if target.type == "cpu" else 1)))
-    check_int("workers", workers, at_least=0)
+    check_count("workers", workers, "MAX_THREADS", at_least=0)
     source = open_source(data, recipe, exclusive)
     if source.kind == "images":
         recipe = replace(recipe, num_frames=1)
@@ -152,11 +155,27 @@ def train_classifier(
         "recipe": recipe.to_dict(),
         "precision": precision,
     }
-    run.begin(run_settings, overwrite=overwrite)
-    if (finished := run.result()) is not None:
-        say(f"{run.folder}: this run is finished")
-        fit_weights(network, read_state(run.folder / WEIGHTS, names_as_they_are=True), where=str(run.folder / WEIGHTS))
-        return TrainedClassifier(network.freeze(), run.folder, finished)
+    with locked_folder(run.folder):  # now, because a new folder beside those of classes would be one of them
+        run.begin(run_settings, overwrite=overwrite)
+        if (finished := run.result()) is not None:
+            say(f"{run.folder}: this run is finished")
+            where = run.folder / WEIGHTS
+            fit_weights(network, read_state(where, names_as_they_are=True), where=str(where))
+            return TrainedClassifier(network.freeze(), run.folder, finished)
+        return _open_and_train(network, source, recipe, run, target, precision, workers, say)
+
+
+def _open_and_train(
+    network: Classifier,
+    source: DataSource,
+    recipe: ClassifierRecipe,
+    run: RunFolder,
+    target: torch.device,
+    precision: str,
+    workers: int,
+    say: Callable[[str], None],
+) -> TrainedClassifier:
+    """Read the examples of a run that has begun, and train."""
     begun = (run.folder / CHECKPOINT).exists()
     splits, unreadable = source.open(
         network.preprocessing, recipe, frames_folder=run.frames, workers=workers, check=not begun
@@ -199,10 +218,11 @@ def _train(
     dev_batches = evaluation_batches(splits["dev"], workers=min(workers, 4))
     assert recipe.lr is not None, "a recipe is filled before its training begins"
     processes = Processes(str(network.device), alone=True)
-    options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, processes, say, run, precision)
+    options = LoopOptions(recipe.epochs, recipe.lr, recipe.seed, processes, say, run, precision, ema=recipe.ema or None)
     loop = ClassifierLoop(network, recipe, batches, dev_batches, options, metric)
     loop.train()
     loop.load_best()
+    network.net.load_state_dict(loop.best_state)
     save_classifier(network, run.folder, state=loop.best_state)
     scores: dict[str, Any] = {"dev": loop.best["score"]}
     if len(splits["test"]):
@@ -225,6 +245,11 @@ def _train(
     run.finish(result)
     shown = ", ".join(f"{name} {100 * score:.2f} %" for name, score in scores.items())
     say(f"best of epoch {loop.best['epoch'] + 1}: {loop.metric} {shown}; written to {run.folder}")
+    if loop.history[loop.best["epoch"]].get("dev_answers") == 1:
+        say(
+            f"the classifier {network.name} gives the same answer for every video of dev; train "
+            "it longer, with another learning rate, or from other weights"
+        )
     return TrainedClassifier(network, run.folder, result)
 
 
@@ -248,6 +273,7 @@ class ClassifierLoop(TrainingLoop):
         if recipe.trainable == "head":
             for layer in self.head:
                 layer.requires_grad_(True)
+        self.frozen = freeze_first(classifier.net, recipe.freeze) if recipe.trainable == "all" else []
         assert recipe.lr is not None, "a recipe is filled before its training begins"
         own_groups = classifier.own_groups(recipe.lr) if recipe.trainable == "all" else []
         optimizer, scheduler = make_optimizer(classifier, recipe, len(batches), own_groups, momentum=0.9, nesterov=True)
@@ -258,6 +284,8 @@ class ClassifierLoop(TrainingLoop):
         if self.recipe.trainable == "head":  # running statistics of the frozen part do not change
             for layer in self.head:
                 layer.train()
+        for layer in self.frozen:
+            layer.eval()
 
     def loss(self, batch: Example) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of one label a clip where classes exclude each other, else binary cross-entropy.
@@ -266,6 +294,9 @@ class ClassifierLoop(TrainingLoop):
         """
         frames, targets, positions = (part.to(self.device, non_blocking=True) for part in batch)
         clips = self.classifier.preprocessing.normalised(frames)
+        if self.recipe.mixup:
+            shares = targets if self.classifier.multi_label else F.one_hot(targets.argmax(1), targets.shape[1]).float()
+            clips, targets = _mixed(clips, shares, self.recipe.mixup)
         with autocast(self.device, self.precision):
             first, *others = (self.classifier(clips, positions).float() for _ in self.classifier.modes())
         loss = self._label_loss(first, targets)
@@ -278,14 +309,40 @@ class ClassifierLoop(TrainingLoop):
     def _label_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.classifier.multi_label:
             return F.binary_cross_entropy_with_logits(scores, targets)
-        return F.cross_entropy(scores, targets.argmax(1), label_smoothing=self.recipe.label_smoothing)
+        # Of several labels the first counts; a mixed clip has the labels of two.
+        wanted = targets if self.recipe.mixup else targets.argmax(1)
+        return F.cross_entropy(scores, wanted, label_smoothing=self.recipe.label_smoothing)
 
     def evaluate(self) -> dict[str, float | None]:
         try:
-            return {**measure_modes(self.classifier, self.dev, self.precision, multi_label=self.metric == "mAP")}
+            with self._averaged():
+                return {**measure_modes(self.classifier, self.dev, self.precision, multi_label=self.metric == "mAP")}
         except ClassifierError as error:
             reason = f"the scores on dev are not finite after epoch {self.line['epoch'] + 1}"
             raise diverged(reason, self.options.lr, self.precision) from error
+
+    @contextmanager
+    def _averaged(self) -> Generator[None]:
+        """Give the classifier the averaged weights for a while, where there are such."""
+        if self.average is None:
+            yield
+            return
+        learned = {name: value.clone() for name, value in self.network.state_dict().items()}
+        self.network.load_state_dict(self.average.module.state_dict())
+        try:
+            yield
+        finally:
+            self.network.load_state_dict(learned)
+
+
+def _mixed(clips: Tensor, targets: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Mix each clip and its targets with those of another (Zhang et al., "mixup", ICLR 2018); one weight a batch.
+
+    Drawn on the CPU, whose generator is seeded before each step.
+    """
+    weight = float(torch.distributions.Beta(strength, strength).sample())
+    order = torch.randperm(len(clips)).to(clips.device)
+    return clips.lerp(clips[order], 1 - weight), targets.lerp(targets[order], 1 - weight)
 
 
 @torch.no_grad()
@@ -306,6 +363,8 @@ def measure(probabilities: np.ndarray, targets: np.ndarray, *, multi_label: bool
     scores = {"top1": top1(probabilities, targets)}
     if multi_label:
         scores["mAP"] = mean_average_precision(probabilities, targets)
+    if len(np.unique(targets.argmax(1))) > 1:
+        scores["answers"] = float(len(np.unique(probabilities.argmax(1))))  # distinct predicted classes
     return scores
 
 

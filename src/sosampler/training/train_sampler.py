@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
+from sosampler._util.files import one_run_at_a_time
 from sosampler._util.hardware import autocast, keep_memory, usable_cores
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher
@@ -37,7 +39,7 @@ from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, c
 from sosampler.training.dev import DevOutputs, DevSet, fit_calibration
 from sosampler.training.distributed import Processes, send
 from sosampler.training.loop import LoopOptions, TrainingLoop
-from sosampler.training.optim import diverged, is_finite, make_optimizer, sampler_precision
+from sosampler.training.optim import diverged, freeze_first, is_finite, make_optimizer, sampler_precision
 from sosampler.training.pretrain import pretrain
 from sosampler.training.rewards import (
     ClipClassifier,
@@ -86,6 +88,7 @@ class TrainedSampler:
         return f"TrainedSampler({self.folder}, {self.result['metric']}, dev {self.result['dev']})"
 
 
+@one_run_at_a_time
 def train(
     bank: str | Path | Bank,
     *,
@@ -183,7 +186,7 @@ def train(
         one_of("teacher", teacher, TEACHERS)
         if workers is None:  # the cores are shared between the processes of one machine
             workers = max(1, min(_MAX_WORKERS, usable_cores() // processes.local_count))
-        check_int("workers", workers, at_least=0)
+        check_count("workers", workers, "MAX_THREADS", at_least=0)
         begun = None if overwrite else run.begun_with("precision")
         precision = sampler_precision(processes, precision, begun, recipe)
         memory = default_cache_bytes(processes.local_count) if cache_bytes is None else cache_bytes
@@ -240,6 +243,13 @@ def train(
             if precision == "bfloat16":
                 _use_float32_for_strided_depthwise(network)
         report(_start_text(network, processes, precision, batches, rows))
+        if weights is None and processes.is_main:
+            report(
+                "the sampler's network starts from random weights, which needs many videos; give weights (--weights "
+                "FILE, or 'pretrained')"
+            )
+        if processes.is_main and (remark := outputs.remark()):
+            report(f"{remark}; a sampler learns nothing from it")
     options = LoopOptions(
         recipe.epochs, recipe.lr, recipe.seed, processes, report, run, precision, recipe.clip, recipe.ema
     )
@@ -284,8 +294,14 @@ class SamplerLoop(TrainingLoop):
         self.sampler_loss = SamplerLoss(recipe, multi_label=sampler.multi_label)
         self.crops = NormalisedCrops(sampler.preprocessing, batches.source.sizes, device)
         self.teacher = None if online is None else OnlineTeacher(online, batches.source.sizes, device)
+        self.frozen = freeze_first(sampler.backbone, recipe.freeze)
         optimizer, scheduler = make_optimizer(sampler, recipe, len(batches), momentum=recipe.momentum)
         super().__init__(sampler, batches, options, optimizer, scheduler)
+
+    def start_epoch(self, epoch: int) -> None:
+        super().start_epoch(epoch)
+        for layer in self.frozen:
+            layer.eval()
 
     def inputs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised crops [B, T, 3, h, w], the teacher's probabilities [B, T, C] and the labels [B, C]."""

@@ -15,9 +15,11 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,14 +27,18 @@ from importlib.resources import files
 from pathlib import Path
 from socketserver import TCPServer
 from typing import IO, Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+from sosampler._util import limits
+from sosampler._util.files import parse_json
 from sosampler._util.validation import check_int
 from sosampler.errors import InvalidArgument, SosamplerError
+from sosampler.ui.decoder import Decoder
 from sosampler.ui.videos import (
     NotFound,
     StoredResult,
     TooLarge,
+    TooSlow,
     Videos,
     json_of,
     naming,
@@ -40,7 +46,7 @@ from sosampler.ui.videos import (
     with_name,
     write_zip,
 )
-from sosampler.ui.view import Controls, full_image, view_video
+from sosampler.ui.view import Controls, Settings
 
 DEFAULT_PORT = 7860
 _PORTS_TRIED = 20  # from the default one on
@@ -48,6 +54,7 @@ _MAX_JSON = 1 << 16  # bytes of a JSON body
 _CHUNK = 1 << 20  # bytes
 _IDLE_SECONDS = 60.0  # after which a connection is given up
 _MAX_IN_MEMORY = 64 << 20  # bytes of a download, before it goes to a temporary file
+_BACKLOG = 128  # connections that wait to be accepted; with the usual 5, some of 50 uploads at once are reset
 
 _STATIC = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -64,13 +71,18 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_STATUS = {TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE, NotFound: HTTPStatus.NOT_FOUND}
+_STATUS = {
+    TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    TooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    NotFound: HTTPStatus.NOT_FOUND,
+}
 
 
 class Server(ThreadingHTTPServer):
     """Serves one `Service` until it is shut down."""
 
     daemon_threads = True
+    request_queue_size = _BACKLOG
     allow_reuse_port = False  # a port that another program has is taken
 
     def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -119,6 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _IDLE_SECONDS
     _unread = 0  # bytes of the body
+    _deadline = 0.0  # until when it may arrive
 
     def do_GET(self) -> None:
         self._respond(self._get)
@@ -130,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._respond(self._delete)
 
     def _get(self) -> None:
-        address = urlsplit(self.path)
+        address = self._address()
         results = parse_qs(address.query).get("result", [])
         if address.path in _STATIC:
             name, kind = _STATIC[address.path]
@@ -147,31 +160,30 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := re.fullmatch(r"/videos/(\w+)/frames/(\w{1,20})\.jpg", address.path):
             self._send(self.server.service.picture(match[1], match[2]), "image/jpeg")
         else:
-            self._not_found()
+            raise self._not_found()
 
     def _post(self) -> None:
-        path, length = urlsplit(self.path).path, self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise InvalidArgument("the request has no Content-Length; send one")
-        self._unread = size = int(length)
+        path, size = self._address().path, self._unread
         if path == "/videos":
             name = unquote(self.headers.get("X-Name", ""))
             self._send_json(self.server.service.videos.add_upload(name, size, self._read).to_dict())
         elif match := re.fullmatch(r"/videos/(\w+)/select", path):
             self._send_json(self.server.service.select(match[1], self._read_json(size)))
         else:
-            self._not_found()
+            raise self._not_found()
 
     def _delete(self) -> None:
-        if match := re.fullmatch(r"/videos/(\w+)", urlsplit(self.path).path):
+        if match := re.fullmatch(r"/videos/(\w+)", self._address().path):
             self._send_json(self.server.service.remove(match[1]))
         else:
-            self._not_found()
+            raise self._not_found()
 
     def _respond(self, act: Callable[[], None]) -> None:
         """Answer bad requests with a sentence; other errors also go to the server's log."""
         self._unread = 0
         try:
+            self._deadline = time.monotonic() + self.server.service.videos.max_seconds
+            self._unread = self._body_size()
             self._check_caller()
             act()
         except SosamplerError as error:
@@ -188,32 +200,69 @@ class _Handler(BaseHTTPRequestHandler):
         if is_local(self.server.host) and not is_local(_without_port(host)):
             raise InvalidArgument(f"this page is not called {host!r}; open {self.server.url}")
         origin = self.headers.get("Origin")
-        if self.command != "GET" and origin is not None and urlsplit(origin).netloc != host:
-            raise InvalidArgument(f"another page ({origin}) may change nothing here; open {self.server.url}")
+        if self.command != "GET" and origin is not None and _authority(origin) != host:
+            raise InvalidArgument(f"another page ({origin[:200]}) may change nothing here; open {self.server.url}")
+
+    def _address(self) -> SplitResult:
+        try:
+            return urlsplit(self.path)
+        except ValueError:  # such as http://[
+            raise self._not_found() from None
+
+    def _body_size(self) -> int:
+        """Return the bytes of the request's body; a size that a server in front could read otherwise is refused."""
+        sizes = self.headers.get_all("Content-Length", [])
+        if "Transfer-Encoding" in self.headers or (self.command == "POST" and not sizes):
+            raise InvalidArgument("the request has no Content-Length; send one, and the body in one piece")
+        # Latin digits alone; 18 of them are more than any disk, and Python refuses to read thousands.
+        if not all(re.fullmatch(r"[0-9]{1,18}", size) for size in sizes) or len(set(sizes)) > 1:
+            raise InvalidArgument(f"Content-Length: {', '.join(sizes)[:60]!r} must be the number of bytes that follow")
+        return int(sizes[0]) if sizes else 0
 
     def _read_json(self, size: int) -> Any:
         if size > _MAX_JSON:
             raise TooLarge(f"a request of {size} bytes is too long; send the settings alone")
         try:
-            return json.loads(b"".join(iter(lambda: self._read(self._unread), b"")))
-        except ValueError as error:
-            raise InvalidArgument("the settings must be JSON, as the page sends it") from error
+            text = b"".join(iter(lambda: self._read(self._unread), b"")).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument("the settings must be JSON in UTF-8, as the page sends it") from error
+        return parse_json(text, "the settings")
 
     def _read(self, limit: int) -> bytes:
-        """Read some bytes of the body; none where it ends."""
-        data = self.rfile.read1(min(limit, self._unread)) if self._unread else b""
+        """Read some bytes of the body, none where it ends; raise `TooSlow` where they do not arrive in time."""
+        if not self._unread:
+            return b""
+        left = self._deadline - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self.connection.settimeout(min(left, limits.STALL_SECONDS))
+            data = self.rfile.read1(min(limit, self._unread))
+        except TimeoutError:
+            missing, self._unread = self._unread, 0  # a connection that timed out cannot be read any more
+            raise TooSlow(_too_slow(missing, left, self.server.service.videos.max_seconds)) from None
+        finally:
+            self.connection.settimeout(_IDLE_SECONDS)
         self._unread -= len(data)
         return data
 
-    def _not_found(self) -> None:
-        raise NotFound(f"there is nothing at {self.path[:200]!r}; open {self.server.url}")
+    def _not_found(self) -> NotFound:
+        return NotFound(f"there is nothing at {self.path[:200]!r}; open {self.server.url}")
 
     def _refuse(self, status: HTTPStatus, sentence: str) -> None:
         # A browser that is still sending does not read the response. A body that is too large is not read.
-        while self._unread <= self.server.service.videos.max_upload and self._read(_CHUNK):
-            pass
+        with suppress(TooSlow):
+            while self._unread <= self.server.service.videos.max_upload and self._read(_CHUNK):
+                pass
         self.close_connection = True
         self._send_json({"error": sentence}, status)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer requests that are no HTTP, or of another method, as everything else: with a sentence as JSON."""
+        self.close_connection = True
+        self.request_version = self.protocol_version  # what could not be read counts as HTTP/0.9, without headers
+        sentence = f"{message or HTTPStatus(code).phrase}; open {self.server.url} in a browser"
+        self._send_json({"error": sentence}, HTTPStatus(code))
 
     def _send_json(self, content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(json.dumps(content).encode(), "application/json", status=status)
@@ -240,6 +289,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print no line for each request."""
+
+
+def _too_slow(missing: int, left: float, allowed: float) -> str:
+    """Return why a body was given up: `left` seconds were left for its `missing` bytes when it last arrived."""
+    if left > limits.STALL_SECONDS:
+        return f"nothing arrived for {limits.STALL_SECONDS:g} s, {size_text(missing)} are missing; try again"
+    return (
+        f"{size_text(missing)} did not arrive within {allowed:g} s; try again, start the page with a larger "
+        "--max-upload-seconds, or give the video as sosampler ui FILE"
+    )
+
+
+def _authority(origin: str) -> str:
+    """
+    >>> _authority("http://localhost:7860"), _authority("null"), _authority("http://[")
+    ('localhost:7860', '', '')
+    """
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def _without_port(host: str) -> str:
@@ -269,15 +339,30 @@ def is_local(host: str) -> bool:
 # ---- requests, without HTTP
 
 _MAX_RESULTS = 512
+_MAX_VIEW_BYTES = 128 << 20  # of what the page shows of its videos, mostly small pictures
 
 
 class Service:
     """The state of one page. Safe to use from several threads; one request chooses frames at a time."""
 
-    def __init__(self, controls: Controls, folder: Path, *, max_upload: int, max_videos: int) -> None:
+    def __init__(
+        self,
+        controls: Controls,
+        folder: Path,
+        *,
+        max_upload: int,
+        max_videos: int,
+        max_seconds: float = limits.UPLOAD_SECONDS,
+        num_processes: int = 0,
+    ) -> None:
         self.controls = controls
-        self.videos = Videos(folder, max_upload=max_upload, max_videos=max_videos, limits=controls.limits)
+        self.decoder = Decoder(controls, num_processes)
+        self.videos = Videos(
+            folder, max_upload=max_upload, max_videos=max_videos, max_seconds=max_seconds, facts=self.decoder.facts
+        )
         self._results: OrderedDict[str, StoredResult] = OrderedDict()
+        # What was answered for a video and settings, so that a page that is loaded again need not wait.
+        self._views: OrderedDict[tuple[str, Settings], dict[str, Any]] = OrderedDict()
         self._results_lock = threading.Lock()
         self._one_at_a_time = threading.Lock()  # one video takes all cores already
 
@@ -295,28 +380,49 @@ class Service:
         with self._results_lock:
             for result in [result for result, stored in self._results.items() if stored.video.id == key]:
                 del self._results[result]
+            for shown in [shown for shown in self._views if shown[0] == key]:
+                del self._views[shown]
         return {"removed": key}
 
     def select(self, key: str, given: Any) -> dict[str, Any]:
-        """Return chosen and uniform frames of a video, and the id of the result for downloads."""
+        """Return chosen and uniform frames of a video, and the id of the result for downloads.
+
+        What was chosen before by the same settings is returned at once.
+        """
         video = self.videos.get(key)
         settings = self.controls.settings(given)
+        if view := self._view(key, settings):
+            return view
         with self._one_at_a_time, naming(video.path, video.name):
-            view, selection = view_video(video.path, self.controls.options(settings))
-        result = secrets.token_hex(8)
+            if view := self._view(key, settings):  # another request, before the page was loaded again
+                return view
+            view, selection = self.decoder.view(video.path, settings)
+        view["notes"] = [with_name(note, video.path, video.name) for note in view["notes"]]
+        view["result"] = result = secrets.token_hex(8)
+        stored = StoredResult.of(video, selection, view["uniform"], asdict(settings))
         with self._results_lock:
-            self._results[result] = StoredResult(video, selection, view["uniform"], asdict(settings))
+            if video not in self.videos.all():
+                return view  # removed meanwhile: nothing of it is kept
+            self._results[result] = stored
             while len(self._results) > _MAX_RESULTS:
                 self._results.popitem(last=False)
-        notes = [with_name(note, video.path, video.name) for note in view["notes"]]
-        return {**view, "notes": notes, "result": result}
+            self._views[key, settings] = view
+            while sum(map(_view_bytes, self._views.values())) > _MAX_VIEW_BYTES:
+                self._views.popitem(last=False)
+        return view
+
+    def _view(self, key: str, settings: Settings) -> dict[str, Any] | None:
+        """Return what was answered before, if its frames can still be downloaded."""
+        with self._results_lock:
+            view = self._views.get((key, settings))
+            return view if view is not None and view["result"] in self._results else None
 
     def picture(self, key: str, frame: str) -> bytes:
         """Return a frame in its full size, as a JPEG."""
         video = self.videos.get(key)
         number = check_int("frame", int(frame) if frame.isdecimal() else frame, at_least=0)
         with self._one_at_a_time, naming(video.path, video.name):
-            return full_image(video.path, number, self.controls.limits)
+            return self.decoder.image(video.path, number)
 
     def selections(self, results: Sequence[str]) -> dict[str, Any]:
         """Return the JSON of these results."""
@@ -325,11 +431,17 @@ class Service:
     def frames(self, results: Sequence[str], file: IO[bytes]) -> None:
         """Write the zip file of these results."""
         with self._one_at_a_time:
-            write_zip(file, self._stored(results), self.controls.limits)
+            write_zip(file, self._stored(results), self.decoder.images)
 
     def _stored(self, results: Sequence[str]) -> list[StoredResult]:
+        results = list(dict.fromkeys(results))
         with self._results_lock:
             stored = [self._results[result] for result in results if result in self._results]
         if not results or len(stored) < len(results):
             raise NotFound("these frames are not on the page any more; choose them again, then download")
         return stored
+
+
+def _view_bytes(view: dict[str, Any]) -> int:
+    """Return about how much memory the pictures of a view take."""
+    return sum(len(picture["url"]) for kind in ("chosen", "uniform") for picture in view[kind]["pictures"])

@@ -9,28 +9,29 @@ import secrets
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from PIL import Image
-
 from sosampler._util.files import replacing
+from sosampler._util.limits import UPLOAD_SECONDS
 from sosampler.errors import InvalidArgument, SosamplerError
 from sosampler.inference.selection import Selection
-from sosampler.ui.view import jpeg, read_facts, unique_name
-from sosampler.video.limits import Limits
-from sosampler.video.source import VIDEO_SUFFIXES, open_video
+from sosampler.ui.view import read_facts, unique_name
+from sosampler.video.source import VIDEO_SUFFIXES
 
 _CHUNK = 1 << 20  # bytes
 _MAX_NAME = 120
-_DOWNLOAD_QUALITY = 95
 _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 
 
 class TooLarge(InvalidArgument):
     """An upload is larger than allowed, or one too many."""
+
+
+class TooSlow(InvalidArgument):
+    """An upload stalls, or takes longer than allowed."""
 
 
 class NotFound(SosamplerError):
@@ -55,9 +56,17 @@ class Video:
 class Videos:
     """Stores uploads in `folder`, which the caller removes. Safe to use from several threads."""
 
-    def __init__(self, folder: Path, *, max_upload: int, max_videos: int, limits: Limits | None = None) -> None:
-        self.folder, self.max_upload, self.max_videos = folder, max_upload, max_videos
-        self._limits = limits or Limits()
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_upload: int,  # bytes
+        max_videos: int,
+        max_seconds: float = UPLOAD_SECONDS,  # of one upload, which the caller's `read` observes
+        facts: Callable[[Path], tuple[str, ...]] = read_facts,
+    ) -> None:
+        self.folder, self.max_upload, self.max_videos, self.max_seconds = folder, max_upload, max_videos, max_seconds
+        self._facts = facts
         self._videos: dict[str, Video] = {}
         self._lock = threading.Lock()
         self._arriving = 0
@@ -75,7 +84,7 @@ class Videos:
 
     def add_file(self, path: Path) -> Video:
         """Add a file of this machine, which stays where it is."""
-        facts = read_facts(path, self._limits)
+        facts = self._facts(path)
         return self._add(Video(_new_id(), path.name, path, path.stat().st_size, facts, is_upload=False))
 
     def add_upload(self, name: str, size: int, read: Callable[[int], bytes]) -> Video:
@@ -98,7 +107,7 @@ class Videos:
                 _store(temporary, name, size, read)
             try:
                 with naming(path, name):
-                    facts = read_facts(path, self._limits)
+                    facts = self._facts(path)
             except SosamplerError:
                 path.unlink()
                 raise
@@ -169,7 +178,9 @@ def _store(path: Path, name: str, size: int, read: Callable[[int], bytes]) -> No
                     raise InvalidArgument(f"{name}: {size_text(left)} of {size_text(size)} did not arrive; try again")
                 file.write(data)
                 left -= len(data)
-    except (ConnectionError, TimeoutError) as error:
+    except TooSlow as error:
+        raise TooSlow(f"{name}: {error}") from error
+    except ConnectionError as error:
         raise InvalidArgument(f"{name}: the upload broke off; try again") from error
     except OSError as error:
         raise InvalidArgument(
@@ -204,33 +215,35 @@ class StoredResult:
 
     video: Video
     selection: Selection  # without pixels
-    uniform: dict[str, Any]  # its strip
+    uniform: dict[str, list[Any]]  # frame_indices and pts_seconds
     settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, video: Video, selection: Selection, strip: dict[str, Any], settings: dict[str, Any]) -> StoredResult:
+        """`strip`: uniform's, whose pictures are left out, so that many results can be stored."""
+        frames, seconds = ([picture[key] for picture in strip["pictures"]] for key in ("frame", "seconds"))
+        return cls(video, selection, {"frame_indices": frames, "pts_seconds": seconds}, settings)
 
 
 def json_of(results: Sequence[StoredResult]) -> dict[str, Any]:
     """Return for each video what `sosampler select --json` prints, with the settings and uniform's frames."""
     rows = []
     for result in results:
-        pictures = result.uniform["pictures"]
-        uniform = {
-            "frame_indices": [picture["frame"] for picture in pictures],
-            "pts_seconds": [picture["seconds"] for picture in pictures],
-        }
-        values = {"video": result.video.name, "settings": result.settings, "uniform": uniform}
+        values = {"video": result.video.name, "settings": result.settings, "uniform": result.uniform}
         rows.append({**result.selection.to_dict(), **values})
     return {"videos": rows}
 
 
-def write_zip(file: IO[bytes], results: Sequence[StoredResult], limits: Limits | None = None) -> None:
-    """Write a folder of frames for each video, decoded again, and selection.json."""
+Images = Callable[[Path, list[int]], list[tuple[int, float, bytes]]]
+"""A video and numbers of frames -> number, seconds and JPEG of each."""
+
+
+def write_zip(file: IO[bytes], results: Sequence[StoredResult], images: Images) -> None:
+    """Write a folder of frames for each video, which `images` decodes again, and selection.json."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEG does not compress further
         for result in results:
-            with closing(open_video(result.video.path, limits=limits)) as reader:
-                batch = reader.read(result.selection.frame_indices)
-            for position, (frame, index, seconds) in enumerate(
-                zip(batch.frames, batch.frame_indices, batch.pts_seconds, strict=True)
-            ):
+            decoded = images(result.video.path, result.selection.frame_indices.tolist())
+            for position, (index, seconds, data) in enumerate(decoded):
                 name = f"{position:03d}_frame{index:06d}_{seconds:.3f}s.jpg"
-                archive.writestr(f"{result.video.name}/{name}", jpeg(Image.fromarray(frame), _DOWNLOAD_QUALITY))
+                archive.writestr(f"{result.video.name}/{name}", data)
         archive.writestr("selection.json", json.dumps(json_of(results), indent=1), zipfile.ZIP_DEFLATED)

@@ -55,6 +55,7 @@ class Settings:
     policy: str = "uniform"  # a name of `Controls.policies`
     candidates: str | None = None
     diversity: str = BEST
+    query: str = ""  # in place of the policy
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Controls:
     samplers: Mapping[str, str] = field(default_factory=dict)  # name on the page -> folder
     device: str | None = None
     limits: Limits = field(default_factory=Limits)
+    query_model: Any = None  # an image-text model, where the page takes queries
 
     @property
     def policies(self) -> list[str]:
@@ -88,6 +90,7 @@ class Controls:
             ],
             "modes": [{"name": name, "description": _MODES[name]} for name in ("", *MODES)],
             "diversities": [{"name": name, "description": _DIVERSITIES.get(name, "")} for name in (BEST, *METHODS)],
+            "queries": self.query_model is not None,
             "max_frames": MAX_FRAMES,
             "max_candidates": MAX_CANDIDATES,
             "first": asdict(self.first),
@@ -106,9 +109,14 @@ class Controls:
                 raise InvalidArgument(
                     f"{name}={value} is more than this page shows; give at most {maximum}, or use the shell"
                 )
+        settings = replace(settings, candidates=one_of("candidates", settings.candidates or "", ("", *MODES)) or None)
         one_of("policy", settings.policy, self.policies)
         one_of("diversity", settings.diversity, (BEST, *METHODS))
-        if settings.diversity != BEST and not self.has_diversity(settings.policy):
+        if not isinstance(settings.query, str) or (settings.query and self.query_model is None):
+            raise InvalidArgument(
+                f"query={settings.query!r} must be a text, on a page that was started with --query-model; leave it out"
+            )
+        if settings.diversity != BEST and not settings.query and not self.has_diversity(settings.policy):
             raise InvalidArgument(
                 f"diversity {settings.diversity!r} chooses by scores, which the policy {settings.policy!r} does not "
                 f"give; take {BEST!r}, or {' or '.join(name for name in self.policies if self.has_diversity(name))}"
@@ -119,27 +127,43 @@ class Controls:
         """Return the arguments of `select` that give the same frames from Python and the command line."""
         every = settings.policy == "all"  # takes its number from the candidates where they have one
         method = "" if settings.diversity == BEST else f"+{settings.diversity}"
+        shared: dict[str, Any] = {
+            "num_candidates": settings.num_candidates,
+            "candidates": settings.candidates or None,
+            "on_short": "fewer",  # showing a frame twice adds nothing
+            "limits": self.limits,
+        }
+        if settings.query:
+            asked = {"query": settings.query, "query_model": self.query_model, "policy": f"query{method}"}
+            return SelectOptions(num_frames=settings.num_frames, **asked, **shared)
         policy = get_policy(self.samplers.get(settings.policy, settings.policy) + method, device=self.device)
         return SelectOptions(
             num_frames=None if every and settings.num_candidates is not None else settings.num_frames,
-            num_candidates=settings.num_candidates,
             policy=policy.renamed(settings.policy + method),  # the page does not show paths of the server
-            candidates=settings.candidates or None,
-            on_short="fewer",  # showing a frame twice adds nothing
-            limits=self.limits,
+            **shared,
         )
 
 
 def make_controls(
-    samplers: Sequence[Path] = (), *, device: str | None = None, limits: Limits | None = None
+    samplers: Sequence[Path] = (),
+    *,
+    device: str | None = None,
+    limits: Limits | None = None,
+    query_model: str | None = None,
 ) -> Controls:
     """Return controls with these samplers, named after their folders. Each is loaded once, so that errors show now."""
+    model = None
+    if query_model is not None:
+        from sosampler.policies.image_text import load_image_text
+
+        model = load_image_text(query_model, device=device)
+        model.name = Path(query_model).name  # the page does not show paths of the server
     named: dict[str, str] = {}
     for folder in samplers:
         name = unique_name(folder.name or str(folder), {*named, *describe_policies()})
         named[name] = str(folder)
         get_policy(str(folder), device=device)
-    return Controls(named, device, limits or Limits())
+    return Controls(named, device, limits or Limits(), model)
 
 
 def unique_name(name: str, taken: set[str]) -> str:
@@ -186,7 +210,7 @@ def view_video(video: Path, options: SelectOptions) -> tuple[dict[str, Any], Sel
 
     Returns all that the page shows, ready for JSON, and the selection without pixels, so that many can be stored.
     """
-    selection = select_with(video, options)
+    selection = select_with(video, options, shown_size=_THUMBNAIL[1])
     assert options.resolved_frames is not None, "the page has no fps"
     chosen, uniform = strip_of(selection), uniform_strip(video, options.resolved_frames, options.limits)
     meta, candidates = selection.metadata, selection.candidates
@@ -215,7 +239,7 @@ def uniform_strip(video: Path, num_frames: int, limits: Limits | None = None) ->
 @lru_cache(maxsize=_CACHED_STRIPS)
 def _uniform(video: Path, stamp: tuple[int, int], num_frames: int, limits: Limits) -> Strip:
     options = SelectOptions(num_frames=num_frames, policy="uniform", on_short="fewer", limits=limits)
-    return strip_of(select_with(video, options))
+    return strip_of(select_with(video, options, shown_size=_THUMBNAIL[1]))
 
 
 def strip_of(selection: Selection) -> Strip:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sosampler._util.arrays import Seconds
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits
+from sosampler.video.limits import Limits, TimeLimit
 from sosampler.video.pyav_index import open_container
 
 SAMPLE_RATE = 16_000  # samples a second, one channel
@@ -92,12 +92,14 @@ def sound_around(path: Path, pts_seconds: Seconds, *, limits: Limits | None = No
         return silence(len(pts_seconds), "a folder of images has no sound")
     first = float(pts_seconds[0]) - SECONDS / 2 - _RUN_UP
     attempts = (first, None) if first > _MIN_SEEK else (None,)
+    limits = limits or Limits()
+    time = TimeLimit(str(path), limits)
     for begin in attempts:
-        with open_container(path, name=str(path), limits=limits or Limits()) as container:
+        with time, open_container(path, name=str(path), limits=limits, time=time) as container:
             stream = _audio_stream(container)
             if stream is None:
                 return silence(len(pts_seconds), NO_TRACK)
-            track = _Track(container, stream, begin)
+            track = _Track(container, stream, begin, time)
             windows = _Windows(pts_seconds)
             is_late = False
             for position, samples in track.pieces():
@@ -128,8 +130,8 @@ def _audio_stream(container: Any) -> Any:
 class _Track:
     """Decodes an audio track to mono samples at 16 kHz, and counts what is damaged."""
 
-    def __init__(self, container: Any, stream: Any, begin: float | None) -> None:
-        self._container, self._stream, self._begin = container, stream, begin
+    def __init__(self, container: Any, stream: Any, begin: float | None, time: TimeLimit) -> None:
+        self._container, self._stream, self._begin, self._time = container, stream, begin, time
         self.num_decoded = self._num_damaged = 0  # frames, packets
         self._ended_early = False
 
@@ -168,6 +170,7 @@ class _Track:
             if self._begin is not None:
                 self._container.seek(int(self._begin * 1e6), backward=True)
             for packet in self._container.demux(self._stream):
+                self._time.check()
                 try:
                     frames = packet.decode()
                 except av.error.FFmpegError:

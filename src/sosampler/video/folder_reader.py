@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits, Size, check_size, target_size
+from sosampler.video.limits import Limits, Size, TimeLimit, check_size, target_size
 from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 from sosampler.video.source import IMAGE_SUFFIXES, frame_images
 
@@ -23,11 +23,12 @@ class FolderReader:
     """Every image is a frame and, since it stands alone, a keyframe."""
 
     decoder = "images"
+    file_bytes: int | None = None
 
     def __init__(self, folder: Path, *, fps: float | None, limits: Limits) -> None:
         self.name = str(folder)
         self.notes: list[str] = []
-        self._limits = limits
+        self._limits, self._time = limits, TimeLimit(str(folder), limits)
         self._images = frame_images(folder)
         if not self._images:
             kinds = " ".join(sorted(IMAGE_SUFFIXES))
@@ -104,15 +105,18 @@ class FolderReader:
                 f"{self.name}: frames {requested.tolist()} were requested, it has 0..{len(self._images) - 1}"
             )
         to_width, to_height = target_size(*self._stored_size(), check_size(size))
+        self._limits.check_bytes(self.name, len(requested), to_width, to_height, None)
         got: dict[int, tuple[int, Frames]] = {}
         notes: list[str] = []
-        for frame in np.unique(requested).tolist():
-            used, image = self._load_or_nearest(frame, notes)
-            if image.shape[:2] != (to_height, to_width):
-                # PIL's bilinear filter widens with the scale, so it is anti-aliased.
-                resized = Image.fromarray(image).resize((to_width, to_height), Image.Resampling.BILINEAR)
-                image = np.asarray(resized)
-            got[frame] = used, image
+        with self._time:
+            for frame in np.unique(requested).tolist():
+                used, image = self._load_or_nearest(frame, notes)
+                if image.shape[:2] != (to_height, to_width):
+                    # PIL's bilinear filter widens with the scale, so it is anti-aliased.
+                    resized = Image.fromarray(image).resize((to_width, to_height), Image.Resampling.BILINEAR)
+                    image = np.asarray(resized)
+                got[frame] = used, image
+                self._time.check()
         used_indices = np.array([got[frame][0] for frame in requested.tolist()], dtype=np.int64)
         return FrameBatch(
             frames=np.stack([got[frame][1] for frame in requested.tolist()]),

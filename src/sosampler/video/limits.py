@@ -1,12 +1,28 @@
-"""Limits against hostile files: a few bytes of header must not cost gigabytes or hours."""
+"""Limits against hostile files: a few bytes of header must not cost gigabytes or hours.
+
+docs/security.md lists all of them.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from sosampler._util.validation import check_float, check_int
-from sosampler.errors import InvalidArgument, LimitExceeded
+from sosampler.errors import InvalidArgument, LimitExceeded, VideoError
+
+# Bytes of decoded frames where `Limits.max_bytes` is not given. A file of a few kilobytes that asks for gigabytes is
+# not a video: even a still image takes some bytes a second, which is 10,000 times less than its pixels.
+MAX_BYTES = 4 << 30
+MAX_BYTES_PER_FILE_BYTE = 100_000
+MIN_MAX_BYTES = 256 << 20  # for the smallest files
+# Bytes of all packets, as a multiple of the file: an edit list can show the same packets again and again.
+MAX_PACKET_BYTES_PER_FILE_BYTE = 64
+# Seconds for one video, and where someone waits for it: on the page of `sosampler ui`.
+TIMEOUT, PAGE_TIMEOUT = 3600.0, 300.0
+# Seconds to find one packet: FFmpeg looks for the next one in damaged data byte by byte, again and again.
+MAX_PACKET_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -19,11 +35,19 @@ class Limits:
     """Frames of one video; the default is 46 hours at 60 frames a second."""
     max_duration: float = 48 * 3600.0
     """Seconds of one video."""
+    max_bytes: int | None = None
+    """Bytes of the decoded frames of one call; None: 4 GiB, and 100,000 times the file where that is less (but never
+    below 256 MiB)."""
+    timeout: float = TIMEOUT
+    """Seconds that one video may take to read and decode."""
 
     def __post_init__(self) -> None:
         check_int("max_pixels", self.max_pixels)
         check_int("max_frames", self.max_frames)
         check_float("max_duration", self.max_duration, above=0)
+        if self.max_bytes is not None:
+            check_int("max_bytes", self.max_bytes)
+        check_float("timeout", self.timeout, above=0)
 
     def check_pixels(self, name: str, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -37,12 +61,98 @@ class Limits:
         if seconds > self.max_duration:
             self._refuse(name, f"a duration of {seconds:g} s", "max_duration")
 
+    def check_moments(self, name: str, fps: float, seconds: float) -> None:
+        """Refuse a rate that asks for more moments of a video than it may have frames."""
+        if fps * seconds > self.max_frames:
+            raise LimitExceeded(
+                f"{name}: fps={fps:g} asks for {fps * seconds:.3g} frames of its {seconds:g} s, over the limit "
+                f"max_frames={self.max_frames}; lower fps, or raise it with --max-frames or Limits(max_frames=...)"
+            )
+
+    def bytes_for(self, file_bytes: int | None) -> int:
+        """Return how many bytes the decoded frames of a file of this size may take."""
+        if self.max_bytes is not None:
+            return self.max_bytes
+        if file_bytes is None:
+            return MAX_BYTES
+        return min(MAX_BYTES, max(MIN_MAX_BYTES, MAX_BYTES_PER_FILE_BYTE * file_bytes))
+
+    def check_bytes(self, name: str, frames: int, width: int, height: int, file_bytes: int | None) -> None:
+        """Refuse an array of so many RGB frames of that size, before anything is decoded."""
+        needed, allowed = 3 * width * height * frames, self.bytes_for(file_bytes)
+        if needed > allowed:
+            of_file = "" if file_bytes is None else f" from a file of {file_bytes} bytes"
+            raise LimitExceeded(
+                f"{name}: {frames} frames of {width}x{height} take {needed >> 20} MiB{of_file}, over the limit "
+                f"max_bytes={allowed}; ask for fewer or smaller frames (num_frames, fps, size), or raise it with "
+                "--max-bytes or Limits(max_bytes=...)"
+            )
+
     def _refuse(self, name: str, measured: str, field: str) -> None:
         option = "--" + field.replace("_", "-")
         raise LimitExceeded(
             f"{name}: {measured} is over the limit {field}={getattr(self, field):.12g}; "
             f"if you trust the file, raise it with {option} or Limits({field}=...)"
         )
+
+
+def check_packet_bytes(name: str, packet_bytes: int, file_bytes: int) -> None:
+    """Refuse a file whose packets are many times as large as the file: the same bytes, shown again and again."""
+    if packet_bytes > MAX_PACKET_BYTES_PER_FILE_BYTE * file_bytes > 0:
+        raise VideoError(
+            f"{name}: its index repeats the same frames until they are {MAX_PACKET_BYTES_PER_FILE_BYTE} times the file "
+            "(MAX_PACKET_BYTES_PER_FILE_BYTE in sosampler.video.limits) or more; write the file again without its edit "
+            "list, for example with ffmpeg -ignore_editlist 1 -i IN -c copy OUT"
+        )
+
+
+class TimeLimit:
+    """The seconds that a reader has spent on its video, over all calls: enter it for each.
+
+    `check` is for every loop over packets or frames. A call into FFmpeg that never returns is ended elsewhere, with the
+    process that made it.
+    """
+
+    def __init__(self, name: str, limits: Limits) -> None:
+        self._name, self._limits = name, limits
+        self._left = limits.timeout
+        self._end = self._step_end = float("inf")
+        self._depth = 0
+
+    def __enter__(self) -> TimeLimit:
+        if not self._depth:
+            self._end = time.monotonic() + self._left
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._left = self._end - time.monotonic()
+            self._end = float("inf")
+
+    def begin_step(self, seconds: float) -> None:
+        """Check, and begin a call into FFmpeg that reads from the file and may take so long."""
+        now = time.monotonic()
+        if now > self._end:
+            raise timed_out(self._name, self._limits.timeout)
+        self._step_end = now + seconds
+
+    @property
+    def is_step_over(self) -> bool:
+        return time.monotonic() > min(self._step_end, self._end)
+
+    def check(self) -> None:
+        if time.monotonic() > self._end:
+            raise timed_out(self._name, self._limits.timeout)
+
+
+def timed_out(name: str, timeout: float) -> LimitExceeded:
+    """Return the error of a video that takes longer than allowed."""
+    return LimitExceeded(
+        f"{name}: is not read within the limit timeout={timeout:g} seconds, so it may be damaged; if you trust the "
+        "file, raise it with --timeout or Limits(timeout=...)"
+    )
 
 
 Size = int | tuple[int, int] | None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import av
@@ -15,8 +16,8 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from sosampler._util.arrays import Frames
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits
-from sosampler.video.pyav_index import ContainerIndex, PacketTable
+from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit
+from sosampler.video.pyav_index import DISCARDED, ContainerIndex, PacketTable
 
 # A context can be built beside the container's own, with its extradata alone, for these decoders.
 _COPYABLE_CODECS = frozenset(
@@ -26,6 +27,8 @@ _COPYABLE_CODECS = frozenset(
 _SKIPPING_CODECS = frozenset({"h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video"})
 # Frames that H.264 and HEVC allow to be held back at most.
 _DEEPEST_REORDERING = 16
+# Pixels of the frames that all decoding threads work on: two threads for the largest frames that are allowed.
+_MAX_PIXELS_IN_THREADS = 4 * 7680 * 4320
 # Runs up to this length are handed to threads whole; a longer one would hold too many packets in memory.
 _LONGEST_BUFFERED_RUN = 600
 # Bilinear with the filter widened to the scale (anti-aliased), chroma at full width: PIL's pixels in one pass.
@@ -47,10 +50,23 @@ class RunResult:
 
     frames: dict[int, Frames] = field(default_factory=dict)  # [H, W, 3] each
     damaged: dict[int, Frames] = field(default_factory=dict)  # wanted, but the decoder reports errors in them
-    suspect: set[int] = field(default_factory=set)  # intact themselves, decoded after a damaged packet
-    errors: int = 0
+    number_of: dict[int | None, int] = field(default_factory=dict)  # number in the run of each packet that was sent
+    failed: list[int] = field(default_factory=list)  # numbers of the packets that are damaged
+    has_start: bool = False  # whether the first packet became a frame
     interlaced: bool = False
     rotation: int | None = None  # degrees counter-clockwise; None where the context does not know it
+
+    def is_lost(self, pts: int) -> bool:
+        """Return whether the frame is damaged, or was decoded after errors and without the keyframe it refers to."""
+        return pts not in self.frames or (bool(self.failed) and not self.has_start)
+
+    def is_suspect(self, pts: int) -> bool:
+        """Return whether the frame, intact itself, was sent after a damaged packet, to which it may refer."""
+        return bool(self.failed) and self.number_of[pts] > min(self.failed)
+
+    def sound(self, pts: int) -> Frames | None:
+        """Return the frame if nothing is wrong with it."""
+        return self.frames[pts] if pts in self.frames and not self.is_suspect(pts) else None
 
 
 class FrameConverter:
@@ -70,14 +86,20 @@ class FrameConverter:
         return self._rgb(frame, self._to, _RESIZING if resized else None)
 
     def _rgb(self, frame: Any, size: tuple[int, int], interpolation: Interpolation | None) -> Frames:
-        image = self._reformatter.reformat(
-            frame,
-            width=size[0],
-            height=size[1],
-            format="rgb24",
-            interpolation=interpolation,
-            threads=1,  # swscale would otherwise start a thread per core for every frame
-        )
+        try:
+            image = self._reformatter.reformat(
+                frame,
+                width=size[0],
+                height=size[1],
+                format="rgb24",
+                interpolation=interpolation,
+                threads=1,  # swscale would otherwise start a thread per core for every frame
+            )
+        except av.error.FFmpegError as error:  # of sizes between which swscale has no filter
+            raise VideoError(
+                f"{self._name}: FFmpeg cannot convert frames of {frame.width}x{frame.height} to {size[0]}x{size[1]} "
+                "pixels; the file is probably damaged, otherwise ask for another size"
+            ) from error
         return np.asarray(image.to_ndarray(), dtype=np.uint8)
 
 
@@ -89,10 +111,20 @@ def rotation_of(frame: Any) -> int:
 class RunDecoder:
     """One codec context with its converter. Not to be shared between threads."""
 
-    def __init__(self, context: Any, converter: FrameConverter, *, reorder_depth: int, knows_rotation: bool) -> None:
-        self._context = context
+    def __init__(
+        self,
+        context: Any,
+        converter: FrameConverter,
+        *,
+        reorder_depth: int,
+        unskipped: frozenset[int],  # pts of packets that are decoded in any case, so that damage shows
+        knows_rotation: bool,
+        time: TimeLimit,
+    ) -> None:
+        self._context, self._unskipped = context, unskipped
         self._convert = converter
         self._knows_rotation = knows_rotation
+        self._time = time
         # Damaged timestamps can pretend any depth, and beyond its own limit FFmpeg aborts the process.
         self._reorder_depth = min(max(reorder_depth, context.reorder_depth), _DEEPEST_REORDERING)
         self._skips = context.codec.name in _SKIPPING_CODECS
@@ -103,8 +135,11 @@ class RunDecoder:
         # Flushing makes FFmpeg forget how far frames are reordered, and hierarchical B-frames would be dropped.
         context.reorder_depth = self._reorder_depth
         skipping = False
-        for packet in packets:
-            if self._skips and skip_others and skipping != (packet.pts not in wanted):
+        for number, packet in enumerate(packets):
+            self._time.check()
+            result.number_of[packet.pts] = number
+            is_needed = packet.pts in wanted or packet.pts in self._unskipped
+            if self._skips and skip_others and skipping == is_needed:
                 skipping = not skipping
                 context.skip_frame = "NONREF" if skipping else "DEFAULT"
             self._decode(packet, remaining, result)
@@ -122,28 +157,27 @@ class RunDecoder:
         except av.error.EOFError:
             return
         except av.error.FFmpegError:
-            result.errors += 1
+            result.failed.append(len(result.number_of) if packet is None else result.number_of[packet.pts])
             return
         for frame in frames:
+            result.has_start |= result.number_of.get(frame.pts) == 0
             if frame.is_corrupt:
-                result.errors += 1
+                result.failed.append(result.number_of.get(frame.pts, 0))
             if frame.pts not in remaining:
                 continue
             remaining.discard(frame.pts)
             array = self._convert(frame)
             (result.damaged if frame.is_corrupt else result.frames)[frame.pts] = array
-            if result.errors:
-                result.suspect.add(frame.pts)
             result.interlaced |= frame.interlaced_frame
             if self._knows_rotation:
                 result.rotation = rotation_of(frame)
 
 
-def own_context(stream: Any, *, threads: int, limits: Limits) -> Any:
-    """The container's own codec context. It alone knows how the image is rotated."""
+def own_context(stream: Any, *, limits: Limits) -> Any:
+    """The container's own codec context, in one thread. It alone knows how the image is rotated."""
     context = stream.codec_context
     if not context.is_open:
-        _set_up(context, threads, limits)
+        context.options, context.thread_count = _options(limits), 1
     return context
 
 
@@ -158,15 +192,19 @@ def new_context(stream: Any, *, threads: int, limits: Limits) -> Any:
     context.colorspace, context.color_range = own.colorspace, own.color_range
     context.color_primaries, context.color_trc = own.color_primaries, own.color_trc
     context.reorder_depth = own.reorder_depth
-    _set_up(context, threads, limits)
+    context.options, context.thread_count = _options(limits), threads
+    if threads > 1:  # see `decode_runs`
+        context.options, context.thread_type = {**_options(limits), "err_detect": "explode"}, "FRAME"
     return context
 
 
-def _set_up(context: Any, threads: int, limits: Limits) -> None:
-    context.options = {"max_pixels": str(limits.max_pixels)}
-    context.thread_count = threads
-    if threads > 1:
-        context.thread_type = "AUTO"
+def _options(limits: Limits) -> dict[str, str]:
+    return {"max_pixels": str(limits.max_pixels)}
+
+
+def most_threads(threads: int, width: int, height: int) -> int:
+    """Return how many of the threads may decode frames of this size: each holds several in memory."""
+    return max(1, min(threads, _MAX_PIXELS_IN_THREADS // (width * height)))
 
 
 def suits_threads(runs: list[Run]) -> bool:
@@ -177,7 +215,7 @@ def suits_threads(runs: list[Run]) -> bool:
 def decode_runs(
     runs: list[Run],
     packets_of: Any,  # (Run) -> Iterator[av.Packet]
-    make_decoder: Any,  # (threads, pooled=...) -> RunDecoder
+    make_decoder: Any,  # (threads) -> RunDecoder
     *,
     threads: int,
     pooled: bool,
@@ -185,16 +223,24 @@ def decode_runs(
     """Results in the order of the runs.
 
     Runs start at keyframes, so they are independent: with several threads each decodes whole runs on a context of
-    its own, which loses nothing at seeks as FFmpeg's frame threads do. Those serve a single long run.
+    its own, which loses nothing at seeks as FFmpeg's frame threads do. Those serve a single long run. What they make of
+    damaged data depends on which thread is faster, and they forget some errors, so they stop at the first one
+    ("explode") and the run is decoded again by one thread: results do not depend on the number of threads.
     """
     if not pooled:
-        decoder = make_decoder(threads if any(run.packets > 1 for run in runs) else 1, pooled=False)
+        threads = threads if any(run.packets > 1 for run in runs) else 1
+        decoder = make_decoder(threads)
+        alone = decoder if threads == 1 else None
         for run in runs:
-            yield decoder(packets_of(run), run.wanted)
+            result = decoder(packets_of(run), run.wanted)
+            if decoder is not alone and (result.failed or len(result.frames) < len(run.wanted)):
+                alone = alone or make_decoder(1)
+                result = alone(packets_of(run), run.wanted)
+            yield result
         return
     idle: queue.SimpleQueue[RunDecoder] = queue.SimpleQueue()
     for _ in range(threads):
-        idle.put(make_decoder(1, pooled=True))
+        idle.put(make_decoder(1))
 
     def work(packets: list[Any], wanted: frozenset[int]) -> RunResult:
         decoder = idle.get()
@@ -215,38 +261,67 @@ def decode_runs(
 
 
 def is_copyable(stream: Any) -> bool:
+    """Return whether `new_context` works for the stream."""
+    try:
+        stream.codec_context.codec_tag  # noqa: B018 - which PyAV only reads where it is ASCII
+    except UnicodeDecodeError:
+        return False
     return stream.codec_context.codec.name in _COPYABLE_CODECS
 
 
 # Reading this many packets costs less than a seek.
 _READ_ON = 16
+# FFmpeg's search in an index takes the square of the number of neighbouring entries that an edit list hides: 0.1 s for
+# this many.
+_MAX_HIDDEN = 20_000
+
+
+def can_seek(stream: Any) -> bool:
+    """Return whether seeks take a sensible time; otherwise packets are read in their order."""
+    entries, step = stream.index_entries, _MAX_HIDDEN // 2
+    hidden = [bool(entries[number].flags & DISCARDED) for number in range(0, len(entries), step)]
+    return not any(one and other for one, other in pairwise(hidden))
 
 
 class PacketFeed:
-    """The reading position of one container."""
+    """An open container and the reading position in it."""
 
-    def __init__(self, container: Any, stream: Any, *, name: str) -> None:
-        self._container, self._stream, self._name = container, stream, name
+    def __init__(self, open_stream: Callable[[], tuple[Any, Any]], *, time: TimeLimit) -> None:
+        self._open, self._time = open_stream, time
+        self.container, self.stream = open_stream()
+        self._seeks = can_seek(self.stream)
         self._packets: Iterator[Any] = self._demux()
         self._next: int | None = 0  # number, in decoding order, of the packet that comes next; None where unknown
 
     def close(self) -> None:
         """Let go of the generator, which holds this object: a cycle would keep frames in memory until collected."""
         self._packets = iter(())
+        self.container.close()
 
-    @property
-    def at_start(self) -> bool:
-        return self._next == 0
+    def rewind(self) -> None:
+        """Begin at the beginning, which seeking does not reach in every format."""
+        if self._next != 0:
+            self.close()
+            self.container, self.stream = self._open()
+            self._packets = self._demux()
+            self._next = 0
 
     def rest(self) -> Iterator[Any]:
-        """What follows the present position; the last packet is empty."""
+        """What follows the present position; the last packet is empty. Raises where the rest cannot be read."""
         self._next = None
         return self._packets
 
+    def readable_rest(self) -> Iterator[Any]:
+        """What follows the present position, as far as it can be read."""
+        self._next = None
+        return iter(self._take, None)
+
     def _seek(self, ticks: int) -> bool:
+        self._time.begin_step(MAX_PACKET_SECONDS)
         try:
-            self._container.seek(ticks, backward=True, any_frame=False, stream=self._stream)
-        except av.error.FFmpegError:
+            self.container.seek(ticks, backward=True, any_frame=False, stream=self.stream)
+        except (av.error.FFmpegError, OverflowError):
+            self._time.check()  # FFmpeg gives up when the time is over
             return False
         self._packets = self._demux()
         self._next = None
@@ -254,13 +329,29 @@ class PacketFeed:
 
     def _demux(self) -> Iterator[Any]:
         while True:
+            self._time.begin_step(MAX_PACKET_SECONDS)
             try:
-                yield from self._container.demux(self._stream)
+                for packet in self.container.demux(self.stream):
+                    if not packet.size and self._time.is_step_over:
+                        # As FFmpeg does with files that it opened itself; others end when the time is over.
+                        raise av.error.ExitError(1, "no packet is found")
+                    yield packet
+                    self._time.begin_step(MAX_PACKET_SECONDS)
                 return
             except IndexError:
                 # PyAV stumbles over packets of a stream that appears after the file was opened, as in broadcasts.
                 # A new call continues after that packet.
                 continue
+            except av.error.ExitError:
+                self._time.check()
+                raise
+
+    def _take(self) -> Any:
+        """The next packet; None at the end, and where the rest cannot be read."""
+        try:
+            return next(self._packets, None)
+        except av.error.FFmpegError:
+            return None
 
     def keyframe(self, index: ContainerIndex, position: int) -> Any:
         """The packet of a keyframe of the container's index, or None if no seek lands on it."""
@@ -274,7 +365,7 @@ class PacketFeed:
             targets = [int(index.dts[min(start + 8, end - 1)]), int(index.dts[end]) - 1]
         for ticks in targets:
             if self._seek(ticks):
-                packet = next(self._packets, None)
+                packet = self._take()
                 if packet is not None and packet.dts == index.dts[start]:
                     return packet
         return None
@@ -292,20 +383,23 @@ class PacketFeed:
     def _goto(self, table: PacketTable, number: int) -> Any:
         if self._next is not None and 0 <= number - self._next <= _READ_ON:
             return self._read_until(number)
-        pts, dts = int(table.pts[number]), int(table.dts[number])
-        second = int(1 / self._stream.time_base)
-        # Where a seek lands too late (streams without an index), step back, and at last begin at the beginning.
-        for ticks in (pts, dts, pts - 2 * second, pts - 10 * second, int(table.dts[0]), int(table.pts[0])):
-            if not self._seek(ticks):
-                continue
-            packet = next(self._packets, None)
-            stamp = None if packet is None else packet.pts if table.has_pts else packet.dts
-            landed = None if stamp is None else table.number_of(stamp)
-            if landed is not None and landed <= number:
-                self._next = landed + 1
-                return packet if landed == number else self._read_until(number)
-        seconds = float(pts * self._stream.time_base)
-        raise VideoError(f"{self._name}: cannot seek to {seconds:.3f} s; convert it, for example to MP4")
+        if self._seeks and len(table.key_packets):
+            pts, dts = int(table.pts[number]), int(table.dts[number])
+            second = int(1 / self.stream.time_base)
+            # Where a seek lands too late (streams without an index), step back, and at last begin at the beginning.
+            for ticks in (pts, dts, pts - 2 * second, pts - 10 * second, int(table.dts[0]), int(table.pts[0])):
+                if not self._seek(ticks):
+                    continue
+                packet = self._take()
+                stamp = None if packet is None else packet.pts if table.has_pts else packet.dts
+                landed = None if stamp is None else table.number_of(stamp)
+                if landed is not None and landed <= number:
+                    self._next = landed + 1
+                    return packet if landed == number else self._read_until(number)
+            self._seeks = False
+        if self._next is None or number < self._next:
+            self.rewind()
+        return self._read_until(number)
 
     def _read_until(self, number: int) -> Any:
         packet = None
@@ -314,7 +408,7 @@ class PacketFeed:
         return packet
 
     def _read(self) -> Any:
-        packet = next(self._packets, None)
+        packet = self._take()
         if packet is None or not packet.size:
             self._next = None
             return None

@@ -18,37 +18,65 @@ from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits
+from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
 from sosampler.video.reader import Timeline
 from sosampler.video.source import refuse_text
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
 NO_TIMESTAMP = -(2**63)
+# Flags of index entries: AVINDEX_KEYFRAME, and AVINDEX_DISCARD_FRAME: decoded but not shown, because of an edit list.
+KEYFRAME, DISCARDED = 1, 2
 # A stream without any clock is played at this rate by FFmpeg's own tools.
 NOMINAL_RATE = 25
 # Titles and comments may hold any bytes. PyAV 18 raises on those that are not UTF-8 unless it gets this argument;
 # PyAV 19 accepts them and no longer takes it.
 _LENIENT_METADATA: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+# Demuxers that open other files or addresses, which a file or its name tells them to.
+_OPENS_OTHERS = frozenset(
+    {"concat", "concatf", "dash", "dvdvideo", "hls", "image2", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
+    | {"webm_dash_manifest", "lavfi", "avisynth", "vapoursynth"}
+)
+_FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
+# Times further apart than this overflow when they are subtracted.
+_MAX_TICKS = 1 << 62
 
 
-def open_container(source: Path | bytes | Any, *, name: str, limits: Limits) -> Any:
+def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, time: TimeLimit) -> Any:
     """Open for reading, or say in one sentence why the source is not a video."""
-    file = (
-        io.BytesIO(source)
-        if isinstance(source, bytes)
-        else os.path.abspath(source)
-        if isinstance(source, Path)
-        else source
-    )
-    # max_pixels reaches the decoder that FFmpeg starts to probe the stream. The protocol list keeps a hostile
-    # playlist that is named .mp4 from opening network addresses.
-    options = {"max_pixels": str(limits.max_pixels), "protocol_whitelist": "file,crypto,data"}
+    if isinstance(source, Path):
+        file: Any = os.path.abspath(source)
+    else:
+        file = _TimedFile(io.BytesIO(source) if isinstance(source, bytes) else source, time)
+    # max_pixels reaches the decoder that FFmpeg starts to probe the stream. The lists keep a hostile playlist that is
+    # named .mp4 from opening other files and addresses.
+    options = {
+        "max_pixels": str(limits.max_pixels),
+        "protocol_whitelist": "file" if isinstance(source, Path) else "data",
+        "format_whitelist": _FORMATS,
+    }
     try:
-        return av.open(file, mode="r", options=options, **_LENIENT_METADATA)
-    except av.error.InvalidDataError as error:
-        raise VideoError(f"{name}: {_why_unreadable(source)}") from error
+        time.begin_step(limits.timeout)
+        # FFmpeg looks at the clock whenever it reads from a file that it opened itself.
+        timeout = limits.timeout, min(limits.timeout, MAX_PACKET_SECONDS)  # to open it, and for each packet
+        return av.open(file, mode="r", options=options, timeout=timeout, **_LENIENT_METADATA)
     except (av.error.FFmpegError, OSError, ValueError) as error:
+        time.check()  # the file ends when the time is over
+        if isinstance(error, av.error.InvalidDataError):
+            raise VideoError(f"{name}: {_why_unreadable(source)}") from error
         raise VideoError(f"{name}: cannot be opened as a video ({_reason(error)}); give a video file") from error
+
+
+class _TimedFile:
+    """A file-like object that ends when the time is over, because FFmpeg does not look at the clock here."""
+
+    def __init__(self, file: Any, time: TimeLimit) -> None:
+        self._file, self._time = file, time
+
+    def read(self, size: int) -> Any:
+        return b"" if self._time.is_step_over else self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _reason(error: Exception) -> str:
@@ -91,20 +119,57 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     """The first real video stream; cover images of music files do not count. Other streams are not demuxed."""
     streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not streams:
-        kinds = sorted({s.type for s in container.streams}) or ["nothing"]
+        # A video stream that does not count is the cover of a piece of music.
+        kinds = sorted({"cover" if s.type == "video" else s.type for s in container.streams}) or ["nothing"]
         raise VideoError(f"{name}: no video stream (it holds: {', '.join(kinds)}); give a file with a video track")
     stream = streams[0]
     context = stream.codec_context
     if context is None or not context.is_decoder:
         raise VideoError(f"{name}: its video codec is unknown to the bundled FFmpeg; convert it, for example to H.264")
     refuse_text(name, context.name)
+    if not stream.time_base:
+        raise VideoError(f"{name}: its clock is broken (no time base), so the file is damaged; copy it again")
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
         raise VideoError(f"{name}: the image size cannot be found, so the file is damaged or no video; copy it again")
+    claimed = len(stream.index_entries)
+    if claimed > container.size > 0:
+        raise VideoError(
+            f"{name}: its index names {claimed} frames, which {container.size} bytes cannot hold; the file is damaged, "
+            "copy it again"
+        )
     for other in container.streams:
         if other.index != stream.index:
             other.discard = av.stream.Discard.all
     return stream
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the headers of a file say about its video."""
+
+    stream: int  # number of the video stream
+    file_bytes: int
+    num_frames: int  # that its index shows; 0 without one, and too few where a file is fragmented
+    is_complete: bool  # whether the index is whole, and the file holds all that it names
+
+
+def check_for_others(source: Path | bytes | Any, *, name: str, limits: Limits, time: TimeLimit) -> Claims:
+    """Check a source that another library will open."""
+    if not isinstance(source, (Path, bytes)):
+        source.seek(0)
+    with open_container(source, name=name, limits=limits, time=time) as container:
+        stream = video_stream(container, name=name, limits=limits)
+        if stream.frames > container.size > 0:
+            raise VideoError(
+                f"{name}: its header announces {stream.frames} frames, which {container.size} bytes cannot hold; use "
+                "decoder='pyav', which counts those that are there"
+            )
+        if len(stream.index_entries) > stream.frames:  # an edit list shows some several times
+            check_packet_bytes(name, sum(entry.size for entry in stream.index_entries), container.size)
+        shown = sum(not entry.flags & DISCARDED for entry in stream.index_entries)
+        is_complete = container_index(container, stream, name=name, limits=limits) is not None
+        return Claims(stream.index, container.size, shown, is_complete)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,16 +217,19 @@ class PacketTable:
         return int(order[position]) if position < len(order) and self.pts[order[position]] == pts else None
 
 
-def scan_packets(packets: Iterable[Any], stream: Any, *, name: str, limits: Limits) -> PacketTable:
+def scan_packets(
+    packets: Iterable[Any], stream: Any, *, name: str, limits: Limits, file_bytes: int | None
+) -> PacketTable:
     """Read the header of every packet from the start on. No image is decoded."""
     pts, dts = array("q"), array("q")
     is_key, is_discard = bytearray(), bytearray()
     notes: list[str] = []
-    last_pts, last_duration = NO_TIMESTAMP, 0
+    last_pts, last_duration, num_bytes = NO_TIMESTAMP, 0, 0
     try:
         for packet in packets:
             if not packet.size:
                 continue  # the empty packet that ends the stream
+            num_bytes += packet.size
             pts.append(NO_TIMESTAMP if packet.pts is None else packet.pts)
             dts.append(NO_TIMESTAMP if packet.dts is None else packet.dts)
             is_key.append(packet.is_keyframe)
@@ -169,14 +237,23 @@ def scan_packets(packets: Iterable[Any], stream: Any, *, name: str, limits: Limi
             if pts[-1] >= last_pts:
                 last_pts, last_duration = pts[-1], packet.duration or 0
             limits.check_frames(name, len(pts))
+            if num_bytes > (file_bytes or 0):  # an edit list shows some several times
+                check_packet_bytes(name, num_bytes, file_bytes or 0)
     except av.error.FFmpegError as error:
-        notes.append(f"reading stopped after {len(pts)} frames ({_reason(error)}); what lies behind is not used")
+        is_late = isinstance(error, av.error.ExitError)
+        late = f"no other is found within MAX_PACKET_SECONDS={MAX_PACKET_SECONDS:g} of sosampler.video.limits"
+        why = late if is_late else _reason(error)
+        notes.append(f"reading stopped after {len(pts)} frames ({why}); what lies behind is not used")
     shown = ~np.frombuffer(bytes(is_discard), dtype=np.bool_)
     if not shown.any():
         raise VideoError(f"{name}: the video stream holds no frame; the file is damaged or was cut off, copy it again")
     if not notes and 0 < len(pts) < stream.frames:
+        announced = f"the {stream.frames} frames that its header announces"
+        is_claim = file_bytes is not None and stream.frames > file_bytes
         notes.append(
-            f"the file is cut off: {len(pts)} of the {stream.frames} frames that its header announces are there"
+            f"the file's bytes cannot hold {announced}: {len(pts)} are there"
+            if is_claim
+            else f"the file is cut off: {len(pts)} of {announced} are there"
         )
     table = _to_table(
         np.frombuffer(pts, dtype=np.int64),
@@ -222,7 +299,9 @@ def _to_table(
 
 
 def _usable(times: Indices) -> bool:
-    return bool((times != NO_TIMESTAMP).all()) and len(np.unique(times)) == len(times)
+    if (times == NO_TIMESTAMP).any() or len(np.unique(times)) < len(times):
+        return False
+    return int(times.max()) - int(times.min()) < _MAX_TICKS
 
 
 def _one_frame(stream: Any, time_base: Fraction) -> int:
@@ -261,11 +340,10 @@ def container_index(container: Any, stream: Any, *, name: str, limits: Limits) -
     limits.check_frames(name, count)
     last = entries[count - 1]
     if last.pos + last.size > container.size:
-        return None  # cut off: the scan finds out how much is there
+        return None  # cut off
     flags, dts = np.array([(entry.flags, entry.timestamp) for entry in entries], dtype=np.int64).T
-    shown = (flags & 2) == 0  # AVINDEX_DISCARD_FRAME: decoded but not shown, because of an edit list
-    keys = (flags & 1) != 0  # AVINDEX_KEYFRAME
-    if not (keys & shown).any() or (np.diff(dts) <= 0).any():
+    shown, keys = (flags & DISCARDED) == 0, (flags & KEYFRAME) != 0
+    if not (keys & shown).any() or int(dts.max()) - int(dts.min()) >= _MAX_TICKS or (np.diff(dts) <= 0).any():
         return None
     shown_position = np.cumsum(shown) - 1
     index = ContainerIndex(int(shown.sum()), dts[shown], shown_position[keys & shown], stream.time_base)

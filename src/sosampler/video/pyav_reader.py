@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Iterator
+from functools import partial
+from heapq import merge
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import VideoError
-from sosampler.video.limits import Limits, Size, check_size, target_size
+from sosampler.video.limits import Limits, Size, TimeLimit, check_size, target_size
 from sosampler.video.pyav_decode import (
     FrameConverter,
     PacketFeed,
@@ -20,6 +23,7 @@ from sosampler.video.pyav_decode import (
     RunResult,
     decode_runs,
     is_copyable,
+    most_threads,
     new_context,
     own_context,
     rotation_of,
@@ -35,6 +39,12 @@ from sosampler.video.pyav_index import (
 )
 from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
 
+# Packets that may be decoded to find frames in the place of damaged ones: twice what the reading itself takes, and at
+# least this many. Beyond it the nearest sound frame of the reading serves.
+_MIN_SUBSTITUTE_PACKETS = 1000
+# Frames before and behind a damaged one that are tried before keyframes.
+_NEAR = 4
+
 
 class PyavReader:
     """Frames of one file, bytes or file-like object.
@@ -48,75 +58,85 @@ class PyavReader:
     def __init__(self, source: Path | bytes | Any, *, name: str, threads: int, limits: Limits) -> None:
         self.name = name
         self.notes: list[str] = []
-        self._source, self._threads, self._limits = source, threads, limits
-        self._open()
-        try:
-            self._index = container_index(self._container, self._stream, name=name, limits=limits)
-        except VideoError:
-            self.close()
-            raise
+        self._source, self._limits = source, limits
+        self._time = TimeLimit(name, limits)
+        with self._time:
+            self._feed = PacketFeed(self._open, time=self._time)
+            try:
+                self._index = container_index(self._feed.container, self._stream, name=name, limits=limits)
+            except VideoError:
+                self.close()
+                raise
+        size = self._feed.container.size
+        self.file_bytes: int | None = size if size > 0 else None
+        context = self._stream.codec_context
+        self._threads = most_threads(threads, context.width, context.height)
         self._table: PacketTable | None = None
         self._located: dict[int, tuple[int, int]] = {}  # frame number -> (position in the index, pts)
         self._rotation: int | None = None  # degrees counter-clockwise; known when a frame has been decoded
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[Any, Any]:
         if not isinstance(self._source, (Path, bytes)):
             self._source.seek(0)
-        self._container = open_container(self._source, name=self.name, limits=self._limits)
+        container = open_container(self._source, name=self.name, limits=self._limits, time=self._time)
         try:
-            self._stream = video_stream(self._container, name=self.name, limits=self._limits)
+            return container, video_stream(container, name=self.name, limits=self._limits)
         except VideoError:
-            self._container.close()
+            container.close()
             raise
-        self._feed = PacketFeed(self._container, self._stream, name=self.name)
 
-    def _reopen(self) -> None:
-        self._container.close()
-        self._open()
+    @property
+    def _stream(self) -> Any:
+        return self._feed.stream
 
     def close(self) -> None:
         self._feed.close()
-        self._container.close()
 
     # --- what is there ---------------------------------------------------------------------------------------------
 
     def _packets(self) -> PacketTable:
         if self._table is None:
-            if not self._feed.at_start:
-                self._reopen()  # seeking to the start is not exact in every format
-            self._table = scan_packets(self._feed.rest(), self._stream, name=self.name, limits=self._limits)
+            self._feed.rewind()
+            self._table = scan_packets(
+                self._feed.rest(), self._stream, name=self.name, limits=self._limits, file_bytes=self.file_bytes
+            )
             self.notes.extend(self._table.notes)
         return self._table
 
     def timeline(self) -> Timeline:
-        return self._packets().timeline
+        with self._time:
+            return self._packets().timeline
+
+    @property
+    def _unseen(self) -> ContainerIndex | None:
+        """The container's index, whose numbers count until the packets have been seen."""
+        return self._index if self._table is None else None
 
     @property
     def total_num_frames(self) -> int:
-        return self._index.total_num_frames if self._index and self._table is None else len(self.timeline())
+        return self._unseen.total_num_frames if self._unseen else len(self.timeline())
 
     def keyframe_indices(self) -> Indices:
-        if self._index and self._table is None:
-            return self._index.keyframes
-        return self.timeline().keyframe_indices
+        return self._unseen.keyframes if self._unseen else self.timeline().keyframe_indices
 
     def seconds_apart(self, frame_indices: Indices, others: Indices) -> Seconds:
-        seconds = self._index.seconds if self._index and self._table is None else self.timeline().seconds
+        seconds = self._unseen.seconds if self._unseen else self.timeline().seconds
         return seconds(np.asarray(others)) - seconds(np.asarray(frame_indices))
 
     def locate_keyframes(self, positions: Indices) -> tuple[Indices, Seconds]:
-        if self._index and self._table is None:
-            located = [self._locate(self._index, int(position)) for position in positions]
+        if index := self._unseen:
+            with self._time:
+                located = [self._locate(index, int(position)) for position in positions]
             if all(item is not None for item in located):
                 frame_indices = np.array([item[0] for item in located if item], dtype=np.int64)
                 pts = np.array([item[1] for item in located if item], dtype=np.float64)
-                base = self._index.time_base
+                base = index.time_base
                 return frame_indices, pts * base.numerator / base.denominator
             # The index does not fit the packets: the keyframes nearest to those it names.
             there = self.timeline().keyframe_indices
             if not len(there):
                 raise VideoError(f"{self.name}: none of the keyframes in its index can be read; make the file again")
-            named = self._index.keyframes[positions]
+            named = index.keyframes[positions]
             frame_indices = there[np.abs(there[None, :] - named[:, None]).argmin(1)]
         else:
             frame_indices = self.timeline().keyframe_indices[positions]
@@ -128,7 +148,7 @@ class PyavReader:
         if packet is None or packet.pts is None:
             return None
         frame, pts = int(index.keyframes[position]), int(packet.pts)
-        for later in self._feed.rest():
+        for later in self._feed.readable_rest():
             if later.pts is None or later.pts > pts:
                 break
             frame += not later.is_discard  # a leading frame of an open group of pictures
@@ -139,9 +159,8 @@ class PyavReader:
     def metadata(self) -> VideoMetadata:
         rotation = self._known_rotation()
         context, total = self._stream.codec_context, self.total_num_frames
-        if self._index and self._table is None:
-            duration, first_pts = self._index.duration, (self._stream.start_time or 0) * self._index.time_base
-            start = float(first_pts)
+        if self._unseen:
+            duration, start = self._unseen.duration, float((self._stream.start_time or 0) * self._unseen.time_base)
         else:
             duration, start = self.timeline().duration, float(self.timeline().seconds(0))
         width, height = context.width, context.height
@@ -165,16 +184,23 @@ class PyavReader:
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
         requested = np.asarray(frame_indices, dtype=np.int64)
         size = check_size(size)
-        wanted, row_of_request = np.unique(requested, return_inverse=True)
-        self._check_range(wanted)
-        got = _Gathered(wanted, *self._decoded_size(size))
-        if self._table is None and all(frame in self._located for frame in got.missing):
-            self._read_located(got, size)
-        if got.missing:
-            if self._packets().seekable:
-                self._read_runs(got, size)
-            else:
-                self._read_from_start(got, size)
+        with self._time:
+            width, height = self._decoded_size(size)
+            self._limits.check_bytes(self.name, len(requested), width, height, self.file_bytes)
+            wanted, row_of_request = np.unique(requested, return_inverse=True)
+            self._check_range(wanted)
+            got = _Gathered(wanted, width, height)
+            if self._table is None and all(frame in self._located for frame in got.missing):
+                self._read_located(got, size)
+            if got.missing:
+                seekable, last = self._packets().seekable, len(self.timeline()) - 1
+                if wanted[-1] > last:  # which the index claims, and which are not there
+                    self.notes.append(f"frames behind {last} are not there; that one was used in their place")
+                    return self.read(np.minimum(requested, last), size=size)
+                if seekable:
+                    self._read_runs(got, size)
+                else:
+                    self._read_from_start(got, size)
         frames = self._upright(got.images)
         if not np.array_equal(row_of_request, np.arange(len(wanted))):
             frames = frames[row_of_request]
@@ -197,37 +223,54 @@ class PyavReader:
         height, width = size
         return (height, width) if self._known_rotation() in (90, 270) else (width, height)
 
-    def _make_decoder(self, size: Size, reorder_depth: int) -> Any:
+    def _claimed_keys(self, table: PacketTable) -> frozenset[int]:
+        """Times of the keyframes in the container's index. A damaged packet may not look like the one that it was."""
+        if self._index is None or self._index.total_num_frames != len(table.timeline):
+            return frozenset()
+        shown = np.sort(table.packet_of_frame)  # in decoding order
+        return frozenset(table.pts[shown[self._index.keyframes]].tolist())
+
+    def _make_decoder(self, size: Size, reorder_depth: int, unskipped: frozenset[int] = frozenset()) -> Any:
         """A maker of decoders for one reading."""
         width, height = self._decoded_size(size)
 
-        def make(threads: int, *, pooled: bool) -> RunDecoder:
+        def make(threads: int) -> RunDecoder:
             # Only the container's own context knows the rotation. But a seek flushes that context, and the main thread
             # seeks while others decode, so it never leaves this thread.
-            is_own = not pooled and (self._rotation is None or not is_copyable(self._stream))
-            new = own_context if is_own else new_context
+            is_own = self._rotation is None or not is_copyable(self._stream)
             return RunDecoder(
-                new(self._stream, threads=threads, limits=self._limits),
+                own_context(self._stream, limits=self._limits)
+                if is_own
+                else new_context(self._stream, threads=threads, limits=self._limits),
                 FrameConverter(width, height, name=self.name, limits=self._limits),
                 reorder_depth=reorder_depth,
+                unskipped=unskipped,
                 knows_rotation=is_own,
+                time=self._time,
             )
 
         return make
 
     def _decode(self, runs: list[Run], packets_of: Any, make: Any) -> Iterator[RunResult]:
         """Results in the order of the runs; in threads where there are several runs and the codec allows it."""
-        pooled = self._threads > 1 and is_copyable(self._stream) and suits_threads(runs)
-        if pooled:
-            self._known_rotation()
-        for result in decode_runs(runs, packets_of, make, threads=self._threads, pooled=pooled):
+        threads = self._threads if is_copyable(self._stream) else 1
+        if threads > 1 and (len(runs) > 1 or runs[0].packets > 1):
+            self._known_rotation()  # so that contexts for threads can be made
+        pooled = threads > 1 and suits_threads(runs)
+        for result in decode_runs(runs, packets_of, make, threads=threads, pooled=pooled):
             self._note_stream(result)
             yield result
 
     def _known_rotation(self) -> int:
         if self._rotation is None:
             positions = np.zeros(1, dtype=np.int64)
-            self.read(self.locate_keyframes(positions)[0] if len(self.keyframe_indices()) else positions, size=16)
+            context = self._stream.codec_context
+            threads, self._threads = self._threads, 1  # the context that knows it decodes in this thread
+            try:
+                frames = self.locate_keyframes(positions)[0] if len(self.keyframe_indices()) else positions
+                self.read(frames, size=min(16, context.width, context.height))
+            finally:
+                self._threads = threads
         return self._rotation or 0
 
     def _note_stream(self, result: RunResult) -> None:
@@ -251,32 +294,43 @@ class PyavReader:
 
         make = self._make_decoder(size, 0)
         for (frame, (_, pts)), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
-            if pts in result.frames and not result.errors:
+            if pts in result.frames and not result.failed:
                 got.put(frame, result.frames[pts], pts * base.numerator / base.denominator)
 
     def _read_runs(self, got: _Gathered, size: Size) -> None:
         table, timeline = self._packets(), self.timeline()
         groups: dict[int, list[int]] = {}  # first packet -> frames, both ascending
         for frame in got.missing:
-            groups.setdefault(table.start_of(int(table.packet_of_frame[frame])), []).append(frame)
+            groups.setdefault(self._start_of(frame), []).append(frame)
         starts = sorted(groups)
         runs = [self._run(start, groups[start]) for start in starts]
-        make = self._make_decoder(size, table.reorder_depth)
-        lost: list[tuple[int, Frames | None]] = []
+        make = self._make_decoder(size, table.reorder_depth, self._claimed_keys(table))
+        damaged: dict[int, Frames | None] = {}  # lost frames -> what came out of the decoder, in the result's memory
+        sound: dict[int, Frames] = {}
         for start, result in zip(starts, self._decode(runs, self._packets_of, make), strict=True):
             for frame in groups[start]:
                 pts = int(timeline.pts[frame])
-                if pts in result.frames:
-                    got.put(frame, result.frames[pts], float(timeline.seconds(frame)))
-                    if pts in result.suspect:
-                        got.notes.append(f"frame {frame} follows damaged data and may look impaired")
+                if result.is_lost(pts):
+                    image = (result.damaged | result.frames).get(pts)
+                    damaged[frame] = None if image is None else got.hold(frame, image)
+                    continue
+                image = got.put(frame, result.frames[pts], float(timeline.seconds(frame)))
+                if result.is_suspect(pts):
+                    got.notes.append(f"frame {frame} follows damaged data and may look impaired")
                 else:
-                    lost.append((frame, result.damaged.get(pts)))
-        for frame, damaged in lost:
-            self._substitute(frame, damaged, make(1, pooled=False), got)
+                    sound[frame] = image
+        if damaged:
+            budget = max(2 * sum(run.packets for run in runs), _MIN_SUBSTITUTE_PACKETS)
+            stand_ins = _StandIns(self, make(1), sound, budget)
+            for frame, as_decoded in damaged.items():
+                self._substitute(frame, as_decoded, stand_ins, got)
 
     def _packets_of(self, run: Run) -> Iterator[Any]:
         return self._feed.run(self._packets(), run.start, run.packets)
+
+    def _start_of(self, frame: int) -> int:
+        table = self._packets()
+        return table.start_of(int(table.packet_of_frame[frame]))
 
     def _run(self, start: int, frames: list[int]) -> Run:
         table = self._packets()
@@ -284,79 +338,172 @@ class PyavReader:
         wanted = frozenset(int(pts) for pts in table.timeline.pts[frames])
         return Run(start=start, packets=last - start + 1, wanted=wanted)
 
-    def _substitute(self, frame: int, damaged: Frames | None, decode: RunDecoder, got: _Gathered) -> None:
+    def _substitute(self, frame: int, damaged: Frames | None, stand_ins: _StandIns, got: _Gathered) -> None:
         """A frame that does not decode is replaced by the nearest one that does, and the notes say so."""
-        table, timeline = self._packets(), self.timeline()
-
-        def attempt(start: int, other: int) -> Frames | None:
-            run = self._run(start, [other])
-            result = decode(self._packets_of(run), run.wanted, skip_others=False)
-            self._note_stream(result)
-            return result.frames.get(int(timeline.pts[other]))
-
-        start = table.start_of(int(table.packet_of_frame[frame]))
-        if damaged is None:
-            # Some streams need more than one keyframe's run-up before an image comes out: begin one group earlier.
-            before = table.key_packets[table.key_packets < start]
-            image = attempt(int(before[-1]) if len(before) else 0, frame)
-            if image is not None:
-                got.put(frame, image, float(timeline.seconds(frame)))
-                return
-        for other in self._neighbours(frame):
-            image = attempt(table.start_of(int(table.packet_of_frame[other])), other)
-            if image is not None:
-                at = f"{timeline.seconds(frame):.3f} s"
-                got.notes.append(f"frame {frame} ({at}) is damaged; frame {other} was used in its place")
-                got.put(frame, image, float(timeline.seconds(other)), used=other)
-                return
+        at = float(self.timeline().seconds(frame))
+        if frame in stand_ins or (damaged is None and stand_ins.decodes_from_earlier(frame)):
+            stand_ins.put(got, frame, frame)
+            return
+        other = stand_ins.nearest(frame)
+        if other is not None:
+            got.notes.append(f"frame {frame} ({at:.3f} s) is damaged; frame {other} was used in its place")
+            stand_ins.put(got, frame, other)
+            return
         if damaged is None:
             raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
         got.notes.append(f"frame {frame} is damaged and nothing near it is better; it is given as it decodes")
-        got.put(frame, damaged, float(timeline.seconds(frame)))
-
-    def _neighbours(self, frame: int) -> Iterator[int]:
-        """Frames to try in the place of a damaged one: the eight next to it, then the keyframes by distance."""
-        total = self.total_num_frames
-        near = [frame + step * side for step in range(1, 5) for side in (1, -1)]
-        yield from (other for other in near if 0 <= other < total)
-        keys = self.timeline().keyframe_indices
-        yield from (int(key) for key in keys[np.argsort(np.abs(keys - frame), kind="stable")] if abs(key - frame) > 4)
+        got.put(frame, damaged, at)
 
     def _read_from_start(self, got: _Gathered, size: Size) -> None:
         """Streams without usable timestamps: decode from the start and count the frames that come out."""
         timeline = self.timeline()
         width, height = self._decoded_size(size)
-        self._reopen()
-        context = own_context(self._stream, threads=self._threads, limits=self._limits)
+        self._feed.rewind()
+        context = own_context(self._stream, limits=self._limits)
         convert = FrameConverter(width, height, name=self.name, limits=self._limits)
-        remaining, last, count, result = set(got.missing), None, 0, RunResult()
-        for packet in self._feed.rest():
+        result, count, errors, is_impaired = RunResult(), 0, 0, False
+        waiting: dict[int, Frames] = {}  # damaged frames, for which the next sound one may stand in
+        sound: tuple[int, Any] | None = None  # the last one: number, av.VideoFrame
+
+        def put_waiting(after: tuple[int, Any] | None) -> None:
+            for number, image in waiting.items():
+                options = [option for option in (sound, after) if option is not None]
+                if options:
+                    used, frame = min(options, key=lambda option: abs(option[0] - number))
+                    got.notes.append(f"frame {number} is damaged; frame {used} was used in its place")
+                    got.put(number, convert(frame), float(timeline.seconds(used)), used=used)
+                else:
+                    got.notes.append(f"frame {number} is damaged and no frame is better; it is given as it decodes")
+                    got.put(number, image, float(timeline.seconds(number)))
+            waiting.clear()
+
+        for packet in self._feed.readable_rest():
             try:
                 frames = context.decode(packet if packet.size else None)
             except av.error.EOFError:
                 break
             except av.error.FFmpegError:
-                result.errors += 1
+                errors, is_impaired = errors + 1, True
                 continue
             for frame in frames:
-                last = frame
-                if count in remaining:
-                    remaining.discard(count)
-                    got.put(count, convert(frame), float(timeline.seconds(count)))
+                is_impaired = frame.is_corrupt or (is_impaired and not frame.key_frame)
+                if not is_impaired:
+                    put_waiting((count, frame))
+                    sound = count, frame
+                if count in got.missing and count not in waiting:
+                    image = convert(frame)
+                    if frame.is_corrupt:
+                        waiting[count] = image
+                    else:
+                        got.put(count, image, float(timeline.seconds(count)))
+                        if is_impaired:
+                            got.notes.append(f"frame {count} follows damaged data and may look impaired")
                     result.interlaced |= frame.interlaced_frame
                     result.rotation = rotation_of(frame)
                 count += 1
-            if not remaining:
+                if count == len(timeline):
+                    break  # more come out than were counted
+            if not got.missing or count == len(timeline):
                 break
+        put_waiting(None)
         self._note_stream(result)
-        if last is None:
-            raise VideoError(f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again")
-        if result.errors:
-            got.notes.append(f"{result.errors} packets could not be decoded; frame numbers count the frames that could")
-        for frame in sorted(remaining):
-            used = min(count, len(timeline)) - 1
-            got.notes.append(f"frame {frame} could not be decoded; frame {used}, the last one, was used in its place")
-            got.put(frame, convert(last), float(timeline.seconds(used)), used=used)
+        if errors:
+            got.notes.append(f"{errors} packets could not be decoded; frame numbers count the frames that could")
+        for number in list(got.missing):
+            if sound is None:
+                raise VideoError(
+                    f"{self.name}: no frame could be decoded; the file is damaged or encrypted, copy it again"
+                )
+            used, frame = sound
+            got.notes.append(f"frame {number} could not be decoded; frame {used}, the last one, was used in its place")
+            got.put(number, convert(frame), float(timeline.seconds(used)), used=used)
+
+
+class _StandIns:
+    """Sound frames in the place of those that do not decode, found within a number of packets."""
+
+    def __init__(self, reader: PyavReader, decode: RunDecoder, sound: dict[int, Frames], budget: int) -> None:
+        self._reader, self._decode, self._budget = reader, decode, budget
+        self._timeline, self._table = reader.timeline(), reader._packets()
+        self._keyframes = self._timeline.keyframe_indices
+        self._images = sound  # frame -> image
+        self._sound = sorted(sound)
+        self._tried = set(sound)
+        self._spare: list[int] = []  # frames that were found and are not in the result, in memory of their own
+
+    def __contains__(self, frame: int) -> bool:
+        return frame in self._images
+
+    def put(self, got: _Gathered, frame: int, other: int) -> None:
+        """Give the image of a sound frame for a wanted one."""
+        used = None if other == frame else other
+        self._images[other] = got.put(frame, self._images[other], float(self._timeline.seconds(other)), used=used)
+        if other in self._spare:
+            self._spare.remove(other)
+
+    def decodes_from_earlier(self, frame: int) -> bool:
+        """Some streams need more than one keyframe's run-up before an image comes out: begin one group earlier."""
+        start, keys = self._reader._start_of(frame), self._table.key_packets
+        before = keys[keys < start]
+        if start and self._budget > 0:
+            self._attempt(int(before[-1]) if len(before) else 0, [frame])
+        return frame in self
+
+    def nearest(self, frame: int) -> int | None:
+        """The nearest sound frame in time, before or behind; None where there is none."""
+        if len(self._spare) > 2 * _NEAR:
+            self._forget_spare()
+        for other in self._neighbours(frame):
+            known = self._nearest_known(frame)
+            is_nearer = known is not None and self._distance(frame, known) <= self._distance(frame, other)
+            if is_nearer or self._budget <= 0:
+                break
+            if other not in self._tried:
+                near = [each for each in range(frame - _NEAR, frame + _NEAR + 1) if 0 <= each < len(self._timeline)]
+                start = self._reader._start_of(other)
+                together = [each for each in near if each != frame and self._reader._start_of(each) == start]
+                self._attempt(start, together if other in together else [other])
+        return self._nearest_known(frame)
+
+    def _attempt(self, start: int, frames: list[int]) -> None:
+        """Decode these frames from packet `start` on, and keep the sound ones."""
+        run = self._reader._run(start, frames)
+        self._budget -= run.packets
+        self._tried.update(frames)
+        result = self._decode(self._reader._packets_of(run), run.wanted, skip_others=False)
+        self._reader._note_stream(result)
+        for frame in frames:
+            image = result.sound(int(self._timeline.pts[frame]))
+            if image is not None and frame not in self._images:
+                self._images[frame] = image
+                self._spare.append(frame)
+                insort(self._sound, frame)
+
+    def _forget_spare(self) -> None:
+        for frame in self._spare:
+            del self._images[frame]
+            self._sound.remove(frame)
+        self._tried.difference_update(self._spare)
+        self._spare.clear()
+
+    def _neighbours(self, frame: int) -> Iterator[int]:
+        """Frames to try, by distance: some on either side, the last one of the group before, and the keyframes."""
+        near = [frame + step for step in range(-_NEAR, _NEAR + 1) if step and 0 <= frame + step < len(self._timeline)]
+        place = int(np.searchsorted(self._keyframes, frame, side="right"))
+        before, behind = self._keyframes[:place][::-1], self._keyframes[place:]
+        if place and before[0]:
+            near.append(int(before[0]) - 1)
+        distance = partial(self._distance, frame)
+        others = merge(sorted(near, key=distance), map(int, before), map(int, behind), key=distance)
+        return (other for other in others if other != frame)
+
+    def _nearest_known(self, frame: int) -> int | None:
+        place = bisect(self._sound, frame)
+        return min(self._sound[max(place - 1, 0) : place + 1], key=partial(self._distance, frame), default=None)
+
+    def _distance(self, frame: int, other: int) -> tuple[int, int]:
+        """Ticks between them; of two at the same distance the earlier one comes first."""
+        return abs(int(self._timeline.pts[other]) - int(self._timeline.pts[frame])), other
 
 
 class _Gathered:
@@ -370,9 +517,15 @@ class _Gathered:
         self.seconds: Seconds = np.zeros(len(wanted))
         self.notes: list[str] = []
 
-    def put(self, frame: int, image: Frames, seconds: float, *, used: int | None = None) -> None:
-        """The image for a wanted frame; `used` is the number of another frame that stands in for it."""
+    def put(self, frame: int, image: Frames, seconds: float, *, used: int | None = None) -> Frames:
+        """The image for a wanted frame; `used` is the number of another frame that stands in for it. Returns it."""
         row = self._row[frame]
-        self.images[row], self.seconds[row] = image, seconds
-        self.frames[row] = frame if used is None else used
+        self.seconds[row], self.frames[row] = seconds, frame if used is None else used
         del self.missing[frame]
+        return self.hold(frame, image)
+
+    def hold(self, frame: int, image: Frames) -> Frames:
+        """Keep the image of a frame that is still missing. Returns it."""
+        held: Frames = self.images[self._row[frame]]
+        held[...] = image
+        return held

@@ -126,6 +126,7 @@ class VideoReader(Protocol):
     name: str
     decoder: str
     notes: list[str]
+    file_bytes: int | None  # None where it is unknown
 
     @property
     def metadata(self) -> VideoMetadata: ...

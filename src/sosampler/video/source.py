@@ -80,6 +80,7 @@ def open_video(
         )
     elif isinstance(source, io.TextIOBase):
         raise InvalidArgument(f"{source!r} is opened as text; open it in binary mode, open(path, 'rb')")
+    _refuse_manifest(source)
 
     if decoder == "torchcodec":
         from sosampler.video.torchcodec_reader import TorchcodecReader
@@ -144,3 +145,37 @@ def refuse_text(name: str, codec: str) -> None:
     """Refuse text by its codec, not by its name: a video whose name ends with .txt is a video."""
     if codec in _LETTERS:
         raise VideoError(f"{name}: a text file, not a video; give a video file such as .mp4, .mkv or .webm")
+
+
+# How manifests and playlists begin or what they hold, in lower case: DASH, HLS, concat, IMF, SDP, VobSub. FFmpeg goes
+# by these words, whatever the file is called, and opens the files that they name.
+_MANIFEST = re.compile(
+    rb"\s*#extm3u|\s*ffconcat version|.*<mpd[\s>]|.*<(\w+:)?(assetmap|packinglist|compositionplaylist)[\s>]"
+    rb"|(.*\n)?c=in ip|# ?(vobsub|vidsub) index",
+    re.DOTALL,
+)
+_PROBED_BYTES = 1 << 20  # as far as FFmpeg looks
+
+
+def _refuse_manifest(source: Any) -> None:
+    """Refuse text that names other files."""
+    if _MANIFEST.match(_text_at_start(source).lower()):
+        raise VideoError(
+            f"{source_name(source)}: a playlist or manifest, which names other files, not a video; give the videos "
+            "themselves"
+        )
+
+
+def _text_at_start(source: Path | bytes | Any) -> bytes:
+    """The beginning of a file up to its first zero byte, of which text has none and videos have one soon."""
+    if isinstance(source, bytes):
+        return source[:_PROBED_BYTES].partition(b"\0")[0]
+    if isinstance(source, Path):
+        with open(source, "rb") as file:
+            return _text_at_start(file)
+    source.seek(0)
+    head: bytes = source.read(256)
+    if b"\0" not in head:
+        head += source.read(_PROBED_BYTES)
+    source.seek(0)
+    return head.partition(b"\0")[0]

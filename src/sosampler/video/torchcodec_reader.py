@@ -12,9 +12,14 @@ import numpy as np
 
 from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler.errors import MissingDependency, VideoError, first_line
-from sosampler.video.limits import Limits, Size, check_size, target_size
+from sosampler.video.limits import Limits, Size, TimeLimit, check_size, target_size
+from sosampler.video.pyav_index import check_for_others
 from sosampler.video.reader import FrameBatch, Timeline, VideoMetadata
-from sosampler.video.source import refuse_text
+
+# What torchcodec raises: errors of FFmpeg and failed allocations, and indices that it does not find.
+_ERRORS = (RuntimeError, ValueError, IndexError, MemoryError)
+
+_UNTOLD = "the file may be damaged, and torchcodec does not tell which frames are: decoder='pyav' does"
 
 
 def import_decoders() -> Any:
@@ -48,6 +53,8 @@ class _Reading(ABC):
     decoder = "torchcodec"
     name: str
     notes: list[str]
+    file_bytes: int | None = None
+    _limits: Limits
 
     @abstractmethod
     def timeline(self) -> Timeline: ...
@@ -93,10 +100,12 @@ class _Reading(ABC):
         )
 
     def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
-        requested = np.asarray(frame_indices, dtype=np.int64)
+        requested, size = np.asarray(frame_indices, dtype=np.int64), check_size(size)
+        width, height = target_size(*self._codec()[:2], size)
+        self._limits.check_bytes(self.name, len(requested), width, height, self.file_bytes)
         try:
-            batch = self._decoder_for(check_size(size)).get_frames_at(requested.tolist())
-        except RuntimeError as error:
+            batch = self._decoder_for(size).get_frames_at(requested.tolist())
+        except _ERRORS as error:
             raise VideoError(
                 f"{self.name}: torchcodec could not decode {len(requested)} frames ({_reason(error)}); "
                 "the file may be damaged: decoder='pyav' replaces damaged frames by their neighbours"
@@ -118,20 +127,26 @@ class TorchcodecReader(_Reading):
     def __init__(self, source: Path | bytes | Any, *, name: str, threads: int, limits: Limits) -> None:
         self.name = name
         self.notes = []
-        self._source, self._threads = source, threads
+        self._source, self._threads, self._limits = source, threads, limits
         self._decoders = import_decoders()
         self._by_size: dict[Size, Any] = {}
-        try:
-            self._full = self._new_decoder([])
-        except (RuntimeError, ValueError) as error:
-            raise VideoError(
-                f"{name}: not a video that torchcodec can read ({_reason(error)}); give a video file"
-            ) from error
-        meta = self._full.metadata
-        refuse_text(name, str(meta.codec))
-        limits.check_pixels(name, meta.width or 0, meta.height or 0)
-        limits.check_frames(name, meta.num_frames or 0)
-        self._frames = self._scan()
+        with TimeLimit(name, limits) as time:
+            # torchcodec has no limits of its own, and opens whatever files a manifest names.
+            self._claims = check_for_others(source, name=name, limits=limits, time=time)
+            self.file_bytes = self._claims.file_bytes
+            try:
+                self._full = self._new_decoder([])
+                self._frames = self._scan()
+            except _ERRORS as error:
+                if isinstance(error, VideoError):
+                    raise
+                raise VideoError(
+                    f"{name}: not a video that torchcodec can read ({_reason(error)}); give a video file, or try "
+                    "decoder='pyav'"
+                ) from error
+            time.check()
+        limits.check_pixels(name, *self._codec()[:2])
+        limits.check_frames(name, len(self._frames))
         limits.check_duration(name, self._frames.duration)
 
     def _rewound(self) -> Any:
@@ -142,6 +157,7 @@ class TorchcodecReader(_Reading):
     def _new_decoder(self, transforms: list[Any]) -> Any:
         return self._decoders.VideoDecoder(
             self._rewound(),
+            stream_index=self._claims.stream,
             num_ffmpeg_threads=self._threads,
             seek_mode="exact",
             dimension_order="NHWC",
@@ -149,16 +165,36 @@ class TorchcodecReader(_Reading):
         )
 
     def _scan(self) -> Timeline:
-        stream = self._decoders.Demuxer(self._rewound(), streams="video").streams[0]
-        index = stream.scan()
+        index = self._decoders.Demuxer(self._rewound(), streams=self._claims.stream).streams[0].scan()
         pts = index._pts.numpy().astype(np.int64)
-        base = Fraction(index._time_base_num, index._time_base_den)
-        end = int(pts[-1]) + max(1, int(index._duration[-1]))
-        if np.any(np.diff(pts) <= 0):
+        if not len(pts):
+            raise VideoError(
+                f"{self.name}: the video stream holds no frame; the file is damaged or was cut off, copy it again"
+            )
+        order = np.argsort(pts, kind="stable")
+        if (np.diff(order) < 0).any():
+            self.notes.append("the times of the frames are not in order; the frames are numbered by their times")
+        pts = pts[order]
+        if len(pts) != len(self._full):
+            raise VideoError(
+                f"{self.name}: torchcodec counts {len(self._full)} frames, and {len(pts)} when it counts again; use "
+                "decoder='pyav', which can"
+            )
+        if (np.diff(pts) <= 0).any():
             raise VideoError(
                 f"{self.name}: torchcodec finds frames without a time of their own; use decoder='pyav', which can"
             )
-        return Timeline(pts, base, index.is_key_frame.numpy().astype(np.bool_), end)
+        named = self._claims.num_frames
+        if len(pts) != named and self._claims.is_complete:
+            raise VideoError(
+                f"{self.name}: torchcodec finds {len(pts)} frames, and the file's index has {named}; use "
+                "decoder='pyav', which counts those that are there"
+            )
+        if len(pts) < named:
+            self.notes.append(f"{len(pts)} of the {named} frames in its index are there; {_UNTOLD}")
+        base = Fraction(index._time_base_num, index._time_base_den)
+        end = int(pts[-1]) + max(1, int(index._duration[order[-1]]))
+        return Timeline(pts, base, index.is_key_frame.numpy().astype(np.bool_)[order], end)
 
     def timeline(self) -> Timeline:
         return self._frames
@@ -173,6 +209,16 @@ class TorchcodecReader(_Reading):
             to_width, to_height = target_size(width, height, size)
             self._by_size = {size: self._new_decoder([Resize((to_height, to_width))])}
         return self._by_size[size]
+
+    def read(self, frame_indices: Indices, *, size: Size = None) -> FrameBatch:
+        batch, timeline = super().read(frame_indices, size=size), self.timeline()
+        # Near damaged data, and where times go back, torchcodec gives the frame that comes next, with its own time.
+        used = timeline.index_at(batch.pts_seconds)
+        pairs = zip(batch.frame_indices.tolist(), used.tolist(), strict=True)
+        notes = [f"torchcodec gave frame {other} in the place of frame {one}" for one, other in pairs if one != other]
+        if notes:
+            notes.append(_UNTOLD)
+        return FrameBatch(batch.frames, used, batch.pts_seconds, tuple(dict.fromkeys(notes)))
 
     def _codec(self) -> tuple[int, int, float, str]:
         return _codec_of(self._full.metadata)
@@ -189,7 +235,7 @@ class OpenTorchcodecReader(_Reading):
     def __init__(self, decoder: Any, *, limits: Limits) -> None:
         self.name = "<VideoDecoder>"
         self.notes = []
-        self._given = decoder
+        self._given, self._limits = decoder, limits
         meta = decoder.metadata
         limits.check_pixels(self.name, meta.width or 0, meta.height or 0)
         limits.check_frames(self.name, len(decoder))

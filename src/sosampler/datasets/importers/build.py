@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sosampler._util.files import at, filled_lines, write_text
+from sosampler._util.files import at, filled_lines, remove_leftovers, write_text
 from sosampler._util.validation import one_of
 from sosampler.datasets.importers.readers import (
     OFFICIAL_SPLITS,
@@ -46,10 +46,16 @@ class Imported:
 
     def write(self, out: Path) -> tuple[Path, Path]:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
-        classes_file = self.manifest.write(out)
-        missing_file = out.with_name(f"{out.name}.missing.txt")
+        missing_file = missing_list(out)  # first: a manifest without it is not taken for an import's after a kill
         write_text(missing_file, (f"{name}\n" for name in self.missing))
+        classes_file = self.manifest.write(out)
+        remove_leftovers(classes_file, missing_file, only_of_dead=True)
         return classes_file, missing_file
+
+
+def missing_list(out: Path) -> Path:
+    """Return the file beside a manifest that lists the videos that are missing; an import always writes it."""
+    return out.with_name(f"{out.name}.missing.txt")
 
 
 def check_out(out: Path, inputs: Sequence[Path]) -> None:

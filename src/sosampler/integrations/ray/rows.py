@@ -22,7 +22,9 @@ from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
 from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
+from sosampler.policies.query import QueryPolicy
 from sosampler.policies.registry import get_policy, is_policy_name
+from sosampler.video.limits import Limits
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import BatchClassifier, Pipeline
@@ -80,6 +82,7 @@ class _DecodeActor:
         from ray import cloudpickle
 
         self._last = last
+        self._timeout = (getattr(getattr(step, "options", None), "limits", None) or Limits()).timeout
         # By value, so that a policy of the user's script works in the process too.
         pickled = cloudpickle.dumps(step)  # type: ignore[no-untyped-call]
         # Entered for as long as the actor lives; the process ends with it.
@@ -90,7 +93,7 @@ class _DecodeActor:
             # One by one, so that several large videos are never in memory together.
             video = os.fsdecode(name)
             try:
-                data = self._process.submit(video).result()
+                data = self._process.submit(video, self._timeout).result()
             except SosamplerError as error:
                 failure = VideoError(error.over(video)) if isinstance(error, WorkerDied) else error
                 data = _pack(video, failure, self._last)
@@ -170,6 +173,7 @@ def select_on_ray(
     *,
     settings: RaySettings | None = None,
     device: str | None = None,
+    overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> RunSummary:
     """Choose frames of all videos; write a row for each, without pixels.
@@ -180,11 +184,15 @@ def select_on_ray(
         options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
             where that is more.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
+        overwrite: replace what `out` holds of something else.
     """
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
     identity = options.identity()
-    if not _has_network(policy, options.policy):
+    if isinstance(policy, QueryPolicy):
+        # Workers that decode load the model once each, from the same folder.
+        step = DecodeStep(replace(options, query_model=str(policy.relevance.model.folder)))
+    elif not _has_network(policy, options.policy):
         if device is not None:
             raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {policy.name!r}")
         step = DecodeStep(replace(options, policy=policy.spec or options.policy))
@@ -195,7 +203,7 @@ def select_on_ray(
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
         step = DecodeStep.of_candidates(options)
-    return _run(videos, out, "selections", identity, step, network, settings, on_progress)
+    return _run(videos, out, "selections", identity, step, network, settings, on_progress, overwrite)
 
 
 def classify_on_ray(
@@ -205,6 +213,7 @@ def classify_on_ray(
     *,
     settings: RaySettings | None = None,
     device: str | None = None,
+    overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> RunSummary:
     """Classify all videos as `pipeline` does; write a row for each. Other arguments: see `select_on_ray`."""
@@ -223,7 +232,7 @@ def classify_on_ray(
     arguments["classifier_options"] = {**classifier_options, **({"weights": weights} if weights is not None else {})}
     network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
     identity = {**pipeline.identity(), "precision": arguments["precision"]}
-    return _run(videos, out, "predictions", identity, step, network, settings, on_progress)
+    return _run(videos, out, "predictions", identity, step, network, settings, on_progress, overwrite)
 
 
 def _has_network(policy: Policy, given: Any) -> bool:
@@ -245,6 +254,7 @@ def _run(
     network: NetworkStep | None,
     settings: RaySettings | None,
     on_progress: OnProgress | None,
+    overwrite: bool,
 ) -> RunSummary:
     wide = settings or RaySettings()
     check_address(wide.address)  # before anything is written
@@ -260,4 +270,4 @@ def _run(
             yield from stream_rows(todo, step, replace(network, device=device), sized)
 
     names = list(dict.fromkeys(os.path.abspath(video) for video in videos))
-    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress)
+    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress, overwrite=overwrite)

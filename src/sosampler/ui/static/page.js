@@ -44,7 +44,9 @@ const policy = () => about.policies.find(one => one.name === find("policy").valu
 function explain() {
   find("policy-text").textContent = policy().description;
   find("candidates-text").textContent = about.modes.find(one => one.name === find("candidates").value).description;
-  const { diversity } = policy();
+  const asked = find("query").value.trim() !== "";
+  find("policy").disabled = asked;
+  const diversity = asked || policy().diversity;
   find("diversity").disabled = !diversity;
   const chosen = about.diversities.find(one => one.name === find("diversity").value);
   find("diversity-text").textContent = diversity ? chosen.description : "for policies that give scores";
@@ -57,24 +59,48 @@ function settings() {
     num_candidates: number("num-candidates"),
     policy: find("policy").value,
     candidates: find("candidates").value || null,
-    diversity: policy().diversity ? find("diversity").value : "none",
+    diversity: find("diversity").disabled ? "none" : find("diversity").value,
+    query: find("query").value.trim(),
   };
 }
 
+// Of this tab, so that loading it again shows the same results, which the server still has.
+const REMEMBERED = "settings";
+
+function firstSettings() {
+  let saved = null;
+  try {
+    saved = JSON.parse(sessionStorage.getItem(REMEMBERED));
+  } catch { /* nothing is stored where the browser forbids it */ }
+  const isKnown = about.policies.some(one => one.name === saved?.policy); // the program may have been started anew
+  return isKnown ? { ...about.first, ...saved } : about.first;
+}
+
+function remember() {
+  try {
+    sessionStorage.setItem(REMEMBERED, JSON.stringify(settings()));
+  } catch { /* as above */ }
+}
+
 function prepareControls() {
-  fill("policy", about.policies, about.first.policy);
-  fill("candidates", about.modes, about.first.candidates);
-  fill("diversity", about.diversities, about.first.diversity);
+  const first = firstSettings();
+  fill("policy", about.policies, first.policy);
+  fill("candidates", about.modes, first.candidates);
+  fill("diversity", about.diversities, first.diversity);
+  find("query-field").hidden = !about.queries;
+  find("query").value = first.query ?? "";
   for (const id of ["frames-range", "num-frames"]) {
     find(id).max = about.max_frames;
-    find(id).value = about.first.num_frames;
+    find(id).value = first.num_frames;
   }
   find("num-candidates").max = about.max_candidates;
+  find("num-candidates").value = first.num_candidates ?? "";
   find("max-upload").textContent = `${about.max_upload_text} at most each`;
   explain();
   let waiting;
   const changed = () => {
     explain();
+    remember();
     clearTimeout(waiting);
     waiting = setTimeout(work, WAIT);
   };
