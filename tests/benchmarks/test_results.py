@@ -158,7 +158,8 @@ def test_tables_resume_as_well(
 
 
 @pytest.mark.parametrize(
-    "others", [["-n", 3], ["-n", 4, "--policy", "random"], ["-n", 4, "--max-frames", 1000], ["-n", 4, "--seed", 1]]
+    "others",
+    [["-n", 3], ["-n", 4, "--policy", "random"], ["-n", 4, "--candidates", "keyframe"], ["-n", 4, "--seed", 1]],
 )
 def test_a_journal_of_other_options_is_not_continued(
     cli: Cli,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import sosampler as so
+from sosampler.ui.decoder import Decoder
 from sosampler.ui.server import Server, Service
 from sosampler.ui.view import Controls, make_controls
 from sosampler.video.synthetic import numbered_video
@@ -147,7 +148,9 @@ def test_a_query_takes_the_place_of_the_policy(
     browser: Any, opened: Opened, server: Server, clip: Path, shapes_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not opened.page.locator("#query").is_visible()
-    monkeypatch.setattr(server.service, "controls", make_controls(query_model=str(shapes_model)))
+    controls = make_controls(query_model=str(shapes_model))
+    monkeypatch.setattr(server.service, "controls", controls)
+    monkeypatch.setattr(server.service, "decoder", Decoder(controls))
     asking = Opened(browser, server)
     asking.drop(clip)
     asking.page.fill("#num-frames", "3")

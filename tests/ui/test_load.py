@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sosampler._util import limits
+from sosampler.ui import decoder
 from sosampler.ui import server as server_module
 from sosampler.ui.server import Server, Service
 from sosampler.ui.view import Controls
@@ -201,13 +202,13 @@ def test_finished_results_are_not_computed_again(
     server: Server, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
-    view_video = server_module.view_video
+    view_video = decoder.view_video
 
     def counting(video: Path, options: Any) -> Any:
         computed.append(options.num_frames)
         return view_video(video, options)
 
-    monkeypatch.setattr(server_module, "view_video", counting)
+    monkeypatch.setattr(decoder, "view_video", counting)
     key = json.loads(ask(server, "POST", "/videos", clip_bytes, X_Name="a.mp4")[1])["id"]
 
     def select(frames: int) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Imported:
     def write(self, out: Path) -> tuple[Path, Path]:
         """Write the manifest, its class list and `<out>.missing.txt`; return the paths of the last two."""
         missing_file = missing_list(out)  # first: a manifest without it is not taken for an import's after a kill
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_text(missing_file, (f"{name}\n" for name in self.missing))
         classes_file = self.manifest.write(out)
         remove_leftovers(classes_file, missing_file, only_of_dead=True)
