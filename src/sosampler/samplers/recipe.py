@@ -24,7 +24,7 @@ from sosampler._util.validation import (
     one_of,
 )
 from sosampler.errors import InvalidArgument, first_line
-from sosampler.samplers.answer import ANSWERS
+from sosampler.samplers.answer import ANSWERS, MEAN
 from sosampler.samplers.registry import TITLES
 
 REWARDS = ("confidence", "label")
@@ -154,6 +154,14 @@ class SamplerRecipe:
         """Return plain JSON values; the inverse of `SamplerRecipe.from_dict`."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in values.items() if name not in _OPTIONAL or value != _OPTIONAL[name]}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that a resumed run must share.
+
+        Runs of versions that knew the mean alone are taken up, so the usual answers are not among them; any can be
+        chosen when the sampler is used.
+        """
+        return {name: value for name, value in self.to_dict().items() if name != "answer" or value not in (BEST, MEAN)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplerRecipe:

@@ -211,7 +211,7 @@ def train(
                 "bank": bank_identity(bank),
                 "teacher": {"name": outputs.name, "asked": teacher},
                 "start": None if weights is None else network.fingerprint(),
-                "recipe": _identity(recipe),
+                "recipe": recipe.identity(),
                 "precision": precision,
             }
             if network.multi_label != bank.multi_label:  # earlier versions took the bank's for both
@@ -413,18 +413,6 @@ def _sampler_recipe(sampler: str, recipe: Any, **of_baselines: Any) -> Any:
     if name is not None:
         raise InvalidArgument(f"the recipe is of the baseline {name}; give sampler={name!r} (--sampler {name})")
     return recipe
-
-
-def _identity(recipe: SamplerRecipe) -> dict[str, Any]:
-    """Return the settings that a resumed run must share.
-
-    Runs of versions that knew the mean alone are taken up, so the usual answers are not among them; any can be chosen
-    when the sampler is used.
-    """
-    values = recipe.to_dict()
-    if recipe.answer in (BEST, MEAN):
-        values.pop("answer", None)
-    return values
 
 
 def memory_taken(source: FrameSource) -> int:
