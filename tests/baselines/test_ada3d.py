@@ -253,7 +253,7 @@ def test_padding_is_never_used() -> None:
     assert loss.isfinite()
 
 
-class Told(Ada3D):
+class Scripted(Ada3D):
     """Answers what it was told for every clip: the first of those that were drawn, then of the likelier decisions."""
 
     drawn: Tensor
@@ -267,8 +267,8 @@ class Told(Ada3D):
 
 
 def test_the_policy_gradient_by_hand() -> None:
-    system, views = system_of(Told, frames_penalty=0.5, convs_penalty=2.0, alpha=0.9), some_views(4)
-    assert isinstance(system, Told)
+    system, views = system_of(Scripted, frames_penalty=0.5, convs_penalty=2.0, alpha=0.9), some_views(4)
+    assert isinstance(system, Scripted)
     with torch.no_grad():
         system.frames_head.weight.mul_(100)
         system.convs_head.weight.mul_(100)

@@ -47,7 +47,7 @@ def small(**settings: Any) -> ARNet:
     return system.eval()
 
 
-class Told(ARNet):
+class Scripted(ARNet):
     """Does what the light features say: their largest is the action at this frame."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def random_views(videos: int = 30, frames: int = 8, *, masked: bool = True) -> V
 
 def test_a_skip_leaves_frames_without_cost_and_prediction() -> None:
     """Skip 4 at frame 2 leaves out frames 2 to 5; what these ask for is not read."""
-    system = Told()
+    system = Scripted()
     views = views_of([[R50, R18, SKIP4, R50, R50, R50, R34, SKIP1, OWN]])
     output = system.run(views)
     assert output.seen_heavy.tolist() == [[True] + [False] * 8]
@@ -108,18 +108,18 @@ def test_a_skip_leaves_frames_without_cost_and_prediction() -> None:
 
 @pytest.mark.parametrize(("skip", "length"), [(SKIP1, 1), (SKIP2, 2), (SKIP4, 4)])
 def test_the_length_of_each_skip(skip: int, length: int) -> None:
-    output = Told().run(views_of([[skip] + [R50] * 7]))
+    output = Scripted().run(views_of([[skip] + [R50] * 7]))
     assert output.seen_heavy[0].tolist() == [number >= length for number in range(8)]
 
 
 def test_skips_count_real_frames_and_may_reach_over_the_end() -> None:
     mask = torch.tensor([[True, False, True, False, True, True], [True, True, True, False, False, False]])
-    output = Told().run(views_of([[SKIP2, R50, R50, R50, R50, R50], [R50, SKIP4, R50, R50, R50, R50]], mask))
+    output = Scripted().run(views_of([[SKIP2, R50, R50, R50, R50, R50], [R50, SKIP4, R50, R50, R50, R50]], mask))
     assert output.seen_heavy.tolist() == [[False] * 4 + [True, True], [True] + [False] * 5]
 
 
 def test_a_skip_follows_a_skip() -> None:
-    output = Told().run(views_of([[SKIP2, R50, SKIP2, R50, R50]]))
+    output = Scripted().run(views_of([[SKIP2, R50, SKIP2, R50, R50]]))
     assert output.seen_heavy.nonzero()[:, 1].tolist() == [4]
     assert output.seen_light.nonzero()[:, 1].tolist() == [0, 2, 4]
 
@@ -148,14 +148,14 @@ def test_the_state_is_carried_from_look_to_look() -> None:
 
 
 def test_one_processed_frame_is_not_divided() -> None:
-    system, views = Told(), views_of([[SKIP2, R50, R34, SKIP4, R50]])
+    system, views = Scripted(), views_of([[SKIP2, R50, R34, SKIP4, R50]])
     with torch.no_grad():
         expected = system.classify["r34"](views["r34"][0, 2]).softmax(dim=0)
     assert torch.allclose(system.run(views).probabilities[0], expected, atol=1e-6)
 
 
 def test_everything_skipped_says_nothing() -> None:
-    output = Told().run(views_of([[SKIP4] * 5]))
+    output = Scripted().run(views_of([[SKIP4] * 5]))
     assert torch.allclose(output.probabilities, torch.full((1, C), 1 / C))
     assert output.seen_light.nonzero()[:, 1].tolist() == [0, 4]
 
@@ -165,7 +165,7 @@ def test_everything_skipped_says_nothing() -> None:
 
 @pytest.mark.parametrize(("action", "name"), [(R50, "heavy"), (R34, "r34"), (R18, "r18")])
 def test_all_weight_on_one_action_is_that_networks_tsn(action: int, name: str) -> None:
-    system, views = Told(), views_of([[action] * 6] * 4)
+    system, views = Scripted(), views_of([[action] * 6] * 4)
     output = system.run(views)
     with torch.no_grad():
         expected = system.classify[name](views[name]).mean(dim=1).softmax(dim=1)

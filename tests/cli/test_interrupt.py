@@ -34,29 +34,29 @@ SMALL = (
 MAIN = "from sosampler.cli.main import main"
 # A step that Python cannot interrupt, as a backward pass on a CPU.
 LONG_STEP = """
-import hashlib
+import hashlib, os
 from sosampler.training.loop import TrainingLoop
 def step(self, batch):
-    print("stepping", flush=True)
+    os.write(1, b"stepping\\n")
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
 TrainingLoop.train_step = step
 """
-# Frames that take long to decode, by threads.
+# Frames that take long to decode, by threads; one write each, so that their lines do not mix.
 LONG_DECODING = """
-import hashlib
+import hashlib, os
 from sosampler.training.sampler_data import BankFrames
 def into(*_, **__):
-    print("decoding", flush=True)
+    os.write(1, b"decoding\\n")
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
 BankFrames.read = into
 """
 # torch takes seconds to import, on a busy machine many.
 LONG_IMPORT = """
-import hashlib
+import hashlib, os
 class Finder:
     def find_spec(self, name, *_):
         if name == "torch":
-            print("importing", flush=True)
+            os.write(1, b"importing\\n")
             hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
 sys.meta_path.insert(0, Finder())
 """

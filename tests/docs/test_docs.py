@@ -27,8 +27,10 @@ def test_the_json_of_the_documents_has_the_right_keys(clip: Path) -> None:
 
 
 def test_every_policy_is_in_the_documents_with_its_words() -> None:
-    for name, says in describe_policies().items():
-        assert f"| `{name}` | {says}" in (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    policies = describe_policies()
+    policies.pop("last", None)  # which a block of the pages registers as an example
+    for name, description in policies.items():
+        assert f"| `{name}` | {description}" in (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
 def test_select_documents_every_option() -> None:

@@ -318,7 +318,7 @@ def test_bad_configs(
     video: Path, shapes_model: Path, tmp_path: Path, changes: dict[str, Any], words: str | None
 ) -> None:
     folder = edited(shapes_model, tmp_path / "model", **changes)
-    with pytest.raises(SosamplerError, match=words or "vision_model.onnx: cannot be run .* check size"):
+    with pytest.raises(SosamplerError, match=words or "vision_model.onnx: the network cannot be run.* check size"):
         so.select(video, 2, query=QUERY, query_model=folder)
 
 

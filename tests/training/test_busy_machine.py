@@ -76,8 +76,8 @@ def test_commands_let_waiting_threads_sleep(own: str | None, expected: str) -> N
         "except SystemExit: print(os.environ['OMP_WAIT_POLICY'])"
     )
     given = environment | ({} if own is None else {"OMP_WAIT_POLICY": own})
-    told = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
-    assert told.stdout.split()[-1] == expected
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == expected
 
 
 @pytest.mark.slow

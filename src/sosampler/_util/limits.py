@@ -14,7 +14,7 @@ from sosampler.errors import InvalidArgument
 # ---- arguments
 
 MAX_CANDIDATES = 1_000_000
-"""T, N, and the candidates that a rate gives for one video."""
+"""N and T."""
 MAX_FPS = 10_000.0
 """Candidates a second."""
 MAX_THREADS = 1024

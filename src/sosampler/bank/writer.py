@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sosampler._util.files import FULL, checksum_path, checksum_text, differences, locked, replacing, write_text
+from sosampler._util.files import FULL, checksum_path, checksum_text, differences, replacing, write_text
+from sosampler._util.locks import locked
 from sosampler._util.progress import OnProgress, Progress
 from sosampler.bank.format import (
     COUNTS,

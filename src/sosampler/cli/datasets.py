@@ -61,7 +61,8 @@ def import_command(
     options = shared.without(
         locals(), "dataset", "annotations", "subset", "split_map", "out", "overwrite", "json_output"
     )
-    from sosampler._util.files import check_replaceable, locked_file
+    from sosampler._util.files import check_replaceable
+    from sosampler._util.locks import locked_file
     from sosampler.datasets.importers.build import check_out, import_dataset, missing_list
 
     check_out(out, [*map(Path, annotations), *(subset or []), *([classes] if classes else [])])

@@ -110,14 +110,8 @@ def _hold_files(
     stack: ExitStack, csv: Path | None, out: Path | None, curve: Path | None, run: Path | None, *, overwrite: bool
 ) -> None:
     """Refuse files of others, and a second evaluation that writes the same, until the stack is closed."""
-    from sosampler._util.files import (
-        check_replaceable,
-        is_json_with,
-        locked_file,
-        locked_folder,
-        remove_leftovers,
-        starts_with,
-    )
+    from sosampler._util.files import check_replaceable, is_json_with, remove_leftovers, starts_with
+    from sosampler._util.locks import locked_file, locked_folder
     from sosampler.evaluation.result import CSV_BEGIN, EVALUATION_FILE, VIDEOS_FILE
 
     own = {out: is_json_with("rows", "num_candidates"), csv: starts_with(CSV_BEGIN)}
@@ -216,7 +210,8 @@ def independence_command(
         options["weights"] = [None if file.lower() == "none" else file for file in weights]
     with ExitStack() as stack:
         if out is not None:  # fails before the long work
-            from sosampler._util.files import check_replaceable, is_json_with, locked_folder, remove_leftovers
+            from sosampler._util.files import check_replaceable, is_json_with, remove_leftovers
+            from sosampler._util.locks import locked_folder
 
             values = out / "independence.json"
             check_replaceable(values, "such a result", is_json_with("rows", "classifiers"), overwrite=overwrite)
@@ -251,7 +246,8 @@ def report_command(
 
     It has the main comparison, tables, curves, and videos with the chosen frames.
     """
-    from sosampler._util.files import check_replaceable, locked_file
+    from sosampler._util.files import check_replaceable
+    from sosampler._util.locks import locked_file
     from sosampler.paper.page import experiments_part
     from sosampler.report.page import is_report
     from sosampler.report.run_report import write_run_report

@@ -25,8 +25,6 @@ from sosampler._util.files import (
     check_replaceable,
     differences,
     import_parquet,
-    locked,
-    locked_file,
     parse_json,
     plain,
     read_settings,
@@ -34,6 +32,7 @@ from sosampler._util.files import (
     replacing,
     write_text,
 )
+from sosampler._util.locks import locked, locked_file
 from sosampler._util.text import csv_cell
 from sosampler.errors import InvalidArgument, first_line
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from sosampler._util.arrays import Frames, Indices, Seconds
+from sosampler._util.arrays import Frames, Indices, Seconds, jpeg
 from sosampler._util.validation import check_float, check_int
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, first_line
 from sosampler.inference.many import SheetRow, draw_contact_sheet
@@ -259,7 +258,10 @@ def make_server(tools: VideoTools) -> Any:
             raise tool_error(str(error)) from error
 
     def contents(parts: list[Part]) -> list[Any]:
-        return [part if isinstance(part, str) else image_kind(data=_jpeg(part), format="jpeg") for part in parts]
+        return [
+            part if isinstance(part, str) else image_kind(data=jpeg(part, _JPEG_QUALITY), format="jpeg")
+            for part in parts
+        ]
 
     def look_at_video(
         path: str,
@@ -310,12 +312,6 @@ def make_server(tools: VideoTools) -> Any:
     for tool, structured in ((look_at_video, False), (frames_at, False), (video_info, None)):
         server.tool(structured_output=structured)(tool)
     return server
-
-
-def _jpeg(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=_JPEG_QUALITY)
-    return file.getvalue()
 
 
 def _sdk() -> tuple[Any, Any, type[Exception]]:

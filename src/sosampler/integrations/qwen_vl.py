@@ -12,12 +12,12 @@ Two formats:
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from PIL import Image
 
+from sosampler._util.arrays import jpeg
 from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.selection import Selection
@@ -77,14 +77,14 @@ def openai_messages(
     one_of("show", show, SHOWN)
     check_int("quality", quality, at_most=100)
 
-    def jpeg(image: Image.Image) -> dict[str, Any]:
-        return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_jpeg(image, quality)}"}}
+    def picture(image: Image.Image) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{_base64(image, quality)}"}}
 
     def video(selection: Selection) -> Content:
-        files = ",".join(_jpeg(image, quality) for image in to_pil(_at_least_two(selection)))
+        files = ",".join(_base64(image, quality) for image in to_pil(_at_least_two(selection)))
         return [{"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{files}"}}]
 
-    return _messages(selections, _as_images(jpeg) if show == "images" else video, prompt, system)
+    return _messages(selections, _as_images(picture) if show == "images" else video, prompt, system)
 
 
 def media_io_kwargs(selection: Selection) -> dict[str, Any]:
@@ -125,10 +125,8 @@ def _at_least_two(selection: Selection) -> Selection:
     return whole_patches(selection, _PATCH) if len(selection) == 1 else selection
 
 
-def _jpeg(image: Image.Image, quality: int) -> str:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return base64.b64encode(file.getvalue()).decode("ascii")
+def _base64(image: Image.Image, quality: int) -> str:
+    return base64.b64encode(jpeg(image, quality)).decode("ascii")
 
 
 def _listed(selections: Selection | Sequence[Selection]) -> list[Selection]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sosampler._util.files import locked_folder
 from sosampler._util.hardware import resolve_device
+from sosampler._util.locks import locked_folder
 from sosampler.bank.bank import Bank
 from sosampler.datasets.manifest import Manifest
 from sosampler.errors import InvalidArgument, MissingDependency

@@ -6,7 +6,6 @@ All are read from a folder, or from the Hugging Face hub: never pickled weights,
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import threading
@@ -23,11 +22,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sosampler._util.arrays import Frames
-from sosampler._util.files import parse_json, read_text
+from sosampler._util.files import load_json, parse_json, read_text
 from sosampler._util.hardware import resolve_device
+from sosampler._util.limits import check_count
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError, WeightsError, first_line
-from sosampler.samplers.onnx_sampler import open_session
+from sosampler.samplers.onnx_sampler import open_session, run_session
 
 Vectors = NDArray[np.float32]
 
@@ -122,11 +122,13 @@ class OnnxImageText(ImageTextModel):
         for file in (IMAGE_FILE, TEXT_FILE):
             if not (folder / file).is_file():
                 raise InvalidArgument(f"{folder}: has {CONFIG} but no {file}; export both encoders into this folder")
-        config = parse_json(read_text(folder / CONFIG), str(folder / CONFIG))
+        config = parse_json(read_text(folder / CONFIG, "MAX_TEXT_BYTES"), str(folder / CONFIG))
         if not isinstance(config, dict):
             raise InvalidArgument(f"{folder / CONFIG}: must be a JSON object; see the documentation of queries")
-        self.image_size = check_int(f"{CONFIG}: size", config.get("size"))
-        self.context_length = check_int(f"{CONFIG}: context_length", config.get("context_length"))
+        self.image_size = check_count(f"{CONFIG}: size", config.get("size"), "MAX_INPUT_SIDE")
+        self.context_length = check_count(
+            f"{CONFIG}: context_length", config.get("context_length"), "MAX_CONFIG_NUMBER"
+        )
         self.logit_scale = check_float(f"{CONFIG}: logit_scale", config.get("logit_scale", 100.0), above=0)
         self._pad = check_int(f"{CONFIG}: pad_id", config.get("pad_id", 0), at_least=0)
         self._resize = one_of(f"{CONFIG}: resize", config.get("resize", "crop"), _RESIZES)
@@ -181,14 +183,9 @@ def _run(session: Any, inputs: dict[str, Any], output: str, file: Path) -> Vecto
             f"{file}: takes {', '.join(sorted(taken))} and gives {', '.join(names)}, but must take "
             f"{' and perhaps '.join(inputs)} and give {output}; export it with these names"
         )
-    problems = import_module("onnxruntime").capi.onnxruntime_pybind11_state
-    try:
-        (result,) = session.run([chosen], {name: value for name, value in inputs.items() if name in taken})
-    except (problems.Fail, problems.InvalidArgument, problems.RuntimeException) as error:
-        raise WeightsError(
-            f"{file}: cannot be run ({first_line(error)}); check size and context_length in {CONFIG}, and its number "
-            "of images, which must be free"
-        ) from error
+    advice = f"check size and context_length in {CONFIG}, and its number of images, which must be free"
+    fed = {name: value for name, value in inputs.items() if name in taken}
+    (result,) = run_session(session, [chosen], fed, str(file), advice)
     if result.ndim != 2:
         raise InvalidArgument(f"{file}: gives {chosen} of shape {list(result.shape)} but must give [images, D]")
     return np.asarray(result, dtype=np.float32)
@@ -210,7 +207,7 @@ def _tokenizer(folder: Path) -> Callable[[str], list[int]]:
         tokenizer.no_truncation()
         return lambda text: list(tokenizer.encode(text).ids)
     if (folder / VOCABULARY).is_file():
-        return word_tokenizer(read_text(folder / VOCABULARY).splitlines())
+        return word_tokenizer(read_text(folder / VOCABULARY, "MAX_TEXT_BYTES").splitlines())
     raise InvalidArgument(f"{folder}: has neither {TOKENIZER} nor {VOCABULARY}; copy the tokenizer beside the encoders")
 
 
@@ -302,7 +299,7 @@ class OpenClipImageText(ImageTextModel):
         self.logit_scale = float(self._net.logit_scale.exp().item())
 
     def _tokens(self, text: str) -> list[int]:
-        # With twice the room, so that a text which is cut can be told from one that fits.
+        # With twice the room, so that a text which is cut differs from one that fits.
         row: list[int] = self._tokenizer([text], context_length=2 * self.context_length)[0].tolist()
         while len(row) > 1 and row[-1] == row[-2]:  # the padding, but for one of it
             row.pop()
@@ -386,7 +383,7 @@ def _load(folder: Path, stamp: tuple[Any, ...], device: str | None) -> ImageText
 
 def _is_transformers(folder: Path) -> bool:
     try:
-        config = json.loads((folder / _TRANSFORMERS).read_text(encoding="utf-8"))
+        config = load_json(folder / _TRANSFORMERS)
     except ValueError:
         return False
     return isinstance(config, dict) and "model_type" in config

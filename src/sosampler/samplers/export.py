@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from sosampler import __version__
-from sosampler._util.files import locked_file, replacing
+from sosampler._util.files import replacing
+from sosampler._util.locks import locked_file
 from sosampler._util.validation import check_bool
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
 from sosampler.samplers.onnx_sampler import ABOUT, DECORATION, FORMAT, INPUT, OnnxSampler, weights_digest

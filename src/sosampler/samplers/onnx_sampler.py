@@ -310,20 +310,7 @@ class OnnxSampler:
     def run_network(self, frames: Pixels, outputs: list[str] | None = None) -> dict[str, Scores]:
         """Return the file's own outputs by name, for uint8 frames [B, T, 3, h, w] of the input size."""
         names = self._outputs if outputs is None else outputs
-        options = import_module("onnxruntime").RunOptions()
-        # A loop in a stranger's file may have no end.
-        timer = Timer(limits.ONNX_SECONDS, lambda: setattr(options, "terminate", True))
-        timer.daemon = True
-        timer.start()
-        try:
-            values = self._session.run(names, {INPUT: frames}, options)
-        except _problems() as error:
-            raise WeightsError(
-                f"{self._name}: the network cannot be run, within {limits.ONNX_SECONDS:g} s (limits.ONNX_SECONDS) and "
-                f"{limits.MAX_ONNX_BYTES >> 20} MiB (limits.MAX_ONNX_BYTES): {first_line(error)}; export it again"
-            ) from error
-        finally:
-            timer.cancel()
+        values = run_session(self._session, names, {INPUT: frames}, self._name)
         for output, value in zip(names, values, strict=True):
             # [B, T] of scores and importance, [B, T, C] of class logits, [B, T, D] of features
             if value.shape[:2] != frames.shape[:2] or value.ndim != (2 if output in ("scores", "importance") else 3):
@@ -364,6 +351,25 @@ def open_session(
         raise WeightsError(
             f"{name}: is not a network that ONNX Runtime can run ({first_line(error)}); {advice}"
         ) from error
+
+
+def run_session(
+    session: Any, outputs: list[str], inputs: dict[str, Any], name: str, advice: str = "export it again"
+) -> list[Any]:
+    """Return some outputs of a network; one that runs too long is stopped: a loop in a stranger's file may not end."""
+    options = import_module("onnxruntime").RunOptions()
+    timer = Timer(limits.ONNX_SECONDS, lambda: setattr(options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        return list(session.run(outputs, inputs, options))
+    except _problems() as error:
+        raise WeightsError(
+            f"{name}: the network cannot be run, within {limits.ONNX_SECONDS:g} s (limits.ONNX_SECONDS) and "
+            f"{limits.MAX_ONNX_BYTES >> 20} MiB (limits.MAX_ONNX_BYTES): {first_line(error)}; {advice}"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 @cache

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
-from sosampler._util.files import one_run_at_a_time
 from sosampler._util.hardware import check_device
+from sosampler._util.locks import one_run_at_a_time
 from sosampler._util.validation import check_float, check_int, one_of
 from sosampler.bank.annotate import check_classes_fit
 from sosampler.bank.bank import Bank

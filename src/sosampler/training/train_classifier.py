@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sosampler._util.files import locked_folder
 from sosampler._util.hardware import autocast, resolve_device, usable_cores
 from sosampler._util.limits import check_count
+from sosampler._util.locks import locked_folder
 from sosampler.bank.bank import Bank
 from sosampler.classifiers.base import Classifier, activate, numbered_names, to_channels_last
 from sosampler.classifiers.factory import (

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sosampler import __version__
-from sosampler._util.files import one_run_at_a_time
 from sosampler._util.hardware import autocast, keep_memory, usable_cores
 from sosampler._util.limits import check_count
+from sosampler._util.locks import one_run_at_a_time
 from sosampler._util.validation import check_int, one_of
 from sosampler.bank.bank import Bank
 from sosampler.bank.outputs import Teacher

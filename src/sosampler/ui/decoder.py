@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from sosampler._util.arrays import jpeg
 from sosampler._util.workers import ProcessPool, Work, WorkerDied
 from sosampler.errors import VideoError, errors_of
 from sosampler.inference.selection import Selection
-from sosampler.ui.view import Controls, Settings, full_image, jpeg, read_facts, view_video
+from sosampler.ui.view import Controls, Settings, full_image, read_facts, view_video
 from sosampler.video.source import open_video
 
 _DOWNLOAD_QUALITY = 95

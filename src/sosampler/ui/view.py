@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from sosampler._util.arrays import jpeg
 from sosampler._util.validation import check_int, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.inference.options import DEFAULT_NUM_FRAMES, DEFAULT_POLICY, SelectOptions
@@ -134,8 +134,8 @@ class Controls:
             "limits": self.limits,
         }
         if settings.query:
-            asked = {"query": settings.query, "query_model": self.query_model, "policy": f"query{method}"}
-            return SelectOptions(num_frames=settings.num_frames, **asked, **shared)
+            query = {"query": settings.query, "query_model": self.query_model, "policy": f"query{method}"}
+            return SelectOptions(num_frames=settings.num_frames, **query, **shared)
         policy = get_policy(self.samplers.get(settings.policy, settings.policy) + method, device=self.device)
         return SelectOptions(
             num_frames=None if every and settings.num_candidates is not None else settings.num_frames,
@@ -293,12 +293,6 @@ def _data_url(frame: np.ndarray) -> str:
     image = Image.fromarray(frame)
     image.thumbnail(_THUMBNAIL, Image.Resampling.BICUBIC)
     return "data:image/jpeg;base64," + base64.b64encode(jpeg(image, _QUALITY)).decode()
-
-
-def jpeg(image: Image.Image, quality: int) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality)
-    return file.getvalue()
 
 
 def _plain(scores: np.ndarray) -> tuple[float | None, ...]:

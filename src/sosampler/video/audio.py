@@ -146,7 +146,7 @@ class _Track:
         """Yield samples [n], and the position of the first one: the number of samples since time 0."""
         resampler, kind = None, None
         # Of the next sample that comes out, and of the next frame that goes in. A track without times starts at 0, and
-        # where it was sought nobody knows where it is: too late.
+        # where it was sought its place is unknown: too late.
         position = expected = 0.0 if self._begin is None else float(1 << 62)
         for frame in self._frames():
             found = expected if frame.pts is None else frame.pts * float(frame.time_base) * SAMPLE_RATE

@@ -44,9 +44,9 @@ const policy = () => about.policies.find(one => one.name === find("policy").valu
 function explain() {
   find("policy-text").textContent = policy().description;
   find("candidates-text").textContent = about.modes.find(one => one.name === find("candidates").value).description;
-  const asked = find("query").value.trim() !== "";
-  find("policy").disabled = asked;
-  const diversity = asked || policy().diversity;
+  const hasQuery = find("query").value.trim() !== "";
+  find("policy").disabled = hasQuery;
+  const diversity = hasQuery || policy().diversity;
   find("diversity").disabled = !diversity;
   const chosen = about.diversities.find(one => one.name === find("diversity").value);
   find("diversity-text").textContent = diversity ? chosen.description : "for policies that give scores";
