@@ -58,8 +58,9 @@ from sosampler.evaluation.result import (
 from sosampler.policies.auto import AUTO, Auto
 from sosampler.policies.base import AnswerSource, Batch, Policy, choose, count_frames, scores_of
 from sosampler.policies.registry import ClassFrames, MethodPolicy, Optimal, OwnAnswer, with_answer
-from sosampler.samplers.answer import FUSED, MEAN, WEIGHTED, frames_to_ask
+from sosampler.samplers.answer import frames_to_ask
 from sosampler.samplers.recipe import title_of
+from sosampler.samplers.registry import FUSED, MEAN, WEIGHTED
 from sosampler.video.candidates import segment_centres
 
 DEFAULT_POLICIES = ("uniform", "random", "all", "semi-optimal-max", "semi-optimal", "optimal")

@@ -29,7 +29,8 @@ from sosampler.policies.auto import Auto
 from sosampler.policies.base import AnswerSource, Choice, Policy
 from sosampler.policies.learned import LearnedPolicy, min_short_side
 from sosampler.policies.registry import get_policy, with_answer
-from sosampler.samplers.answer import MEAN, log_answers
+from sosampler.samplers.answer import log_answers
+from sosampler.samplers.registry import MEAN
 from sosampler.video.candidates import positions_of
 
 log = logging.getLogger("sosampler")

@@ -17,7 +17,8 @@ from sosampler._util.arrays import Frames, Indices, Seconds
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import AUTO, Auto
-from sosampler.samplers.answer import ANSWERS, FUSED, MEAN, Evidence
+from sosampler.samplers.answer import Evidence
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN
 
 Scores = NDArray[np.floating[Any]]
 Numbers = NDArray[np.float64]

@@ -29,9 +29,9 @@ from sosampler.policies.base import (
     expected_by_confidence,
 )
 from sosampler.policies.visual import typical_order
-from sosampler.samplers.answer import ANSWERS, FUSED, MEAN, Evidence, beliefs_in_order, combine, sure_for
+from sosampler.samplers.answer import Evidence, beliefs_in_order, combine, sure_for
 from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
-from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, load_sampler
+from sosampler.samplers.registry import ANSWERS, CONFIG, FUSED, MEAN, MODEL, WEIGHTS, has_belief, load_sampler
 
 # One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()

@@ -31,7 +31,8 @@ from sosampler.policies.visual import (
     MotionUniform,
     Thumbnail,
 )
-from sosampler.samplers.answer import ANSWERS, MEAN, Evidence
+from sosampler.samplers.answer import Evidence
+from sosampler.samplers.registry import ANSWERS, MEAN
 
 # ---- oracles: they know the teacher's outputs, and the labels but for "semi-optimal-max" and "attainable".
 # `Batch.teacher` computes what they need; `sosampler.evaluation` provides it.

@@ -30,9 +30,8 @@ from sosampler._util.arrays import Indices
 from sosampler._util.validation import check_float, copy_json, one_of
 from sosampler.errors import InvalidArgument
 from sosampler.samplers.onnx_sampler import MAX_EVIDENCE_FRAMES, MIN_LIKELIHOOD, Numbers, log_softmax, sigmoid
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, WEIGHTED
 
-MEAN, WEIGHTED, FUSED = "mean", "weighted", "fused"
-ANSWERS = (MEAN, WEIGHTED, FUSED)
 # What is fitted for each; fused has a prior besides where classes do not exclude each other.
 FITTED = {WEIGHTED: ("power", "scale"), FUSED: ("power", "strength", "classifier", "sampler")}
 PRIOR = "prior"

@@ -24,8 +24,7 @@ from sosampler._util.validation import (
     one_of,
 )
 from sosampler.errors import InvalidArgument, first_line
-from sosampler.samplers.answer import ANSWERS, MEAN
-from sosampler.samplers.registry import TITLES
+from sosampler.samplers.registry import ANSWERS, MEAN, TITLES
 
 REWARDS = ("confidence", "label")
 BASELINES = ("uniform", "sample")

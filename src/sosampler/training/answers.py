@@ -13,17 +13,8 @@ from numpy.typing import NDArray
 from sosampler._util.arrays import Indices
 from sosampler.evaluation.result import calibration_error, mean_average_precision, top1, top1_hits
 from sosampler.policies.auto import DEFAULT_MAX
-from sosampler.samplers.answer import (
-    FITTED,
-    FUSED,
-    MEAN,
-    PRIOR,
-    WEIGHTED,
-    Evidence,
-    beliefs_in_order,
-    combine,
-    frames_to_ask,
-)
+from sosampler.samplers.answer import FITTED, PRIOR, Evidence, beliefs_in_order, combine, frames_to_ask
+from sosampler.samplers.registry import FUSED, MEAN, WEIGHTED
 
 NUM_FRAMES = (1, 2, 3, 6)  # that one set of numbers is fitted for
 TOLERANCES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.05)  # of accuracy, for each of which the belief to stop at is found

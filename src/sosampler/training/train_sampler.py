@@ -28,11 +28,10 @@ from sosampler.errors import InvalidArgument
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import count_frames
 from sosampler.policies.learned import expected_by_budget
-from sosampler.samplers.answer import ANSWERS, FUSED, MEAN
 from sosampler.samplers.backbones import load_backbone_weights
 from sosampler.samplers.losses import ClipProbs, SamplerLoss
 from sosampler.samplers.recipe import BEST, OCSamplerSettings, SamplerRecipe, drawn_frames, read_recipe
-from sosampler.samplers.registry import RECIPES
+from sosampler.samplers.registry import ANSWERS, FUSED, MEAN, RECIPES
 from sosampler.samplers.sosampler import SOSampler, top_n
 from sosampler.training.answers import MIN_VIDEOS, fit_answers
 from sosampler.training.checkpoints import PRETRAIN, RunFolder, bank_identity, check_apart
