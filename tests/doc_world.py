@@ -40,6 +40,14 @@ def make_world(folder: Path) -> None:
     )
     settings: dict[str, Any] = {"backbone": TINY, "input_size": 32, "epochs": 1, "batch_size": 4}
     sampler = so.train(bank, out=folder / "runs/sampler", **settings).sampler
+    # Two dev videos are too few to fit answers on.
+    sampler.answer = {
+        "default": "mean",
+        "weighted": {"power": 1.0, "scale": 1.0},
+        "fused": {"power": 1.0, "strength": 1.0, "classifier": 1.0, "sampler": 1.0},
+        "sure": [[0.0, 0.99], [0.01, 0.9]],
+    }
+    sampler.save_pretrained(folder / "runs/sampler")
     shutil.copytree(folder / "runs/sampler", folder / "runs/first")
     evaluation = so.evaluate(bank, {"uniform": "uniform", "learned": sampler}, num_frames=[2], num_candidates=8)
     evaluation.write_run(folder / "runs/evaluation")

@@ -69,6 +69,20 @@ AutoTolerance = Annotated[
     float | None,
     Option(help=f"How much accuracy -n auto may give up for fewer frames.  [default: {DEFAULT_TOLERANCE}]"),
 ]
+AutoSure = Annotated[
+    float | None,
+    Option(
+        help="With -n auto and --answer fused: ask for frames until the most probable class has this probability.  "
+        "[default: what loses at most --auto-tolerance on dev]"
+    ),
+]
+Answer = Annotated[
+    str | None,
+    Option(
+        help="What is made of the classifier's answers for the chosen frames: mean, weighted or fused.  "
+        "[default: the best on dev in the sampler's training]"
+    ),
+]
 Candidates = Annotated[str | None, Option(help="exact, keyframe (many times faster) or snap.  [default: exact]")]
 Grid = Annotated[str, Option(help="Where candidates lie: uniform, linspace, stratified or jitter.")]
 Start = Annotated[float | None, Option(help="First moment, in seconds of the timestamps.")]

@@ -125,6 +125,8 @@ def classify_command(
     auto_min: shared.AutoMin = None,
     auto_max: shared.AutoMax = None,
     auto_tolerance: shared.AutoTolerance = None,
+    auto_sure: shared.AutoSure = None,
+    answer: shared.Answer = None,
     num_candidates: Annotated[int, Option("-t", "--num-candidates", help="Frames to choose from.")] = 10,
     top: Annotated[int, Option(help="How many classes to list.")] = 5,
     candidates: shared.Candidates = None,
@@ -180,6 +182,8 @@ def classify_command(
         precision=precision,
         top=top,
         workers=workers,
+        answer=answer,
+        auto_sure=auto_sure,
         **arguments,
     )
     work: Any

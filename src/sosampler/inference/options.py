@@ -98,6 +98,11 @@ class SelectOptions:
         policy = self.resolved_policy
         if self.auto is not None and (refusal := policy.auto_refusal()):
             raise InvalidArgument(refusal)
+        if self.auto is not None and self.auto.sure is not None:
+            raise InvalidArgument(
+                f"sure={self.auto.sure:g} of Auto is for a classifier that is asked frame by frame; use it in Pipeline "
+                "or evaluate with answer='fused', or leave it out"
+            )
         if self.fps is not None and self.num_candidates is not None:
             raise InvalidArgument(
                 f"num_candidates={self.num_candidates} and fps={self.fps:g} were both given; give one of them"
@@ -184,7 +189,8 @@ class SelectOptions:
         """Plain values, ready for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.auto is not None:
-            values |= {"num_frames": AUTO, **{f"auto_{name}": value for name, value in asdict(self.auto).items()}}
+            bounds = {f"auto_{name}": value for name, value in asdict(self.auto).items() if name != "sure"}
+            values |= {"num_frames": AUTO, **bounds}
         limits = None if self.limits is None else asdict(self.limits)
         model = values.pop("query_model")
         if self.query is None:
@@ -201,13 +207,19 @@ class SelectOptions:
         return values if fingerprint is None else {**values, "policy_identity": fingerprint}
 
 
-def auto_of(num_frames: Any, auto_min: int | None, auto_max: int | None, auto_tolerance: float | None) -> Auto | None:
+def auto_of(
+    num_frames: Any,
+    auto_min: int | None,
+    auto_max: int | None,
+    auto_tolerance: float | None,
+    auto_sure: float | None = None,
+) -> Auto | None:
     """Return the `Auto` that is meant by `num_frames` and the auto_* arguments; None for a number of frames.
 
     >>> auto_of("auto", None, 8, None)
-    Auto(min=1, max=8, tolerance=0.005)
+    Auto(min=1, max=8, tolerance=0.005, sure=None)
     """
-    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance}
+    given = {"min": auto_min, "max": auto_max, "tolerance": auto_tolerance, "sure": auto_sure}
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(num_frames, str) and num_frames == AUTO:
         return Auto(**given)  # type: ignore[arg-type]

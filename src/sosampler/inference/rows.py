@@ -92,6 +92,7 @@ PREDICTION_COLUMNS = {
     "video": _VIDEO,
     "label": Column("text", _at("label")),
     "probability": Column("float", _at("probability")),
+    "answer": Column("text", _at("answer")),
     "top_labels": Column("texts", lambda row: [each["label"] for each in row["top"]]),
     "top_probabilities": Column("floats", lambda row: [each["probability"] for each in row["top"]]),
     "seconds": Column("float", _at("timing", "total")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from functools import lru_cache
@@ -15,18 +16,29 @@ from numpy.typing import NDArray
 
 import sosampler.samplers
 from sosampler._util.arrays import Indices
+from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, MissingDependency, SosamplerError
-from sosampler.policies.auto import AUTO
-from sosampler.policies.base import Batch, Numbers, Policy, Scores, expected_by_belief, expected_by_confidence
+from sosampler.policies.auto import AUTO, Auto
+from sosampler.policies.base import (
+    AnswerSource,
+    Batch,
+    Numbers,
+    Policy,
+    Scores,
+    expected_by_belief,
+    expected_by_confidence,
+)
 from sosampler.policies.visual import typical_order
+from sosampler.samplers.answer import Evidence, beliefs_in_order, combine, sure_for
 from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
-from sosampler.samplers.registry import CONFIG, MODEL, WEIGHTS, has_belief, load_sampler
+from sosampler.samplers.registry import ANSWERS, CONFIG, FUSED, MEAN, MODEL, WEIGHTS, has_belief, load_sampler
 
 # One batch at a time goes through a sampler: it uses all cores or the whole device, while other threads decode.
 _locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
 _MAX_LOADED = 4  # samplers that stay in memory after they were loaded from a folder
 ONNX = "onnx"  # the device that is the CPU without torch
+_FUSED_NEEDS = ", and needs a class head"
 ENOUGH = 0.5  # k frames are enough for a sampler with a budget head where that is as likely as not: the median
 _TORCH = ("torch", "torchvision", "safetensors")  # what a torch sampler needs; torchcodec's extra brings torch alone
 
@@ -50,6 +62,7 @@ class LearnedPolicy(Policy):
 
     def __init__(self, sampler: Any, name: str = "sosampler") -> None:
         self.sampler, self.name = sampler, name
+        self._answer: str | None = None  # where the user named it
         preprocessing = getattr(sampler, "preprocessing", None)
         self.min_size = None if preprocessing is None else min_short_side(preprocessing)
 
@@ -98,14 +111,82 @@ class LearnedPolicy(Policy):
             )
         return None
 
-    def answer_refusal(self) -> str | None:
+    def own_answer_refusal(self) -> str | None:
         """Return why the sampler has no answer of its own, or None where it has one."""
         config = getattr(self.sampler, "config", None) or {}
         return None if config.get("num_classes") and hasattr(self.sampler, "look") else "has no class head"
 
-    def answer(self, batch: Batch) -> Numbers:
+    def own_answer(self, batch: Batch) -> Numbers:
         """Return the sampler's own probabilities of the video's classes [B, C]."""
-        return answer_of(self.sampler, self.outputs(batch), batch.counts)
+        return own_answer_of(self.sampler, self.outputs(batch), batch.counts)
+
+    # ---- the answer from the frames that it chooses
+
+    @property
+    def answer(self) -> str:
+        return self._answer or str(self._answer_settings.get("default", MEAN))
+
+    @property
+    def answer_given(self) -> str | None:
+        return self._answer
+
+    @property
+    def method(self) -> str:
+        """What stands behind the + of its name."""
+        return self._answer or ""
+
+    @property
+    def _answer_settings(self) -> dict[str, Any]:
+        return (getattr(self.sampler, "config", None) or {}).get("answer") or {}
+
+    def answering(self, answer: str) -> LearnedPolicy:
+        if one_of("answer", answer, ANSWERS) not in (MEAN, *self._answer_settings):
+            raise InvalidArgument(
+                f"{self.name}: this sampler has no answer {answer!r}, which training fits on the dev split for "
+                f"a classifier that averages the logits of single frames{_FUSED_NEEDS if answer == FUSED else ''}; "
+                f"train it again on such a bank, or give {MEAN!r}"
+            )
+        changed = copy.copy(self)
+        changed._answer = answer
+        return changed
+
+    def answer_refusal(self, source: AnswerSource) -> str | None:
+        config = getattr(self.sampler, "config", None) or {}
+        if self.answer == MEAN:
+            return None
+        if self.sampler.calibration is None:
+            return "this sampler is not calibrated, so that it cannot tell how relevant a frame is"
+        if not source.pooled:
+            return f"the classifier {source.name} sees whole clips and has no answers for single frames"
+        if config["multi_label"] != source.multi_label:
+            return "one of sampler and classifier has classes that exclude each other, and the other has not"
+        names, wanted = config.get("class_names"), list(source.class_names)
+        if self.answer == FUSED and (config["num_classes"] != len(wanted) or (names and list(names) != wanted)):
+            return f"the sampler has other classes ({config['num_classes']}) than the classifier ({len(wanted)})"
+        return None
+
+    def evidence(self, batch: Batch) -> Evidence | None:
+        if self.answer == MEAN:
+            return None
+        return self.evidence_of(self.scores(batch), self.outputs(batch).class_logits, batch.mask)
+
+    def evidence_of(self, scores: Any, class_logits: Any, real: NDArray[np.bool_]) -> Evidence:
+        """Return the evidence by outputs of the sampler: scores [B, T], class logits [B, T, C]."""
+        slope, offset = self.sampler.calibration
+        relevance = sigmoid(slope * _array(scores).astype(np.float64) + offset)
+        return Evidence(relevance, None if class_logits is None else _array(class_logits).astype(np.float64), real)
+
+    def combined(self, evidence: Evidence, logits: NDArray[Any], seen: NDArray[np.bool_]) -> Numbers:
+        settings, multi_label = self._answer_settings[self.answer], self.sampler.config["multi_label"]
+        return combine(self.answer, settings, evidence, logits, seen, multi_label=multi_label)
+
+    def sure_enough(self, auto: Auto) -> float | None:
+        if self.answer != FUSED or self.sampler.config["multi_label"]:
+            return super().sure_enough(auto)
+        return sure_for(self._answer_settings, auto.tolerance) if auto.sure is None else auto.sure
+
+    def beliefs(self, evidence: Evidence, logits: NDArray[Any], order: Indices) -> Numbers:
+        return beliefs_in_order(self._answer_settings[FUSED], evidence, logits, order)
 
     def gmacs(self, num_candidates: int) -> float | None:
         return float(self.sampler.gmacs(num_candidates)) if hasattr(self.sampler, "gmacs") else None
@@ -213,7 +294,7 @@ def expected_by_budget(needed: NDArray[Any], counts: NDArray[np.int64], num_cand
 # ---- the sampler's own answer
 
 
-def answer_of(sampler: Any, outputs: Any, counts: NDArray[np.int64]) -> Numbers:
+def own_answer_of(sampler: Any, outputs: Any, counts: NDArray[np.int64]) -> Numbers:
     """Return the probabilities of a video's classes [B, C] by the class head, of the first `counts` [B] candidates.
 
     With a belief they are that belief. Otherwise the mean of the frames' class logits answers.
