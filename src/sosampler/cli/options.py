@@ -69,7 +69,9 @@ AutoTolerance = Annotated[
     float | None,
     Option(help=f"How much accuracy -n auto may give up for fewer frames.  [default: {DEFAULT_TOLERANCE}]"),
 ]
-Candidates = Annotated[str | None, Option(help="exact, keyframe (many times faster) or snap.  [default: exact]")]
+Candidates = Annotated[
+    str | None, Option(help="auto, exact, keyframe (many times faster) or snap.  [default: auto or exact, by policy]")
+]
 Grid = Annotated[str, Option(help="Where candidates lie: uniform, linspace, stratified or jitter.")]
 Start = Annotated[float | None, Option(help="First moment, in seconds of the timestamps.")]
 End = Annotated[float | None, Option(help="End, in seconds of the timestamps.")]

@@ -206,7 +206,8 @@ class SelectStep:
         return attempt(video, lambda: self._select(video))
 
     def _select(self, video: str) -> Selection | SheetRow:
-        selection = select_with(video, self.options)
+        # Only image files need pixels.
+        selection = select_with(video, self.options, keep_frames=bool(self.folders) or self.tiles)
         if self.folders:
             save_frames(selection, self.folders[video], image_format=self.image_format)
         return SheetRow.of(selection) if self.tiles else replace(selection, frames=None)

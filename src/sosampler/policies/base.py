@@ -88,6 +88,7 @@ class Policy:
     description: str = ""
     needs: Collection[str] = frozenset()  # of "frames", "teacher" (outputs of the teacher) and "labels"
     candidate_mode: str | None = None  # "keyframe" for a policy that makes sense among keyframes only
+    default_mode: str = "exact"  # candidates where the user names none: "auto" where any frame nearby will do
     min_size: int | None = None  # short side of the frames that it must see, where the video has that
     has_weights: bool = False  # whether `fingerprint` gives one
     has_own_number: bool = False  # whether `own_number` replaces N; `evaluate` then has one row for each T

@@ -340,6 +340,7 @@ class General(Policy):
     description = "clear frames that show what the video shows, none twice: a sampler that ships with the package"
     needs = frozenset({"frames"})
     min_size = GENERAL_SIZE
+    default_mode = "auto"
     has_weights = True
 
     def scores(self, batch: Batch) -> Scores:

@@ -92,6 +92,7 @@ class QueryPolicy(Policy):
     """Choose by the scores of a text, and evenly in time where these are flat: the query then has no moment."""
 
     needs = frozenset({"frames"})
+    default_mode = "auto"
     has_weights = True
 
     def __init__(self, text: str, model: ImageTextModel, method: str = "") -> None:
