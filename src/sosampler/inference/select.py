@@ -36,7 +36,7 @@ from sosampler.video.source import open_video, source_name
 # A policy sees small copies of the candidates, the same whatever size is asked for. The decoded frames are kept beside
 # them up to this many bytes, so that the chosen ones need not be decoded again.
 MAX_KEPT_BYTES = 1 << 30
-_SCORING_SIZE = 256  # short side of these copies, in pixels, where a policy has no `min_size`
+_VIEW_SIZE = 256  # short side of these copies, in pixels, where a policy has none of its own
 
 
 def select(
@@ -136,7 +136,7 @@ def select_with(
         if options.decode:
             opened.check_output(options, shown)
         if policy.needs_frames:
-            view = opened.view(scoring_size(policy))
+            view = opened.view(view_size(policy))
             batch = view.batch
             video = replace(video, frame_indices=batch.frame_indices, pts_seconds=batch.pts_seconds)
             choice = choose_frames(video, options, batch.frames)
@@ -151,9 +151,9 @@ def select_with(
         return replace(selection, **{**summary, "notes": (*summary["notes"], *selection.notes)})
 
 
-def scoring_size(policy: Policy) -> int:
+def view_size(policy: Policy) -> int:
     """Return the short side, in pixels, of the frames that a policy sees, where the video has it."""
-    return policy.min_size or _SCORING_SIZE
+    return policy.view_size or max(_VIEW_SIZE, policy.min_size or 0)
 
 
 def choose_frames(video: CandidateFrames, options: SelectOptions, frames: Frames | None) -> Choice:

@@ -90,6 +90,7 @@ class Policy:
     candidate_mode: str | None = None  # "keyframe" for a policy that makes sense among keyframes only
     default_mode: str = "exact"  # candidates where the user names none: "auto" where any frame nearby will do
     min_size: int | None = None  # short side of the frames that it must see, where the video has that
+    view_size: int | None = None  # short side of what `select` shows it; None: 256, or `min_size` where that is more
     has_weights: bool = False  # whether `fingerprint` gives one
     has_own_number: bool = False  # whether `own_number` replaces N; `evaluate` then has one row for each T
     # Text by which `get_policy` gives the same policy in another process; None where it cannot.

@@ -339,7 +339,7 @@ class General(Policy):
     name = "general"
     description = "clear frames that show what the video shows, none twice: a sampler that ships with the package"
     needs = frozenset({"frames"})
-    min_size = GENERAL_SIZE
+    min_size = view_size = GENERAL_SIZE
     default_mode = "auto"
     has_weights = True
 
