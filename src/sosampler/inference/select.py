@@ -418,9 +418,9 @@ def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Cand
         cut = at_cuts(reader.seconds_apart(np.zeros_like(keys), keys))[positions]
         behind = np.where(cut, np.minimum(BEHIND_CUT, reader.seconds_apart(starts, ends - 1)), 0.0)
         frame_indices[near], seconds = reader.locate_keyframes(positions, behind)
-        moved = frame_indices[near] - starts
-        fits = (moved >= 0) & (frame_indices[near] < ends) & (cut | (moved == 0))
-        if fits.all() and reader.total_num_frames == total:
+        in_segment = (frame_indices[near] >= starts) & (frame_indices[near] < ends)
+        fits = in_segment & (cut | (frame_indices[near] == starts))
+        if fits.all() and reader.total_num_frames == total and np.array_equal(reader.keyframe_indices(), keys):
             break
         # The container's index had other numbers (open groups of pictures, or frames that are not there): count again.
         reader.timeline()

@@ -159,6 +159,8 @@ class PyavReader:
             if later.pts is None:
                 break
             if later.pts <= key_pts:
+                if behind:
+                    return None  # the index numbers frames as they are sent, which is not as they are shown
                 frame += not later.is_discard  # a leading frame of an open group of pictures
                 continue
             # Behind this packet nothing comes that is shown in time.
@@ -334,8 +336,7 @@ class PyavReader:
             if key is None:
                 return
             yield key
-            group = (packet for packet in self._feed.readable_rest() if packet.pts > key.pts)  # without leading frames
-            yield from islice(group, run.packets - 1)
+            yield from islice(self._feed.readable_rest(), run.packets - 1)
 
         make = self._make_decoder(size, room, max(it.reorder_depth for it in located.values()))
         for (frame, it), result in zip(located.items(), self._decode(runs, packets_of, make), strict=True):
