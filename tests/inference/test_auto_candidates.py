@@ -123,6 +123,14 @@ class TestTooFewKeyframes:
         assert numbers(sel) == sel.frame_indices.tolist()
         assert "7 keyframes for 10 candidates; the others are exact frames" in sel.notes[0]
 
+    def test_the_policy_keyframe_takes_no_other_frame_while_it_has_enough(self) -> None:
+        sel = so.select(film(), 3, num_candidates=12, policy="keyframe")
+        assert sel.candidates.frame_indices.tolist() == KEYFRAMES
+        assert "each keyframe is listed once" in sel.notes[0]
+        filled = so.select(film(), 9, policy="keyframe")
+        assert set(KEYFRAMES) < set(filled.frame_indices.tolist())
+        assert len(set(filled.frame_indices.tolist())) == 9
+
     def test_a_range_without_keyframes(self) -> None:
         data = numbered_video(num_frames=60, gop=30)
         sel = so.select(data, 2, policy="uniform", candidates="keyframe", start=0.1, end=0.9)

@@ -318,7 +318,7 @@ def _targets(reader: VideoReader, options: SelectOptions, first: int, last: int,
     if minimum is not None:
         count = min(count, max(minimum, total))
     if total < count:
-        notes += _short(options, "frame", total, f"{count} candidates")
+        notes += _short(options, total, f"{count} candidates")
     # The paper's test grid has its own seed, the same for every video.
     seed = None if options.grid == "jitter" else options.seed
     grid, on_short = cast(Any, options.grid), cast(Any, options.on_short)
@@ -343,7 +343,7 @@ def _targets_at_rate(
             f"{reader.name}: fps={fps:g} asks for {len(targets)} frames where {len(distinct)} are; "
             'lower fps, or allow on_short="repeat" or "fewer"'
         )
-    notes += _short(options, "frame", len(distinct), f"{len(targets)} moments at {fps:g} fps")
+    notes += _short(options, len(distinct), f"{len(targets)} moments at {fps:g} fps")
     return distinct if options.on_short == "fewer" else targets
 
 
@@ -357,14 +357,18 @@ def _keyframes(reader: VideoReader, options: SelectOptions, notes: list[str]) ->
         targets = _targets(reader, options, first, last, short)
         keys = reader.keyframe_indices()
         inside = np.flatnonzero((keys >= first) & (keys < last))
-        if len(inside) < len(targets) and options.on_short == "repeat":
-            return _keyframes_and_exact(reader, options, notes)
+        on_short = cast(Any, options.on_short)
+        if len(inside) < len(targets) and on_short == "repeat":
+            # A policy for keyframes is content with as many as it chooses.
+            if not options.resolved_policy.candidate_mode or len(inside) < (options.resolved_frames or len(targets)):
+                return _keyframes_and_exact(reader, options, notes)
+            on_short = "fewer"
         if not len(inside):
             raise InvalidArgument(
                 f"{reader.name}: has no keyframe among the frames to choose from; allow on_short='repeat', which takes "
                 "exact frames then, or take candidates='exact'"
             )
-        positions = inside[keyframe_positions(targets, keys[inside], on_short=cast(Any, options.on_short))]
+        positions = inside[keyframe_positions(targets, keys[inside], on_short=on_short)]
         frame_indices, pts_seconds = reader.locate_keyframes(positions)
         if np.array_equal(frame_indices, keys[positions]) and reader.total_num_frames == total:
             break
@@ -372,7 +376,7 @@ def _keyframes(reader: VideoReader, options: SelectOptions, notes: list[str]) ->
         reader.timeline()
     notes += short
     if len(inside) < len(targets):
-        notes += _short(options, "keyframe", len(inside), f"{len(targets)} candidates")
+        notes.append(f"{len(inside)} keyframes for {len(targets)} candidates; each keyframe is listed once")
     if len(targets) != len(frame_indices):  # fewer: measure how far they lie from a grid of as many
         targets = first + segment_centres(last - first, len(frame_indices))
     moved_seconds = reader.seconds_apart(targets, frame_indices)
@@ -440,7 +444,7 @@ def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Cand
     )
 
 
-def _short(options: SelectOptions, what: str, number: int, wanted: str) -> list[str]:
+def _short(options: SelectOptions, number: int, wanted: str) -> list[str]:
     """Return the note on a video that has too few frames; none where that is an error anyway."""
-    handling = f"each {what} is listed once" if options.on_short == "fewer" else f"{what}s are repeated evenly"
-    return [] if options.on_short == "error" else [f"{number} {what}s for {wanted}; {handling}"]
+    handling = "each frame is listed once" if options.on_short == "fewer" else "frames are repeated evenly"
+    return [] if options.on_short == "error" else [f"{number} frames for {wanted}; {handling}"]
