@@ -2,8 +2,8 @@
 
     python benchmarks/tables/select_chart.py benchmarks/results/select.json --out docs/images/select_speed.svg
 
-Takes the result of `sosampler bench select --peers PYTHON`. One bar a tool and keyframe layout: the median over clips of
-the median over rounds, from the start of the process on.
+Takes the result of `sosampler bench select --peers PYTHON`. One bar a tool and keyframe layout: the median over clips
+of the median over rounds, from the start of the process on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
                 continue
             height = -(group * (len(tools) + 1) + place)
             value = seconds[tool, layout]
-            axes.barh(height, value, height=0.85, color=TOOLS[tool], label=tool if not group else None)
+            axes.barh(height, value, height=0.85, color=TOOLS[tool])
             axes.text(value, height, f" {value:.1f} s", va="center", fontsize=8)
         ticks.append(-(group * (len(tools) + 1) + (len(tools) - 1) / 2))
     axes.set_yticks(ticks, list(LAYOUTS.values()), fontsize=9)
@@ -55,7 +55,8 @@ def draw(result: dict[str, Any], out: Path) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.12)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    patches = [axes.barh([0], [0], color=TOOLS[tool]) for tool in tools]
+    axes.legend(patches, tools, frameon=False, fontsize=8, loc="lower right")
     figure.savefig(out, bbox_inches="tight", metadata={"Date": None})
 
 

@@ -130,8 +130,10 @@ def select_with(
     `shown_size`: short side of the chosen frames in place of `size`, never enlarged. Without `keep_frames` they are
     decoded, so that damage shows, and dropped.
     """
+    policy = options.resolved_policy
+    policy.prepare()
     with open_candidates(source, options, enlarge=enlarge) as opened:
-        policy, video = options.resolved_policy, opened.video
+        video = opened.video
         shown = opened.size if shown_size is None else fit_size(shown_size, video.metadata)
         if options.decode:
             opened.check_output(options, shown)

@@ -100,6 +100,10 @@ class Policy:
         if not cls.name:
             cls.name = cls.__name__
 
+    def prepare(self) -> None:
+        """Begin, without waiting, what `choose` will need: `select` calls it before it opens the video."""
+        return None
+
     def default_candidates(self, num_frames: int) -> int:
         """Return T where the user gives none: enough to choose from, at least four a frame."""
         return max(32, 4 * num_frames)

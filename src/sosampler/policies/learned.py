@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,9 +329,19 @@ _SHOWN = 0.95
 
 
 @lru_cache(maxsize=1)
+def _general_loading() -> Future[OnnxSampler]:
+    """Begin to read the general sampler in a thread, while others open and decode a video."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="sosampler-load")
+    loading = pool.submit(OnnxSampler.from_pretrained, FOLDER)
+    pool.shutdown(wait=False)
+    return loading
+
+
 def general_sampler() -> OnnxSampler:
     """Return the general sampler, read once a process."""
-    return OnnxSampler.from_pretrained(FOLDER)
+    with _locks_guard:
+        loading = _general_loading()
+    return loading.result()
 
 
 class General(Policy):
@@ -342,6 +353,10 @@ class General(Policy):
     min_size = view_size = GENERAL_SIZE
     default_mode = "auto"
     has_weights = True
+
+    def prepare(self) -> None:
+        with _locks_guard:
+            _general_loading()
 
     def scores(self, batch: Batch) -> Scores:
         return self._ranked(batch)[1]

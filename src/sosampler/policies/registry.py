@@ -138,6 +138,9 @@ class MethodPolicy(Policy):
     def reduces_redundancy(self) -> bool:
         return self.method in _REDUNDANCY
 
+    def prepare(self) -> None:
+        self.base.prepare()
+
     def default_candidates(self, num_frames: int) -> int:
         return self.base.default_candidates(num_frames)
 
