@@ -162,7 +162,7 @@ def test_scores_are_those_of_the_chosen_candidates(cli: Callable[..., Ran], clip
         ("-n 3 --candidates snap --snap-tolerance 0.1", [15, 45, 75]),
         ("--fps 1", [0, 30, 60]),
         ("--start 1 --end 2 -n 2", [37, 52]),
-        ("-n 5 --candidates keyframe --on-short repeat", [0, 27, 30, 60, 81]),
+        ("-n 5 --candidates keyframe --on-short repeat", [0, 30, 45, 60, 81]),
         ("-n 5 --candidates keyframe --on-short fewer", [0, 30, 60]),
     ],
 )
