@@ -106,7 +106,7 @@ def test_auto_on_every_kind_of_file(clip: Clip, threads: int) -> None:
 def test_auto_within_a_range_and_at_a_rate() -> None:
     data = film()
     sel = so.select(data, policy="all", num_candidates=2, candidates="auto", start=1.0, end=3.0)
-    assert sel.frame_indices.tolist() == [37 + 12, 87]  # of these one sits at a cut, the other was due
+    assert sel.frame_indices.tolist() == [37 + 9, 87]  # of these one sits at a cut, the other was due
     rate = so.select(data, policy="all", fps=30, candidates="auto", start=0, end=2)
     assert rate.frame_indices.tolist() == list(range(60))
 
@@ -209,8 +209,10 @@ def test_each_candidate_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(RunDecoder, "__call__", counted)
     so.select(numbered_video(num_frames=60, gop=15), 2, num_candidates=4, threads=1)
-    # One for the rotation; 0.4 s behind the first keyframe, with a frame that is sent before; the others themselves.
-    assert packets == [1, 14, 1, 1, 1]
+    # One for the rotation, up to 0.3 s behind the first keyframe, and the other keyframes themselves.
+    assert packets[0] == 1
+    assert 1 < packets[1] <= 12
+    assert packets[2:] == [1, 1, 1]
     packets.clear()
     monkeypatch.setattr("sosampler.inference.select.MAX_KEPT_BYTES", 1000)
     so.select(numbered_video(num_frames=60, gop=15), 2, num_candidates=4, candidates="keyframe", threads=1)

@@ -26,7 +26,7 @@ ON_SHORT: tuple[OnShort, ...] = ("repeat", "fewer", "error")
 # frames. One that comes earlier was put there because the image changed: at a cut, or in the middle of a fade.
 _DUE = 0.9
 # Seconds behind such a keyframe at which "auto" looks.
-BEHIND_CUT = 0.4
+BEHIND_CUT = 0.3
 
 # The authors' test pipeline re-seeds NumPy's global generator with this number before every video.
 AUTHORS_SEED = 255
