@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sosampler.evaluation.evaluate import evaluate
     from sosampler.evaluation.independence import independence
     from sosampler.evaluation.result import Evaluation
+    from sosampler.inference.many import select_many
     from sosampler.inference.pipeline import Pipeline, Prediction
     from sosampler.inference.select import select
     from sosampler.inference.selection import Candidates, Selection
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
 _HOMES = {
     "select": "sosampler.inference.select",
+    "select_many": "sosampler.inference.many",
     "create_classifier": "sosampler.classifiers.factory",
     "list_classifiers": "sosampler.classifiers.factory",
     "save_classifier": "sosampler.classifiers.factory",
@@ -172,6 +174,7 @@ __all__ = [
     "register_policy",
     "save_classifier",
     "select",
+    "select_many",
     "subset",
     "train",
     "train_classifier",

@@ -83,7 +83,9 @@ Answer = Annotated[
         "[default: the best on dev in the sampler's training]"
     ),
 ]
-Candidates = Annotated[str | None, Option(help="exact, keyframe (many times faster) or snap.  [default: exact]")]
+Candidates = Annotated[
+    str | None, Option(help="auto, exact, keyframe (many times faster) or snap.  [default: auto or exact, by policy]")
+]
 Grid = Annotated[str, Option(help="Where candidates lie: uniform, linspace, stratified or jitter.")]
 Start = Annotated[float | None, Option(help="First moment, in seconds of the timestamps.")]
 End = Annotated[float | None, Option(help="End, in seconds of the timestamps.")]
@@ -388,6 +390,7 @@ def run_and_report(
         echo(rows[0], describe_row(rows[0]), json_output)
     elif json_output:
         summary: dict[str, Any] = {"num_videos": done.num_videos, "num_failed": len(done.failures)}
+        summary["num_with_notes"] = done.num_with_notes
         if done.out is None:
             summary[what] = rows
         else:  # the rows are in the file
@@ -395,6 +398,9 @@ def run_and_report(
         typer.echo(json.dumps({**summary, "failures": done.failures}))
     if done.out is not None:
         typer.echo(escaped(f"{done.num_rows} {what} written to {done.out}"), err=json_output or one)
+    if done.num_with_notes and not one and done.out is not None:
+        example = escaped(done.example_note or "")
+        say(f"{done.num_with_notes} of {done.num_videos} videos have notes, such as: {example}")
     if done.same_label is not None:
         say(f"note: all videos got the label {done.same_label!r}; if they show different things, check the classifier")
     say_failures(done.failures)

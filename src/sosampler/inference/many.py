@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,20 @@ from sosampler._util.progress import OnProgress, Progress
 from sosampler._util.text import escaped
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
-from sosampler.inference.decode import MAX_WORKERS, PROCESSES_FROM, FramePool, FrameTask, attempt
+from sosampler.inference.decode import (
+    MAX_WORKERS,
+    PROCESSES_FROM,
+    DecodeStep,
+    FramePool,
+    FrameTask,
+    attempt,
+    decoded_batches,
+)
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
+from sosampler.policies.auto import Auto
 from sosampler.policies.registry import can_travel
 from sosampler.video.discover import labels
 
@@ -47,6 +56,8 @@ class RunSummary:
     failures: list[Row]  # video and error
     damaged: Sequence[int] = ()  # numbers of Parquet files that were damaged and made again
     same_label: str | None = None  # that all of many videos of this run got
+    num_with_notes: int = 0  # videos of this run whose row has notes
+    example_note: str | None = None  # the first of them
 
     @property
     def failed_path(self) -> Path | None:
@@ -77,6 +88,7 @@ def run(
     what `out` holds of something else.
     """
     failures: list[Row] = []
+    noted: list[str] = []  # the first note of each video that has any
     labels: Counter[str] = Counter()  # of predictions
     with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
         todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
@@ -92,6 +104,7 @@ def run(
                 else:
                     if "label" in row:
                         labels[row["label"]] += 1
+                    noted += row.get("selection", row)["notes"][:1]
                     if rows is not None:
                         rows.add(row)
                     if on_row is not None and (rows is None or len(videos) == 1):
@@ -100,10 +113,11 @@ def run(
                 if on_progress is not None:
                     on_progress(progress)
         same = next(iter(labels)) if len(labels) == 1 and labels.total() >= _MANY else None
+        notes: dict[str, Any] = {"num_with_notes": len(noted), "example_note": noted[0] if noted else None}
         if rows is None:
-            return RunSummary(None, len(videos), 0, 0, failures, same_label=same)
+            return RunSummary(None, len(videos), 0, 0, failures, same_label=same, **notes)
         rows.finish(failures, videos)
-        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same)
+        return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same, **notes)
 
 
 def row_of(video: str, outcome: Any) -> Row:
@@ -112,6 +126,64 @@ def row_of(video: str, outcome: Any) -> Row:
 
 
 # ---- selections
+
+
+def select_many(
+    sources: Iterable[Any],
+    num_frames: int | str | Auto | None = None,
+    *,
+    workers: int | None = None,
+    on_error: str = "return",
+    **options: Any,
+) -> Iterator[Selection | SosamplerError]:
+    """Yield the selection of each video, in their order, as they come: memory does not grow with their number.
+
+    Args:
+        sources: videos, each whatever `select` takes; they are taken from it as they are needed.
+        num_frames: N, as in `select`.
+        workers: videos that are decoded at a time; None takes one a core. Many videos are decoded in processes of
+            their own, few in threads; 0 decodes one after the other, in this process.
+        on_error: "return" yields the error of a video that cannot be read in its place, "raise" raises it.
+        options: other arguments of `select`.
+
+    Examples:
+        >>> from sosampler.video.synthetic import numbered_video
+        >>> videos = [numbered_video(num_frames=count) for count in (30, 60)]
+        >>> [sel.frame_indices.tolist() for sel in select_many(videos, 2, policy="uniform")]
+        [[7, 22], [15, 45]]
+    """
+    one_of("on_error", on_error, ("return", "raise"))
+    if workers is not None:
+        check_count("workers", workers, "MAX_THREADS", at_least=0)
+    for name in options:
+        if name not in SelectOptions.__dataclass_fields__:
+            raise InvalidArgument(f"select_many has no option {name!r}; it takes those of select, workers and on_error")
+    return _select_many(sources, SelectOptions(num_frames=num_frames, **options), workers, on_error)
+
+
+def _select_many(
+    sources: Iterable[Any], options: SelectOptions, workers: int | None, on_error: str
+) -> Iterator[Selection | SosamplerError]:
+    options = _for_many(options)
+    step = DecodeStep(options, enlarge=True)
+    tasks = (FrameTask(source, step) for source in sources)
+    with closing(decoded_batches(tasks, workers=workers, batch_size=1)) as batches:
+        for (decoded,) in batches:
+            frames = None if decoded.shape is None else decoded.take()
+            outcome: Any = decoded.outcome
+            if isinstance(outcome, SosamplerError) and on_error == "raise":
+                raise outcome
+            yield outcome if isinstance(outcome, SosamplerError) else replace(outcome, frames=frames)
+
+
+def _for_many(options: SelectOptions) -> SelectOptions:
+    """Return options for many videos at a time.
+
+    One decoding thread a video keeps every core busy and wastes nothing at seeks. Other processes find the policy by
+    its name; one that they cannot find, or should not load once more, stays here.
+    """
+    policy = options.resolved_policy
+    return replace(options, threads=options.threads or 1, policy=policy.spec if can_travel(policy) else policy)
 
 
 @dataclass(frozen=True)
@@ -174,13 +246,10 @@ class SelectJob:
         sheet_rows: dict[str, SheetRow] | None = None,
     ) -> Generator[Row, None, None]:
         """Yield the rows of the videos in their order; frames go to `folders`, and their thumbnails to `sheet_rows`."""
-        # One decoding thread a video and many videos at a time keeps every core busy and wastes nothing at seeks.
         many = len(videos) > 1
-        options = replace(self.options, threads=self.options.threads or 1) if many else self.options
+        options = _for_many(self.options) if many else self.options
         # In processes a file that kills its decoder costs one video.
         processes = len(videos) >= PROCESSES_FROM and can_travel(options.resolved_policy)
-        if processes:
-            options = replace(options, policy=options.resolved_policy.spec)
         step = SelectStep(options, folders or {}, self.image_format, tiles=sheet_rows is not None and bool(self.sheet))
         workers = self.workers or min(usable_cores(), MAX_WORKERS) if many else 1
         with FramePool(workers, processes=processes, ahead=2 * workers, held=1) as pool:
@@ -206,7 +275,8 @@ class SelectStep:
         return attempt(video, lambda: self._select(video))
 
     def _select(self, video: str) -> Selection | SheetRow:
-        selection = select_with(video, self.options)
+        # Only image files need pixels.
+        selection = select_with(video, self.options, keep_frames=bool(self.folders) or self.tiles)
         if self.folders:
             save_frames(selection, self.folders[video], image_format=self.image_format)
         return SheetRow.of(selection) if self.tiles else replace(selection, frames=None)

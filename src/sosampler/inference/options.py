@@ -152,8 +152,8 @@ class SelectOptions:
 
     @property
     def mode(self) -> str:
-        """The candidate mode: exact, keyframe or snap."""
-        return self.candidates or self.resolved_policy.candidate_mode or "exact"
+        """The candidate mode: exact, keyframe, snap or auto."""
+        return self.candidates or self.resolved_policy.candidate_mode or self.resolved_policy.default_mode
 
     @property
     def resolved_candidates(self) -> int | None:

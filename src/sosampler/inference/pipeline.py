@@ -28,7 +28,7 @@ from sosampler.inference.selection import CandidateFrames, Selection, build_sele
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import AnswerSource, Choice, Policy
 from sosampler.policies.learned import LearnedPolicy, min_short_side
-from sosampler.policies.registry import get_policy, with_answer
+from sosampler.policies.registry import can_travel, get_policy, with_answer
 from sosampler.samplers.answer import log_answers
 from sosampler.samplers.registry import MEAN
 from sosampler.video.candidates import positions_of
@@ -385,7 +385,7 @@ class Pipeline:
         num_candidates: T, candidate frames of each video.
         num_frames: N, frames that the classifier sees; 6 if not given, with policy "all" all candidates. "auto" or
             `so.Auto()`: the sampler decides, video by video, as in `select`, with auto_min, auto_max, auto_tolerance.
-        candidates: "exact", "keyframe" or "snap", as in `select`.
+        candidates: "auto", "exact", "keyframe" or "snap", as in `select`.
         size: short side of the frames, never enlarged; None takes 256, or more where sampler or classifier take more.
             Both resize them to their own input.
         batch_size: videos that share one call of the classifier, as far as their frames are equally large.
@@ -581,9 +581,9 @@ class Pipeline:
                     yield result
 
     def tasks(self, threads: int | None) -> Callable[[Any], FrameTask]:
-        """Return how a video is decoded: policies without weights choose meanwhile, a network gets all candidates."""
+        """Return how a video is decoded: policies of the package choose meanwhile, a network gets all candidates."""
         options, otherwise = replace(self.options, threads=threads), None
-        if self.policy.spec is not None and not self.policy.has_weights:
+        if can_travel(self.policy):
             step = DecodeStep(replace(options, policy=self.policy.spec))
         elif not self.policy.needs_frames:
             step = DecodeStep(options)

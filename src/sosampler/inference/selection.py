@@ -21,7 +21,7 @@ from sosampler.video.reader import FrameBatch, VideoMetadata
 class Candidates:
     """The T frames from which a policy chooses."""
 
-    mode: str  # exact, keyframe or snap
+    mode: str  # exact, keyframe, snap or auto
     grid: str
     frame_indices: Indices  # [T], in time order; repeats where the video is short
     pts_seconds: Seconds  # [T]

@@ -101,7 +101,9 @@ class Policy:
     description: str = ""
     needs: Collection[str] = frozenset()  # of "frames", "teacher" (outputs of the teacher) and "labels"
     candidate_mode: str | None = None  # "keyframe" for a policy that makes sense among keyframes only
+    default_mode: str = "exact"  # candidates where the user names none: "auto" where any frame nearby will do
     min_size: int | None = None  # short side of the frames that it must see, where the video has that
+    view_size: int | None = None  # short side of what `select` shows it; None: 256, or `min_size` where that is more
     has_weights: bool = False  # whether `fingerprint` gives one
     has_own_number: bool = False  # whether `own_number` replaces N; `evaluate` then has one row for each T
     # Text by which `get_policy` gives the same policy in another process; None where it cannot.
@@ -110,6 +112,10 @@ class Policy:
     def __init_subclass__(cls) -> None:
         if not cls.name:
             cls.name = cls.__name__
+
+    def prepare(self) -> None:
+        """Begin, without waiting, what `choose` will need: `select` calls it before it opens the video."""
+        return None
 
     def default_candidates(self, num_frames: int) -> int:
         """Return T where the user gives none: enough to choose from, at least four a frame."""

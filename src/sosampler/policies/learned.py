@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -411,9 +412,19 @@ _SHOWN = 0.95
 
 
 @lru_cache(maxsize=1)
+def _general_loading() -> Future[OnnxSampler]:
+    """Begin to read the general sampler in a thread, while others open and decode a video."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="sosampler-load")
+    loading = pool.submit(OnnxSampler.from_pretrained, FOLDER)
+    pool.shutdown(wait=False)
+    return loading
+
+
 def general_sampler() -> OnnxSampler:
     """Return the general sampler, read once a process."""
-    return OnnxSampler.from_pretrained(FOLDER)
+    with _locks_guard:
+        loading = _general_loading()
+    return loading.result()
 
 
 class General(Policy):
@@ -422,8 +433,13 @@ class General(Policy):
     name = "general"
     description = "clear frames that show what the video shows, none twice: a sampler that ships with the package"
     needs = frozenset({"frames"})
-    min_size = GENERAL_SIZE
+    min_size = view_size = GENERAL_SIZE
+    default_mode = "auto"
     has_weights = True
+
+    def prepare(self) -> None:
+        with _locks_guard:
+            _general_loading()
 
     def scores(self, batch: Batch) -> Scores:
         return self._ranked(batch)[1]

@@ -136,11 +136,15 @@ class MethodPolicy(Policy):
         if self.reduces_redundancy and not base.needs_teacher:
             self.needs = {*base.needs, "frames"}
         self.candidate_mode, self.min_size, self.has_weights = base.candidate_mode, base.min_size, base.has_weights
+        self.default_mode, self.view_size = base.default_mode, base.view_size
         self.spec = None if base.spec is None else f"{base.spec}+{method}"
 
     @property
     def reduces_redundancy(self) -> bool:
         return self.method in _REDUNDANCY
+
+    def prepare(self) -> None:
+        self.base.prepare()
 
     def default_candidates(self, num_frames: int) -> int:
         return self.base.default_candidates(num_frames)

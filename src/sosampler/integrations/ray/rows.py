@@ -20,6 +20,7 @@ from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, atte
 from sosampler.inference.many import RunSummary, row_of, run
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.rows import Row
+from sosampler.inference.select import view_size
 from sosampler.integrations.ray.cluster import RaySettings, Stage, absolute, check_address, connected, execute, placed
 from sosampler.policies.base import Policy
 from sosampler.policies.query import QueryPolicy
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 _VIDEOS_A_WAVE = 100_000
 # Videos of a block, the unit that is sent to a worker and done again when the worker dies.
 _MAX_VIDEOS_A_BLOCK = 16
-# Short side of the candidates for a sampler where no size is given.
-_MIN_SIZE = 256
 
 Videos = Sequence[str | os.PathLike[str]]
 
@@ -181,8 +180,7 @@ def select_on_ray(
     Args:
         videos: paths that all machines of the cluster can read.
         out: a folder for Parquet files, or a file (.parquet, .jsonl, .csv).
-        options: as for `select`. A sampler sees frames with a short side of `size`, 256 if not given, or what it takes
-            where that is more.
+        options: as for `select`.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
         overwrite: replace what `out` holds of something else.
     """
@@ -197,9 +195,7 @@ def select_on_ray(
             raise InvalidArgument(f"device={device!r} is for trained samplers, not for the policy {policy.name!r}")
         step = DecodeStep(replace(options, policy=policy.spec or options.policy))
     else:
-        size = max(options.size if isinstance(options.size, int) else _MIN_SIZE, policy.min_size or 0)
-        options = replace(options, size=size)
-        identity["size"] = size
+        options = replace(options, size=view_size(policy))  # what it sees in `select`; rows have no pixels
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
         step = DecodeStep.of_candidates(options)
