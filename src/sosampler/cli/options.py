@@ -58,8 +58,8 @@ def num_frames_option(help_text: str) -> Any:
 Videos = Annotated[
     list[str],
     Argument(
-        help="Video files, folders of videos, folders of frame images, patterns in quotes, or a CSV, JSONL or "
-        "Parquet file with a column of paths."
+        help="Video files, folders of videos, folders of frame images, patterns in quotes, addresses (with "
+        "--allow-scheme), or a CSV, JSONL or Parquet file with a column of paths."
     ),
 ]
 Sampler = Annotated[Path | None, Option("--sampler", "-s", help="Folder of a trained sampler, which chooses frames.")]
@@ -90,6 +90,14 @@ MaxFrames = Annotated[int | None, Option(help="Refuse videos with more frames.")
 MaxDuration = Annotated[float | None, Option(help="Refuse longer videos (seconds).")]
 MaxBytes = Annotated[int | None, Option(help="Refuse to decode more bytes.  [default: 4 GiB, less for tiny files]")]
 Timeout = Annotated[float | None, Option(help=f"Seconds for one video.  [default: {TIMEOUT:g}]")]
+MaxRead = Annotated[int | None, Option(help="Refuse to read more bytes of an address.  [default: 4 GiB]")]
+Retries = Annotated[
+    int | None, Option(help=f"How often a failed request to an address is repeated.  [default: {Limits.retries}]")
+]
+Schemes = Annotated[
+    list[str],
+    Option("--allow-scheme", help="Open addresses that begin so: https, http, s3, gs or hf; may be repeated."),
+]
 Out = Annotated[
     Path | None, Option("--out", "-o", help="A row per video: .parquet, .jsonl, .csv or folder (Parquet); resumes.")
 ]
@@ -123,12 +131,13 @@ def given(options: dict[str, Any], *names: str) -> dict[str, Any]:
 def select_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `select` among the options of a command, with its limits; not the policy."""
     names = {field.name for field in fields(SelectOptions)} - {"policy"}
-    return {**{name: value for name, value in options.items() if name in names}, "limits": limits_of(options)}
+    arguments = {name: value for name, value in options.items() if name in names}
+    return {**arguments, "schemes": tuple(options["schemes"]), "limits": limits_of(options)}
 
 
 def limits_of(options: dict[str, Any]) -> Any:
-    """Return the `Limits` that the options --max-* and --timeout set."""
-    return Limits(**given(options, *(field.name for field in fields(Limits))))
+    """Return the `Limits` that those of the options --max-*, --timeout and --retries set that the command has."""
+    return Limits(**given(options, *(field.name for field in fields(Limits) if field.name in options)))
 
 
 def policy_or_sampler(policy: str | None, sampler: Path | None) -> str | Path | None:
@@ -338,7 +347,7 @@ def say_failures(failures: Sequence[dict[str, Any]]) -> None:
 
 
 def run_and_report(
-    work: Callable[..., RunSummary], videos: Sequence[Path], what: str, *, json_output: bool, on_ray: bool
+    work: Callable[..., RunSummary], videos: Sequence[Path | str], what: str, *, json_output: bool, on_ray: bool
 ) -> NoReturn:
     """Run over all videos, print rows or a summary, and exit: with code 1 if some failed.
 

@@ -71,6 +71,9 @@ def select_command(
     max_duration: shared.MaxDuration = None,
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
+    max_read: shared.MaxRead = None,
+    retries: shared.Retries = None,
+    schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
@@ -109,7 +112,7 @@ def select_command(
         work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
-    paths = listed_videos(videos, leave_out=frames_folder)
+    paths = listed_videos(videos, leave_out=frames_folder, schemes=options.schemes)
     shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray)
 
 
@@ -150,6 +153,9 @@ def classify_command(
     max_duration: shared.MaxDuration = None,
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
+    max_read: shared.MaxRead = None,
+    retries: shared.Retries = None,
+    schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     out: shared.Out = None,
     overwrite: shared.Replace = False,
     json_output: shared.Json = False,
@@ -167,7 +173,7 @@ def classify_command(
 
     checked: Any = shared.check_ray_out if on_ray else check_out
     target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
-    paths = listed_videos(videos)
+    paths = listed_videos(videos, schemes=arguments["schemes"])
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
 

@@ -26,7 +26,8 @@ from sosampler.inference.rows import Row, check_out, open_rows
 from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
 from sosampler.policies.registry import can_travel
-from sosampler.video.discover import labels
+from sosampler.video.discover import Video, labels
+from sosampler.video.source import source_name
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline
@@ -79,7 +80,7 @@ def run(
     failures: list[Row] = []
     labels: Counter[str] = Counter()  # of predictions
     with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
-        todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
+        todo = [video for video in videos if repeat or rows is None or not rows.done(source_name(video))]
         before = len(videos) - len(todo)
         progress = Progress(len(videos), done=before, before=before)
         with closing(work(todo)) as results:
@@ -102,13 +103,14 @@ def run(
         same = next(iter(labels)) if len(labels) == 1 and labels.total() >= _MANY else None
         if rows is None:
             return RunSummary(None, len(videos), 0, 0, failures, same_label=same)
-        rows.finish(failures, videos)
+        rows.finish(failures, [source_name(video) for video in videos])
         return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same)
 
 
 def row_of(video: str, outcome: Any) -> Row:
     """Return the row of a selection, a prediction, or an error."""
-    return {"video": video, "error": str(outcome)} if isinstance(outcome, SosamplerError) else outcome.to_dict()
+    is_error = isinstance(outcome, SosamplerError)
+    return {"video": source_name(video), "error": str(outcome)} if is_error else outcome.to_dict()
 
 
 # ---- selections
@@ -138,7 +140,7 @@ class SelectJob:
         if self.out is not None:
             check_out(self.out, "selections", overwrite=self.overwrite)
 
-    def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
+    def run(self, videos: Sequence[Video], **callbacks: Any) -> RunSummary:
         """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
         names, is_single = [str(video) for video in videos], len(videos) == 1
         if self.sheet is not None and len(videos) > MAX_ROWS:
@@ -203,7 +205,7 @@ class SelectStep:
     tiles: bool
 
     def __call__(self, video: str) -> Selection | SheetRow | SosamplerError:
-        return attempt(video, lambda: self._select(video))
+        return attempt(source_name(video), lambda: self._select(video))
 
     def _select(self, video: str) -> Selection | SheetRow:
         selection = select_with(video, self.options)
@@ -216,7 +218,7 @@ class SelectStep:
 
 
 def classify_videos(
-    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
+    pipeline: Pipeline, videos: Sequence[Video], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
 ) -> RunSummary:
     """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
 
@@ -264,7 +266,20 @@ def describe_row(row: Row) -> str:
         for index, seconds, score in zip(selection["frame_indices"], selection["pts_seconds"], scores, strict=True):
             suffix = "" if score is None else f"  score {score:.4f}"
             lines.append(f"  frame {index:>7}  {seconds:>10.3f} s{suffix}")
+    if transfer := selection.get("transfer"):
+        lines.append(f"  {describe_transfer(transfer)}")
     return "\n".join(escaped(line) for line in [*lines, *(f"  note: {note}" for note in selection["notes"])])
+
+
+def describe_transfer(transfer: Row) -> str:
+    """Return in words how much of an address was read.
+
+    >>> describe_transfer({"bytes_read": 2_500_000, "file_bytes": 500_000_000, "requests": 31})
+    'read 2.5 of 500.0 MB (0.50 %) in 31 requests'
+    """
+    read, size = transfer["bytes_read"], transfer["file_bytes"]
+    share = f"{100 * read / size:.2f} %"
+    return f"read {read / 1e6:.1f} of {size / 1e6:.1f} MB ({share}) in {transfer['requests']} requests"
 
 
 # ---- image files: the chosen frames, and a contact sheet of them above a timeline
