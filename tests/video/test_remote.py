@@ -134,7 +134,7 @@ def test_reading_straight_on_fetches_more_at_a_time_and_a_seek_begins_small() ->
     file = RemoteFile("x", far)
     while file.tell() < 60 * BLOCK:
         file.read(BLOCK // 2)
-    assert far.fetched[:6] == [(0, 1), (1, 3), (3, 7), (7, 15), (15, 31), (31, 47)]
+    assert far.fetched[:7] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 48)]
     far.fetched.clear()
     file.seek(150 * BLOCK + 5)
     file.read(10)
@@ -198,6 +198,16 @@ def _chunked(handler: web.Handler, data: bytes) -> None:
         part = data[start : start + 50_000]
         handler.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
     handler.wfile.write(b"0\r\n\r\n")
+
+
+def test_a_note_says_how_to_read_less(server: web.WebServer, long_clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosampler.inference import select
+
+    address = server.add("/a.mp4", long_clip)
+    monkeypatch.setattr(select, "_NOTED_BYTES", 100_000)
+    for mode, notes in (("exact", ("1 MB were read; keyframe candidates need far less",)), ("keyframe", ())):
+        assert so.select(address, 2, policy="uniform", candidates=mode, schemes=("http",)).notes == notes
+    assert not so.select(long_clip, 2, policy="uniform").notes
 
 
 # ---- which addresses are opened

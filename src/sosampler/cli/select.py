@@ -73,6 +73,8 @@ def select_command(
     timeout: shared.Timeout = None,
     max_read: shared.MaxRead = None,
     retries: shared.Retries = None,
+    shard: shared.Shard = None,
+    metrics: shared.Metrics = None,
     schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     engine: shared.Engine = "local",
     address: shared.Address = None,
@@ -112,8 +114,8 @@ def select_command(
         work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
-    paths = listed_videos(videos, leave_out=frames_folder, schemes=options.schemes)
-    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray)
+    paths = shared.shard_of(listed_videos(videos, leave_out=frames_folder, schemes=options.schemes), shard)
+    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray, metrics=metrics)
 
 
 def classify_command(
@@ -155,6 +157,8 @@ def classify_command(
     timeout: shared.Timeout = None,
     max_read: shared.MaxRead = None,
     retries: shared.Retries = None,
+    shard: shared.Shard = None,
+    metrics: shared.Metrics = None,
     schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     out: shared.Out = None,
     overwrite: shared.Replace = False,
@@ -173,7 +177,7 @@ def classify_command(
 
     checked: Any = shared.check_ray_out if on_ray else check_out
     target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
-    paths = listed_videos(videos, schemes=arguments["schemes"])
+    paths = shared.shard_of(listed_videos(videos, schemes=arguments["schemes"]), shard)
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
 
@@ -201,4 +205,4 @@ def classify_command(
         from sosampler.inference.many import classify_videos
 
         work = partial(classify_videos, pipeline, out=target, overwrite=overwrite)
-    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray)
+    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray, metrics=metrics)

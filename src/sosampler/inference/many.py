@@ -66,6 +66,7 @@ def run(
     identity: dict[str, Any] | None = None,
     on_row: Callable[[Row], None] | None = None,
     on_progress: OnProgress | None = None,
+    on_result: Callable[[Row], None] | None = None,
     repeat: bool = False,
     strict: bool = False,
     overwrite: bool = False,
@@ -74,8 +75,8 @@ def run(
 
     Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
     where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
-    are written, and with that of a single video. `strict` raises the first failure. `overwrite`: replace
-    what `out` holds of something else.
+    are written, and with that of a single video; `on_result` with every new row and failure. `strict` raises the first
+    failure. `overwrite`: replace what `out` holds of something else.
     """
     failures: list[Row] = []
     labels: Counter[str] = Counter()  # of predictions
@@ -85,6 +86,8 @@ def run(
         progress = Progress(len(videos), done=before, before=before)
         with closing(work(todo)) as results:
             for row in results:
+                if on_result is not None:
+                    on_result(row)
                 if "error" in row:
                     if strict:
                         raise VideoError(row["error"])

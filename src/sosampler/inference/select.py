@@ -26,6 +26,7 @@ from sosampler.video.source import open_video, source_name
 # sees small copies, and the N chosen frames are decoded a second time.
 MAX_KEPT_BYTES = 1 << 30
 _SCORING_SIZE = 256  # short side of these copies, in pixels
+_NOTED_BYTES = 20 << 20  # read from an address, from which on a note says how to read less
 
 
 def select(
@@ -203,8 +204,10 @@ class OpenCandidates:
         total = time.perf_counter() - self.began
         spent = self.video.timing
         timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
-        notes = tuple(dict.fromkeys((*self.reader.notes, *self.notes)))
-        return {"timing": timing, "notes": notes, "transfer": self.reader.transfer}
+        notes, transfer = dict.fromkeys((*self.reader.notes, *self.notes)), self.reader.transfer
+        if transfer is not None and self.video.candidates.mode != "keyframe" and transfer["bytes_read"] > _NOTED_BYTES:
+            notes[f"{transfer['bytes_read'] / 1e6:.0f} MB were read; keyframe candidates need far less"] = None
+        return {"timing": timing, "notes": tuple(notes), "transfer": transfer}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from sosampler._util.files import at, csv_lines, filled_lines, import_parquet, parse_json
 from sosampler.errors import InvalidArgument, VideoError
 from sosampler.video.remote import expand_address, has_pattern, is_address, scheme_of, shown_address
-from sosampler.video.source import VIDEO_SUFFIXES, frame_images
+from sosampler.video.source import VIDEO_SUFFIXES, frame_images, source_name
 
 Video = Path | str
 """A path, or the text of an address."""
@@ -99,6 +100,16 @@ def _as_path(video: Video) -> str:
         return name
     parts = name.replace("://", "/", 1).split("/")
     return os.path.join(os.sep, *(part.replace(".", "%2E") if part in (".", "..") else part for part in parts))
+
+
+def in_shard(video: Video, number: int, count: int) -> bool:
+    """Return whether a video is in the part `number`, from 0, of `count`.
+
+    By a hash of its name, so that parts stay as they are where a list grows or is in another order, and machines that
+    list a store at different times neither miss a video nor do one twice.
+    """
+    digest = hashlib.sha256(os.fsencode(source_name(video))).digest()
+    return int.from_bytes(digest[:8], "big") % count == number
 
 
 LIST_SUFFIXES = (".csv", ".jsonl", ".parquet")

@@ -21,6 +21,7 @@ from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import SosamplerError, VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
 from sosampler.video.reader import Timeline
+from sosampler.video.remote import RemoteFile
 from sosampler.video.source import refuse_text
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
@@ -72,13 +73,14 @@ class _TimedFile:
 
     def __init__(self, file: Any, time: TimeLimit) -> None:
         self._file, self._time = file, time
+        self._read = file.read_some if isinstance(file, RemoteFile) else file.read
 
     def read(self, size: int) -> Any:
         if self._time.is_step_over:
             return b""
         begin = monotonic()
         try:
-            return self._file.read(size)
+            return self._read(size)
         except SosamplerError as error:  # of an address
             self._time.fail(error)
             return b""

@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 BLOCK = 1 << 16
 """Bytes of a block: about a keyframe, so that one request gets it and little else."""
-# Blocks of one request at most. Their number doubles while reading goes straight on, as through an index.
+# Blocks of one request at most: while reading goes straight on, as through an index, as many as were read before.
 _MAX_AHEAD = 16
 _MAX_CACHED = 512  # blocks, 32 MiB: the index of a long video and some hundred keyframes
 
@@ -111,7 +111,7 @@ class RemoteFile(io.RawIOBase):
         self.name, self._ranges = name, ranges
         self._position = 0
         self._blocks: OrderedDict[int, bytes] = OrderedDict()  # number -> bytes, the one used last at the end
-        self._ahead, self._next = 1, -1  # blocks of the last request, and the block behind them
+        self._run, self._next = 0, -1  # blocks that were fetched one behind the other, and the block behind them
 
     @property
     def transfer(self) -> dict[str, Any]:
@@ -152,16 +152,20 @@ class RemoteFile(io.RawIOBase):
         self._position = stop
         return data
 
+    def read_some(self, size: int) -> bytes:
+        """Read what is left of the block at hand, and no more. FFmpeg asks for as much as its buffer holds."""
+        return self.read(min(size, BLOCK - self._position % BLOCK))
+
     def _block(self, number: int, last: int) -> bytes:
         """Return a block, fetched together with others up to the last of this reading that are not there either."""
         if number not in self._blocks:
-            self._ahead = min(2 * self._ahead, _MAX_AHEAD) if number == self._next else 1
-            end = number + 1
-            while end < max(last + 1, number + self._ahead) and end not in self._blocks and end - number < _MAX_AHEAD:
+            self._run = self._run if number == self._next else 0
+            end, furthest = number + 1, number + min(max(self._run, last + 1 - number), _MAX_AHEAD)
+            while end < furthest and end not in self._blocks:
                 end += 1
             start, stop = number * BLOCK, min(end * BLOCK, self._ranges.size)
             data = self._ranges.fetch(start, stop)
-            self._next = end
+            self._run, self._next = self._run + end - number, end
             for offset in range(0, stop - start, BLOCK):
                 self._blocks[(start + offset) // BLOCK] = data[offset : offset + BLOCK]
             while len(self._blocks) > _MAX_CACHED:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sosampler._util.files import import_parquet
-from sosampler._util.progress import OnProgress
 from sosampler._util.workers import ProcessPool, WorkerDied
 from sosampler.errors import InvalidArgument, SosamplerError, VideoError
 from sosampler.inference.decode import Decoded, DecodeStep, Outcome, Unfit, attempt
@@ -177,7 +176,7 @@ def select_on_ray(
     settings: RaySettings | None = None,
     device: str | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    **callbacks: Any,
 ) -> RunSummary:
     """Choose frames of all videos; write a row for each, without pixels.
 
@@ -188,6 +187,7 @@ def select_on_ray(
             where that is more.
         device: of a sampler: "cpu" or "cuda"; None takes GPUs if the cluster has any.
         overwrite: replace what `out` holds of something else.
+        callbacks: `on_progress` and `on_result`, as `sosampler.inference.many.run` takes them.
     """
     options = replace(options, threads=options.threads or 1)
     policy, network = options.resolved_policy, None
@@ -206,7 +206,7 @@ def select_on_ray(
         values = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "policy"}
         network = NetworkStep(policy.name, _sent(options.policy), values, device=device)
         step = DecodeStep.of_candidates(options)
-    return _run(videos, out, "selections", identity, step, network, settings, on_progress, overwrite)
+    return _run(videos, out, "selections", identity, step, network, settings, overwrite, callbacks)
 
 
 def classify_on_ray(
@@ -217,7 +217,7 @@ def classify_on_ray(
     settings: RaySettings | None = None,
     device: str | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    **callbacks: Any,
 ) -> RunSummary:
     """Classify all videos as `pipeline` does; write a row for each. Other arguments: see `select_on_ray`."""
     options, policy = replace(pipeline.options, threads=pipeline.options.threads or 1), pipeline.policy
@@ -235,7 +235,7 @@ def classify_on_ray(
     arguments["classifier_options"] = {**classifier_options, **({"weights": weights} if weights is not None else {})}
     network = NetworkStep(policy.name, sampler, arguments, with_classifier=True, device=device)
     identity = {**pipeline.identity(), "precision": arguments["precision"]}
-    return _run(videos, out, "predictions", identity, step, network, settings, on_progress, overwrite)
+    return _run(videos, out, "predictions", identity, step, network, settings, overwrite, callbacks)
 
 
 def _has_network(policy: Policy, given: Any) -> bool:
@@ -256,8 +256,8 @@ def _run(
     step: DecodeStep,
     network: NetworkStep | None,
     settings: RaySettings | None,
-    on_progress: OnProgress | None,
     overwrite: bool,
+    callbacks: dict[str, Any],
 ) -> RunSummary:
     wide = settings or RaySettings()
     check_address(wide.address)  # before anything is written
@@ -273,4 +273,4 @@ def _run(
             yield from stream_rows(todo, step, replace(network, device=device), sized)
 
     names = list(dict.fromkeys(str(video) if is_address(video) else os.path.abspath(video) for video in videos))
-    return run(names, work, what, out=Path(out), identity=identity, on_progress=on_progress, overwrite=overwrite)
+    return run(names, work, what, out=Path(out), identity=identity, overwrite=overwrite, **callbacks)
