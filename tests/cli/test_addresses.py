@@ -18,6 +18,7 @@ from sosampler.inference.counters import RunCounters
 from sosampler.video.discover import in_shard, labels, listed_videos
 from sosampler.video.synthetic import numbered_video
 from tests import web_server as web
+from tests.doc_blocks import ROOT
 
 SECRET = "s3cret"
 Cli = Callable[..., tuple[int, str, str]]
@@ -144,6 +145,17 @@ def test_other_commands_open_no_addresses(cli: Cli, tmp_path: Path) -> None:
     assert "by `select` and `classify`" in err
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows"])
+def test_rows_are_not_written_to_addresses(
+    name: str, clip: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = cli(clip, "--out", f"s3://key:{SECRET}@bucket/{name}")
+    assert code == 2
+    assert "--out s3:...: rows are written to files here, not to addresses; upload them later" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+
+
 # ---- parts
 
 
@@ -175,6 +187,20 @@ def test_shards_on_the_command_line(tmp_path: Path, clip_bytes: bytes, cli: Cli)
         code, _, err = cli(tmp_path, f"--shard={bad}")
         assert code == 2
         assert f"--shard {bad} must be I/N with I from 1 to N" in err
+
+
+# ---- documents
+
+
+def test_published_bytes_are_those_of_the_file() -> None:
+    from benchmarks.speed.addresses import table
+
+    result = json.loads((ROOT / "benchmarks" / "results" / "addresses.json").read_text(encoding="utf-8"))
+    assert table(result) in (ROOT / "docs" / "addresses.md").read_text(encoding="utf-8")
+    for measured in result["rows"]:
+        if measured["candidates"] == "keyframe":
+            assert measured["duration"] >= 3600
+            assert measured["bytes_read"] < 0.03 * measured["file_bytes"]
 
 
 # ---- counters
