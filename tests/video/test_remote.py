@@ -232,7 +232,7 @@ def test_unknown_schemes_are_refused(address: str) -> None:
 
 
 def test_a_path_is_no_address(tmp_path: Path) -> None:
-    with pytest.raises(so.VideoError, match="give an address as text, not as a Path"):
+    with pytest.raises(so.VideoError, match="`select` and `classify` open addresses, given as text"):
         so.select(Path("https://example.org/a.mp4"), schemes=("https",))
     assert not is_address(Path("https://example.org"))
     with pytest.raises(so.VideoError, match="torchcodec opens no addresses"):
@@ -440,3 +440,17 @@ def test_what_is_public() -> None:
         assert not http_ranges._is_public(ipaddress.ip_network(network)[5])
         assert not http_ranges._is_public(f"::ffff:{ipaddress.ip_network(network)[5]}")
     assert not http_ranges._is_public("fe80::1%eth0")
+
+
+def test_candidates_for_networks_elsewhere_say_what_they_cost(server: web.WebServer, clip_bytes: bytes) -> None:
+    """As `Pipeline` and Ray decode them."""
+    from sosampler.inference.decode import DecodeStep
+    from sosampler.inference.options import SelectOptions
+    from sosampler.inference.selection import CandidateFrames
+
+    options = SelectOptions(num_frames=2, num_candidates=5, policy="uniform", schemes=("http",))
+    decoded = DecodeStep.of_candidates(options)(server.add("/a.mp4", clip_bytes))
+    assert isinstance(decoded, CandidateFrames)
+    assert decoded.transfer == {"bytes_read": len(clip_bytes), "file_bytes": len(clip_bytes), "requests": 1}
+    assert "schemes" not in options.to_dict()
+    assert options.identity() == SelectOptions(num_frames=2, num_candidates=5, policy="uniform").identity()

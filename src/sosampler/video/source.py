@@ -144,7 +144,8 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         raise VideoError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from error
     if ":/" in os.fspath(path)[:8]:
-        raise VideoError(f"{os.fspath(path).partition(':')[0]}:...: give an address as text, not as a Path")
+        scheme = os.fspath(path).partition(":")[0]
+        raise VideoError(f"{scheme}:...: `select` and `classify` open addresses, given as text; otherwise download it")
     if not path.exists():
         raise VideoError(f"{path}: no such file or folder; check the path")
     if not path.is_file():
