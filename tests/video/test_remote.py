@@ -190,6 +190,19 @@ def test_a_server_without_ranges_works_and_says_what_it_costs(server: web.WebSer
     assert so.select(address, 2, schemes=("http",)).transfer["bytes_read"] == len(long_clip)
 
 
+def test_a_server_may_cease_to_give_ranges(server: web.WebServer, long_clip: bytes) -> None:
+    """As some do for a file that another server of theirs has."""
+    address = server.add("/a.mp4", long_clip, web.after(3, web.no_ranges))
+    sel = so.select(address, 3, policy="uniform", schemes=("http",), limits=quick())
+    assert [read_number(frame) for frame in sel.frames] == [10, 30, 50]
+    assert sel.transfer is not None
+    assert sel.transfer["bytes_read"] == server.sent > len(long_clip)
+    assert len(server.requests) == 4
+    assert "the whole file was read" in sel.notes[0]
+    server.add("/a.mp4", long_clip, web.after(3, lambda handler, data: web.no_ranges(handler, data[:-1])))
+    assert re.search(r"its length was \d+ bytes and is \d+ now", refusal(address))
+
+
 def _chunked(handler: web.Handler, data: bytes) -> None:
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")
@@ -439,6 +452,9 @@ def test_what_is_public() -> None:
     for network in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16", "100.64.0.0/10"):
         assert not http_ranges._is_public(ipaddress.ip_network(network)[5])
         assert not http_ranges._is_public(f"::ffff:{ipaddress.ip_network(network)[5]}")
+        assert not http_ranges._is_public(f"64:ff9b::{ipaddress.ip_network(network)[5]}")
+    assert not http_ranges._is_public("2002:0a00:0001::1")  # 10.0.0.1
+    assert http_ranges._is_public("2002:0808:0808::1")
     assert not http_ranges._is_public("fe80::1%eth0")
 
 

@@ -29,6 +29,7 @@ _TRANSIENT = (408, 429, 500, 502, 503, 504)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _CONNECT_SECONDS = 10.0
 _PIECE = 1 << 16
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _MAX_SIZE = 1 << 60  # bytes
 _SAFE = "/%:@!$&'()*+,;=~?"  # what stays as it is in a path and a query
 
@@ -172,7 +173,9 @@ class HttpRanges:
         if response.status in (200, 206) and (response.getheader("Content-Encoding") or "identity") != "identity":
             raise _Failed("the server sends it compressed, not as it is", "download it", is_final=True)
         if response.status == 200:
-            return self._take_whole(response)
+            whole = self._take_whole(response)
+            whole.seek(start)
+            return whole.read(stop - start)
         if response.status != 206:
             raise _refusal(response)
         match = _CONTENT_RANGE.fullmatch(response.getheader("Content-Range") or "")
@@ -181,14 +184,7 @@ class HttpRanges:
         first, last, size = map(int, match.groups())
         if size > _MAX_SIZE:
             raise _Failed(f"the server announces {size} bytes", "check the address", is_final=True)
-        if self.size < 0:
-            self.size = size
-        if size != self.size:
-            raise _Failed(
-                f"its length was {self.size} bytes and is {size} now, so it changed or the server is wrong",
-                "try again",
-                is_final=True,
-            )
+        self._note_size(size)
         if (first, last) != (start, min(stop, size) - 1):
             raise _Failed(
                 f"the server sent bytes {first} to {last} where {start} to {min(stop, size) - 1} were requested",
@@ -202,6 +198,12 @@ class HttpRanges:
             self._disconnect()
         return data
 
+    def _note_size(self, size: int) -> None:
+        if self.size not in (-1, size):
+            why = f"its length was {self.size} bytes and is {size} now, so it changed or the server is wrong"
+            raise _Failed(why, "try again", is_final=True)
+        self.size = size
+
     def _pieces(self, response: http.client.HTTPResponse, number: int) -> Iterator[bytes]:
         """Read exactly so many bytes."""
         left = number
@@ -213,28 +215,30 @@ class HttpRanges:
             left -= len(piece)
             yield piece
 
-    def _take_whole(self, response: http.client.HTTPResponse) -> bytes:
-        """Read the whole file, because the server knows no ranges."""
+    def _take_whole(self, response: http.client.HTTPResponse) -> IO[bytes]:
+        """Read the whole file, because the server knows no ranges, or does not want to give them any more."""
         announced, size = response.length, 0  # None where it does not say
         check_read(self._name, self.bytes_read + (announced or 0), self._limits)
         if self._watch is not None:
             self._watch.cancel()  # it takes as long as it takes, but not without a byte
-        if self._whole is not None:
-            self._whole.close()  # of an attempt that failed
-        self._whole = tempfile.TemporaryFile(prefix="sosampler-")  # noqa: SIM115
-        while piece := response.read1(_PIECE):
-            self._whole.write(piece)
-            size += len(piece)
-            self.bytes_read += len(piece)
-            check_read(self._name, self.bytes_read, self._limits)
-            self._time.check()
-        if announced is not None and size != announced:
-            raise _Failed(f"{size} of the {announced} bytes came that the server had announced")
-        self.size = size
-        self.notes = [f"the server knows no ranges of bytes, so the whole file was read: {size / 1e6:.1f} MB"]
+        whole = tempfile.TemporaryFile(prefix="sosampler-")  # noqa: SIM115
+        try:
+            while piece := response.read1(_PIECE):
+                whole.write(piece)
+                size += len(piece)
+                self.bytes_read += len(piece)
+                check_read(self._name, self.bytes_read, self._limits)
+                self._time.check()
+            if announced is not None and size != announced:
+                raise _Failed(f"{size} of the {announced} bytes came that the server had announced")
+            self._note_size(size)
+        except BaseException:
+            whole.close()
+            raise
+        self.notes.append(f"the server knows no ranges of bytes, so the whole file was read: {size / 1e6:.1f} MB")
         self._disconnect()
-        self._whole.seek(0)
-        return self._whole.read(BLOCK)
+        self._whole = whole
+        return whole
 
     def _redirect(self, location: str) -> None:
         try:
@@ -302,8 +306,9 @@ def _split(address: str) -> SplitResult:
 
 def _is_public(text: Any) -> bool:
     address = ipaddress.ip_address(str(text).partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    if isinstance(address, ipaddress.IPv6Address):  # some stand for an IPv4 address
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
+        address = address.ipv4_mapped or address.sixtofour or inner or address
     return address.is_global
 
 

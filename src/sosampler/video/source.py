@@ -111,7 +111,8 @@ def _open_address(
     except BaseException:
         file.close()
         raise
-    reader.notes += file.notes
+    file.notes.extend(reader.notes)
+    reader.notes = file.notes  # one list: the file may add to it while it is read
     return reader
 
 
