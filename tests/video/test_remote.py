@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import re
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -274,6 +276,14 @@ def test_a_login_is_sent_to_its_server_alone(server: web.WebServer, clip_bytes: 
         assert not any("Authorization" in headers or SECRET in path for path, headers in other.requests)
 
 
+def test_five_redirects_are_followed(server: web.WebServer, clip_bytes: bytes) -> None:
+    for number in range(6):
+        server.add(f"/{number}.mp4", answer=web.redirect(f"/{number + 1}.mp4"))
+    server.add("/6.mp4", clip_bytes)
+    assert len(so.select(f"{server.url}/1.mp4", 2, schemes=("http",))) == 2
+    assert "redirects more than 5 times" in refusal(f"{server.url}/0.mp4")
+
+
 def test_where_a_redirect_led_may_expire(server: web.WebServer, long_clip: bytes) -> None:
     address = server.add("/a.mp4", long_clip, web.redirect("/b.mp4"))
     server.add("/b.mp4", long_clip, web.after(1, web.failing(1, web.status(403))))
@@ -328,6 +338,47 @@ def test_hosts_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("http://h:port/a", "http:///a", "http://[::1/a"):
         with pytest.raises(so.VideoError, match="is no valid address"):
             so.select(address, schemes=("http",))
+
+
+def _certificate(folder: Path) -> Path:
+    """Return a certificate of this machine, with its key, that nobody has signed but itself."""
+    pytest.importorskip("cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path = folder / "server.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, *private) + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+def test_certificates_are_checked(tmp_path: Path, clip_bytes: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = _certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    with web.serving() as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.add("/a.mp4", clip_bytes)
+        port = server.server_address[1]
+        with pytest.raises(so.VideoError, match="its certificate is not trusted; check the address"):
+            so.select(f"https://localhost:{port}/a.mp4", 2, schemes=("https",))
+        monkeypatch.setattr(http_ranges, "_tls", lambda: ssl.create_default_context(cafile=pem))
+        assert len(so.select(f"https://localhost:{port}/a.mp4", 2, schemes=("https",))) == 2
+        assert server.requests[0][1]["Host"] == f"localhost:{port}"
+        with pytest.raises(so.VideoError, match="its certificate is not trusted"):  # it is of another name
+            so.select(f"https://127.0.0.1:{port}/a.mp4", 2, schemes=("https",))
 
 
 @pytest.mark.parametrize("answer", [web.stall, web.drip, web.after(1, web.stall)])

@@ -96,11 +96,12 @@ class HttpRanges:
 
     def _once(self, start: int, stop: int) -> bytes:
         """Request a range, and follow redirects."""
-        may_restart = self._target != self._given
-        for _ in range(_MAX_REDIRECTS + 2):
+        may_restart, redirects = self._target != self._given, 0
+        while redirects <= _MAX_REDIRECTS:
             self._time.check()
             with self._answer(start, stop) as response:
                 if response.status in _REDIRECTS:
+                    redirects += 1
                     self._redirect(response.getheader("Location") or "")
                 elif may_restart and response.status in (401, 403, 404, 410):
                     # Where an earlier redirect led to has expired, as signed addresses do.
