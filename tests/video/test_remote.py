@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import ipaddress
 import re
 import socket
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import sosampler as so
-from sosampler.video import http_ranges, remote
+from sosampler.video import http_ranges, limits, pyav_index, remote
 from sosampler.video.remote import BLOCK, RemoteFile, is_address, open_address, shown_address
 from sosampler.video.source import source_name
 from sosampler.video.synthetic import draw_number, encode_video, read_number
@@ -260,6 +261,11 @@ def test_names_hold_no_secrets() -> None:
     assert SECRET not in shown_address(f"https://[{SECRET}/a.mp4")
     assert SECRET not in shown_address(f"https://u:{SECRET}@{SECRET}@h/a.mp4")
     assert source_name(f"https://u:{SECRET}@h/a?{SECRET}") == "https://h/a"
+    file = io.BytesIO(b"no video")
+    file.name = f"https://h/a.mp4?{SECRET}"
+    with pytest.raises(so.VideoError, match=r"^https://h/a\.mp4: ") as caught:
+        so.select(file)
+    assert SECRET not in str(caught.value)
 
 
 # ---- what servers do
@@ -397,19 +403,25 @@ def test_the_time_of_a_video_includes_waiting(server: web.WebServer, long_clip: 
     assert "within the limit timeout=0.3 seconds" in refusal(address, timeout=0.3, retries=9)
 
 
-def test_slow_is_not_damaged(server: web.WebServer, long_clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for bytes is not FFmpeg's search for a packet, after which a file counts as cut off."""
-    from sosampler.video import pyav_decode
+    now = [0.0]
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pyav_index, "monotonic", lambda: now[0])
 
-    monkeypatch.setattr(pyav_decode, "MAX_PACKET_SECONDS", 0.05)
+    class Slow:
+        def read(self, size: int) -> bytes:
+            now[0] += 10.0
+            return bytes(size)
 
-    def slowly(handler: web.Handler, data: bytes) -> None:
-        time.sleep(0.1)
-        web.ranges(handler, data)
-
-    sel = so.select(server.add("/a.mp4", long_clip, slowly), 3, policy="uniform", schemes=("http",))
-    assert [read_number(frame) for frame in sel.frames] == [10, 30, 50]
-    assert not sel.notes
+    with limits.TimeLimit("x", so.Limits(timeout=100)) as time_limit:
+        file = pyav_index._TimedFile(Slow(), time_limit)
+        time_limit.begin_step(limits.MAX_PACKET_SECONDS)
+        assert [len(file.read(1)) for _ in range(5)] == [1] * 5
+        now[0] += limits.MAX_PACKET_SECONDS + 1  # of FFmpeg itself
+        assert file.read(1) == b""
+        time_limit.begin_step(limits.MAX_PACKET_SECONDS)
+        assert [len(file.read(1)) for _ in range(5)] == [1, 1, 1, 1, 0]  # the video has its 100 seconds, and no more
 
 
 @pytest.mark.parametrize("bad", [web.status(503), web.hang_up, web.lying(short=9)])

@@ -31,7 +31,7 @@ class Store:
         self.cut = 0
 
     def _strip_protocol(self, address: str) -> str:
-        return address.split("://", 1)[1].rstrip("/")
+        return address.removeprefix(f"{address.split(':')[0].lower()}://").rstrip("/")
 
     def _fail(self) -> None:
         if self.failures:
@@ -129,10 +129,14 @@ def test_a_store_that_stalls_lies_or_is_a_folder(store: Store, monkeypatch: pyte
 
     monkeypatch.setattr(workers, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(remote, "MAX_STALL_SECONDS", 0.1)
-    monkeypatch.setattr(store, "info", lambda _: threading.Event().wait(1))
+    monkeypatch.setattr(remote, "LISTING_SECONDS", 0.2)
+    for name in ("info", "glob"):
+        monkeypatch.setattr(store, name, lambda _: threading.Event().wait(1))
     begin = time.monotonic()
     refused("s3://bucket/a.mp4", "does not answer within 0.1 seconds")
-    assert time.monotonic() - begin < 0.8
+    with pytest.raises(so.VideoError, match=r"does not answer within 0\.2 seconds"):
+        listed_videos(["s3://bucket/*"], schemes=("s3",))
+    assert time.monotonic() - begin < 1.8
 
 
 def test_patterns_and_folders(store: Store, clip_bytes: bytes) -> None:
@@ -141,6 +145,7 @@ def test_patterns_and_folders(store: Store, clip_bytes: bytes) -> None:
 
     assert found("s3://bucket/*.mp4") == ["s3://bucket/a.mp4", "s3://bucket/b.mp4"]
     assert found("s3://bucket/[b]*") == ["s3://bucket/b.mp4"]
+    assert found("S3://bucket/b*") == ["s3://bucket/b.mp4"]
     assert found("s3://bucket/") == ["s3://bucket/a.mp4", "s3://bucket/b.mp4"]
     assert found("s3://bucket/a.mp4", "s3://bucket/*.mp4") == ["s3://bucket/a.mp4", "s3://bucket/b.mp4"]
     with pytest.raises(so.InvalidArgument, match=r"s3://bucket/\*.avi: there is no video; check the address"):

@@ -218,7 +218,7 @@ class StoreRanges:
         self.notes: list[str] = []
         self._time = TimeLimit(name, limits)
         self._store = store_of(address)
-        self._path = self._store._strip_protocol(address)
+        self._path = _path_in(self._store, address)
         info = self._call(lambda: self._store.info(self._path))
         if info.get("type") != "file":
             raise VideoError(f"{name}: is a folder; end it with / to take all videos below it, or give a pattern")
@@ -241,7 +241,7 @@ class StoreRanges:
                 self._time.check()
                 self.requests += 1
                 try:
-                    return call_store(self._name, work, self._time.seconds_left)
+                    return call_store(self._name, work, min(MAX_STALL_SECONDS, self._time.seconds_left))
                 except _Transient as error:
                     if attempt == self._limits.retries:
                         raise VideoError(str(error)) from None
@@ -274,11 +274,15 @@ def store_of(address: str) -> Any:
         ) from None
 
 
-def call_store(name: str, work: Callable[[], Any], seconds: float = MAX_STALL_SECONDS) -> Any:
+def _path_in(store: Any, address: str) -> Any:
+    scheme, rest = address.split("://", 1)
+    return store._strip_protocol(f"{scheme.lower()}://{rest}")
+
+
+def call_store(name: str, work: Callable[[], Any], seconds: float) -> Any:
     """Call fsspec within a time. What it says on errors is not shown: it may hold addresses and keys."""
     from sosampler._util.workers import within
 
-    seconds = min(MAX_STALL_SECONDS, seconds)
     try:
         return within(seconds, work)
     except FileNotFoundError:
@@ -304,6 +308,9 @@ def call_store(name: str, work: Callable[[], Any], seconds: float = MAX_STALL_SE
 
 # ---- lists
 
+LISTING_SECONDS = 600.0
+"""To list the files of a pattern or a folder: a thousand a request."""
+
 
 def has_pattern(address: str) -> bool:
     """Return whether an address of a store is a pattern or a folder; on the web "?" begins a query.
@@ -319,7 +326,7 @@ def expand_address(address: str, schemes: Sequence[str], suffixes: Iterable[str]
     """Return the videos that a pattern (`s3://bucket/*.mp4`) or a folder (`s3://bucket/folder/`) stands for."""
     scheme, name = scheme_of(address, check_schemes(schemes)), shown_address(address)
     store = store_of(address)
-    path = store._strip_protocol(address)
+    path = _path_in(store, address)
     endings = tuple(suffixes)
 
     def names() -> list[str]:
@@ -327,7 +334,7 @@ def expand_address(address: str, schemes: Sequence[str], suffixes: Iterable[str]
         return [each for each in found if not address.endswith("/") or each.lower().endswith(endings)]
 
     try:
-        paths = call_store(name, names)
+        paths = call_store(name, names, LISTING_SECONDS)
     except _Transient as error:
         raise VideoError(str(error)) from None
     if not paths:

@@ -127,7 +127,9 @@ def source_name(source: Any) -> str:
     if is_torchcodec_decoder(source):
         return "<VideoDecoder>"
     name = getattr(source, "name", None)
-    return name if isinstance(name, str) else f"<{type(source).__name__}>"
+    if not isinstance(name, str):
+        return f"<{type(source).__name__}>"
+    return shown_address(name) if is_address(name) else name  # of a file that another library opened
 
 
 def is_torchcodec_decoder(source: Any) -> bool:
