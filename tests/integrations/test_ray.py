@@ -210,6 +210,7 @@ def test_interrupted_and_run_again(machine: None, tmp_path: Path) -> None:
     assert len(table(tmp_path / "rows")) == 8
 
 
+@pytest.mark.slow
 def test_addresses_and_what_they_cost(machine: None, tmp_path: Path) -> None:
     counted: list[dict[str, Any]] = []
     with web_server.serving() as server:
