@@ -71,6 +71,11 @@ def select_command(
     max_duration: shared.MaxDuration = None,
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
+    max_read: shared.MaxRead = None,
+    retries: shared.Retries = None,
+    shard: shared.Shard = None,
+    metrics: shared.Metrics = None,
+    schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     engine: shared.Engine = "local",
     address: shared.Address = None,
 ) -> None:
@@ -109,8 +114,8 @@ def select_command(
         work = SelectJob(options, out, frames_folder, image_format, sheet, workers, overwrite).run
     from sosampler.video.discover import listed_videos
 
-    paths = listed_videos(videos, leave_out=frames_folder)
-    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray)
+    paths = shared.shard_of(listed_videos(videos, leave_out=frames_folder, schemes=options.schemes), shard)
+    shared.run_and_report(work, paths, "selections", json_output=json_output, on_ray=on_ray, metrics=metrics)
 
 
 def classify_command(
@@ -152,6 +157,11 @@ def classify_command(
     max_duration: shared.MaxDuration = None,
     max_bytes: shared.MaxBytes = None,
     timeout: shared.Timeout = None,
+    max_read: shared.MaxRead = None,
+    retries: shared.Retries = None,
+    shard: shared.Shard = None,
+    metrics: shared.Metrics = None,
+    schemes: shared.Schemes = SelectOptions.schemes,  # type: ignore[assignment]
     out: shared.Out = None,
     overwrite: shared.Replace = False,
     json_output: shared.Json = False,
@@ -169,7 +179,7 @@ def classify_command(
 
     checked: Any = shared.check_ray_out if on_ray else check_out
     target: Any = checked(out, "predictions", overwrite=overwrite) if on_ray or out is not None else None
-    paths = listed_videos(videos)
+    paths = shared.shard_of(listed_videos(videos, schemes=arguments["schemes"]), shard)
     import_torch()  # raises with how to install it
     from sosampler.inference.pipeline import Pipeline
 
@@ -199,4 +209,4 @@ def classify_command(
         from sosampler.inference.many import classify_videos
 
         work = partial(classify_videos, pipeline, out=target, overwrite=overwrite)
-    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray)
+    shared.run_and_report(work, paths, "predictions", json_output=json_output, on_ray=on_ray, metrics=metrics)

@@ -35,7 +35,8 @@ from sosampler.inference.select import select_with
 from sosampler.inference.selection import Selection
 from sosampler.policies.auto import Auto
 from sosampler.policies.registry import can_travel
-from sosampler.video.discover import labels
+from sosampler.video.discover import Video, labels
+from sosampler.video.source import source_name
 
 if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline
@@ -76,6 +77,7 @@ def run(
     identity: dict[str, Any] | None = None,
     on_row: Callable[[Row], None] | None = None,
     on_progress: OnProgress | None = None,
+    on_result: Callable[[Row], None] | None = None,
     repeat: bool = False,
     strict: bool = False,
     overwrite: bool = False,
@@ -84,18 +86,20 @@ def run(
 
     Rows of a file (.jsonl, .csv, .parquet) are in the order of the videos; a folder gets Parquet files. A run resumes
     where `identity` is equal. `what` is "selections" or "predictions". `on_row` is called with each new row where none
-    are written, and with that of a single video. `strict` raises the first failure. `overwrite`: replace
-    what `out` holds of something else.
+    are written, and with that of a single video; `on_result` with every new row and failure. `strict` raises the first
+    failure. `overwrite`: replace what `out` holds of something else.
     """
     failures: list[Row] = []
     noted: list[str] = []  # the first note of each video that has any
     labels: Counter[str] = Counter()  # of predictions
     with nullcontext() if out is None else open_rows(out, what, identity or {}, overwrite=overwrite) as rows:
-        todo = [video for video in videos if repeat or rows is None or not rows.done(video)]
+        todo = [video for video in videos if repeat or rows is None or not rows.done(source_name(video))]
         before = len(videos) - len(todo)
         progress = Progress(len(videos), done=before, before=before)
         with closing(work(todo)) as results:
             for row in results:
+                if on_result is not None:
+                    on_result(row)
                 if "error" in row:
                     if strict:
                         raise VideoError(row["error"])
@@ -116,13 +120,14 @@ def run(
         notes: dict[str, Any] = {"num_with_notes": len(noted), "example_note": noted[0] if noted else None}
         if rows is None:
             return RunSummary(None, len(videos), 0, 0, failures, same_label=same, **notes)
-        rows.finish(failures, videos)
+        rows.finish(failures, [source_name(video) for video in videos])
         return RunSummary(out, len(videos), before, rows.num_rows, failures, rows.damaged, same, **notes)
 
 
 def row_of(video: str, outcome: Any) -> Row:
     """Return the row of a selection, a prediction, or an error."""
-    return {"video": video, "error": str(outcome)} if isinstance(outcome, SosamplerError) else outcome.to_dict()
+    is_error = isinstance(outcome, SosamplerError)
+    return {"video": source_name(video), "error": str(outcome)} if is_error else outcome.to_dict()
 
 
 # ---- selections
@@ -210,7 +215,7 @@ class SelectJob:
         if self.out is not None:
             check_out(self.out, "selections", overwrite=self.overwrite)
 
-    def run(self, videos: Sequence[Path], **callbacks: Any) -> RunSummary:
+    def run(self, videos: Sequence[Video], **callbacks: Any) -> RunSummary:
         """Select from all videos, and write rows, frames and the contact sheet; `on_row`, `on_progress` as in `run`."""
         names, is_single = [str(video) for video in videos], len(videos) == 1
         if self.sheet is not None and len(videos) > MAX_ROWS:
@@ -272,7 +277,7 @@ class SelectStep:
     tiles: bool
 
     def __call__(self, video: str) -> Selection | SheetRow | SosamplerError:
-        return attempt(video, lambda: self._select(video))
+        return attempt(source_name(video), lambda: self._select(video))
 
     def _select(self, video: str) -> Selection | SheetRow:
         # Only image files need pixels.
@@ -286,7 +291,7 @@ class SelectStep:
 
 
 def classify_videos(
-    pipeline: Pipeline, videos: Sequence[Path], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
+    pipeline: Pipeline, videos: Sequence[Video], out: Path | None = None, *, overwrite: bool = False, **callbacks: Any
 ) -> RunSummary:
     """Classify all videos, and write their rows; `on_row` and `on_progress` as in `run`."""
 
@@ -334,7 +339,20 @@ def describe_row(row: Row) -> str:
         for index, seconds, score in zip(selection["frame_indices"], selection["pts_seconds"], scores, strict=True):
             suffix = "" if score is None else f"  score {score:.4f}"
             lines.append(f"  frame {index:>7}  {seconds:>10.3f} s{suffix}")
+    if transfer := selection.get("transfer"):
+        lines.append(f"  {describe_transfer(transfer)}")
     return "\n".join(escaped(line) for line in [*lines, *(f"  note: {note}" for note in selection["notes"])])
+
+
+def describe_transfer(transfer: Row) -> str:
+    """Return in words how much of an address was read.
+
+    >>> describe_transfer({"bytes_read": 2_500_000, "file_bytes": 500_000_000, "requests": 31})
+    'read 2.5 of 500.0 MB (0.50 %) in 31 requests'
+    """
+    read, size = transfer["bytes_read"], transfer["file_bytes"]
+    share = f"{100 * read / size:.2f} %"
+    return f"read {read / 1e6:.1f} of {size / 1e6:.1f} MB ({share}) in {transfer['requests']} requests"
 
 
 # ---- image files: the chosen frames, and a contact sheet of them above a timeline

@@ -51,10 +51,12 @@ class SelectOptions:
     auto_tolerance: float | None = None
     query: str | None = None
     query_model: Any = None  # a folder, a hub name, or an image-text model
+    schemes: tuple[str, ...] = ()  # of addresses that may be opened
 
     def __post_init__(self) -> None:
         from sosampler.video.candidates import GRIDS, MODES, ON_SHORT
         from sosampler.video.limits import check_size
+        from sosampler.video.remote import check_schemes
         from sosampler.video.source import DECODERS
 
         for name in ("num_frames", "num_candidates", "threads"):
@@ -75,6 +77,7 @@ class SelectOptions:
         if self.decoder is not None:
             one_of("decoder", self.decoder, DECODERS)
         check_size(self.size)
+        object.__setattr__(self, "schemes", check_schemes(self.schemes))
         if self.query is None:
             self._check_no_query()
         elif self.policy is None:
@@ -192,6 +195,7 @@ class SelectOptions:
             bounds = {f"auto_{name}": value for name, value in asdict(self.auto).items() if name != "sure"}
             values |= {"num_frames": AUTO, **bounds}
         limits = None if self.limits is None else asdict(self.limits)
+        del values["schemes"]  # they decide what is opened, not what a row holds
         model = values.pop("query_model")
         if self.query is None:
             del values["query"]  # rows of earlier versions, which had no queries, resume

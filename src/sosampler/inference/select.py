@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from sosampler.video.source import open_video, source_name
 # them up to this many bytes, so that the chosen ones need not be decoded again.
 MAX_KEPT_BYTES = 1 << 30
 _VIEW_SIZE = 256  # short side of these copies, in pixels, where a policy has none of its own
+_NOTED_BYTES = 20 << 20  # read from an address, from which on a note says how to read less
 
 
 def select(
@@ -64,11 +65,13 @@ def select(
     auto_tolerance: float | None = None,
     query: str | None = None,
     query_model: Any = None,
+    schemes: Sequence[str] = (),
 ) -> Selection:
     """Choose `num_frames` of the `num_candidates` candidate frames of a video.
 
     Args:
-        source: a path, bytes, a binary file-like object, a folder of frame images or a torchcodec `VideoDecoder`.
+        source: a path, bytes, a binary file-like object, a folder of frame images, an address or a torchcodec
+            `VideoDecoder`.
         num_frames: N, how many frames to choose; 8 if not given. With `fps` or policy "all", all candidates. "auto" or
             `so.Auto(min, max, tolerance)`: a trained sampler decides, the fewest frames that cost little accuracy.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (general: 32, or 4 N where N is
@@ -101,6 +104,7 @@ def select(
             than the rest, frames that cover the video. `policy` is then "query+mmr", or "query" with another method.
         query_model: the image-text model that reads the query: a folder or a hub name; the environment variable
             SOSAMPLER_QUERY_MODEL if not given.
+        schemes: of the addresses that may be opened: "https", "http", "s3", "gs", "hf"; none unless given.
 
     Examples:
         >>> import sosampler as so
@@ -238,14 +242,17 @@ class OpenCandidates:
         total = time.perf_counter() - self.began
         spent = self.video.timing
         timing = {**spent, "choose_and_decode": total - sum(spent.values()), "total": total}
-        return {"timing": timing, "notes": tuple(dict.fromkeys((*self.reader.notes, *self.notes)))}
+        notes, transfer = dict.fromkeys((*self.reader.notes, *self.notes)), self.reader.transfer
+        if transfer is not None and self.video.candidates.mode != "keyframe" and transfer["bytes_read"] > _NOTED_BYTES:
+            notes[f"{transfer['bytes_read'] / 1e6:.0f} MB were read; keyframe candidates need far less"] = None
+        return {"timing": timing, "notes": tuple(notes), "transfer": transfer}
 
 
 @contextmanager
 def open_candidates(source: Any, options: SelectOptions, *, enlarge: bool = True) -> Iterator[OpenCandidates]:
     """Open a video and list its candidates. Without `enlarge`, a short side above the video's stays as stored."""
     began = time.perf_counter()
-    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps")}
+    how = {name: getattr(options, name) for name in ("decoder", "threads", "limits", "folder_fps", "schemes")}
     name = source_name(source)
     with errors_of(name):
         reader = open_video(source, **how)

@@ -71,6 +71,7 @@ class Selection:
     # a part of the video ("localised").
     query: dict[str, Any] | None = None
     known: Known | None = field(default=None, repr=False)  # where the answer is not the mean of the frames' answers
+    transfer: dict[str, Any] | None = None  # of an address: bytes read, of how many, and in how many requests
 
     def __post_init__(self) -> None:
         count = len(self.frame_indices)
@@ -139,6 +140,7 @@ class Selection:
             "pts_seconds": self.pts_seconds.tolist(),
             "scores": None if self.scores is None else self.scores.tolist(),
             "candidates": self.candidates.to_dict(),
+            **({} if self.transfer is None else {"transfer": dict(self.transfer)}),
             "metadata": self.metadata.to_dict(),
             "video_metadata": self.to_video_metadata(),
             "timing": dict(self.timing),
@@ -157,6 +159,7 @@ class CandidateFrames:
     metadata: VideoMetadata
     timing: dict[str, float] = field(default_factory=dict)  # seconds, by the names that a selection has
     notes: tuple[str, ...] = ()
+    transfer: dict[str, Any] | None = None  # of an address, as a selection has it
     frames: Frames | None = None  # [D, H, W, 3]; None where they are not decoded, or in another process's memory
 
 
@@ -204,4 +207,5 @@ def build_selection(
         asked=None if options.auto is None else options.auto.to_dict(choice.expected),
         query=choice.query,
         known=None if choice.evidence is None else Known(choice.evidence, positions),
+        transfer=video.transfer,
     )

@@ -24,6 +24,7 @@ class FolderReader:
 
     decoder = "images"
     file_bytes: int | None = None
+    transfer: dict[str, Any] | None = None
 
     def __init__(self, folder: Path, *, fps: float | None, limits: Limits) -> None:
         self.name = str(folder)

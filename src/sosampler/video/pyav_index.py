@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import av
@@ -17,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sosampler._util.arrays import Indices, Seconds
-from sosampler.errors import VideoError
+from sosampler.errors import SosamplerError, VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
 from sosampler.video.pyav_versions import discard_others, index_entries, open_for_reading
 from sosampler.video.reader import Timeline
+from sosampler.video.remote import RemoteFile
 from sosampler.video.source import refuse_text
 
 # FFmpeg's marker for "no timestamp" (AV_NOPTS_VALUE).
@@ -65,13 +67,23 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
 
 
 class _TimedFile:
-    """A file-like object that ends when the time is over, because FFmpeg does not look at the clock here."""
+    """A file-like object that ends when the time is over or it fails: FFmpeg does not look at the clock here."""
 
     def __init__(self, file: Any, time: TimeLimit) -> None:
         self._file, self._time = file, time
+        self._read = file.read_some if isinstance(file, RemoteFile) else file.read
 
     def read(self, size: int) -> Any:
-        return b"" if self._time.is_step_over else self._file.read(size)
+        if self._time.is_step_over:
+            return b""
+        begin = monotonic()
+        try:
+            return self._read(size)
+        except SosamplerError as error:  # of an address
+            self._time.fail(error)
+            return b""
+        finally:
+            self._time.extend_step(monotonic() - begin)  # a slow connection is no damaged file
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)

@@ -42,6 +42,7 @@ from sosampler.video.pyav_index import (
     video_stream,
 )
 from sosampler.video.reader import FrameBatch, FrameView, Timeline, VideoMetadata
+from sosampler.video.remote import RemoteFile
 
 # Packets that may be decoded to find frames in the place of damaged ones: twice what the reading itself takes, and at
 # least this many. Beyond it the nearest sound frame of the reading serves.
@@ -95,6 +96,12 @@ class PyavReader:
 
     def close(self) -> None:
         self._feed.close()
+        if isinstance(self._source, RemoteFile):
+            self._source.close()
+
+    @property
+    def transfer(self) -> dict[str, Any] | None:
+        return self._source.transfer if isinstance(self._source, RemoteFile) else None
 
     # --- what is there ---------------------------------------------------------------------------------------------
 

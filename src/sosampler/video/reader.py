@@ -177,6 +177,11 @@ class VideoReader(Protocol):
     file_bytes: int | None  # None where it is unknown
 
     @property
+    def transfer(self) -> dict[str, Any] | None:
+        """Bytes and requests so far, of an address; None for other sources."""
+        ...
+
+    @property
     def metadata(self) -> VideoMetadata: ...
 
     @property

@@ -54,6 +54,7 @@ class _Reading(ABC):
     name: str
     notes: list[str]
     file_bytes: int | None = None
+    transfer: dict[str, Any] | None = None
     _limits: Limits
 
     @abstractmethod
