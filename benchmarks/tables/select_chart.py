@@ -56,7 +56,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.12)
     patches = [axes.barh([0], [0], color=TOOLS[tool]) for tool in tools]
-    axes.legend(patches, tools, frameon=False, fontsize=8, loc="lower right")
+    axes.legend(patches, tools, frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(tools))
     figure.savefig(out, bbox_inches="tight", metadata={"Date": None})
 
 

@@ -20,6 +20,7 @@ from sosampler.video.candidates import BEHIND_CUT
 from sosampler.video.reader import Timeline
 from sosampler.video.synthetic import numbered_video, read_number
 from tests.clips import BY_NAME, CLIPS, Clip
+from tests.conftest import torchcodec_problem, unavailable
 
 ONE_GROUP = {"x264-params": "keyint=infinite:scenecut=0:log-level=error", "preset": "veryfast"}
 
@@ -111,6 +112,20 @@ def test_auto_within_a_range_and_at_a_rate() -> None:
     assert rate.frame_indices.tolist() == list(range(60))
 
 
+@pytest.mark.parametrize("seek_mode", ["exact", "approximate"])
+def test_a_decoder_that_is_open(seek_mode: str, tmp_path: Path) -> None:
+    if problem := torchcodec_problem():
+        unavailable("torchcodec", problem)
+    from torchcodec.decoders import VideoDecoder
+
+    (tmp_path / "v.mp4").write_bytes(film())
+    sel = so.select(VideoDecoder(tmp_path / "v.mp4", seek_mode=seek_mode), 4, num_candidates=8)
+    assert numbers(sel) == sel.frame_indices.tolist()
+    assert sel.candidates.mode == "auto"
+    moved = sel.candidates.moved_frames
+    assert moved.any() == (seek_mode == "exact")  # the other one lists no keyframes
+
+
 @pytest.mark.parametrize("policy", ["general", "frame-difference", "uniform", "general+nms"])
 def test_the_mode_where_none_is_given(policy: str) -> None:
     mode = SelectOptions(policy=policy).mode
@@ -138,7 +153,7 @@ class TestTooFewKeyframes:
         data = numbered_video(num_frames=60, gop=30)
         sel = so.select(data, 2, policy="uniform", candidates="keyframe", start=0.1, end=0.9)
         assert sel.frame_indices.tolist() == numbers(sel) == [9, 21]
-        assert sel.notes == ("no keyframes for 2 candidates; the others are exact frames, which take longer",)
+        assert sel.notes == ("no keyframes for 2 candidates; all are exact frames, which take longer",)
         with pytest.raises(so.InvalidArgument, match="no keyframe among the frames to choose from"):
             so.select(data, 2, policy="uniform", candidates="keyframe", start=0.1, end=0.9, on_short="fewer")
 

@@ -106,7 +106,7 @@ def _variants(video: Path, chosen: Any, peers: Path | None) -> dict[str, Callabl
     }
     if ffmpeg := shutil.which("ffmpeg"):
         every = chosen.metadata.total_num_frames // DEFAULT_NUM_FRAMES
-        every_key = max(1, chosen.metadata.num_keyframes // DEFAULT_NUM_FRAMES)
+        every_key = max(2, chosen.metadata.num_keyframes // DEFAULT_NUM_FRAMES)
         variants[THUMBNAIL] = partial(_run, thumbnail_command(ffmpeg, video, every))
         variants[THUMBNAIL_KEYS] = partial(_run, thumbnail_command(ffmpeg, video, every_key, "-skip_frame", "nokey"))
     if peers is not None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from sosampler._util.arrays import Frames, Indices
-from sosampler.errors import InvalidArgument, errors_of
+from sosampler.errors import InvalidArgument, VideoError, errors_of
 from sosampler.inference.options import SelectOptions
 from sosampler.inference.selection import CandidateFrames, Candidates, Selection, build_selection
 from sosampler.policies.auto import Auto
@@ -404,7 +404,8 @@ def _keyframes_and_exact(reader: VideoReader, options: SelectOptions, notes: lis
         frame_indices = keys[keyframe_positions(targets, keys)] if enough else keyframes_and_exact(targets, keys)
         if not enough:
             number = "1 keyframe" if len(keys) == 1 else f"{len(keys) or 'no'} keyframes"
-            notes.append(f"{number} for {len(targets)} candidates; the others are exact frames, which take longer")
+            rest = "the others" if len(keys) else "all"
+            notes.append(f"{number} for {len(targets)} candidates; {rest} are exact frames, which take longer")
     pts_seconds = timeline.seconds(frame_indices)
     moved_seconds = pts_seconds - timeline.seconds(targets)
     return Candidates(options.mode, options.grid, frame_indices, pts_seconds, frame_indices - targets, moved_seconds)
@@ -420,7 +421,7 @@ def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Cand
         first, last = _frame_range(reader, options)
         targets, twin = np.unique(_targets(reader, options, first, last, short), return_inverse=True)
         frame_indices, ends = targets.copy(), segment_ends(targets, last)
-        keys = reader.keyframe_indices()
+        keys = _listed_keyframes(reader)
         inside = np.flatnonzero((keys >= first) & (keys < last))
         positions = keyframe_in_segments(targets, keys[inside])
         near = positions >= 0
@@ -433,7 +434,7 @@ def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Cand
         frame_indices[near], seconds = reader.locate_keyframes(positions, behind)
         in_segment = (frame_indices[near] >= starts) & (frame_indices[near] < ends)
         fits = in_segment & (cut | (frame_indices[near] == starts))
-        if fits.all() and reader.total_num_frames == total and np.array_equal(reader.keyframe_indices(), keys):
+        if fits.all() and reader.total_num_frames == total and np.array_equal(_listed_keyframes(reader), keys):
             break
         # The container's index had other numbers (open groups of pictures, or frames that are not there): count again.
         reader.timeline()
@@ -451,6 +452,13 @@ def _auto(reader: VideoReader, options: SelectOptions, notes: list[str]) -> Cand
         moved_frames=(frame_indices - targets)[twin],
         moved_seconds=moved_seconds[twin],
     )
+
+
+def _listed_keyframes(reader: VideoReader) -> Indices:
+    try:
+        return reader.keyframe_indices()
+    except VideoError:  # of a VideoDecoder with approximate seeking, which lists none; exact frames serve
+        return np.empty(0, dtype=np.int64)
 
 
 def _short(options: SelectOptions, number: int, wanted: str) -> list[str]:
