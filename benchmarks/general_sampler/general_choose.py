@@ -130,7 +130,7 @@ class Dev:
 def choose(places: Places) -> dict[str, Any]:
     """What dev says of the settings of the package, and of each other value of each while the others stand.
 
-    The settings were set by trials of this kind: first what is allowed of eight frames in films and in clips of a single
+    The settings were set by trials of this kind: first what eight frames may miss in films and in clips of a single
     shot, then golf, actions and the class of reels.
     """
     dev, settings = Dev(places), dict(CHOICE)

@@ -34,9 +34,9 @@ def select_command(
         Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
             "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, "
-            "general-text, a trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility behind one "
-            "with scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates "
-            "are taken; query+mmr with --query]"
+            "general-text, a trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility "
+            "behind one with scores spreads the choice.  [default: general; uniform with --no-decode and where all "
+            "candidates are taken; query+mmr with --query]"
         ),
     ] = None,
     prefer: Annotated[
