@@ -95,7 +95,7 @@ class TestTheFile:
         )
         page = (ROOT / "docs" / "general.md").read_text(encoding="utf-8")
         assert {name: table in page for name, table in tables.items()} == dict.fromkeys(tables, True)
-        assert set(tables) == {"films", "stills", "reels", "golf"}
+        assert set(tables) == {"overview", "films", "stills", "single", "streams", "talks", "reels", "golf"}
 
 
 class TestWhatItSays:
