@@ -33,11 +33,14 @@ def select_command(
         str | None,
         Option(
             help="general (a sampler that ships with the package), uniform, random, all, centre, keyframe, "
-            "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, a "
-            "trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility behind one with "
-            "scores spreads the choice.  [default: general; uniform with --no-decode and where all candidates are "
-            "taken; query+mmr with --query]"
+            "frame-difference, frameexit, difference-peaks, motion-uniform, farthest-first, dpp, kts, thumbnail, "
+            "general-text, a trained sampler's folder, or MODULE:CLASS. +aks, +its, +nms, +mmr, +dpp or +facility "
+            "behind one with scores spreads the choice.  [default: general; uniform with --no-decode and where all "
+            "candidates are taken; query+mmr with --query]"
         ),
+    ] = None,
+    prefer: Annotated[
+        str | None, Option(help="text: for slides and screen recordings, whose text is the content, not a title.")
     ] = None,
     sampler: shared.Sampler = None,
     query: Annotated[str | None, Option(help="A question or a concept: choose the frames that fit it.")] = None,

@@ -22,6 +22,7 @@ DEFAULT_NUM_FRAMES = 8
 # benchmarks/results/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
 DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
 DEFAULT_QUERY_POLICY = "query+mmr"
+PREFERRED_POLICIES = {"text": "general-text"}  # the default policy by what is preferred
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class SelectOptions:
     num_frames: int | str | Auto | None = None  # or "auto"
     num_candidates: int | None = None
     min_candidates: int | None = None  # so few where the video is short; None: T
+    prefer: str | None = None  # what the default policy prefers; None: clear images
     policy: Any = None  # a name, a sampler, the folder of a saved one, or a Policy; None becomes the default here
     candidates: str | None = None
     grid: str = "uniform"
@@ -78,6 +80,8 @@ class SelectOptions:
             one_of("decoder", self.decoder, DECODERS)
         check_size(self.size)
         object.__setattr__(self, "schemes", check_schemes(self.schemes))
+        if self.prefer is not None:
+            self._set_preferred()
         if self.query is None:
             self._check_no_query()
         elif self.policy is None:
@@ -87,6 +91,15 @@ class SelectOptions:
             takes_all = takes_all or (self.num_frames or DEFAULT_NUM_FRAMES) == self.num_candidates
             object.__setattr__(self, "policy", FALLBACK_POLICY if takes_all or not self.decode else DEFAULT_POLICY)
         self._check_together()
+
+    def _set_preferred(self) -> None:
+        policy = PREFERRED_POLICIES[one_of("prefer", self.prefer, PREFERRED_POLICIES)]
+        if self.query is not None or self.policy not in (None, DEFAULT_POLICY, policy) or not self.decode:
+            raise InvalidArgument(
+                f"prefer={self.prefer!r} is for the policy {DEFAULT_POLICY!r}, which decodes and chooses without a "
+                "query; leave out prefer, or policy, query and decode=False"
+            )
+        object.__setattr__(self, "policy", policy)
 
     def _check_no_query(self) -> None:
         if self.query_model is not None:
@@ -181,7 +194,7 @@ class SelectOptions:
 
     def with_all_candidates(self) -> SelectOptions:
         """Return options that list the same candidates and take all of them, without this policy."""
-        names = ("num_frames", "auto_min", "auto_max", "auto_tolerance", "query", "query_model")
+        names = ("num_frames", "auto_min", "auto_max", "auto_tolerance", "prefer", "query", "query_model")
         changes: dict[str, Any] = dict.fromkeys(names)
         changes |= {"policy": "all", "num_candidates": self.resolved_candidates, "candidates": self.mode}
         if self.num_candidates is None:  # T is the policy's default: short videos list what they have
@@ -197,6 +210,7 @@ class SelectOptions:
         limits = None if self.limits is None else asdict(self.limits)
         del values["schemes"]  # they decide what is opened, not what a row holds
         model = values.pop("query_model")
+        del values["prefer"]  # the policy says it
         if self.query is None:
             del values["query"]  # rows of earlier versions, which had no queries, resume
         elif model is not None:

@@ -45,6 +45,7 @@ def select(
     num_frames: int | str | Auto | None = None,
     *,
     num_candidates: int | None = None,
+    prefer: str | None = None,
     policy: Any = None,
     candidates: str | None = None,
     grid: str = SelectOptions.grid,
@@ -76,6 +77,8 @@ def select(
             `so.Auto(min, max, tolerance)`: a trained sampler decides, the fewest frames that cost little accuracy.
         num_candidates: T, how many frames to choose from; None leaves it to the policy (general: 32, or 4 N where N is
             above 8; uniform: T = N).
+        prefer: "text" where text is the content, as in slides and screen recordings: the policy is "general-text",
+            which does not avoid frames of text. None avoids them as titles.
         policy: one of `sosampler.list_policies()`, a `Policy`, a sampler, or the folder of a saved one. "+aks",
             "+its" or "+nms" behind a folder or "frame-difference" spreads the choice in time. None takes "general", the
             sampler that ships with the package; "uniform" where nothing is decoded or all candidates are taken.

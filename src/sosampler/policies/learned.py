@@ -29,7 +29,7 @@ from sosampler.policies.base import (
     expected_by_belief,
     expected_by_confidence,
 )
-from sosampler.policies.visual import typical_order
+from sosampler.policies.visual import blends, edge_maps, typical_order
 from sosampler.samplers.answer import Evidence, beliefs_in_order, combine, sure_for
 from sosampler.samplers.onnx_sampler import OnnxSampler, log_belief, sigmoid
 from sosampler.samplers.registry import ANSWERS, CONFIG, FUSED, MEAN, MODEL, WEIGHTS, has_belief, load_sampler
@@ -400,13 +400,19 @@ GENERAL_GMACS = 0.098  # multiply-adds of its network at that size, in billions 
 
 # Chosen on images and clips that were held out of its training (benchmarks/results/general_sampler.json).
 CHOICE: dict[str, float] = {
-    "clearness": 0.05,
+    "clearness": 0.3,
+    "clear": 0.65,
     "sharpness": 4.0,
     "movement": 8.0,
     "most_movement": 0.1,
-    "redundancy": 0.5,
+    "redundancy": 0.3,
     "alike": 0.7,
+    "coverage": 2.0,
+    "reach": 0.0625,
+    "still": 0.003,
 }
+# Where text is the content: the fullest slides count, nothing moves, and slides of one talk share much of their layout.
+TEXT_CHOICE = CHOICE | {"clearness": 1.0, "clear": 1.0, "movement": 0.0, "redundancy": 1.0, "alike": 0.4}
 # Frames this similar show the same, for num_frames="auto".
 _SHOWN = 0.95
 
@@ -427,6 +433,15 @@ def general_sampler() -> OnnxSampler:
     return loading.result()
 
 
+class _Seen(NamedTuple):
+    """What is known of the candidates of a batch, padding at the end."""
+
+    order: Indices  # [B, T], the order of choice
+    value: Numbers  # [B, T]
+    features: NDArray[Any]  # [B, T, D]
+    quality: Numbers  # [B, T], 0..1
+
+
 class General(Policy):
     """Choose clear and typical frames that differ, by the quality and the features that a network gives."""
 
@@ -436,30 +451,31 @@ class General(Policy):
     min_size = view_size = GENERAL_SIZE
     default_mode = "auto"
     has_weights = True
+    settings = CHOICE
 
     def prepare(self) -> None:
         with _locks_guard:
             _general_loading()
 
     def scores(self, batch: Batch) -> Scores:
-        return self._ranked(batch)[1]
+        return self._seen(batch).value
 
     def features(self, batch: Batch) -> NDArray[Any]:
-        return self._ranked(batch)[2]
+        return self._seen(batch).features
 
     def choose(self, batch: Batch, num_frames: int) -> Indices:
-        return np.sort(self._ranked(batch)[0][:, :num_frames], axis=1)
+        return np.sort(self._seen(batch).order[:, :num_frames], axis=1)
 
     def quality(self, batch: Batch) -> Numbers:
         """Return how clear each candidate is, 0..1, [B, T]."""
-        return self._ranked(batch)[3]
+        return self._seen(batch).quality
 
     def expected(self, batch: Batch) -> Numbers:
         """Return at [:, k - 1] the share of what the video shows that the first k of the order show, [B, T].
 
         A candidate counts by its quality, and is shown where a chosen one has a similarity of `_SHOWN` or more.
         """
-        order, _, features, quality = self._ranked(batch)
+        order, _, features, quality = self._seen(batch)
         table = np.full(order.shape, -np.inf)
         for row, count in enumerate(batch.counts.tolist()):
             unit = features[row, :count] / np.maximum(
@@ -470,24 +486,59 @@ class General(Policy):
             table[row, :count] = weight @ np.maximum.accumulate(similarity, axis=1)
         return table
 
-    def _ranked(self, batch: Batch) -> tuple[Indices, Numbers, Numbers, Numbers]:
-        """Return the order of choice and the value of each [B, T], features [B, T, D], quality [B, T], once a batch."""
-        return batch.cached("general", lambda: self._rank(batch))
+    def _seen(self, batch: Batch) -> _Seen:
+        """Look at a batch, once."""
+        return batch.cached(self.name, lambda: self._look(batch))
 
-    def _rank(self, batch: Batch) -> tuple[Indices, Numbers, Numbers, Numbers]:
+    def _look(self, batch: Batch) -> _Seen:
+        assert batch.frames is not None, "it needs frames"
+        quality, features = self._outputs(batch)
+        order = np.tile(np.arange(batch.num_candidates), (len(batch), 1))
+        value = np.zeros(order.shape)
+        for row, count in enumerate(batch.counts.tolist()):
+            quality[row, :count] *= 1 - blends(batch.frames[row, :count])
+            times = None if batch.pts_seconds is None else batch.pts_seconds[row, :count]
+            order[row, :count], value[row, :count] = typical_order(
+                quality[row, :count], features[row, :count], count, times=times, **self.settings
+            )
+        return _Seen(order, value, features, quality)
+
+    def _outputs(self, batch: Batch) -> tuple[Numbers, NDArray[Any]]:
+        """Return the quality [B, T] and the features [B, T, D] of each candidate by itself."""
         outputs = run_sampler(general_sampler(), batch)
         quality = sigmoid(outputs.scores.astype(np.float64))
         if not (np.isfinite(quality).all() and np.isfinite(outputs.features).all()):
             raise SosamplerError("the scores of the general sampler are not finite; install sosampler again")
-        order = np.tile(np.arange(batch.num_candidates), (len(batch), 1))
-        value = np.zeros(order.shape)
-        for row, count in enumerate(batch.counts.tolist()):
-            features = outputs.features[row, :count]
-            order[row, :count], value[row, :count] = typical_order(quality[row, :count], features, count, **CHOICE)
-        return order, value, outputs.features, quality
+        return quality, outputs.features
 
     def gmacs(self, num_candidates: int) -> float:
         return GENERAL_GMACS * num_candidates
 
     def fingerprint(self) -> str:
         return str(general_sampler().fingerprint())
+
+
+class GeneralText(General):
+    """Choose slides and screens by their text: for videos in which text is the content, not a caption or a title.
+
+    Quality is how much is written or drawn on a frame, so that of a slide that builds up the fullest is taken, and a
+    blank one is not. Features are small edge maps: to the network all slides of a talk look alike. No network is run.
+    """
+
+    name = "general-text"
+    description = "slides and screens that differ, the fullest of each: for videos whose content is text"
+    settings = TEXT_CHOICE
+    has_weights = False
+
+    def _outputs(self, batch: Batch) -> tuple[Numbers, NDArray[Any]]:
+        assert batch.frames is not None, "it needs frames"
+        edges = np.stack([edge_maps(video) for video in batch.frames])  # [B, T, D]
+        detail = edges.mean(axis=2, dtype=np.float64)
+        most = np.where(batch.mask, detail, 0).max(axis=1, keepdims=True)
+        return detail / np.maximum(most, 1e-9), edges
+
+    def gmacs(self, num_candidates: int) -> float:
+        return 0.0
+
+    def fingerprint(self) -> None:  # type: ignore[override]
+        return None

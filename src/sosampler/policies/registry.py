@@ -19,7 +19,7 @@ from sosampler._util.arrays import Indices
 from sosampler._util.validation import one_of
 from sosampler.errors import InvalidArgument
 from sosampler.policies.base import AnswerSource, Batch, Policy, Scores, scores_of, top
-from sosampler.policies.learned import General, LearnedPolicy, check_light_device, load_policy, policy_of
+from sosampler.policies.learned import General, GeneralText, LearnedPolicy, check_light_device, load_policy, policy_of
 from sosampler.policies.positional import Centre, Everything, FrameExitOrder, Keyframe, Random, Uniform
 from sosampler.policies.score_rules import METHODS, dpp, facility_location, gaussian_kernel, median_bandwidth, mmr
 from sosampler.policies.visual import (
@@ -111,7 +111,7 @@ class Optimal(Policy):
 # ---- the table
 
 _SIMPLE = (Uniform, Random, Everything, Centre, Keyframe, FrameDifference, FrameExitOrder, DifferencePeaks)
-_VISUAL = (MotionUniform, FarthestFirst, Dpp, Kts, Thumbnail, General)
+_VISUAL = (MotionUniform, FarthestFirst, Dpp, Kts, Thumbnail, General, GeneralText)
 _ORACLES = (SemiOptimalMax, SemiOptimal, Attainable, ClassFrames, Optimal)
 # Policies of the package, and those that are registered.
 _POLICIES: dict[str, Policy] = {policy.name: policy() for policy in (*_SIMPLE, *_VISUAL, *_ORACLES)}
