@@ -454,8 +454,9 @@ class General(Policy):
     settings = CHOICE
 
     def prepare(self) -> None:
-        with _locks_guard:
-            _general_loading()
+        if self.has_weights:
+            with _locks_guard:
+                _general_loading()
 
     def scores(self, batch: Batch) -> Scores:
         return self._seen(batch).value
