@@ -22,6 +22,8 @@ DEFAULT_NUM_FRAMES = 8
 # benchmarks/results/general_sampler.json gives the reasons. Uniform where no pixels are decoded, or no choice is left.
 DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
 DEFAULT_QUERY_POLICY = "query+mmr"
+# Of `watch`: frames of a window, its seconds, seconds without a byte, and attempts to open a lost stream again.
+WATCH_NUM_FRAMES, WATCH_WINDOW, WATCH_IDLE, WATCH_RECONNECTS = 4, 10.0, 10.0, 5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ _OPENS_OTHERS = frozenset(
     {"concat", "concatf", "dash", "dvdvideo", "hls", "image2", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
     | {"webm_dash_manifest", "lavfi", "avisynth", "vapoursynth"}
 )
-_FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
+FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
 # Times further apart than this overflow when they are subtracted.
 _MAX_TICKS = 1 << 62
 
@@ -50,7 +50,7 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
     options = {
         "max_pixels": str(limits.max_pixels),
         "protocol_whitelist": "file" if isinstance(source, Path) else "data",
-        "format_whitelist": _FORMATS,
+        "format_whitelist": FORMATS,
     }
     try:
         time.begin_step(limits.timeout)
