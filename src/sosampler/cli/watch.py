@@ -101,7 +101,8 @@ def watch_command(
         shared.say("stopped")  # which is how a stream without an end is ended: exit code 0
     finally:
         where = "" if out is None else f", written to {out}"
-        shared.say(f"{seen} windows, {num} frames{where}")
+        if seen:
+            shared.say(f"{seen} windows, {num} frames{where}")
 
 
 def describe(window: Window) -> str:

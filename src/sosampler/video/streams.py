@@ -48,10 +48,6 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 _MAX_FAILED, _MAX_SILENT = 16, 1000
 # Seconds that FFmpeg may take to learn what an open stream holds, on top of `idle`.
 _PROBE_SECONDS = 15.0
-_HINT = (
-    "give a stream such as MPEG-TS, Matroska or fragmented MP4: a plain MP4 file has its index at the end, and is for "
-    "`select` when it is finished"
-)
 
 
 class LiveFrame(NamedTuple):
@@ -340,12 +336,13 @@ class LiveStream:
 
     def _check_attempts(self, lost: VideoError | None) -> None:
         """Count an attempt to open the stream again, or raise why it was lost."""
-        if isinstance(lost, _Stalled) and not self._can_reopen:
+        if lost is not None and (not self.reconnects or (isinstance(lost, _Stalled) and not self._can_reopen)):
             raise lost
         if self._attempts == self.reconnects:
             why = f"{self.name}: the connection was closed" if lost is None else str(lost)
-            tried = f" ({self._attempts} attempts in a row to open it again failed)" if self._attempts else ""
-            raise VideoError(f"{why}{tried}; run the command again, or raise --reconnects (reconnects=...)") from lost
+            raise VideoError(
+                f"{why}; {self._attempts} attempts in a row to open it again failed (--reconnects, reconnects=...)"
+            ) from lost
         self._attempts += 1
 
     def _stop(self) -> None:
@@ -364,7 +361,10 @@ class LiveStream:
         except (av.error.FFmpegError, OSError, ValueError) as error:
             if (kept := self._kept_error()) is not None:
                 raise kept from error
-            raise VideoError(f"{self.name}: cannot be opened as a video ({_reason(error)}); {_HINT}") from error
+            hint = "check its name"
+            if not is_own:
+                hint = "give MPEG-TS, Matroska or fragmented MP4; a plain MP4 file is for `select`, when it is finished"
+            raise VideoError(f"{self.name}: cannot be opened as a stream ({_reason(error)}); {hint}") from error
         try:
             return container, video_stream(container, name=self.name, limits=self.limits)
         except VideoError:
