@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
-from sosampler.video.pyav_versions import discard_others, index_entries, open_for_reading
+from sosampler.video.pyav_versions import discard_others, file_size, index_entries, open_for_reading
 from sosampler.video.reader import Timeline
 from sosampler.video.source import refuse_text
 
@@ -130,10 +130,10 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
         raise VideoError(f"{name}: the image size cannot be found, so the file is damaged or no video; copy it again")
-    claimed = len(index_entries(stream))
-    if claimed > container.size > 0:
+    claimed, size = len(index_entries(stream)), file_size(container)
+    if claimed > size > 0:
         raise VideoError(
-            f"{name}: its index names {claimed} frames, which {container.size} bytes cannot hold; the file is damaged, "
+            f"{name}: its index names {claimed} frames, which {size} bytes cannot hold; the file is damaged, "
             "copy it again"
         )
     discard_others(container, stream)

@@ -32,6 +32,11 @@ def open_for_reading(
     return av.open(file, mode="r", format=container_format, timeout=timeout, **how)
 
 
+def file_size(container: Any) -> int:
+    """Return the bytes of the file; 0 where they are not known, as of a pipe: None in PyAV 19, below 0 before."""
+    return max(container.size or 0, 0)
+
+
 def index_entries(stream: Any) -> Sequence[Any]:
     """Return the entries of the container's index; none before PyAV 17, and the packets are scanned instead."""
     return getattr(stream, "index_entries", ())
