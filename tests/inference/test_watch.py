@@ -58,6 +58,19 @@ def test_one_window_chooses_as_select_does(policy: str, num_frames: int) -> None
         np.testing.assert_allclose(window.scores, selection.scores, rtol=1e-6)
 
 
+def test_a_trained_sampler_and_auto_choose_as_in_select(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.factories import TINY
+
+    so.SOSampler(backbone=TINY, input_size=32, num_classes=3).save_pretrained(tmp_path / "sampler")
+    video = numbered_video(num_frames=90, container_format="matroska", **SIZE)
+    for policy, num_frames in ((tmp_path / "sampler", 3), ("general", so.Auto(min=2, max=5))):
+        (window,) = so.watch(io.BytesIO(video), num_frames, window=3.0, num_candidates=10, policy=policy)
+        selection = so.select(video, num_frames, num_candidates=10, policy=policy)
+        assert numbers(window) == selection.frame_indices.tolist()
+        assert window.policy == selection.policy
+
+
 def test_candidates_are_the_frames_shown_in_the_middle_of_each_part() -> None:
     """At a variable rate, with a gap longer than a window, against a search through all times."""
     ticks = [0, 1, 2, 3, 9, 10, 11, 20, 21, 22, 26, 27, 28, 29, 100, 101, 118, 119, 120, 130]  # of 1/10 s
@@ -168,6 +181,13 @@ def test_a_window_that_takes_too_much_memory_is_refused() -> None:
         list(so.watch(io.BytesIO(data), 2, policy="frame-difference", limits=so.Limits(max_bytes=needed - 1)))
     with pytest.raises(so.LimitExceeded, match="max_pixels"):
         list(so.watch(io.BytesIO(data), 2, limits=so.Limits(max_pixels=pixels - 1)))
+    with pytest.raises(so.VideoError, match="none of its frames can be decoded"):  # FFmpeg pads what it decodes
+        list(so.watch(io.BytesIO(data), 2, limits=so.Limits(max_pixels=pixels)))
+    grows = io.BytesIO(data + transport(240, width=128, height=96))
+    windows = so.watch(grows, 2, window=10.0, policy="uniform", limits=so.Limits(max_pixels=9000))
+    assert next(windows).ended_by == "lost"  # what came before is not lost with it
+    with pytest.raises(so.LimitExceeded, match="128x96 = 12288 pixels is over the limit max_pixels=9000"):
+        next(windows)
 
 
 # ---- files and pipes

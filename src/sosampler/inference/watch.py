@@ -14,7 +14,7 @@ import numpy as np
 from sosampler._util.arrays import Frames, Seconds
 from sosampler._util.limits import check_count
 from sosampler._util.validation import check_float, check_int
-from sosampler.errors import InvalidArgument, LimitExceeded, errors_of
+from sosampler.errors import InvalidArgument, LimitExceeded, VideoError, errors_of
 from sosampler.inference.options import (
     WATCH_IDLE,
     WATCH_NUM_FRAMES,
@@ -205,8 +205,8 @@ class _Watcher:
                         yield closed
                     if isinstance(live, LiveFrame):
                         self._add(live)
-            except KeyboardInterrupt:
-                if closed := self._close("stopped"):
+            except (KeyboardInterrupt, VideoError) as error:
+                if closed := self._close("stopped" if isinstance(error, KeyboardInterrupt) else "lost"):
                     yield closed
                 raise
 

@@ -163,8 +163,8 @@ def _open_file(path: str, idle: float) -> _Bytes:
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
             raise VideoError(f"{path}: is neither a file nor a pipe; give one, or a camera as {CAMERA}NAME")
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `stop`
-    except OSError as error:
-        raise VideoError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise VideoError(f"{path}: cannot be read ({_reason(error)}); check the name and its permissions") from error
     if stat.S_ISFIFO(status.st_mode):
         return _open_pipe(file, idle, path)
 
@@ -281,7 +281,7 @@ class LiveStream:
     def __post_init__(self) -> None:
         source = self.source
         self.name = stream_name(source)
-        self.num_damaged = 0  # packets and frames that were left out
+        self.num_frames = self.num_damaged = 0  # that were decoded; packets and frames that were left out
         self._bytes: _Bytes | None = None  # of the connection, or of a file or pipe
         self._parts = _check_address(source, self.schemes) if is_address(source) else None
         self._is_camera = isinstance(source, str) and source.startswith(CAMERA)
@@ -322,6 +322,11 @@ class LiveStream:
                         lost = yield from self._decode(container, stream, connection)
                     connection += 1
                     if self._is_over or (lost is None and not self.reconnects):
+                        if not self.num_frames:
+                            raise VideoError(
+                                f"{self.name}: none of its frames can be decoded; it may be damaged, or its frames "
+                                "larger than --max-pixels (max_pixels)"
+                            )
                         yield "end"
                         return
                     yield "lost"
@@ -449,6 +454,7 @@ class LiveStream:
                 else:  # as in a bare H.264 stream
                     seconds = seconds + step if math.isfinite(seconds) else 0.0
                 self._attempts = failed = silent = 0
+                self.num_frames += 1
                 yield LiveFrame(frame, seconds, time.time(), connection)
             if at_end:
                 return self._kept_error()
