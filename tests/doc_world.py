@@ -57,6 +57,7 @@ def _write_videos(folder: Path) -> None:
     video = numbered_video(num_frames=300, gop=6, fps=2)  # 150 s
     for name in ("match.mp4", "videos/a.mp4"):
         _at(folder, name).write_bytes(video)
+    numbered_video(folder / "recording.mkv", num_frames=50, gop=6, fps=2, container_format="matroska")
     encode_video((255 - numbered_frame(number) for number in range(60)), _at(folder, "videos/deeper/b.mp4"), fps=2)
     manifest = so.make_reels(
         "procedural", folder / "reels", to="mp4", recipe=_SMALL, counts=_COUNTS, num_classes=len(CLASSES)

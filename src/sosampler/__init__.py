@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline, Prediction
     from sosampler.inference.select import select
     from sosampler.inference.selection import Candidates, Selection
+    from sosampler.inference.watch import Window, watch
     from sosampler.policies.auto import Auto
     from sosampler.policies.base import Batch, Policy
     from sosampler.policies.registry import list_policies, register_policy
@@ -81,6 +82,8 @@ _HOMES = {
     "TrainedClassifier": "sosampler.training.train_classifier",
     "ClassifierRecipe": "sosampler.training.classifier_data",
     "Selection": "sosampler.inference.selection",
+    "Window": "sosampler.inference.watch",
+    "watch": "sosampler.inference.watch",
     "Candidates": "sosampler.inference.selection",
     "open_video": "sosampler.video.source",
     "VideoMetadata": "sosampler.video.reader",
@@ -151,6 +154,7 @@ __all__ = [
     "VideoError",
     "VideoMetadata",
     "WeightsError",
+    "Window",
     "__version__",
     "add_features",
     "add_teacher",
@@ -178,6 +182,7 @@ __all__ = [
     "subset",
     "train",
     "train_classifier",
+    "watch",
     "wrap_classifier",
     "write_frames",
 ]

@@ -64,8 +64,8 @@ def test_the_dockerfile_is_the_light_install() -> None:
 
 
 CALLED_FIRST = """
-    select open_video Pipeline create_classifier wrap_classifier train_classifier prepare write_frames make_reels train
-    load_sampler evaluate list_policies list_classifiers list_samplers list_recipes read_recipe
+    select watch open_video Pipeline create_classifier wrap_classifier train_classifier prepare write_frames make_reels
+    train load_sampler evaluate list_policies list_classifiers list_samplers list_recipes read_recipe
 """
 
 

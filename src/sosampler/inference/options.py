@@ -23,6 +23,8 @@ DEFAULT_NUM_FRAMES = 8
 DEFAULT_POLICY, FALLBACK_POLICY = "general", "uniform"
 DEFAULT_QUERY_POLICY = "query+mmr"
 PREFERRED_POLICIES = {"text": "general-text"}  # the default policy by what is preferred
+# Of `watch`: frames of a window, its seconds, seconds without a byte, and attempts to open a lost stream again.
+WATCH_NUM_FRAMES, WATCH_WINDOW, WATCH_IDLE, WATCH_RECONNECTS = 4, 10.0, 10.0, 5
 
 
 @dataclass(frozen=True, kw_only=True)

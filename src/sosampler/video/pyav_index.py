@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sosampler._util.arrays import Indices, Seconds
 from sosampler.errors import SosamplerError, VideoError
 from sosampler.video.limits import MAX_PACKET_SECONDS, Limits, TimeLimit, check_packet_bytes
-from sosampler.video.pyav_versions import discard_others, index_entries, open_for_reading
+from sosampler.video.pyav_versions import discard_others, file_size, index_entries, open_for_reading
 from sosampler.video.reader import Timeline
 from sosampler.video.remote import RemoteFile
 from sosampler.video.source import refuse_text
@@ -36,7 +36,7 @@ _OPENS_OTHERS = frozenset(
     {"concat", "concatf", "dash", "dvdvideo", "hls", "image2", "imf", "mlv", "rtp", "rtsp", "sap", "sdp", "vobsub"}
     | {"webm_dash_manifest", "lavfi", "avisynth", "vapoursynth"}
 )
-_FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
+FORMATS = ",".join(sorted(av.formats_available - _OPENS_OTHERS))
 # Times further apart than this overflow when they are subtracted.
 _MAX_TICKS = 1 << 62
 
@@ -52,7 +52,7 @@ def open_container(source: Path | bytes | Any, *, name: str, limits: Limits, tim
     options = {
         "max_pixels": str(limits.max_pixels),
         "protocol_whitelist": "file" if isinstance(source, Path) else "data",
-        "format_whitelist": _FORMATS,
+        "format_whitelist": FORMATS,
     }
     try:
         time.begin_step(limits.timeout)
@@ -142,10 +142,10 @@ def video_stream(container: Any, *, name: str, limits: Limits) -> Any:
     limits.check_pixels(name, context.width, context.height)
     if not context.width or not context.height:
         raise VideoError(f"{name}: the image size cannot be found, so the file is damaged or no video; copy it again")
-    claimed = len(index_entries(stream))
-    if claimed > container.size > 0:
+    claimed, size = len(index_entries(stream)), file_size(container)
+    if claimed > size > 0:
         raise VideoError(
-            f"{name}: its index names {claimed} frames, which {container.size} bytes cannot hold; the file is damaged, "
+            f"{name}: its index names {claimed} frames, which {size} bytes cannot hold; the file is damaged, "
             "copy it again"
         )
     discard_others(container, stream)

@@ -41,6 +41,7 @@ from sosampler.video.pyav_index import (
     scan_packets,
     video_stream,
 )
+from sosampler.video.pyav_versions import file_size
 from sosampler.video.reader import FrameBatch, FrameView, Timeline, VideoMetadata
 from sosampler.video.remote import RemoteFile
 
@@ -72,8 +73,7 @@ class PyavReader:
             except VideoError:
                 self.close()
                 raise
-        size = self._feed.container.size
-        self.file_bytes: int | None = size if size > 0 else None
+        self.file_bytes: int | None = file_size(self._feed.container) or None
         context = self._stream.codec_context
         self._threads = most_threads(threads, context.width, context.height)
         self._table: PacketTable | None = None

@@ -189,11 +189,16 @@ _PROBED_BYTES = 1 << 20  # as far as FFmpeg looks
 
 def _refuse_manifest(source: Any) -> None:
     """Refuse text that names other files."""
-    if _MANIFEST.match(_text_at_start(source).lower()):
+    if is_manifest(_text_at_start(source)):
         raise VideoError(
             f"{source_name(source)}: a playlist or manifest, which names other files, not a video; give the videos "
             "themselves"
         )
+
+
+def is_manifest(head: bytes) -> bool:
+    """Return whether text, the beginning of a file, names other files."""
+    return _MANIFEST.match(head.lower()) is not None
 
 
 def _text_at_start(source: Path | bytes | Any) -> bytes:
