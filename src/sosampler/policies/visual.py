@@ -433,7 +433,8 @@ def blends(frames: Frames) -> Numbers:
     So are frames in a cross-fade or a fade from or to black; outside of the video everything is black. Frames of a
     movement are no such mixture: their edges lie elsewhere.
     """
-    small = np.stack([_thumbnail(frame, "RGB").ravel() for frame in frames]) / np.float32(255)
+    step = max(1, min(frames.shape[1:3]) // (4 * _SIDE))  # of large frames some pixels are enough, and much faster
+    small = np.stack([_thumbnail(frame[::step, ::step], "RGB").ravel() for frame in frames]) / np.float32(255)
     surely = np.zeros(len(small))
     for lag in range(1, neighbour_step(len(small)) + 1):
         black = np.zeros_like(small[:1]).repeat(lag, axis=0)
