@@ -22,13 +22,13 @@ from sosampler.inference.options import (
     WATCH_WINDOW,
     SelectOptions,
 )
+from sosampler.inference.select import view_size
 from sosampler.policies.auto import Auto
 from sosampler.policies.base import choose_one
 from sosampler.video.limits import Limits, Size, target_size
 from sosampler.video.pyav_decode import FrameConverter, rotation_of
 from sosampler.video.streams import LiveFrame, LiveStream, check_schemes
 
-_VIEW_SIZE = 256  # short side, in pixels, of the copies that a policy sees, unless it needs larger ones
 _SAME = 1e-3  # seconds; moments nearer than this are one, because the clocks of some containers count milliseconds
 
 
@@ -288,7 +288,7 @@ class _Watcher:
         return self._policy.needs_frames
 
     def _view_size(self, frame: Any) -> int:
-        return min(max(_VIEW_SIZE, self._policy.min_size or 0), int(frame.width), int(frame.height))
+        return min(view_size(self._policy), int(frame.width), int(frame.height))
 
     def _image(self, frame: Any, size: Size) -> Frames:
         """Return a frame upright, as RGB [H, W, 3] of this size."""
@@ -296,7 +296,7 @@ class _Watcher:
         if isinstance(size, tuple) and turns % 2:
             size = size[1], size[0]
         width, height = target_size(frame.width, frame.height, size)
-        image = FrameConverter(width, height, name=self._stream.name, limits=self._limits)(frame)
+        image = FrameConverter(width, height, name=self._stream.name, limits=self._limits).pixels(frame)
         return np.ascontiguousarray(np.rot90(image, turns)) if turns else image
 
     def _check_memory(self, frame: Any) -> None:
