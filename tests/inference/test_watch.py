@@ -366,6 +366,12 @@ def test_http() -> None:
     assert windows[0].source == f"http://127.0.0.1:{port}/live.ts"
     assert requests[0].startswith("GET /live.ts?token=hidden HTTP/1.1")
     assert "Authorization: Basic bWU6c2VjIHJldA==" in requests[0]  # base64 of me:sec ret
+    page = answering(b"<html>back soon", "Content-Type: text/html", length=15)
+    with serving(answering(data[:15000], length=len(data)), page) as port:
+        windows = so.watch(f"http://127.0.0.1:{port}/", 2, policy="uniform", schemes=("http",), reconnects=1)
+        assert next(windows).ended_by == "lost"
+        with pytest.raises(so.VideoError, match=r"cannot be opened as a stream.* 1 attempts in a row to open it again"):
+            next(windows)
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (data[:9000], data[9000:])) + b"0\r\n\r\n"
     with serving(answering(chunks, "Transfer-Encoding: chunked")) as port:
         (window,) = so.watch(f"http://127.0.0.1:{port}/", 2, policy="uniform", schemes=("http",))

@@ -234,8 +234,13 @@ def _open_http(parts: SplitResult, idle: float, name: str) -> tuple[_Bytes, bool
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         connection.close()
         raise VideoError(f"{name}: no answer ({_reason(error)}); check the address") from error
-    if response.status != http.client.OK:
+
+    def close() -> None:
+        response.close()  # which holds the socket where the server closes the connection
         connection.close()
+
+    if response.status != http.client.OK:
+        close()
         # FFmpeg or urllib would follow a redirect, also into a local network.
         hint = "give the address that it redirects to" if 300 <= response.status < 400 else "check address and login"
         raise VideoError(f"{name}: the server answered with HTTP {response.status}, not with a stream; {hint}")
@@ -249,7 +254,7 @@ def _open_http(parts: SplitResult, idle: float, name: str) -> tuple[_Bytes, bool
     # A response of known length, or with a mark at its end, is over then; others end where the connection is lost.
     ends = response.length is not None or response.chunked
     images = response.headers.get_content_maintype() == "multipart"  # as web cameras send them
-    return _Bytes(_from_socket(read, name, idle), connection.close, ends=ends), images
+    return _Bytes(_from_socket(read, name, idle), close, ends=ends), images
 
 
 def _reason(error: BaseException) -> str:
@@ -330,12 +335,12 @@ class LiveStream:
                         yield "end"
                         return
                     yield "lost"
-                if self._is_over:  # a file or pipe that was opened again behind its last frame
+                if self._is_over and not self._can_reopen:  # a file that was opened again behind its last frame
                     return
                 self._check_attempts(lost)
                 if self._can_reopen:
                     self._stop()
-                    time.sleep(min(_FIRST_PAUSE * 2 ** (self._attempts - 1), _LAST_PAUSE))
+                    time.sleep(min(_FIRST_PAUSE * 2 ** min(self._attempts - 1, 16), _LAST_PAUSE))
         finally:
             self._stop()
 
