@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import sosampler as so
-from sosampler.inference import watch as watching
 from sosampler.video import streams
 from sosampler.video.pyav_decode import FrameConverter
 from sosampler.video.streams import LiveFrame, camera_arguments, stream_name
@@ -49,7 +48,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_window_chooses_as_select_does(policy: str, num_frames: int) -> None:
     video = numbered_video(num_frames=90, container_format="matroska", **SIZE)
     (window,) = so.watch(io.BytesIO(video), num_frames, window=3.0, policy=policy)
-    selection = so.select(video, num_frames, policy=policy)
+    selection = so.select(video, num_frames, policy=policy, candidates="exact")
     assert numbers(window) == selection.frame_indices.tolist()
     assert window.num_candidates == selection.num_candidates
     np.testing.assert_allclose(window.pts_seconds, selection.pts_seconds, atol=1e-3)
@@ -66,7 +65,7 @@ def test_a_trained_sampler_and_auto_choose_as_in_select(tmp_path: Path) -> None:
     video = numbered_video(num_frames=90, container_format="matroska", **SIZE)
     for policy, num_frames in ((tmp_path / "sampler", 3), ("general", so.Auto(min=2, max=5))):
         (window,) = so.watch(io.BytesIO(video), num_frames, window=3.0, num_candidates=10, policy=policy)
-        selection = so.select(video, num_frames, num_candidates=10, policy=policy)
+        selection = so.select(video, num_frames, num_candidates=10, policy=policy, candidates="exact")
         assert numbers(window) == selection.frame_indices.tolist()
         assert window.policy == selection.policy
 
@@ -118,7 +117,7 @@ def test_sizes_and_rotation() -> None:
 
 
 def test_a_policy_of_ones_own_sees_small_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_VIEW_SIZE", 32)
+    monkeypatch.setattr("sosampler.inference.select._VIEW_SIZE", 32)
     seen = []
 
     class Last(so.Policy):
@@ -138,14 +137,14 @@ def test_a_policy_of_ones_own_sees_small_views(monkeypatch: pytest.MonkeyPatch) 
 
 def _count_conversions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     converted: list[tuple[int, ...]] = []
-    convert = FrameConverter.__call__
+    convert = FrameConverter.pixels
 
     def counted(self: FrameConverter, frame: Any) -> Any:
         image = convert(self, frame)
         converted.append(image.shape[:2])
         return image
 
-    monkeypatch.setattr(FrameConverter, "__call__", counted)
+    monkeypatch.setattr(FrameConverter, "pixels", counted)
     return converted
 
 

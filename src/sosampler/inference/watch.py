@@ -27,7 +27,8 @@ from sosampler.policies.auto import Auto
 from sosampler.policies.base import choose_one
 from sosampler.video.limits import Limits, Size, target_size
 from sosampler.video.pyav_decode import FrameConverter, rotation_of
-from sosampler.video.streams import LiveFrame, LiveStream, check_schemes
+from sosampler.video.remote import check_schemes
+from sosampler.video.streams import SCHEMES, LiveFrame, LiveStream
 
 _SAME = 1e-3  # seconds; moments nearer than this are one, because the clocks of some containers count milliseconds
 
@@ -136,7 +137,7 @@ def watch(
         source,
         idle=check_float("idle", idle, above=0),
         reconnects=check_int("reconnects", reconnects, at_least=0),
-        schemes=check_schemes(schemes),
+        schemes=check_schemes(schemes, SCHEMES),
         camera_options=dict(camera_options or {}),
         limits=limits,
     )

@@ -62,25 +62,25 @@ def shown_address(address: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def check_schemes(schemes: Iterable[str]) -> tuple[str, ...]:
+def check_schemes(schemes: Iterable[str], known: Sequence[str] = SCHEMES) -> tuple[str, ...]:
     """Return the schemes that may be opened, each of which must be known."""
     if isinstance(schemes, str):
         raise InvalidArgument(f"schemes={schemes!r} must be a tuple of schemes, for example ({schemes!r},)")
     for scheme in (allowed := tuple(schemes)):
-        if scheme not in SCHEMES:
-            raise InvalidArgument(f"the scheme {scheme!r} is unknown; choose of: {', '.join(SCHEMES)}")
+        if scheme not in known:
+            raise InvalidArgument(f"the scheme {scheme!r} is unknown; choose of: {', '.join(known)}")
     return allowed
 
 
-def scheme_of(address: str, schemes: Sequence[str]) -> str:
+def scheme_of(address: str, schemes: Sequence[str], known: Sequence[str] = SCHEMES) -> str:
     """Return the scheme of an address if it may be opened."""
     scheme, name = address.split("://", 1)[0].lower(), shown_address(address)
-    if scheme not in SCHEMES:
-        raise VideoError(f"{name}: the scheme {scheme!r} is unknown; addresses begin with {', '.join(SCHEMES)}")
+    if scheme not in known:
+        raise VideoError(f"{name}: the scheme {scheme!r} is unknown; addresses begin with {', '.join(known)}")
     if scheme not in schemes:
         raise VideoError(
-            f"{name}: addresses are opened only where their scheme is allowed, by `select` and `classify`; add "
-            f'--allow-scheme {scheme} or schemes=("{scheme}",), or download it'
+            f"{name}: addresses are opened only where their scheme is allowed, by `select`, `classify` and `watch`; "
+            f'add --allow-scheme {scheme} or schemes=("{scheme}",), or download it'
         )
     return scheme
 

@@ -17,7 +17,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -29,13 +29,13 @@ from sosampler.video.limits import Limits
 from sosampler.video.pyav_decode import own_context
 from sosampler.video.pyav_index import FORMATS, NOMINAL_RATE, video_stream
 from sosampler.video.pyav_versions import open_for_reading
+from sosampler.video.remote import is_address, scheme_of, shown_address
 from sosampler.video.source import is_manifest, source_name
 
 SCHEMES = ("http", "https", "tcp", "rtsp", "rtsps")
 # What FFmpeg may use where it opens an address itself. RTSP carries its media inside of its TCP connection.
 _PROTOCOLS = {"rtsp": "rtsp,tcp", "rtsps": "rtsps,tls,tcp"}
 _PORTS = {"http": 80, "https": 443}
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 CAMERA = "camera:"
 # FFmpeg's format for cameras, and what comes before a camera's name or number there, by sys.platform.
 _CAMERAS = {"linux": ("v4l2", "/dev/video"), "darwin": ("avfoundation", ""), "win32": ("dshow", "video=")}
@@ -62,11 +62,6 @@ class LiveFrame(NamedTuple):
 # ---- names
 
 
-def is_address(source: Any) -> bool:
-    """Return whether a source is text that begins with a scheme."""
-    return isinstance(source, str) and _ADDRESS.match(source) is not None
-
-
 def stream_name(source: Any) -> str:
     """Return how a stream is called in messages and results: of an address without what may be secret.
 
@@ -77,33 +72,11 @@ def stream_name(source: Any) -> str:
         return "<stdin>"
     if not is_address(source):
         return source_name(source)
-    source = str(source)
-    try:
-        parts = urlsplit(source)
-    except ValueError:  # brackets that are no IPv6 address
-        return f"{source.partition('://')[0]}://..."
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def check_schemes(schemes: Iterable[str]) -> tuple[str, ...]:
-    """Return the schemes that may be opened, each of which must be known."""
-    if isinstance(schemes, str):
-        raise InvalidArgument(f"schemes={schemes!r} must be a tuple of schemes, for example ({schemes!r},)")
-    for scheme in (allowed := tuple(schemes)):
-        if scheme not in SCHEMES:
-            raise InvalidArgument(f"the scheme {scheme!r} is unknown; choose of: {', '.join(SCHEMES)}")
-    return allowed
+    return shown_address(source)
 
 
 def _check_address(address: str, schemes: tuple[str, ...]) -> SplitResult:
-    name, scheme = stream_name(address), address.split("://", 1)[0].lower()
-    if scheme not in SCHEMES:
-        raise VideoError(f"{name}: the scheme {scheme!r} is unknown; streams begin with {', '.join(SCHEMES)}")
-    if scheme not in schemes:
-        raise VideoError(
-            f"{name}: addresses are opened only where their scheme is allowed; add --allow-scheme {scheme} or "
-            f'schemes=("{scheme}",)'
-        )
+    name, scheme = shown_address(address), scheme_of(address, schemes, SCHEMES)
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
