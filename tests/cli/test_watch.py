@@ -70,7 +70,8 @@ def test_frames_are_written_with_their_times(command: Command, stream: Path, tmp
             assert name == f"{compact}_window{row['number']:06d}_{seconds:.3f}s.jpg"
             found.append(read_number(np.asarray(Image.open(out / name))))
     assert found == [7, 22, 37, 52, 7, 22, 37, 52, 67]
-    assert Image.open(out / files[0]).size == (48, 32)
+    with Image.open(out / files[0]) as image:
+        assert image.size == (48, 32)
 
 
 def test_standard_input(command: Command, stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
