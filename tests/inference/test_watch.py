@@ -459,7 +459,7 @@ def test_an_rtsp_server_that_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "udp://127.0.0.1:1",
             {"schemes": ("tcp",)},
-            "the scheme 'udp' is unknown; streams begin with http, https, tcp",
+            "the scheme 'udp' is unknown; addresses begin with http, https, tcp",
         ),
         ("file:///etc/passwd", {}, "the scheme 'file' is unknown"),
         ("tcp://127.0.0.1", {"schemes": ("tcp",)}, "write tcp://HOST:PORT/PATH"),
