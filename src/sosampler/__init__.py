@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sosampler.inference.pipeline import Pipeline, Prediction
     from sosampler.inference.select import select
     from sosampler.inference.selection import Candidates, Selection
+    from sosampler.inference.total import CollectionSelection, select_total
     from sosampler.policies.auto import Auto
     from sosampler.policies.base import Batch, Policy
     from sosampler.policies.registry import list_policies, register_policy
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 # Where each public name lives. Importing them on first use keeps `import sosampler` and `--help` fast.
 _HOMES = {
     "select": "sosampler.inference.select",
+    "select_total": "sosampler.inference.total",
+    "CollectionSelection": "sosampler.inference.total",
     "create_classifier": "sosampler.classifiers.factory",
     "list_classifiers": "sosampler.classifiers.factory",
     "save_classifier": "sosampler.classifiers.factory",
@@ -123,6 +126,7 @@ __all__ = [
     "Classifier",
     "ClassifierError",
     "ClassifierRecipe",
+    "CollectionSelection",
     "Evaluation",
     "FrameEntry",
     "InvalidArgument",
@@ -172,6 +176,7 @@ __all__ = [
     "register_policy",
     "save_classifier",
     "select",
+    "select_total",
     "subset",
     "train",
     "train_classifier",
