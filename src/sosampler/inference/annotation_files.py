@@ -24,18 +24,19 @@ _OF_FRAME = ("video", "frame_index", "pts_seconds", "quality", "distance", "orde
 
 def write_annotation_files(folder: Path, frames: Sequence[Frame]) -> list[Path]:
     """Write the lists of all tools; each is replaced whole."""
+    name = folder.resolve().name
     texts = {
         COCO: _json(coco(frames)),
-        CVAT: cvat(frames),
+        CVAT: cvat(frames, name),
         CVAT_MANIFEST: cvat_manifest(frames),
-        LABEL_STUDIO: _json(label_studio(frames, folder.resolve().name)),
-        FIFTYONE: _json(fiftyone(frames, folder.resolve().name)),
+        LABEL_STUDIO: _json(label_studio(frames, name)),
+        FIFTYONE: _json(fiftyone(frames, name)),
         DATUMARO: _json(datumaro(frames)),
     }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+    for file, text in texts.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        write_text(folder / file, text)
+    return [folder / file for file in texts]
 
 
 def _json(value: Any) -> str:
@@ -75,10 +76,13 @@ def coco(frames: Sequence[Frame]) -> dict[str, Any]:
     }
 
 
-def cvat(frames: Sequence[Frame]) -> str:
+def cvat(frames: Sequence[Frame], folder: str) -> str:
     """Return the XML of "CVAT for images 1.1"; in a zip with images/ it is what "Import dataset" takes."""
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
+    task = ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task")
+    for name, text in (("name", folder), ("size", str(len(frames))), ("mode", "annotation")):
+        ElementTree.SubElement(task, name).text = text
     for number, frame in enumerate(frames):
         size = {"width": str(frame["width"]), "height": str(frame["height"])}
         ElementTree.SubElement(root, "image", {"id": str(number), "name": _image_name(frame), **size})
