@@ -60,7 +60,7 @@ def test_repeated_images_come_last_and_the_clearest_of_them_first() -> None:
 
 
 def test_blurred_outliers_do_not_win() -> None:
-    features = [[1, 0, 0], [0.9, 0.5, 0], [0, 0, 1]]  # the last is farthest from the first
+    features = np.array([[1, 0, 0], [0.9, 0.5, 0], [0, 0, 1]])  # the last is farthest from the first
     assert choose_distinct([1, 0.9, 0.05], features, 2).positions.tolist() == [0, 1]
     assert choose_distinct([1, 0.9, 0.9], features, 2).positions.tolist() == [0, 2]
 
