@@ -120,3 +120,45 @@ def test_bad_rows(videos: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text("{")
     with pytest.raises(so.InvalidArgument, match="cannot be read"):
         ChosenFrames(tmp_path / "broken.jsonl")
+
+
+TASK = """
+dataset_path: json
+dataset_kwargs:
+  data_files: docs.jsonl
+task: chosen
+test_split: train
+output_type: generate_until
+doc_to_visual: !function visuals.doc_to_visual
+doc_to_text: question
+doc_to_target: answer
+metric_list:
+  - metric: exact_match
+"""
+VISUALS = """
+from sosampler.integrations.video_benchmarks import ChosenFrames
+
+def by_path(doc):
+    return [doc["path"]]
+
+doc_to_visual = ChosenFrames({rows!r}).doc_to_visual(by_path)
+"""
+
+
+def test_a_task_of_lmms_eval_itself(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the task's YAML to the messages that every model gets; skipped where lmms-eval is not installed."""
+    task_module = pytest.importorskip("lmms_eval.api.task")
+    utils = pytest.importorskip("lmms_eval.utils")
+    pytest.importorskip("lmms_eval.api.metrics")  # registers them
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    rows = write(tmp_path / "rows.jsonl", rows_of(videos, "one.mp4"))
+    doc = {"path": str(videos / "one.mp4"), "question": "What number?", "answer": "7"}
+    (tmp_path / "docs.jsonl").write_text(json.dumps(doc) + "\n")
+    (tmp_path / "visuals.py").write_text(VISUALS.format(rows=str(rows)))
+    (tmp_path / "chosen.yaml").write_text(TASK)
+    config = utils.load_yaml_config(str(tmp_path / "chosen.yaml"))
+    task = task_module.ConfigurableMessagesTask(config=config)
+    (message,) = task.doc_to_messages(next(iter(task.test_docs())))
+    images = [part["url"] for part in message["content"] if part["type"] == "image"]
+    assert [read_number(np.asarray(image)) for image in images] == NUMBERS
+    assert message["content"][-1] == {"type": "text", "text": "What number?"}
